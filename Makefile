@@ -1,0 +1,59 @@
+# Every target sets up what it needs and then does its job; nothing has to be run first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.synced
+UV := $(shell command -v uv 2>/dev/null)
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint types format bench proto lock setup clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The lock file pins every version with its hashes. uv reads it when it is there, pip otherwise.
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "BigFleet needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+ifneq ($(UV),)
+	uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+	uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+else
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+endif
+	@touch $@
+
+setup: $(STAMP) ## create .venv from the lock file
+
+up: $(STAMP) ## run a provider, a shard and simulated clusters: make up ARGS="--for 60s"
+	@$(BIN)/bigfleet up $(ARGS)
+
+test: $(STAMP) ## run the tests: make test ARGS="-k fence"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## print the benchmark tables: make bench ARGS="--quick"
+	@$(BIN)/python -m bench $(ARGS)
+
+proto: $(STAMP) ## generate the Python code from proto/
+	$(BIN)/python tools/generate_proto.py
+
+lock: ## resolve the versions anew (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --upgrade --group dev --extra uvloop pyproject.toml --output-file requirements.lock
+
+clean: ## remove what the targets made, and the state of `make up`
+	rm -rf $(VENV) .bigfleet .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

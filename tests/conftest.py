@@ -1,0 +1,42 @@
+"""Fixtures and markers that every test may use."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from bigfleet.sim.virtual_time import VirtualTimeLoop
+
+#: Property that a test leaves for each case it ran: (kind, "plain" or "topology").
+KINDS = {"engine case": "cases", "engine fleet": "fleets"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers of this suite."""
+    config.addinivalue_line("markers", "virtual_time: run the async test on a loop whose clock jumps to the next timer")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Give a test marked `virtual_time` a VirtualTimeLoop, every other one the loop of the platform."""
+    if item.get_closest_marker("virtual_time") is not None:
+        return {"virtual": VirtualTimeLoop}
+    return {"real": asyncio.new_event_loop}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the number of cases and fleets run, and of those that need neither Same nor spread nor folding."""
+    for kind, plural in KINDS.items():
+        ran = [
+            value
+            for outcome in ("passed", "failed")
+            for report in terminalreporter.stats.get(outcome, ())
+            for name, value in getattr(report, "user_properties", ())
+            if name == kind
+        ]
+        if ran:
+            terminalreporter.write_line(
+                f"{kind.split()[0]} {plural}: {len(ran)} run, of them {ran.count('plain')}"
+                " need neither Same nor spread nor folding"
+            )

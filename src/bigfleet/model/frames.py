@@ -1,0 +1,217 @@
+"""What an operator and a shard say to each other over a Session, as values (docs/spec/wire.md §8).
+
+Both sides' flows speak in these; `bigfleet.rpc` turns them into protobuf and back. A frame says nothing about how it
+is queued or delivered; that is the outbox's business (`bigfleet.shard.outbox`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Requirement
+from bigfleet.model.states import MachineState
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+PROTOCOL_VERSION = "v1alpha1"
+CAPABILITY_NODE_STATUS = "node-status"
+CAPABILITY_DRAIN_RESULT = "drain-result"
+CAPABILITY_NEED_STATUS = "need-status"
+
+ECHO_HELLO = "hello"
+ECHO_ROLLUP = "rollup"
+ECHO_RESYNC = "resync"
+ECHO_ROLLUP_REJECTED = "rollup_rejected"
+
+
+class MalformedMessage(ValueError):
+    """A message that cannot be taken: `place` names the row and field, `fault` says what is wrong there."""
+
+    def __init__(self, place: str, fault: str) -> None:
+        super().__init__(f"{place}: {fault}")
+        self.place = place
+        self.fault = fault
+
+
+class DrainOutcome(IntEnum):
+    """How an operator's drain of one node ended. The numbers are those of the wire."""
+
+    UNSPECIFIED = 0
+    DRAINED = 1
+    GRACE_EXPIRED = 2
+    NODE_NOT_FOUND = 3
+    FAILED = 4
+
+
+class Confidence(IntEnum):
+    """How sure a capacity hint is. The numbers are those of the wire."""
+
+    UNSPECIFIED = 0
+    NONE = 1
+    LOW = 2
+    MEDIUM = 3
+    HIGH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A Kubernetes taint."""
+
+    key: str
+    value: str
+    effect: str
+
+
+# ---- operator to shard ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First frame of a session."""
+
+    cluster_id: str
+    protocol_version: str = PROTOCOL_VERSION
+    capabilities: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollUp:
+    """The cluster's complete demand; an empty one is a statement, not silence."""
+
+    cluster_id: str
+    timestamp_unix_nanos: int
+    needs: tuple[Need, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapResponse:
+    """What boots a machine into the cluster, or why this need cannot be bootstrapped."""
+
+    request_id: str
+    user_data: bytes = field(default=b"", repr=False)
+    #: From receipt; 0 does not expire.
+    ttl_seconds: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimAck:
+    """A drain has begun; it is not finished."""
+
+    instruction_id: str
+    nodes_started: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """What the cluster sees of a machine's node; an empty name means that the node is gone."""
+
+    machine_id: str
+    node_name: str
+    ready: bool
+    observed_unix_nanos: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainResult:
+    """How the drain of one machine ended."""
+
+    instruction_id: str
+    machine_id: str
+    outcome: DrainOutcome
+    message: str = ""
+
+
+# ---- shard to operator ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """Answer to a frame; `echo` is one of the ECHO_ constants."""
+
+    echo: str
+    coordinator_term: int = 0
+    shard_epoch: int = 0
+    rollup_timestamp_unix_nanos: int = 0
+    #: Received and quarantined: not in force.
+    held: bool = False
+    #: With `rollup_rejected`: the first fault with row and field.
+    error: str = ""
+    #: With `hello`: what the shard can do.
+    capabilities: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapRequest:
+    """Asks for what boots one machine into the cluster."""
+
+    request_id: str
+    cluster_id: str
+    requirements: tuple[Requirement, ...] = ()
+    machine_id: str = ""
+    instance_type: str = ""
+    zone: str = ""
+    provider_id: str = ""
+    labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimInstruction:
+    """Asks for nodes to be drained; the three tuples are parallel."""
+
+    instruction_id: str
+    #: Node name where known, else the machine id.
+    nodes: tuple[str, ...]
+    machine_ids: tuple[str, ...]
+    provider_ids: tuple[str, ...]
+    #: From receipt.
+    grace_seconds: int
+    #: 0 is voluntary.
+    preemptor_priority: int = 0
+    #: reclaim, preempt, cross_shard_preempt or unjoined.
+    reason: str = "reclaim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStateUpdate:
+    """The state of a machine that is or was bound to the cluster; coalesces by machine."""
+
+    machine_id: str
+    cluster_id: str
+    state: MachineState
+    node_name: str = ""
+    provider_id: str = ""
+    last_error: str = ""
+    labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    #: Effective allocatable, Kubernetes quantities.
+    resources: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    taints: tuple[Taint, ...] = ()
+
+    @property
+    def supersedes_key(self) -> str:
+        """The key under which a newer frame replaces a queued one."""
+        return f"node:{self.machine_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailableCapacity:
+    """A hint, never a reservation: what could serve a need; coalesces by fingerprint."""
+
+    fingerprint: str
+    requirements: tuple[Requirement, ...]
+    resources: Mapping[str, str]
+    available_count: int
+    confidence: Confidence
+    price_usd_per_hour: float
+
+    @property
+    def supersedes_key(self) -> str:
+        """The key under which a newer frame replaces a queued one."""
+        return f"available:{self.fingerprint}"
+
+
+ShardFrame = Acknowledgement | BootstrapRequest | ReclaimInstruction | NodeStateUpdate | AvailableCapacity
+OperatorFrame = Hello | RollUp | BootstrapResponse | ReclaimAck | NodeStatus | DrainResult

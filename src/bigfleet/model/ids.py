@@ -1,0 +1,45 @@
+"""Identifiers: their types, the rule that makes one valid, and where new ones come from.
+
+The rules are those of docs/spec/wire.md §1. Nothing here draws randomness by itself: an `IdSource` is handed in.
+"""
+
+from typing import NewType, Protocol
+
+MachineId = NewType("MachineId", str)
+ClusterId = NewType("ClusterId", str)
+ShardId = NewType("ShardId", str)
+Fingerprint = NewType("Fingerprint", str)
+
+IDENTIFIER_BYTES_MAX = 253
+
+
+class Rng(Protocol):
+    """The part of `random.Random` that the project uses; an instance is always handed in, seeded by the caller."""
+
+    def random(self) -> float: ...
+    def uniform(self, a: float, b: float) -> float: ...
+    def getrandbits(self, k: int, /) -> int: ...
+
+
+class IdSource(Protocol):
+    """Makes ids that never repeat, over processes and restarts; unguessable outside of tests."""
+
+    def new_id(self) -> str:
+        """Return 26 characters of Crockford base 32 (a ULID)."""
+        ...
+
+
+def identifier_fault(text: str) -> str | None:
+    """Say why `text` is no valid cluster or shard id, or return None.
+
+    Valid: 1 to 253 bytes of UTF-8, printable, without blanks (docs/spec/wire.md §1).
+    """
+    if not text:
+        return "is empty"
+    size_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if size_bytes > IDENTIFIER_BYTES_MAX:
+        return f"has {size_bytes} bytes, at most {IDENTIFIER_BYTES_MAX} are allowed"
+    for position, character in enumerate(text):
+        if character.isspace() or not character.isprintable():
+            return f"has the character {character!r} at position {position}; blanks and control characters are refused"
+    return None

@@ -1,0 +1,1 @@
+"""Protobuf messages, conversions, gRPC servers and clients."""

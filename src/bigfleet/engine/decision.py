@@ -1,0 +1,153 @@
+"""What a decision takes and gives: options in, actions and one result per row out (docs/spec/engine.md §2, §11).
+
+Plain frozen values, shared by every engine, the rails, the shard and the tests. Nothing here decides.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from bigfleet.model import vector
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Profile
+from bigfleet.model.states import CapacityType
+from bigfleet.model.vector import Vector
+
+RECLAIM_GRACE_SECONDS: Final = 600
+DEFAULT_HOLD_SECONDS: Final[Mapping[CapacityType, float]] = MappingProxyType(
+    {CapacityType.ON_DEMAND: 600.0, CapacityType.SPOT: 60.0}
+)
+
+
+class ActionKind(IntEnum):
+    """What is done with a machine."""
+
+    BOOTSTRAP = 1
+    PROVISION = 2
+    RECLAIM = 3
+    PREEMPT = 4
+    DELETE = 5
+
+    @property
+    def label(self) -> str:
+        """The name that metrics, the audit log and people read, such as `Bootstrap`."""
+        return self.name.capitalize()
+
+
+class Preemptor(NamedTuple):
+    """The row that a machine is taken for."""
+
+    cluster: str
+    fingerprint: str
+    group: str
+
+
+class ParkingKey(NamedTuple):
+    """The class of gangs that shares one parking age (§9)."""
+
+    cluster: str
+    group: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One decided action on one machine; a machine has at most one per cycle."""
+
+    kind: ActionKind
+    machine_id: MachineId
+    #: Bootstrap, Provision: the cluster that gains the machine. Reclaim, Preempt: the one that loses it. Delete: "".
+    cluster: ClusterId
+    #: Engine tag: phase1.idle, phase1.speculative, phase2.inversion, phase3.excess, phase3.unjoined, phase3.release.
+    reason: str
+    #: Bootstrap and Provision only: the row's profile and group.
+    profile: Profile | None = None
+    group: str = ""
+    #: Reclaim and Preempt only.
+    grace_seconds: int = 0
+    #: Preempt only; 0 is voluntary.
+    preemptor_priority: int = 0
+    preemptor: Preemptor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Weights of the victim score (§6.4)."""
+
+    priority: float = 1.0
+    drain: float = 0.1
+    interruption: float = 0.1
+    reclamation: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Everything that a decision depends on beside the snapshot and the demand."""
+
+    #: Same clock as the snapshot's idle-since stamps, seconds.
+    now_seconds: float
+    #: Clusters that have reported a roll-up, accepted or held, since the process started.
+    reported: frozenset[str]
+    #: Machines that missed the join gate: no supply, no victim (§1.1).
+    unjoined: frozenset[str] = frozenset()
+    #: Machines kept for another shard (§1.1).
+    reserved: frozenset[str] = frozenset()
+    #: Seconds that an Idle machine is kept before it is released; a type that is absent or ≤ 0 is never released.
+    hold_seconds: Mapping[CapacityType, float] = field(default_factory=lambda: DEFAULT_HOLD_SECONDS)
+    weights: Weights = field(default_factory=Weights)
+    drain_seconds: float = 30.0
+    #: Stalled cycles of each class of gangs (§9); absent is 0.
+    parking_ages: Mapping[ParkingKey, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """What one row, folded where it folds, got out of the cycle."""
+
+    need: Need
+    #: The rows that were folded into this one, in list order; the row itself when it is not folded.
+    members: tuple[Need, ...]
+    #: Whether `need` is a folded gang row.
+    folded: bool = False
+    #: Machines that the row holds after Phase 1, in claim order.
+    claimed: tuple[MachineId, ...] = ()
+    bootstraps: tuple[MachineId, ...] = ()
+    provisions: tuple[MachineId, ...] = ()
+    #: Supply of the machines held, milli-units.
+    held: Vector = field(default_factory=lambda: vector.ZERO)
+    #: Aggregate less held, after Phase 1.
+    deficit: Vector = field(default_factory=lambda: vector.ZERO)
+    #: Same rows: the chosen domain, "" for none; other rows "".
+    domain: str = ""
+    #: Whether a domain was chosen: a label may be empty, so `domain` alone cannot tell.
+    has_domain: bool = False
+    #: Whether the domain's machines could cover a Same row; False without a domain; True for other rows.
+    satisfiable: bool = True
+    #: Deficit less what drains for the row and what was picked for it in Phase 2; empty when nothing is short.
+    unresolved: Vector = field(default_factory=lambda: vector.ZERO)
+    #: Machines picked for the row in Phase 2, and the supply that they free.
+    victims: tuple[MachineId, ...] = ()
+    freed: Vector = field(default_factory=lambda: vector.ZERO)
+
+    @property
+    def satisfied(self) -> bool:
+        """Say whether Phase 1 left nothing short."""
+        return not self.deficit
+
+    @property
+    def acquired(self) -> int:
+        """Number of machines newly taken in this cycle."""
+        return len(self.bootstraps) + len(self.provisions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The whole answer of one cycle."""
+
+    #: Phase 1, then 2, then 3; within a phase in emission order.
+    actions: tuple[Action, ...]
+    #: One per row after folding, in list order.
+    rows: tuple[RowResult, ...]

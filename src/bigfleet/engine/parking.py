@@ -1,0 +1,56 @@
+"""Which gangs stop trying for a while: parking (docs/spec/engine.md §9).
+
+A gang that stalls for 8 cycles keeps what it holds and takes nothing, so that it cannot churn for ever; every 32 it
+looks again for one cycle. Ages are the caller's memory, handed in and out as plain mappings: nothing here keeps them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from bigfleet.engine.decision import ParkingKey, RowResult
+from bigfleet.model.need import Need
+
+#: Stalled cycles after which a gang is parked.
+PARK_AFTER_CYCLES = 8
+#: A parked gang tries for one cycle at every multiple of this age.
+LOOK_AGAIN_CYCLES = 32
+
+
+def parking_key(need: Need) -> ParkingKey:
+    """Return the class that shares one age: (cluster, group, fingerprint)."""
+    return ParkingKey(need.cluster, need.group, need.fingerprint)
+
+
+def is_parked_age(age: int) -> bool:
+    """Say whether a class of that age is parked in the coming cycle."""
+    return age >= PARK_AFTER_CYCLES and age % LOOK_AGAIN_CYCLES != 0
+
+
+def stamp_parked(rows: Sequence[Need], ages: Mapping[ParkingKey, int]) -> list[Need]:
+    """Return the folded list with `parked` set on the Same rows whose class is due; a row that is parked stays so."""
+    return [
+        replace(need, parked=True)
+        if not need.parked and need.profile.same_key is not None and is_parked_age(ages.get(parking_key(need), 0))
+        else need
+        for need in rows
+    ]
+
+
+def next_ages(ages: Mapping[ParkingKey, int], results: Iterable[RowResult], *, advance: bool) -> dict[ParkingKey, int]:
+    """Return the ages after a cycle, from what Phase 1 left: stalled classes and no others.
+
+    A class is stalled when it has an unsatisfied row and none of its unsatisfied rows acquired a machine or had a
+    satisfiable domain. Its age rises by one per cycle, however many rows share it; with `advance` False (a woken
+    cycle, docs/spec/shard.md §3) ages are only kept or forgotten.
+    """
+    stalled: dict[ParkingKey, bool] = {}
+    for result in results:
+        if result.satisfied or result.need.profile.same_key is None:
+            continue
+        key = parking_key(result.need)
+        has_hope = result.acquired > 0 or result.satisfiable
+        stalled[key] = stalled.get(key, True) and not has_hope
+    kept = (key for key, is_stalled in stalled.items() if is_stalled)
+    if advance:
+        return {key: ages.get(key, 0) + 1 for key in kept}
+    return {key: ages[key] for key in kept if key in ages}

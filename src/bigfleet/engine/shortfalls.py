@@ -1,0 +1,93 @@
+"""What the fleet lacks and for how long: the ledger of shortfalls (docs/spec/engine.md §10, docs/spec/shard.md §11.1).
+
+A ledger is a plain value that each cycle replaces: what was unresolved in the last cycle, by fingerprint, summed over
+clusters and groups. A row that victims cover is no shortfall. Nothing here decides what is done about one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from bigfleet.engine.decision import RowResult
+from bigfleet.model import vector
+from bigfleet.model.ids import Fingerprint
+from bigfleet.model.profile import Profile
+from bigfleet.model.vector import Vector
+
+#: Entries of one report; a coordinator acts on the most urgent ones first anyway.
+REPORT_ENTRIES_MAX = 100
+#: Smallest age of each age class, oldest first.
+_AGE_CLASSES = ((300, "300+"), (60, "60-299"), (10, "10-59"), (1, "1-9"))
+#: Smallest priority of each priority class, highest first.
+_PRIORITY_CLASSES = ((1_000_000, "critical"), (1_000, "service"), (100, "batch"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """What one profile lacks in the whole shard."""
+
+    profile: Profile
+    #: Sum of what its rows lack after Phase 2, milli-units; never empty.
+    deficit: Vector
+    #: Per-dimension maximum of its rows' min units, milli-units.
+    min_unit: Vector
+    #: Advancing cycles in a row in which it was present, at least 1.
+    age: int = 1
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The profile's fingerprint."""
+        return self.profile.fingerprint
+
+    @property
+    def topology_constrained(self) -> bool:
+        """Say whether a requirement is Same: such a shortfall never crosses a shard."""
+        return self.profile.same_key is not None
+
+    @property
+    def age_class(self) -> str:
+        """The gauge's label: `1-9`, `10-59`, `60-299` or `300+`."""
+        return next(label for smallest, label in _AGE_CLASSES if self.age >= smallest)
+
+    @property
+    def priority_class(self) -> str:
+        """The gauge's label: `critical`, `service`, `batch` or `other`."""
+        return next((label for smallest, label in _PRIORITY_CLASSES if self.profile.priority >= smallest), "other")
+
+
+Ledger = Mapping[Fingerprint, Shortfall]
+
+
+def record(ledger: Ledger, results: Iterable[RowResult], *, advance: bool) -> dict[Fingerprint, Shortfall]:
+    """Return the ledger after a cycle; rows that Phase 2 resolved are passed over.
+
+    What is new has age 1; what was present ages by one when `advance` is True (a timer cycle) and keeps its age
+    otherwise; what is absent is dropped in any cycle, so a relapse starts at 1.
+    """
+    current: dict[Fingerprint, Shortfall] = {}
+    for result in results:
+        if not result.unresolved:
+            continue
+        profile = result.need.profile
+        known = current.get(profile.fingerprint)
+        if known is None:
+            current[profile.fingerprint] = Shortfall(
+                profile=profile, deficit=result.unresolved, min_unit=result.need.min_unit
+            )
+        else:
+            current[profile.fingerprint] = replace(
+                known,
+                deficit=vector.add(known.deficit, result.unresolved),
+                min_unit=vector.maximum(known.min_unit, result.need.min_unit),
+            )
+    return {
+        fingerprint: replace(shortfall, age=ledger[fingerprint].age + int(advance))
+        if fingerprint in ledger
+        else shortfall
+        for fingerprint, shortfall in current.items()
+    }
+
+
+def report(ledger: Ledger) -> list[Shortfall]:
+    """Return the first 100 by priority descending, age descending, fingerprint."""
+    order = sorted(ledger.values(), key=lambda s: (-s.profile.priority, -s.age, s.fingerprint))
+    return order[:REPORT_ENTRIES_MAX]

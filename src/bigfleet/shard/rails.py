@@ -1,0 +1,144 @@
+"""The rails: how fast a decision may be carried out, and how suddenly demand or supply may vanish.
+
+Pure arithmetic over values (docs/spec/engine.md §8, docs/spec/shard.md §6). A rail may change how fast an answer is
+executed, never what it is: none of them reorders anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from bigfleet.engine.decision import Action, ActionKind
+
+#: Rail 2: baselines below this are too small to tell a mistake from a change.
+GUARD_BASELINE_ROWS_MIN = 10
+#: Rail 2: fewer than one row in this many is suspicious.
+GUARD_SHRINK_FACTOR = 10
+#: Rail 2 and 4: the third suspicious one in a row is believed.
+STRIKES_TO_BELIEVE = 3
+#: Rail 4: more removals than this, and than the share below, are braked.
+BRAKE_REMOVALS_MIN = 10
+BRAKE_REMOVALS_SHARE_DIVISOR = 10
+
+
+class Disposition(Enum):
+    """What happens to decided actions; the values name the outcome of those that are not carried out."""
+
+    EXECUTE = "execute"
+    SUPPRESSED = "suppressed"
+    DRY_RUN = "dryrun"
+
+
+def disposition(*, paused: bool, dry_run: bool) -> Disposition:
+    """Return the posture of the process; when both are set it is a pause (rail 3)."""
+    if paused:
+        return Disposition.SUPPRESSED
+    return Disposition.DRY_RUN if dry_run else Disposition.EXECUTE
+
+
+def reclaim_cap(fraction: float, configured_machines: int) -> int:
+    """Return how many reclaims one cluster may see in a period: max(1, fraction × machines, truncated) (rail 1)."""
+    return max(1, int(fraction * configured_machines))
+
+
+@dataclass(frozen=True, slots=True)
+class CapResult:
+    """What rail 1 let through."""
+
+    kept: tuple[Action, ...]
+    #: Reclaims dropped; they are derived again later.
+    capped: int
+    #: Reclaims of this period by cluster, the kept ones included.
+    spent: Mapping[str, int]
+
+
+def cap_reclaims(
+    actions: Sequence[Action],
+    *,
+    fraction: float,
+    configured_by_cluster: Mapping[str, int],
+    spent: Mapping[str, int],
+) -> CapResult:
+    """Keep the head of each cluster's reclaims, everything else as it is (rail 1).
+
+    `spent` counts reclaims already let through in this timer period. A fraction of 0 switches the rail off.
+    """
+    used = dict(spent)
+    kept = []
+    capped = 0
+    for action in actions:
+        if action.kind is ActionKind.RECLAIM and fraction > 0:
+            cap = reclaim_cap(fraction, configured_by_cluster.get(action.cluster, 0))
+            if used.get(action.cluster, 0) >= cap:
+                capped += 1
+                continue
+            used[action.cluster] = used.get(action.cluster, 0) + 1
+        kept.append(action)
+    return CapResult(tuple(kept), capped, used)
+
+
+def limit_actions(actions: Sequence[Action], actions_max: int) -> tuple[tuple[Action, ...], int]:
+    """Return the first `actions_max` actions and how many were put off; 0 is unlimited."""
+    if actions_max <= 0 or len(actions) <= actions_max:
+        return tuple(actions), 0
+    return tuple(actions[:actions_max]), len(actions) - actions_max
+
+
+class Verdict(Enum):
+    """What the quarantine says of one roll-up."""
+
+    ACCEPT = "accept"
+    HOLD_1 = "hold-1"
+    HOLD_2 = "hold-2"
+    ACCEPT_CONFIRMED = "accept-confirmed"
+
+    @property
+    def is_accepted(self) -> bool:
+        """Say whether the roll-up comes into force."""
+        return self in (Verdict.ACCEPT, Verdict.ACCEPT_CONFIRMED)
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Rail 2 for one cluster: rows of the last accepted roll-up, and suspicious ones seen in a row."""
+
+    #: None until the first roll-up of this process, which is always accepted.
+    baseline_rows: int | None = None
+    suspicious_in_a_row: int = 0
+
+    def admit(self, rows: int) -> tuple[Verdict, "Quarantine"]:
+        """Judge a roll-up by its number of rows as received; return the verdict and the state after it."""
+        baseline = self.baseline_rows
+        suspicious = (
+            baseline is not None and baseline >= GUARD_BASELINE_ROWS_MIN and GUARD_SHRINK_FACTOR * rows < baseline
+        )
+        if not suspicious:
+            return Verdict.ACCEPT, Quarantine(rows)
+        seen = self.suspicious_in_a_row + 1
+        if seen >= STRIKES_TO_BELIEVE:
+            return Verdict.ACCEPT_CONFIRMED, Quarantine(rows)
+        return (Verdict.HOLD_1 if seen == 1 else Verdict.HOLD_2), replace(self, suspicious_in_a_row=seen)
+
+    def unchanged(self) -> "Quarantine":
+        """Return the state after a roll-up that equals the last accepted one: it ends a streak."""
+        return replace(self, suspicious_in_a_row=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalBrake:
+    """Rail 4: an inventory that shrinks suddenly is not believed twice, and is the third time."""
+
+    braked_in_a_row: int = 0
+
+    def admit(self, removals: int, known_machines: int) -> tuple[bool, "RemovalBrake"]:
+        """Say whether a reconcile may remove that many of the known machines; return the state after it."""
+        if not self.is_suspicious(removals, known_machines):
+            return True, RemovalBrake()
+        if self.braked_in_a_row + 1 >= STRIKES_TO_BELIEVE:
+            return True, RemovalBrake()
+        return False, RemovalBrake(self.braked_in_a_row + 1)
+
+    @staticmethod
+    def is_suspicious(removals: int, known_machines: int) -> bool:
+        """Say whether that many at once are more than a fleet loses by itself: over 10, and over a tenth."""
+        return removals > max(BRAKE_REMOVALS_MIN, known_machines // BRAKE_REMOVALS_SHARE_DIVISOR)

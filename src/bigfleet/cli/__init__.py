@@ -1,0 +1,1 @@
+"""The commands, and the place where clocks, sockets, files and randomness become real."""

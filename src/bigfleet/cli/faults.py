@@ -1,0 +1,23 @@
+"""How a command fails: one line that names the place and the remedy, and an exit code.
+
+Exit 2 is a wrong call or a wrong file given with it, exit 1 a run that failed (docs/spec/shard.md §1). A user's
+mistake never shows a traceback.
+"""
+
+
+class CommandFault(Exception):
+    """A failure with a message for a person."""
+
+    exit_code = 1
+
+
+class UsageFault(CommandFault):
+    """The command line, or a file named on it, is wrong."""
+
+    exit_code = 2
+
+
+class RunFault(CommandFault):
+    """The command was right and could not do its work."""
+
+    exit_code = 1

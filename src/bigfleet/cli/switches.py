@@ -1,0 +1,39 @@
+"""Switches on a command line: `--name`, `--name=true` and `--name=false` (docs/spec/provider.md §19).
+
+Click knows `--name/--no-name` only. A switch never takes the next token.
+"""
+
+from typing import Final
+
+import click
+from typer.core import TyperCommand
+
+_VALUES: Final = {"true": True, "false": False}
+
+
+class SwitchCommand(TyperCommand):
+    """A command whose switches may be given a value with `=`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Write `--name=true|false` as click reads it, then parse."""
+        switches = {
+            option: (option, parameter.secondary_opts[0] if parameter.secondary_opts else None)
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and parameter.is_flag
+            for option in parameter.opts
+        }
+        return super().parse_args(ctx, [_plain(token, switches) for token in args])
+
+
+def _plain(token: str, switches: dict[str, tuple[str, str | None]]) -> str:
+    name, equals, text = token.partition("=")
+    if not equals or name not in switches:
+        return token
+    if text not in _VALUES:
+        raise click.UsageError(f"{name}: {text!r} is neither true nor false")
+    on, off = switches[name]
+    if _VALUES[text]:
+        return on
+    if off is None:
+        raise click.UsageError(f"{name} cannot be switched off")
+    return off

@@ -1,0 +1,40 @@
+"""Values on a command line: durations and addresses, each with an error that names what was expected."""
+
+import re
+
+from bigfleet.cli.faults import UsageFault
+
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PORT_MAX = 65535
+
+
+def parse_duration_seconds(text: str, flag: str) -> float:
+    """Return the seconds of `2s`, `1m30s`, `500ms` or bare seconds. Raises UsageFault naming the flag."""
+    if re.fullmatch(r"\d+(?:\.\d+)?", text):
+        return float(text)
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise UsageFault(f"{flag}: {text!r} is no duration; write 2s, 1m30s, 500ms or a number of seconds")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def parse_positive_duration_seconds(text: str, flag: str) -> float:
+    """Return a duration that is above zero. Raises UsageFault naming the flag."""
+    seconds = parse_duration_seconds(text, flag)
+    if seconds <= 0:
+        raise UsageFault(f"{flag}: {text!r} must be longer than zero")
+    return seconds
+
+
+def parse_address(text: str, flag: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` or `:PORT` (all interfaces). Raises UsageFault naming the flag."""
+    host, colon, port_text = text.rpartition(":")
+    if not colon or not port_text.isascii() or not port_text.isdigit() or int(port_text) > _PORT_MAX:
+        raise UsageFault(f"{flag}: {text!r} is no address; write HOST:PORT or :PORT with a port from 0 to {_PORT_MAX}")
+    return host.strip("[]") or "0.0.0.0", int(port_text)  # noqa: S104 - what `:PORT` means
+
+
+def parse_optional_address(text: str, flag: str) -> tuple[str, int] | None:
+    """Return host and port, or None for `off` or `0`, which close an endpoint. Raises UsageFault naming the flag."""
+    return None if text in ("off", "0") else parse_address(text, flag)

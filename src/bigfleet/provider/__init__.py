@@ -1,0 +1,5 @@
+"""The kit for capacity providers, and the providers that are shipped with it (docs/spec/provider.md).
+
+Start reading at `bigfleet.provider.core`, which answers the six calls, then `bigfleet.provider.work`, which makes them
+real. An author of a provider needs `bigfleet.provider.backend` alone. Nothing in this package may import a transport.
+"""

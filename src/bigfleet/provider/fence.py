@@ -1,0 +1,139 @@
+"""The fence: which tokens pass, and the marks that remember the newest one (docs/spec/provider.md §4, ADR-0058).
+
+One mark per (machine, shard). Marks of machines in the inventory stay for good; the others are bounded in number and
+age. A mark must never move back.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bigfleet.model.clock import NANOS_PER_SECOND
+
+UNKNOWN_MARKS_MAX = 100_000
+UNKNOWN_MARK_SECONDS_MAX = 7 * 24 * 3600
+
+
+class Token(NamedTuple):
+    """Who calls, and how new the call is."""
+
+    shard_id: str = ""
+    epoch: int = 0
+    sequence: int = 0
+
+    @property
+    def is_absent(self) -> bool:
+        """Say whether the caller sent no token at all; such a call is not fenced and leaves no mark."""
+        return not self.shard_id
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What tokens of one shard are compared by: signed, epoch first."""
+        return (self.epoch, self.sequence)
+
+
+NO_TOKEN = Token()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The newest token that passed for one machine and shard."""
+
+    machine_id: str
+    shard_id: str
+    epoch: int
+    sequence: int
+    used_unix_nanos: int
+
+
+class Fence:
+    """Every mark. Owned by the ledger, which changes it after the commit."""
+
+    def __init__(self) -> None:
+        #: Machine to shard to mark; machines in the inventory only.
+        self._known: dict[str, dict[str, Mark]] = {}
+        #: Least recently used first; machines outside the inventory only.
+        self._unknown: dict[tuple[str, str], Mark] = {}
+        #: Marks of machines in the inventory.
+        self.known_count = 0
+        #: The shards of each id in `_unknown`.
+        self._unknown_shards: dict[str, set[str]] = {}
+
+    @property
+    def unknown_count(self) -> int:
+        """Marks of ids outside the inventory."""
+        return len(self._unknown)
+
+    def mark(self, machine_id: str, shard_id: str) -> Mark | None:
+        """Return the mark, or None before first contact."""
+        return self._known.get(machine_id, {}).get(shard_id) or self._unknown.get((machine_id, shard_id))
+
+    def passes(self, machine_id: str, token: Token) -> bool:
+        """Say whether a token is strictly newer than its mark; an absent one and a first contact pass."""
+        if token.is_absent:
+            return True
+        mark = self.mark(machine_id, token.shard_id)
+        return mark is None or token.order > (mark.epoch, mark.sequence)
+
+    def put(self, mark: Mark, *, is_known: bool) -> None:
+        """Move or set a mark."""
+        before = self.mark(mark.machine_id, mark.shard_id)
+        assert before is None or (mark.epoch, mark.sequence) >= (before.epoch, before.sequence), "a mark moved back"
+        if is_known:
+            self._put_known(mark)
+        else:
+            self._put_unknown(mark)
+
+    def _put_known(self, mark: Mark) -> None:
+        marks = self._known.setdefault(mark.machine_id, {})
+        self.known_count += mark.shard_id not in marks
+        marks[mark.shard_id] = mark
+
+    def _put_unknown(self, mark: Mark) -> None:
+        self._take_unknown(mark.machine_id, mark.shard_id)
+        self._unknown[(mark.machine_id, mark.shard_id)] = mark
+        self._unknown_shards.setdefault(mark.machine_id, set()).add(mark.shard_id)
+
+    def _take_unknown(self, machine_id: str, shard_id: str) -> Mark | None:
+        mark = self._unknown.pop((machine_id, shard_id), None)
+        if mark is not None:
+            shards = self._unknown_shards[machine_id]
+            shards.discard(shard_id)
+            if not shards:
+                del self._unknown_shards[machine_id]
+        return mark
+
+    def machine_added(self, machine_id: str) -> None:
+        """Keep the marks of an id for as long as the machine is in the inventory."""
+        for shard_id in sorted(self._unknown_shards.get(machine_id, ())):
+            mark = self._take_unknown(machine_id, shard_id)
+            assert mark is not None, "the index of unknown marks names only marks"
+            self._put_known(mark)
+
+    def machine_removed(self, machine_id: str) -> None:
+        """Let the machine's marks join the bounded ones."""
+        marks = self._known.pop(machine_id, {})
+        self.known_count -= len(marks)
+        for mark in marks.values():
+            self._put_unknown(mark)
+
+    def evictable(self, now_unix_nanos: int, in_use: AbstractSet[tuple[str, str]]) -> list[Mark]:
+        """Return the marks that must go so that number and age of the unknown ones stay in bounds.
+
+        `in_use` names (machine, shard) pairs that are being marked right now; they stay.
+        """
+        excess = len(self._unknown) - UNKNOWN_MARKS_MAX
+        oldest_unix_nanos = now_unix_nanos - UNKNOWN_MARK_SECONDS_MAX * NANOS_PER_SECOND
+        evicted = []
+        for number, mark in enumerate(self._unknown.values()):
+            if number >= excess and mark.used_unix_nanos >= oldest_unix_nanos:
+                break
+            if (mark.machine_id, mark.shard_id) not in in_use:
+                evicted.append(mark)
+        return evicted
+
+    def evict(self, marks: Iterable[Mark]) -> None:
+        """Forget marks of ids outside the inventory."""
+        for mark in marks:
+            self._take_unknown(mark.machine_id, mark.shard_id)

@@ -1,0 +1,39 @@
+"""Why a call is refused: a closed set of codes and a sentence (docs/spec/provider.md §3).
+
+The codes carry the names of the gRPC status codes, so that a transport maps them by name. A refusal must never carry
+a blob or a metadata value.
+"""
+
+from enum import Enum
+
+
+class Code(Enum):
+    """The status codes that a provider answers with."""
+
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAVAILABLE = "UNAVAILABLE"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    #: The fence, and nothing else on this service.
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    ABORTED = "ABORTED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+
+
+class Refused(Exception):
+    """A call that was not accepted."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class StoreDown(Exception):
+    """A commit failed: nothing of it happened, and nobody was told."""
+
+
+class StartRefused(Exception):
+    """The provider cannot start with what it was given; the message names what and where."""

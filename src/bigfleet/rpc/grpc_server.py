@@ -1,0 +1,88 @@
+"""A gRPC server as every BigFleet process runs it: limits, keepalive, health, reflection, one clear word on failure.
+
+docs/spec/wire.md §2. It knows no service of ours; the caller adds them. Nothing here decides anything.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+MEBIBYTE = 1024 * 1024
+#: Send and receive, on shard, coordinator, operator and command line.
+MESSAGE_BYTES_MAX = 256 * MEBIBYTE
+#: Session and Coordinator channels, both ends.
+KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
+
+
+class ListenFault(Exception):
+    """The address cannot be listened on."""
+
+
+class GrpcServer:
+    """One listening server with health and, unless switched off, reflection."""
+
+    def __init__(
+        self,
+        *,
+        services: Sequence[str],
+        register: Callable[[aio.Server], None],
+        receive_bytes_max: int = MESSAGE_BYTES_MAX,
+        send_bytes_max: int = MESSAGE_BYTES_MAX,
+        reflect: bool = True,
+    ) -> None:
+        options: list[tuple[str, Any]] = [
+            *KEEPALIVE_OPTIONS,
+            ("grpc.max_receive_message_length", receive_bytes_max),
+            ("grpc.max_send_message_length", send_bytes_max),
+            # Without this a second process would share the port silently and get half of the calls.
+            ("grpc.so_reuseport", 0),
+        ]
+        self._server = aio.server(options=options)
+        self._services = tuple(services)
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        register(self._server)
+        if reflect:
+            reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and serve; return the port, which differs from the one asked for when that was 0.
+
+        Raises ListenFault when the address cannot be bound.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ListenFault(f"cannot listen on {address}: it is in use or not an address of this machine") from error
+        await self._server.start()
+        await self.set_serving(serving=True)
+        return bound
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """Set the health of the process and of each of its services."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", *self._services):
+            await self._health.set(service, status)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Refuse new calls, give running ones that long, then end them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_seconds)
+
+
+async def abort(context: "aio.ServicerContext[Any, Any]", code: grpc.StatusCode, message: str) -> None:
+    """End the call with a status. Always raises."""
+    await context.abort(code, message)

@@ -1,0 +1,182 @@
+"""Serves a provider over gRPC: the six RPCs of CapacityProvider, each a translation and nothing else.
+
+docs/spec/provider.md §1, §3, §10; docs/spec/wire.md §6. List's answer is joined from the bytes that each record keeps,
+so that a large fleet is never serialized anew. Nothing here decides anything.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from io import BytesIO
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import structlog
+from grpc import aio
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.machine import Machine
+from bigfleet.model.states import MachineState
+from bigfleet.provider.core import Ack
+from bigfleet.provider.fence import NO_TOKEN, Token
+from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.record import Record
+from bigfleet.provider.refusal import Refused
+from bigfleet.provider.view import Listing
+from bigfleet.rpc.convert_machine import machine_to_wire, state_from_wire
+from bigfleet.rpc.gen import provider_pb2
+from bigfleet.rpc.grpc_server import MEBIBYTE
+
+_log = structlog.get_logger("bigfleet.rpc.provider_server")
+
+SERVICE = "bigfleet.v1alpha1.CapacityProvider"
+#: What a provider's server takes in; what it sends has no bound.
+RECEIVE_BYTES_MAX = 4 * MEBIBYTE
+SEND_BYTES_MAX = -1
+#: Records joined at a time, so that other threads get their turn in between.
+_JOIN_CHUNK = 4096
+#: Above this number the answer is joined off the loop.
+_JOIN_INLINE_MAX = 5_000
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context = aio.ServicerContext[Any, Any]
+
+
+class CapacityService(Protocol):
+    """What is served; `bigfleet.provider.core.CapacityCore` is one."""
+
+    metrics: ProviderMetrics
+
+    async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack: ...
+
+    async def configure(
+        self, machine_id: str, cluster: str, blob: bytes, metadata: Mapping[str, str], *, token: Token = NO_TOKEN
+    ) -> Ack: ...
+
+    async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> Ack: ...
+
+    async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack: ...
+
+    async def get(self, machine_id: str) -> Record: ...
+
+    async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> Listing: ...
+
+
+def encode_list_entry(machine: Machine, metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of a MachineList that holds this machine alone; such bytes may be joined."""
+    return provider_pb2.MachineList(machines=[machine_to_wire(machine, metadata)]).SerializeToString()
+
+
+def join_list(listing: Listing) -> bytes:
+    """Return the bytes of the whole answer."""
+    tail = provider_pb2.MachineList(
+        revision=listing.revision, removed_ids=listing.removed_ids, tombstones=listing.tombstones
+    ).SerializeToString()
+    buffer = BytesIO()
+    for start in range(0, len(listing.records), _JOIN_CHUNK):
+        buffer.write(b"".join([record.wire for record in listing.records[start : start + _JOIN_CHUNK]]))
+    buffer.write(tail)
+    return buffer.getvalue()
+
+
+class ProviderServicer:
+    """The handlers of one service."""
+
+    def __init__(self, service: CapacityService, clock: Clock) -> None:
+        self._service = service
+        self._clock = clock
+
+    def register(self, server: aio.Server) -> None:
+        """Add the service to a server."""
+        messages = provider_pb2
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Create": self._handler("Create", self._create, messages.CreateRequest.FromString, _serialize),
+            "Configure": self._handler("Configure", self._configure, messages.ConfigureRequest.FromString, _serialize),
+            "Drain": self._handler("Drain", self._drain, messages.DrainRequest.FromString, _serialize),
+            "Delete": self._handler("Delete", self._delete, messages.DeleteRequest.FromString, _serialize),
+            "Get": self._handler("Get", self._get, messages.MachineRef.FromString, _serialize),
+            "List": self._handler("List", self._list, messages.ListFilter.FromString, bytes),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    def _handler(
+        self,
+        method: str,
+        answer: Callable[[Request], Awaitable[Response]],
+        parse: Callable[[bytes], Request],
+        serialize: Callable[[Response], bytes],
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        metrics = self._service.metrics
+
+        async def handle(request: Request, context: Context) -> Response:
+            started_seconds = self._clock.monotonic_seconds()
+            code, message = "OK", ""
+            try:
+                return await answer(request)
+            except Refused as refused:
+                code, message = refused.code.value, refused.message
+            except Exception as error:  # a bug here is the log's business; the caller gets no stack
+                code, message = "INTERNAL", "internal error; the provider's log has it"
+                _log.error("rpc.failed", method=method, exc_info=error)
+            finally:
+                metrics.rpc_requests.labels(method, code).inc()
+                metrics.rpc_seconds.labels(method).observe(self._clock.monotonic_seconds() - started_seconds)
+            await context.abort(grpc.StatusCode[code], message)
+            raise AssertionError("abort always raises")
+
+        return grpc.unary_unary_rpc_method_handler(handle, parse, serialize)
+
+    async def _create(self, request: provider_pb2.CreateRequest) -> provider_pb2.TransitionAck:
+        return _ack(await self._service.create(request.machine_id, token=_token(request)))
+
+    async def _configure(self, request: provider_pb2.ConfigureRequest) -> provider_pb2.TransitionAck:
+        ack = await self._service.configure(
+            request.machine_id,
+            request.cluster_id,
+            request.bootstrap_blob,
+            dict(request.shard_metadata),
+            token=_token(request),
+        )
+        return _ack(ack)
+
+    async def _drain(self, request: provider_pb2.DrainRequest) -> provider_pb2.TransitionAck:
+        ack = await self._service.drain(request.machine_id, request.grace_period_seconds, token=_token(request))
+        return _ack(ack)
+
+    async def _delete(self, request: provider_pb2.DeleteRequest) -> provider_pb2.TransitionAck:
+        return _ack(await self._service.delete(request.machine_id, token=_token(request)))
+
+    async def _get(self, request: provider_pb2.MachineRef) -> provider_pb2.Machine:
+        record = await self._service.get(request.id)
+        return machine_to_wire(record.machine, record.metadata)
+
+    async def _list(self, request: provider_pb2.ListFilter) -> bytes:
+        # UNSPECIFIED, which an unknown number reads as, matches nothing; the filter still counts as set.
+        states = {state_from_wire(number) for number in request.states}
+        listing = await self._service.list(states, request.max_results, request.since_revision)
+        if len(listing.records) <= _JOIN_INLINE_MAX:
+            answer = join_list(listing)
+        else:
+            answer = await asyncio.to_thread(join_list, listing)
+        self._service.metrics.list_bytes.labels(listing.kind.value).observe(len(answer))
+        return answer
+
+
+def _token(
+    request: provider_pb2.CreateRequest
+    | provider_pb2.ConfigureRequest
+    | provider_pb2.DrainRequest
+    | provider_pb2.DeleteRequest,
+) -> Token:
+    return Token(request.shard_id, request.shard_epoch, request.sequence_number)
+
+
+def _ack(ack: Ack) -> provider_pb2.TransitionAck:
+    return provider_pb2.TransitionAck(
+        operation_id=ack.operation_id, machine=machine_to_wire(ack.record.machine, ack.record.metadata)
+    )
+
+
+def _serialize(message: Any) -> bytes:
+    serialized: bytes = message.SerializeToString()
+    return serialized

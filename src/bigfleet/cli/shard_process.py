@@ -1,0 +1,118 @@
+"""One shard process put together: state file, provider channel, sessions, HTTP, and the order of a clean stop.
+
+docs/spec/shard.md §1. The epoch is committed before anything is served, and sessions are served before the first
+reconcile. Nothing here decides anything; the parts are made and handed to each other.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+from grpc import aio
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from bigfleet.cli.faults import RunFault
+from bigfleet.cli.runtime import SystemClock, SystemIds, serve_http, stop_on_signals
+from bigfleet.model.ids import ShardId
+from bigfleet.rpc import session_server, shardread_server
+from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
+from bigfleet.rpc.provider_client import GrpcProvider, ProviderDeadlines
+from bigfleet.shard.controller import Shard
+from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.state_file import StateFile, StateFileFault
+
+T = TypeVar("T")
+
+#: Streams that have not ended by themselves after this are cut.
+STREAM_GRACE_SECONDS = 2.0
+
+_log = structlog.get_logger("bigfleet.cli.shard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlace:
+    """Who the shard is, where it keeps its state, whom it dials and where it listens."""
+
+    shard_id: ShardId
+    data_dir: Path
+    provider_address: tuple[str, int]
+    listen_address: tuple[str, int]
+    #: None serves no HTTP.
+    metrics_address: tuple[str, int] | None
+
+
+async def compute_in_thread(work: Callable[[], T]) -> T:
+    """Run pure work off the loop, so that streams are served meanwhile."""
+    return await asyncio.to_thread(work)
+
+
+async def serve_shard(place: ShardPlace, settings: ShardSettings) -> int:
+    """Run the shard until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
+    clock = SystemClock()
+    stop = stop_on_signals()
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    async with AsyncExitStack() as stack:
+        try:
+            state_file = stack.enter_context(StateFile.open(place.data_dir, shard_id=place.shard_id, clock=clock))
+        except StateFileFault as fault:
+            raise RunFault(str(fault)) from fault
+        host, port = place.provider_address
+        shard: Shard
+        provider = GrpcProvider(
+            f"{host}:{port}",
+            deadlines=ProviderDeadlines(
+                call_seconds=settings.execute_timeout_seconds, list_seconds=settings.list_timeout_seconds
+            ),
+            clock=clock,
+            on_call=lambda method, code, seconds: shard.metrics.provider_rpc.labels(method, code).observe(seconds),
+        )
+        stack.push_async_callback(provider.close)
+        shard = Shard(
+            shard_id=place.shard_id,
+            epoch=state_file.epoch,
+            settings=settings,
+            provider=provider,
+            clock=clock,
+            ids=SystemIds(),
+            compute=compute_in_thread,
+            registry=registry,
+        )
+        server = _grpc_server(shard, clock)
+        try:
+            bound = await server.start(*place.listen_address)
+        except ListenFault as fault:
+            raise RunFault(f"--listen: {fault}") from fault
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: shard.is_ready))
+        _log.info("started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
+        await _run_until(stop, shard, server)
+    _log.info("stopped", shard=place.shard_id)
+    return 0
+
+
+def _grpc_server(shard: Shard, clock: SystemClock) -> GrpcServer:
+    def register(server: aio.Server) -> None:
+        session_server.add_to_server(session_server.SessionServicer(shard), server)
+        shardread_server.add_to_server(shardread_server.ShardReadServicer(shard, clock), server)
+
+    return GrpcServer(services=(session_server.SERVICE_NAME, shardread_server.SERVICE_NAME), register=register)
+
+
+async def _run_until(stop: asyncio.Event, shard: Shard, server: GrpcServer) -> None:
+    running = asyncio.create_task(shard.run(), name="shard")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    # Streams close first: a graceful gRPC stop would wait for them for ever.
+    shard.stop_sessions()
+    running.cancel()
+    results = await asyncio.gather(running, return_exceptions=True)
+    await server.stop(STREAM_GRACE_SECONDS)
+    stopping.cancel()
+    failure = results[0]
+    if isinstance(failure, Exception):
+        raise RunFault(f"the shard stopped by itself: {failure}") from failure

@@ -1,0 +1,216 @@
+"""Serves `ShardRead`: what the last cycle decided, the live inventory, and the newest actions.
+
+docs/spec/wire.md §9, docs/spec/shard.md §12. Readers stream from values that no cycle changes. ExplainNeed and
+ExplainMachine answer UNIMPLEMENTED in this version. Nothing here changes a shard.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.vector import format_vector
+from bigfleet.rpc.convert_machine import machine_to_wire
+from bigfleet.rpc.convert_session import need_to_wire
+from bigfleet.rpc.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
+from bigfleet.shard.controller import Shard
+from bigfleet.shard.outcomes import ActionRecord
+from bigfleet.shard.views import NeedView
+
+SERVICE_NAME = shardread_pb2.DESCRIPTOR.services_by_name["ShardRead"].full_name
+PAGE_MACHINES_DEFAULT = 10_000
+PAGE_MACHINES_MAX = 100_000
+ACTIONS_DEFAULT = 1_000
+ACTIONS_MAX = 10_000
+#: Flags that a machine can carry in this version; `stuck`, `unjoined` and `reserved` never hold yet.
+_FLAGS = frozenset({"unjoined", "stuck", "reserved", "pending", "held"})
+
+_NO_EXPLANATIONS = "this version keeps no explanations; ListActions tells what was decided and why"
+
+_Context = aio.ServicerContext[Any, Any]
+
+
+class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
+    """Reads one shard."""
+
+    def __init__(self, shard: Shard, clock: Clock) -> None:
+        self._shard = shard
+        self._clock = clock
+
+    async def InspectNeeds(
+        self, request: shardread_pb2.InspectNeedsRequest, context: _Context
+    ) -> AsyncIterator[shardread_pb2.InspectNeedsResponse]:
+        """Stream a header, then the rows of the last finished cycle."""
+        if request.limit < 0:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"limit {request.limit} must not be negative")
+        view = self._shard.view
+        needs = [row for row in view.needs if request.cluster_id in ("", row.need.cluster)]
+        yield shardread_pb2.InspectNeedsResponse(
+            header=shardread_pb2.InspectNeedsHeader(
+                cycle=view.cycle, computed_at_unix_nanos=view.computed_at_unix_nanos, total_needs=len(needs)
+            )
+        )
+        # A limit of 0 is none (docs/spec/wire.md §9).
+        for row in islice(needs, request.limit or None):
+            yield shardread_pb2.InspectNeedsResponse(need=_need_view(row))
+
+    async def ListMachines(
+        self, request: shardread_pb2.ListMachinesRequest, context: _Context
+    ) -> AsyncIterator[shardread_pb2.ListMachinesResponse]:
+        """Stream a header, one page of the live inventory by id, and an end that names the next page."""
+        fault = _page_fault(request)
+        if fault:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
+        matching = sorted(machine.id for machine in self._shard.inventory if self._is_asked_for(machine, request))
+        rest = [machine_id for machine_id in matching if machine_id > request.page_token]
+        page = rest[: request.page_size or PAGE_MACHINES_DEFAULT]
+        yield shardread_pb2.ListMachinesResponse(
+            header=shardread_pb2.ListMachinesHeader(
+                cycle=self._shard.cycle,
+                computed_at_unix_nanos=self._clock.unix_nanos(),
+                total_matched=len(matching),
+            )
+        )
+        for machine_id in page:
+            machine = self._shard.inventory.get(machine_id)
+            if machine is not None:
+                yield shardread_pb2.ListMachinesResponse(machine=self._machine_view(machine))
+        token = page[-1] if len(page) < len(rest) else ""
+        yield shardread_pb2.ListMachinesResponse(end=shardread_pb2.ListMachinesEnd(next_page_token=token))
+
+    async def ListActions(
+        self, request: shardread_pb2.ListActionsRequest, context: _Context
+    ) -> AsyncIterator[shardread_pb2.ListActionsResponse]:
+        """Stream the newest actions first, running ones included."""
+        if not 0 <= request.limit <= ACTIONS_MAX:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"limit must be from 0 to {ACTIONS_MAX}")
+        records = list(self._shard.actuator.history)
+        for record in islice(_asked_actions(records, request), request.limit or ACTIONS_DEFAULT):
+            yield shardread_pb2.ListActionsResponse(action=_action_view(record))
+
+    async def ExplainNeed(
+        self, request: shardread_pb2.ExplainNeedRequest, context: _Context
+    ) -> shardread_pb2.ExplainNeedResponse:
+        """End with UNIMPLEMENTED: this version keeps no explanations."""
+        return await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NO_EXPLANATIONS)
+
+    async def ExplainMachine(
+        self, request: shardread_pb2.ExplainMachineRequest, context: _Context
+    ) -> shardread_pb2.ExplainMachineResponse:
+        """End with UNIMPLEMENTED: this version keeps no explanations."""
+        return await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NO_EXPLANATIONS)
+
+    def _is_asked_for(self, machine: Machine, request: shardread_pb2.ListMachinesRequest) -> bool:
+        return (
+            request.cluster_id in ("", machine.cluster)
+            and request.instance_type in ("", machine.instance_type)
+            and request.zone in ("", machine.zone)
+            and (not request.states or machine.state.value in request.states)
+            and (not request.capacity_types or machine.capacity_type.value in request.capacity_types)
+            and all(self._has_flag(machine.id, flag) for flag in request.flags)
+        )
+
+    def _has_flag(self, machine_id: MachineId, flag: str) -> bool:
+        if flag == "pending":
+            return self._shard.actuator.is_pending(machine_id)
+        return flag == "held" and self._shard.strikes.is_held(machine_id)
+
+    def _machine_view(self, machine: Machine) -> shardread_pb2.MachineView:
+        pending = self._shard.actuator.pending(machine.id)
+        return shardread_pb2.MachineView(
+            machine=machine_to_wire(machine, {}),
+            assigned_priority=machine.assigned_priority,
+            assigned_interruption_penalty_dollars=machine.assigned_interruption_penalty_dollars,
+            assigned_reclamation_penalty_dollars=machine.assigned_reclamation_penalty_dollars,
+            assigned_need_fingerprint=machine.assigned_need_fingerprint,
+            assigned_group=machine.assigned_group,
+            state_since_unix_nanos=self._shard.inventory.state_since_unix_nanos(machine.id),
+            pending_action=pending.action.kind.label if pending is not None else "",
+            held=self._shard.strikes.is_held(machine.id),
+        )
+
+
+def _page_fault(request: shardread_pb2.ListMachinesRequest) -> str:
+    if not 0 <= request.page_size <= PAGE_MACHINES_MAX:
+        return f"page_size {request.page_size} must be from 0 to {PAGE_MACHINES_MAX}"
+    unknown = sorted(set(request.flags) - _FLAGS)
+    if unknown:
+        return f"flags: {unknown[0]!r} is unknown; choose from {', '.join(sorted(_FLAGS))}"
+    known_states = provider_pb2.MachineState.values()
+    wrong_state = next((state for state in request.states if state not in known_states), None)
+    if wrong_state is not None:
+        return f"states: {wrong_state} is no machine state"
+    return ""
+
+
+def _need_view(row: NeedView) -> shardread_pb2.NeedView:
+    need = row.need
+    view = shardread_pb2.NeedView(
+        need=need_to_wire(need),
+        cluster_id=need.cluster,
+        arrival_unix_nanos=need.arrival_unix_nanos,
+        profile_fingerprint=need.fingerprint,
+        satisfied=row.satisfied,
+        claimed_machine_count=row.claimed_machines,
+        bootstrap_count=row.bootstraps,
+        provision_count=row.provisions,
+        same_domain=row.domain,
+        same_satisfiable=row.satisfiable and need.profile.same_key is not None,
+        acquisition_parked=row.parked,
+        parked_age_cycles=row.parked_age_cycles,
+        age_cycles_unmet=row.unmet_age_cycles,
+        unmet_reason=row.reason.value,  # type: ignore[arg-type]  # the numbers are those of the wire
+    )
+    if row.residual:
+        view.residual_deficit.resources.update(format_vector(row.residual, need.families))
+    if row.matching is not None:
+        view.matching_supply.idle = row.matching.idle
+        view.matching_supply.configured = row.matching.configured
+        view.matching_supply.speculative = row.matching.speculative
+        view.matching_supply.capped = row.matching.is_capped
+    if row.victims:
+        view.preemption.victims_found = row.victims
+        view.preemption.capacity_freed.resources.update(format_vector(row.freed, need.families))
+    return view
+
+
+def _asked_actions(records: list[ActionRecord], request: shardread_pb2.ListActionsRequest) -> Iterator[ActionRecord]:
+    for record in reversed(records):
+        action = record.action
+        if (
+            request.cluster_id in ("", action.cluster)
+            and request.machine_id in ("", action.machine_id)
+            and (not request.kinds or action.kind.label in request.kinds)
+            and (not request.outcomes or record.outcome_label in request.outcomes)
+            and record.decided_unix_nanos >= request.since_unix_nanos
+        ):
+            yield record
+
+
+def _action_view(record: ActionRecord) -> shardread_pb2.ActionRecord:
+    action = record.action
+    return shardread_pb2.ActionRecord(
+        action_id=record.action_id,
+        kind=action.kind.label,
+        machine_id=action.machine_id,
+        cluster_id=action.cluster,
+        reason=action.reason,
+        decided_cycle=record.decided_cycle,
+        executed_cycle=record.executed_cycle,
+        decided_unix_nanos=record.decided_unix_nanos,
+        finished_unix_nanos=record.finished_unix_nanos,
+        grace_seconds=action.grace_seconds,
+        preemptor_priority=action.preemptor_priority,
+        outcome=record.outcome_label,
+        message=record.message,
+    )
+
+
+def add_to_server(servicer: ShardReadServicer, server: aio.Server) -> None:
+    """Register the service on a server."""
+    shardread_pb2_grpc.add_ShardReadServicer_to_server(servicer, server)

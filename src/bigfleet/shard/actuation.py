@@ -1,0 +1,255 @@
+"""From decided actions to running ones: the pending ledger, the bounded queue, and the slots that work it off.
+
+docs/spec/shard.md §8. Nothing here ever blocks the cycle: what finds no room is dropped and derived again. A machine
+has at most one action in flight, whatever its end. Waiting for an operator gives the slot back.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import IdSource, MachineId
+from bigfleet.model.states import MachineState
+from bigfleet.shard.inventory import Inventory, InventoryRefusal
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.outcomes import ActionRecord, Outcome
+from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.rails import Disposition
+
+_log = structlog.get_logger("bigfleet.shard.actuation")
+
+#: The state that a machine must still be in when its action is enqueued, and again when it starts.
+REQUIRED_STATE = {
+    ActionKind.BOOTSTRAP: MachineState.IDLE,
+    ActionKind.PROVISION: MachineState.SPECULATIVE,
+    ActionKind.RECLAIM: MachineState.CONFIGURED,
+    ActionKind.PREEMPT: MachineState.CONFIGURED,
+    ActionKind.DELETE: MachineState.IDLE,
+}
+#: Seconds that running provider calls get when the process stops.
+STOP_GRACE_SECONDS = 10.0
+
+Executor = Callable[[ActionRecord, "Actuator"], Awaitable[Outcome]]
+
+
+@dataclass(slots=True)
+class EnqueueCounts:
+    """What became of one cycle's actions."""
+
+    enqueued: int = 0
+    deduped: int = 0
+    dropped: int = 0
+    refused: int = 0
+
+
+class Actuator:
+    """Carries out actions, each in its own task, at most `execute_concurrency_max` of them holding a slot.
+
+    Invariants: the ledger holds all and only machines whose action waits or runs; `history` holds the newest records.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: ShardSettings,
+        inventory: Inventory,
+        metrics: ShardMetrics,
+        clock: Clock,
+        ids: IdSource,
+        execute: Executor,
+        is_backed_off: Callable[[Action], bool],
+    ) -> None:
+        self._settings = settings
+        self._inventory = inventory
+        self._metrics = metrics
+        self._clock = clock
+        self._ids = ids
+        self._execute = execute
+        self._is_backed_off = is_backed_off
+        self._ledger: dict[MachineId, ActionRecord] = {}
+        self._touched: set[MachineId] = set()
+        self._queue: deque[ActionRecord] = deque()
+        self._queue_max = 2 * settings.execute_concurrency_max
+        self._slots = asyncio.Semaphore(settings.execute_concurrency_max)
+        self._arrived = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+        #: The cycle in which actions that start now are executed.
+        self.cycle = 0
+        #: Newest last, running ones included.
+        self.history: deque[ActionRecord] = deque(maxlen=settings.action_history_max)
+
+    # ---- the ledger ---------------------------------------------------------------------------------------------
+
+    def is_pending(self, machine_id: str) -> bool:
+        """Say whether an action of this machine waits or runs."""
+        return machine_id in self._ledger
+
+    def pending(self, machine_id: str) -> ActionRecord | None:
+        """Return the action of this machine that waits or runs, or None."""
+        return self._ledger.get(MachineId(machine_id))
+
+    def begin_view(self) -> None:
+        """Remember from now on which machines are pending at any time: a List is about to be sent."""
+        self._touched = set(self._ledger)
+
+    def was_pending_since_view(self, machine_id: str) -> bool:
+        """Say whether the machine was pending at any time since `begin_view`; such a view may predate the call."""
+        return machine_id in self._touched
+
+    # ---- decided actions ----------------------------------------------------------------------------------------
+
+    def record(self, action: Action, cycle: int) -> ActionRecord:
+        """Give an action its id and note it in the history."""
+        record = ActionRecord(
+            action_id=self._ids.new_id(),
+            action=action,
+            decided_cycle=cycle,
+            decided_unix_nanos=self._clock.unix_nanos(),
+        )
+        self.history.append(record)
+        return record
+
+    def suppress(self, actions: Iterator[Action] | tuple[Action, ...], cycle: int, posture: Disposition) -> None:
+        """Count actions that pause or dry run keep from being carried out."""
+        counter = (
+            self._metrics.actions_suppressed if posture is Disposition.SUPPRESSED else self._metrics.actions_dry_run
+        )
+        for action in actions:
+            counter.labels(action.kind.label).inc()
+            record = self.record(action, cycle)
+            record.disposition = posture.value
+            record.finished_unix_nanos = record.decided_unix_nanos
+            if posture is Disposition.DRY_RUN:
+                _log.info("dry_run", kind=action.kind.label, machine=action.machine_id, cluster=action.cluster)
+
+    def is_open_to(self, action: Action) -> bool:
+        """Say whether the machine has no action in flight."""
+        return action.machine_id not in self._ledger
+
+    def enqueue(self, actions: tuple[Action, ...], cycle: int) -> EnqueueCounts:
+        """Queue what is still applicable; never waits (docs/spec/shard.md §8)."""
+        counts = EnqueueCounts()
+        for action in actions:
+            if action.machine_id in self._ledger or not self._is_applicable(action):
+                counts.deduped += 1
+            elif self._is_backed_off(action):
+                counts.refused += 1
+            elif len(self._queue) >= self._queue_max:
+                counts.dropped += 1
+            else:
+                record = self.record(action, cycle)
+                self._ledger[action.machine_id] = record
+                self._touched.add(action.machine_id)
+                self._queue.append(record)
+                self._metrics.actions.labels(action.kind.label).inc()
+                counts.enqueued += 1
+        self._metrics.actions_deduped.inc(counts.deduped)
+        self._metrics.actions_refused.inc(counts.refused)
+        self._metrics.actions_dropped.inc(counts.dropped)
+        self._metrics.queue_depth.set(len(self._queue))
+        self._arrived.set()
+        return counts
+
+    def _is_applicable(self, action: Action) -> bool:
+        machine = self._inventory.get(action.machine_id)
+        # A machine that cannot be looked up passes: its worker decides.
+        return machine is None or machine.state is REQUIRED_STATE[action.kind]
+
+    # ---- running ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work the queue off until cancelled; then give running calls `STOP_GRACE_SECONDS`."""
+        try:
+            while True:
+                await self._arrived.wait()
+                if not self._queue:
+                    self._arrived.clear()
+                    continue
+                await self._slots.acquire()
+                if not self._queue:
+                    self._slots.release()
+                    continue
+                record = self._queue.popleft()
+                self._metrics.queue_depth.set(len(self._queue))
+                task = asyncio.create_task(self._run_in_slot(record), name=f"action-{record.action_id}")
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        finally:
+            await self._stop()
+
+    async def run_inline(self) -> None:
+        """Carry out everything queued, in order, and return: for tests and the simulation."""
+        while self._queue:
+            await self._slots.acquire()
+            await self._run_in_slot(self._queue.popleft())
+
+    @asynccontextmanager
+    async def waiting(self, waited_for: str) -> AsyncIterator[None]:
+        """Give the slot back while an operator is asked; at `execute_waiting_max` further ones wait in their slot."""
+        gives_back = self._waiting < self._settings.execute_waiting_max
+        gauge = self._metrics.waiting.labels(waited_for)
+        gauge.inc()
+        if gives_back:
+            self._waiting += 1
+            self._slots.release()
+        try:
+            yield
+        finally:
+            gauge.dec()
+            if gives_back:
+                self._waiting -= 1
+                await self._slots.acquire()
+
+    async def _run_in_slot(self, record: ActionRecord) -> None:
+        self._metrics.inflight.inc()
+        record.executed_cycle = self.cycle
+        outcome = Outcome.TRANSITION_ERROR
+        try:
+            outcome = await self._execute(record, self)
+        except asyncio.CancelledError:
+            outcome = Outcome.CTX_CANCELED
+            raise
+        except InventoryRefusal as refusal:
+            record.message = str(refusal)
+        except Exception as error:  # one action's defect must not end the others
+            record.message = f"{type(error).__name__}: {error}"
+            _log.exception("action_failed", kind=record.action.kind.label, machine=record.action.machine_id)
+        finally:
+            self._finish(record, outcome)
+
+    def _finish(self, record: ActionRecord, outcome: Outcome) -> None:
+        action = record.action
+        record.outcome = outcome
+        record.finished_unix_nanos = self._clock.unix_nanos()
+        self._ledger.pop(action.machine_id, None)
+        self._slots.release()
+        self._metrics.inflight.dec()
+        self._metrics.outcomes.labels(action.kind.label, outcome.value).inc()
+        _log.info(
+            "action",
+            action_id=record.action_id,
+            kind=action.kind.label,
+            machine=action.machine_id,
+            cluster=action.cluster,
+            reason=action.reason,
+            outcome=outcome.value,
+            message=record.message,
+            decided_cycle=record.decided_cycle,
+            cycle=record.executed_cycle,
+            operation_id=record.operation_id,
+        )
+
+    async def _stop(self) -> None:
+        if not self._running:
+            return
+        _done, late = await asyncio.wait(self._running, timeout=STOP_GRACE_SECONDS)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)

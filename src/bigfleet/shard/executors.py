@@ -1,0 +1,474 @@
+"""What carrying out one action means: provision, bootstrap, drain and delete, step by step.
+
+docs/spec/shard.md §9, whose step names stand in the comments. An executor makes one attempt; retrying is the next
+cycle's business. An ack in the transitional state ends the worker's part, and reconcile finishes the transition. The
+end of a transition is never invented here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.model import labels
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import (
+    CAPABILITY_DRAIN_RESULT,
+    BootstrapRequest,
+    BootstrapResponse,
+    DrainOutcome,
+    ReclaimInstruction,
+)
+from bigfleet.model.ids import IdSource, MachineId
+from bigfleet.model.machine import Machine, PreemptedFor
+from bigfleet.model.metadata import encode_metadata
+from bigfleet.model.penalty import bucket_upper_dollars
+from bigfleet.model.profile import Profile
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.shard.actuation import REQUIRED_STATE, Actuator
+from bigfleet.shard.backoff import Refusals, Strikes
+from bigfleet.shard.ingest import Ingest, node_labels, node_taints, provider_id
+from bigfleet.shard.inventory import Inventory
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionRecord, Outcome
+from bigfleet.shard.ports import (
+    Provider,
+    ProviderRefusal,
+    Record,
+    RefusalKind,
+    ShardSettings,
+    TokenSource,
+    TransitionAck,
+)
+from bigfleet.shard.sessions import Session, SessionLost, Sessions
+
+_log = structlog.get_logger("bigfleet.shard.executors")
+
+FENCED_CAUSE = "fenced: another process of this shard is newer"
+DISAGREEMENT_CAUSE = "capacity type and Delete support disagree"
+#: Where an action leads; a machine that is there already needs nothing. A Bootstrap's goal depends on its row (B1).
+GOAL_STATE = {
+    ActionKind.RECLAIM: MachineState.IDLE,
+    ActionKind.PREEMPT: MachineState.IDLE,
+    ActionKind.DELETE: MachineState.SPECULATIVE,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _DrainWait:
+    record: ActionRecord
+    deadline_seconds: float
+    #: Set when the provider shows something other than Configured.
+    ended: asyncio.Event
+
+
+class Executors:
+    """The four flows, over one provider and the connected operators."""
+
+    def __init__(
+        self,
+        *,
+        settings: ShardSettings,
+        inventory: Inventory,
+        ingest: Ingest,
+        sessions: Sessions,
+        provider: Provider,
+        tokens: TokenSource,
+        metrics: ShardMetrics,
+        clock: Clock,
+        ids: IdSource,
+        strikes: Strikes,
+        refusals: Refusals,
+        revisit: Callable[[MachineId], None],
+    ) -> None:
+        self._settings = settings
+        self._inventory = inventory
+        self._ingest = ingest
+        self._sessions = sessions
+        self._provider = provider
+        self._tokens = tokens
+        self._metrics = metrics
+        self._clock = clock
+        self._ids = ids
+        self._strikes = strikes
+        self._refusals = refusals
+        self._revisit = revisit
+        #: Drains that wait for their operator, by machine; setting the event ends the wait (§9.3).
+        self._drain_waits: dict[str, _DrainWait] = {}
+
+    async def execute(self, record: ActionRecord, actuator: Actuator) -> Outcome:
+        """Carry out one action and return how it ended."""
+        try:
+            return await self._execute(record, actuator)
+        except Exception:
+            # Whatever went wrong here, the provider's view of the machine is the one to go on from.
+            self._revisit(record.action.machine_id)
+            raise
+
+    async def _execute(self, record: ActionRecord, actuator: Actuator) -> Outcome:
+        machine = self._inventory.get(record.action.machine_id)
+        if machine is None:
+            return Outcome.STALE
+        kind = record.action.kind
+        if kind is ActionKind.BOOTSTRAP:
+            return await self._bootstrap(record, machine, actuator)
+        if machine.state is not REQUIRED_STATE[kind]:
+            return Outcome.NOOP if machine.state is GOAL_STATE.get(kind) else Outcome.STALE
+        if kind is ActionKind.PROVISION:
+            return await self._provision(record, machine, actuator)
+        if kind is ActionKind.DELETE:
+            return await self._delete(record, machine)
+        return await self._drain(record, machine, actuator)
+
+    def is_draining_with_operator(self, machine_id: str) -> bool:
+        """Say whether the machine's drain waits for its operator: Draining here, Configured at the provider."""
+        return machine_id in self._drain_waits
+
+    def end_drain_wait(self, machine_id: str) -> None:
+        """End the wait: the provider shows that the drain is over or the machine is gone."""
+        wait = self._drain_waits.get(machine_id)
+        if wait is not None:
+            wait.ended.set()
+
+    def resend_instructions(self, session: Session) -> None:
+        """Queue the instructions of drains that wait for this cluster's operator again, with what is left of them."""
+        for machine_id, wait in self._drain_waits.items():
+            machine = self._inventory.get(machine_id)
+            if machine is not None and machine.cluster == session.cluster:
+                remaining = int(max(0.0, wait.deadline_seconds - self._clock.monotonic_seconds()))
+                session.outbox.put(self._instruction(wait.record, machine, remaining))
+
+    # ---- provision ----------------------------------------------------------------------------------------------
+
+    async def _provision(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        action = record.action
+        profile = _profile_of(action)
+        creating = replace(  # P1
+            machine,
+            state=MachineState.CREATING,
+            assigned_need_fingerprint=profile.fingerprint,
+            assigned_group=action.group,
+            intended_cluster=action.cluster,
+        )
+        self._ingest.drive(creating)
+        ack = await self._call(  # P2
+            record, "create", lambda: self._provider.create(machine.id, self._tokens.next())
+        )
+        if isinstance(ack, Outcome):
+            return ack
+        if not self._take(machine.id, ack.record):  # P3
+            return self._hold_invalid(machine.id, record)
+        state = ack.record.machine.state
+        if state is MachineState.IDLE:  # P4, a synchronous provider
+            idle = self._inventory.get(machine.id)
+            if idle is None:
+                return Outcome.NOT_FOUND
+            return await self._bootstrap(record, idle, actuator)
+        return (
+            Outcome.SUCCESS
+            if state not in (MachineState.SPECULATIVE, MachineState.FAILED)
+            else Outcome.TRANSITION_ERROR
+        )
+
+    # ---- bootstrap ----------------------------------------------------------------------------------------------
+
+    async def _bootstrap(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        action = record.action
+        profile = _profile_of(action)
+        if machine.state is MachineState.CONFIGURED:  # B1
+            same = machine.cluster == action.cluster and machine.assigned_need_fingerprint == profile.fingerprint
+            return Outcome.NOOP if same else Outcome.TRANSITION_ERROR
+        if machine.state is not MachineState.IDLE:
+            return Outcome.STALE
+        session = self._sessions.of(action.cluster)
+        if session is None:  # B2
+            return Outcome.NO_SESSION
+        if not self._refusals.may_ask(action.cluster):  # B3
+            return Outcome.OPERATOR_UNRESPONSIVE
+        configuring = replace(  # B4
+            machine,
+            state=MachineState.CONFIGURING,
+            cluster=action.cluster,
+            assigned_need_fingerprint=profile.fingerprint,
+            assigned_group=action.group,
+        )
+        self._ingest.drive(configuring)
+        answer = await self._blob(record, session, configuring, profile, actuator)  # B5, B6
+        if isinstance(answer, Outcome):
+            self._roll_back(machine.id)
+            return answer
+        return await self._configure(record, configuring, profile, answer)
+
+    async def _blob(
+        self, record: ActionRecord, session: Session, machine: Machine, profile: Profile, actuator: Actuator
+    ) -> BootstrapResponse | Outcome:
+        """Ask the operator for the blob, once more when it expired while the slot was awaited."""
+        cluster = record.action.cluster
+        for _attempt in range(2):
+            asked_at = self._clock.monotonic_seconds()
+            self._refusals.asked(cluster)
+            try:
+                async with actuator.waiting("blob"):
+                    answer = await self._ask(session, machine, profile)
+                    received_at = self._clock.monotonic_seconds()
+            except (TimeoutError, SessionLost):
+                self._refusals.unanswered(cluster)
+                record.message = f"the operator of {cluster} sent no bootstrap data in time"
+                return Outcome.BLOB_TIMEOUT
+            self._refusals.answered(cluster)
+            self._metrics.request_bootstrap.observe(received_at - asked_at)
+            if answer.error:
+                record.message = answer.error
+                self._refusals.refuse(cluster, profile.fingerprint, record.action.group, answer.error)
+                return Outcome.BLOB_ERROR
+            age_seconds = self._clock.monotonic_seconds() - received_at
+            if answer.ttl_seconds <= 0 or age_seconds < answer.ttl_seconds:
+                return answer
+        record.message = f"the bootstrap data expired twice before it could be used ({answer.ttl_seconds} s)"
+        return Outcome.BLOB_EXPIRED
+
+    async def _ask(self, session: Session, machine: Machine, profile: Profile) -> BootstrapResponse:
+        if not self._sessions.is_current(session):
+            raise SessionLost(session.cluster)
+        request = BootstrapRequest(
+            request_id=self._ids.new_id(),
+            cluster_id=session.cluster,
+            requirements=profile.requirements,
+            machine_id=machine.id,
+            instance_type=machine.instance_type,
+            zone=machine.zone,
+            provider_id=provider_id(machine),
+            labels=node_labels(machine),
+            taints=tuple(node_taints(machine)),
+        )
+        session.outbox.put(request)
+        return await self._sessions.await_blob(session, request.request_id, self._settings.bootstrap_timeout_seconds)
+
+    async def _configure(
+        self, record: ActionRecord, configuring: Machine, profile: Profile, answer: BootstrapResponse
+    ) -> Outcome:
+        stamped = replace(
+            configuring,
+            assigned_priority=profile.priority,
+            assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
+            assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
+        )
+        metadata = encode_metadata(stamped) | {labels.ASSIGNED_SHARD: self._tokens.shard_id}
+        ack = await self._call(  # B7
+            record,
+            "configure",
+            lambda: self._provider.configure(
+                stamped.id, stamped.cluster, answer.user_data, metadata, self._tokens.next()
+            ),
+        )
+        current = self._inventory.get(stamped.id)
+        # B8, also without an answer: the call may have been applied, and reconcile keeps what is stamped here.
+        if current is not None and current.state is MachineState.CONFIGURING:
+            self._ingest.drive(stamped)
+        if isinstance(ack, Outcome):
+            return Outcome.CONFIGURE_ERROR if ack is Outcome.PROVIDER_ERROR else ack
+        if not self._take(stamped.id, ack.record):
+            return self._hold_invalid(stamped.id, record)
+        shown = ack.record.machine
+        match shown.state:
+            case MachineState.CONFIGURED | MachineState.CONFIGURING if shown.cluster in ("", stamped.cluster):  # B9
+                self._refusals.succeeded(record.action.cluster, profile.fingerprint, record.action.group)
+                return Outcome.SUCCESS
+            case MachineState.IDLE:
+                return Outcome.TRANSITION_RACED_TO_IDLE
+            case _:
+                return Outcome.TRANSITION_ERROR
+
+    def _roll_back(self, machine_id: MachineId) -> None:
+        current = self._inventory.get(machine_id)
+        if current is not None and current.state is MachineState.CONFIGURING:
+            self._ingest.drive(replace(current.without_binding(), state=MachineState.IDLE))
+
+    # ---- drain --------------------------------------------------------------------------------------------------
+
+    async def _drain(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        action = record.action
+        if machine.cluster != action.cluster:  # D1
+            return Outcome.STALE
+        deadline_seconds = self._clock.monotonic_seconds() + action.grace_seconds
+        session = self._sessions.of(machine.cluster)
+        if session is not None:  # D2: the instruction leaves before the state frame that drive() sends
+            session.outbox.put(self._instruction(record, machine, action.grace_seconds))
+        preemptor = action.preemptor
+        self._ingest.drive(
+            replace(
+                machine,
+                state=MachineState.DRAINING,
+                preempted_for=PreemptedFor(*preemptor) if preemptor is not None else None,
+            )
+        )
+        grace_seconds = action.grace_seconds
+        if session is None:  # D2'
+            self._metrics.drains_without_session.inc()
+            _log.warning("drain_without_session", machine=machine.id, cluster=machine.cluster)
+        elif session.can(CAPABILITY_DRAIN_RESULT):  # D3
+            result = await self._await_drained(record, machine, deadline_seconds, actuator)
+            if result is None:
+                record.message = "the provider showed that the drain was over"
+                return Outcome.NOOP
+            record.message = result.name
+            remaining = int(max(0.0, deadline_seconds - self._clock.monotonic_seconds()))
+            grace_seconds = 0 if result is DrainOutcome.GRACE_EXPIRED else remaining
+        return await self._drain_call(record, machine.id, grace_seconds)
+
+    async def _drain_call(self, record: ActionRecord, machine_id: MachineId, grace_seconds: int) -> Outcome:
+        ack = await self._call(  # D4
+            record, "drain", lambda: self._provider.drain(machine_id, grace_seconds, self._tokens.next())
+        )
+        if isinstance(ack, Outcome):
+            return ack
+        if not self._take(machine_id, ack.record):  # D5: the binding ends with an observed Idle, here or in reconcile
+            return self._hold_invalid(machine_id, record)
+        state = ack.record.machine.state
+        return Outcome.SUCCESS if state in (MachineState.IDLE, MachineState.DRAINING) else Outcome.TRANSITION_ERROR
+
+    def _instruction(self, record: ActionRecord, machine: Machine, grace_seconds: int) -> ReclaimInstruction:
+        reason = "preempt" if record.action.kind is ActionKind.PREEMPT else "reclaim"
+        return ReclaimInstruction(
+            instruction_id=record.action_id,
+            nodes=(self._ingest.node_name(machine) or machine.id,),
+            machine_ids=(machine.id,),
+            provider_ids=(provider_id(machine),),
+            grace_seconds=grace_seconds,
+            preemptor_priority=record.action.preemptor_priority,
+            reason="unjoined" if record.action.reason == "phase3.unjoined" else reason,
+        )
+
+    async def _await_drained(
+        self, record: ActionRecord, machine: Machine, deadline_seconds: float, actuator: Actuator
+    ) -> DrainOutcome | None:
+        """Wait for the operator's result, at most the grace.
+
+        Returns GRACE_EXPIRED when the grace ended without one, None when the provider ended the drain meanwhile.
+        """
+        result = self._sessions.drain_future(machine.cluster, record.action_id, machine.id)
+        wait = _DrainWait(record, deadline_seconds, asyncio.Event())
+        self._drain_waits[machine.id] = wait
+        ended = asyncio.ensure_future(wait.ended.wait())
+        try:
+            async with actuator.waiting("drain"):
+                waiters: list[asyncio.Future[Any]] = [result, ended]
+                await asyncio.wait(
+                    waiters,
+                    timeout=record.action.grace_seconds,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+        finally:
+            ended.cancel()
+            del self._drain_waits[machine.id]
+            self._sessions.forget_drain(record.action_id, machine.id)
+        if wait.ended.is_set():
+            return None
+        outcome = result.result().outcome if result.done() else DrainOutcome.GRACE_EXPIRED
+        self._metrics.drain_results.labels(outcome.name.lower()).inc()
+        return outcome
+
+    # ---- delete -------------------------------------------------------------------------------------------------
+
+    async def _delete(self, record: ActionRecord, machine: Machine) -> Outcome:
+        if machine.cluster or machine.capacity_type not in (CapacityType.ON_DEMAND, CapacityType.SPOT):  # L1
+            return Outcome.STALE
+        self._ingest.drive(replace(machine, state=MachineState.DELETING))  # L2
+        ack = await self._call(record, "delete", lambda: self._provider.delete(machine.id, self._tokens.next()))
+        if isinstance(ack, Outcome):
+            shown = self._inventory.get(machine.id)
+            is_still_idle = shown is not None and shown.state is MachineState.IDLE
+            if ack is Outcome.NOT_SUPPORTED or (ack is Outcome.PROVIDER_ERROR and is_still_idle):  # L4
+                self._hold(machine.id, DISAGREEMENT_CAUSE, until_restart=True)
+            return ack
+        if not self._take(machine.id, ack.record):  # L3
+            return self._hold_invalid(machine.id, record)
+        state = ack.record.machine.state
+        expected = (MachineState.SPECULATIVE, MachineState.DELETING)
+        return Outcome.SUCCESS if state in expected else Outcome.TRANSITION_ERROR
+
+    # ---- what the provider answers ------------------------------------------------------------------------------
+
+    async def _call(
+        self, record: ActionRecord, method: str, call: Callable[[], Awaitable[TransitionAck]]
+    ) -> TransitionAck | Outcome:
+        """Make one provider call; return its ack, or the outcome of a refusal after settling it (§9.6)."""
+        machine_id = record.action.machine_id
+        try:
+            async with asyncio.timeout(self._settings.execute_timeout_seconds):
+                ack = await call()
+        except TimeoutError:
+            record.message = f"{method}: no answer within {self._settings.execute_timeout_seconds:g} s"
+            self._revisit(machine_id)
+            return Outcome.UNKNOWN_OUTCOME
+        except ProviderRefusal as refusal:
+            record.message = f"{method}: {refusal}"
+            return await self._refused(machine_id, refusal)
+        record.operation_id = ack.operation_id
+        if ack.record.machine.id != machine_id:
+            return self._hold_invalid(machine_id, record, f"{method}: the answer speaks of {ack.record.machine.id!r}")
+        self._strikes.accepted(machine_id)
+        return ack
+
+    async def _refused(self, machine_id: MachineId, refusal: ProviderRefusal) -> Outcome:
+        match refusal.kind:
+            case RefusalKind.FENCED:
+                self._metrics.fenced.inc()
+                _log.error("fenced", machine=machine_id, remedy="stop one of the two processes with this shard id")
+                self._hold(machine_id, FENCED_CAUSE, until_restart=True)
+            case RefusalKind.NOT_FOUND:
+                if machine_id in self._inventory:
+                    self._ingest.remove(machine_id)
+                self._strikes.forget(machine_id)
+            case RefusalKind.NOT_SUPPORTED:
+                self._hold(machine_id, f"not supported by the provider: {refusal}", until_restart=True)
+            case RefusalKind.UNKNOWN_OUTCOME:
+                self._revisit(machine_id)
+            case RefusalKind.EXHAUSTED | RefusalKind.REFUSED:
+                await self._settle(machine_id)
+                if self._strikes.refused(machine_id):
+                    self._hold(machine_id, f"refused three times in a row: {refusal}", until_restart=False)
+                exhausted = refusal.kind is RefusalKind.EXHAUSTED
+                return Outcome.EXHAUSTED if exhausted else Outcome.PROVIDER_ERROR
+        return REFUSAL_OUTCOMES[refusal.kind]
+
+    async def _settle(self, machine_id: MachineId) -> None:
+        """Read the machine at once: nothing was applied, so normally it is back where it came from."""
+        try:
+            async with asyncio.timeout(self._settings.execute_timeout_seconds):
+                shown = await self._provider.get(machine_id)
+        except (TimeoutError, ProviderRefusal):
+            self._revisit(machine_id)
+            return
+        if not self._take(machine_id, shown):
+            self._revisit(machine_id)
+
+    def _take(self, machine_id: MachineId, shown: Record) -> bool:
+        """Take a record that answers for this machine; False when it is refused or speaks of another machine."""
+        return shown.machine.id == machine_id and self._ingest.observe(shown)
+
+    def _hold(self, machine_id: MachineId, cause: str, *, until_restart: bool) -> None:
+        machine = self._inventory.get(machine_id)
+        if machine is None:
+            return
+        applied_state = self._ingest.applied_state(machine_id)
+        self._ingest.fail(machine, cause)
+        self._strikes.hold(machine_id, applied_state, until_restart=until_restart)
+
+    def _hold_invalid(
+        self,
+        machine_id: MachineId,
+        record: ActionRecord,
+        fault: str = "the provider's answer holds a record that breaks the invariant",
+    ) -> Outcome:
+        record.message = fault
+        self._hold(machine_id, record.message, until_restart=False)
+        return Outcome.INVALID_RECORD
+
+
+def _profile_of(action: Action) -> Profile:
+    assert action.profile is not None, f"{action.kind.label} without a profile"
+    return action.profile

@@ -1,0 +1,212 @@
+"""How the shard's view of a machine changes: by what it drives, and by what the provider shows.
+
+docs/spec/shard.md §5.3. The transition table binds the former only. Stamps are the shard's own: they stay while the
+machine is on its way or bound, and end together with the cluster when it is observed Idle, Speculative or Deleting
+(ADR-0059 in docs/adr). Every change of a machine that is or was bound tells the cluster.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import structlog
+
+from bigfleet.model import labels as keys
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import NodeStateUpdate, NodeStatus, Taint
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.metadata import decode_metadata
+from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
+from bigfleet.shard.inventory import Inventory, InventoryRefusal
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ports import Record
+from bigfleet.shard.sessions import Sessions
+
+_log = structlog.get_logger("bigfleet.shard.ingest")
+
+NO_LONGER_REPORTED = "no longer reported by the provider"
+BOUND_ELSEWHERE = "bound to another cluster by the provider"
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+class Ingest:
+    """The only writer of the inventory beside its tests."""
+
+    def __init__(self, *, inventory: Inventory, sessions: Sessions, metrics: ShardMetrics, clock: Clock) -> None:
+        self._inventory = inventory
+        self._sessions = sessions
+        self._metrics = metrics
+        self._clock = clock
+        #: Last record applied, by machine: what the provider said, without our stamps.
+        self._applied: dict[MachineId, Machine] = {}
+        #: Newest (observed Unix nanoseconds, node name) that the bound cluster's operator reported, by machine.
+        self._node_names: dict[str, tuple[int, str]] = {}
+
+    def drive(self, machine: Machine) -> None:
+        """Carry out a transition of ours. Raises InventoryRefusal when the table or the invariant forbids it."""
+        before = self._inventory.apply(
+            machine,
+            now_seconds=self._clock.monotonic_seconds(),
+            now_unix_nanos=self._clock.unix_nanos(),
+        )
+        self._tell(before, machine)
+
+    def is_unchanged(self, record: Record) -> bool:
+        """Say whether the record equals the last applied one and our view has not moved away from it since."""
+        known = self._inventory.get(record.machine.id)
+        if known is None or self._applied.get(record.machine.id) != record.machine:
+            return False
+        return known.state is record.machine.state and known.cluster == record.machine.cluster
+
+    def observe(self, record: Record) -> bool:
+        """Take what the provider shows; return False when the record was refused and the last good one stays."""
+        known = self._inventory.get(record.machine.id)
+        observed = self._merged(record, known)
+        now_seconds, now_unix_nanos = self._clock.monotonic_seconds(), self._clock.unix_nanos()
+        try:
+            if known is None:
+                self._inventory.insert(observed, now_seconds=now_seconds, now_unix_nanos=now_unix_nanos)
+            else:
+                self._inventory.observe(observed, now_seconds=now_seconds, now_unix_nanos=now_unix_nanos)
+        except InventoryRefusal as refusal:
+            self._metrics.machines_rejected.labels(refusal.reason).inc()
+            _log.warning("record_refused", machine=record.machine.id, reason=refusal.reason, fault=str(refusal))
+            return False
+        self._applied[observed.id] = record.machine
+        if known is not None and not is_legal_transition(known.state, observed.state):
+            self._metrics.observed_jumps.labels(known.state.label, observed.state.label).inc()
+        if observed.state is MachineState.SPECULATIVE and known is not None and known.state is MachineState.DELETING:
+            self._metrics.idle_releases.inc()
+        self._tell(known, observed)
+        return True
+
+    def fail(self, machine: Machine, cause: str) -> None:
+        """Set a machine to Failed in our memory only; the record that says otherwise is kept for comparison."""
+        failed = replace(machine, state=MachineState.FAILED, last_error=cause)
+        before = self._inventory.observe(
+            failed, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
+        )
+        self._tell(before, failed)
+
+    def applied_state(self, machine_id: MachineId) -> MachineState | None:
+        """Return the state of the last record applied, None when there was none."""
+        applied = self._applied.get(machine_id)
+        return applied.state if applied is not None else None
+
+    def remove(self, machine_id: MachineId) -> None:
+        """Forget a machine that the provider does not report any more; its cluster is told that it failed."""
+        machine = self._inventory.remove(machine_id)
+        self._applied.pop(machine_id, None)
+        if machine.cluster:
+            self._tell_lost(machine, NO_LONGER_REPORTED)
+        self._node_names.pop(machine_id, None)
+
+    def note_node_name(self, cluster: str, status: NodeStatus) -> bool:
+        """Keep the node name that an operator reported; False when the machine is not bound to its cluster.
+
+        An empty name says that the node is gone; a status that is older than the last kept changes nothing.
+        """
+        machine = self._inventory.get(status.machine_id)
+        if machine is None or machine.cluster != cluster:
+            return False
+        kept_unix_nanos, _name = self._node_names.get(status.machine_id, (status.observed_unix_nanos, ""))
+        if status.observed_unix_nanos >= kept_unix_nanos:
+            self._node_names[status.machine_id] = (status.observed_unix_nanos, status.node_name)
+        return True
+
+    def node_name(self, machine: Machine) -> str:
+        """Return the provider's node name, else the one that an operator reported, else ""."""
+        return machine.node_name or self._node_names.get(machine.id, (0, ""))[1]
+
+    def node_state(self, machine: Machine, cluster: ClusterId) -> NodeStateUpdate:
+        """Return the frame that shows a machine to a cluster (docs/spec/shard.md §10.3)."""
+        return NodeStateUpdate(
+            machine_id=machine.id,
+            cluster_id=cluster,
+            state=machine.state,
+            node_name=self.node_name(machine),
+            provider_id=provider_id(machine),
+            last_error=machine.last_error,
+            labels=node_labels(machine),
+            resources=dict(machine.allocatable or machine.resources),
+            taints=tuple(node_taints(machine)),
+        )
+
+    def _merged(self, record: Record, known: Machine | None) -> Machine:
+        machine, metadata = record
+        if machine.state in UNBOUND_STATES:
+            return machine.without_binding()
+        if known is None:
+            return self._restored(machine, metadata)
+        if machine.state is known.state is MachineState.CONFIGURING and not machine.cluster:
+            # A provider may name the cluster only once the machine is Configured: absent is not said.
+            machine = replace(machine, cluster=known.cluster)
+        if machine.cluster and known.cluster != machine.cluster:
+            # A binding that we did not make, or whose memory we lost: the provider's echo is the only account of it.
+            if known.cluster:
+                self._metrics.binding_conflicts.inc()
+                _log.warning("binding_conflict", machine=machine.id, ours=known.cluster, provider=machine.cluster)
+            return self._restored(machine, metadata)
+        return replace(
+            machine,
+            assigned_priority=known.assigned_priority,
+            assigned_interruption_penalty_dollars=known.assigned_interruption_penalty_dollars,
+            assigned_reclamation_penalty_dollars=known.assigned_reclamation_penalty_dollars,
+            assigned_need_fingerprint=known.assigned_need_fingerprint,
+            assigned_group=known.assigned_group,
+            intended_cluster=known.intended_cluster,
+            preempted_for=known.preempted_for if machine.state is MachineState.DRAINING else None,
+        )
+
+    def _restored(self, machine: Machine, metadata: Mapping[str, str]) -> Machine:
+        restored, malformed = decode_metadata(machine, metadata)
+        for key in malformed:
+            self._metrics.metadata_errors.inc()
+            _log.warning("metadata_unreadable", machine=machine.id, key=key)
+        return restored
+
+    def _tell(self, before: Machine | None, after: Machine) -> None:
+        cluster = (before.cluster if before is not None else "") or after.cluster
+        if not cluster:
+            return
+        if before is not None and before.cluster and after.cluster not in ("", before.cluster):
+            self._tell_lost(before, BOUND_ELSEWHERE)
+            self._node_names.pop(after.id, None)
+            self._sessions.send_node_state(self.node_state(after, after.cluster))
+            return
+        update = self.node_state(after, ClusterId(cluster))
+        if before is None or self.node_state(before, ClusterId(cluster)) != update:
+            self._sessions.send_node_state(update)
+        if not after.cluster:
+            self._node_names.pop(after.id, None)
+
+    def _tell_lost(self, machine: Machine, cause: str) -> None:
+        """Tell a machine's cluster that it will hear no more of the machine."""
+        lost = replace(machine, state=MachineState.FAILED, last_error=cause)
+        self._sessions.send_node_state(self.node_state(lost, machine.cluster))
+
+
+def provider_id(machine: Machine) -> str:
+    """Return the `spec.providerID` of the machine's node, "" without a host (docs/spec/wire.md §8)."""
+    if not machine.host.is_present:
+        return ""
+    return machine.host.ref if "://" in machine.host.ref else f"{machine.host.provider}://{machine.host.ref}"
+
+
+def node_labels(machine: Machine) -> dict[str, str]:
+    """Return the labels that the node carries: the machine's, its type and zone, without the taints label."""
+    node = {key: value for key, value in machine.labels.items() if key != keys.TAINTS}
+    if machine.instance_type:
+        node[keys.INSTANCE_TYPE] = machine.instance_type
+    if machine.zone:
+        node[keys.ZONE] = machine.zone
+    return node
+
+
+def node_taints(machine: Machine) -> Iterator[Taint]:
+    """Yield the taints of the provider label `key=value:effect,…`; a malformed entry is left out."""
+    for entry in machine.labels.get(keys.TAINTS, "").split(","):
+        pair, _colon, effect = entry.rpartition(":")
+        key, _equals, value = pair.partition("=")
+        if key and effect in _EFFECTS:
+            yield Taint(key, value, effect)

@@ -1,0 +1,128 @@
+"""What a shard counts, under the names that dashboards read (docs/spec/shard.md §14).
+
+Every label value of a bounded set is exported from the start, at 0. No label ever carries a machine id.
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from bigfleet.engine.decision import ActionKind
+from bigfleet.model.machine import InvariantFault
+from bigfleet.model.penalty import ORDINALS, bucket_for_dollars, bucket_label
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.shard.demand import RollUpOutcome
+from bigfleet.shard.inventory import Inventory
+from bigfleet.shard.outcomes import Outcome
+
+_PREFIX = "bigfleet_shard"
+#: 1 ms × 2^0…13.
+_BUCKETS_A = tuple(0.001 * 2**n for n in range(14))
+#: 10 ms × 2^0…15.
+_BUCKETS_B = tuple(0.01 * 2**n for n in range(16))
+PHASES = ("reconcile", "snapread", "decide", "emit", "execute")
+
+
+class ShardMetrics:
+    """Counters and gauges of one shard process, on the registry that is handed in."""
+
+    def __init__(self, registry: CollectorRegistry, inventory: Inventory) -> None:
+        def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+            return Counter(f"{_PREFIX}_{name}", text, tuple(labels), registry=registry)
+
+        def gauge(name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
+            return Gauge(f"{_PREFIX}_{name}", text, tuple(labels), registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
+            return Histogram(f"{_PREFIX}_{name}", text, tuple(labels), buckets=buckets, registry=registry)
+
+        self.cycle_duration = histogram("cycle_duration_seconds", "One cycle", _BUCKETS_A)
+        self.cycle_phase = histogram("cycle_phase_duration_seconds", "One phase of a cycle", _BUCKETS_A, ["phase"])
+        self.cycle_failures = counter("cycle_failures_total", "Cycles that ended in an error")
+        self.cycle_last_success = gauge("cycle_last_success_timestamp_seconds", "When a cycle last finished")
+        self.reconciles = counter("reconcile_total", "Reconciles", ["mode", "outcome"])
+        self.observed_jumps = counter("observed_jumps_total", "Observed transitions outside the table", ["from", "to"])
+        self.binding_conflicts = counter("binding_conflicts_total", "Machines that the provider had bound otherwise")
+        self.metadata_errors = counter("metadata_decode_errors_total", "Metadata keys that could not be read")
+        self.removals_braked = gauge("removals_braked", "Machines whose removal is held back")
+        self.machines_rejected = counter("machines_rejected_total", "Provider records refused", ["reason"])
+        self.machines_held = gauge("machines_held", "Machines that this shard set to Failed")
+        self.demand_rows = gauge("demand_rows", "Rows of demand in force")
+        self.shortfalls = gauge("shortfalls", "Entries of the shortfall ledger")
+        self.actions = counter("actions_total", "Actions enqueued for execution", ["kind"])
+        self.outcomes = counter("action_execute_outcomes_total", "How actions ended", ["kind", "outcome"])
+        self.actions_deferred = counter("actions_deferred_total", "Actions put off by the action limit")
+        self.actions_dropped = counter("actions_dropped_total", "Actions dropped because the queue was full")
+        self.actions_deduped = counter("actions_deduped_total", "Actions already in flight or moot")
+        self.actions_refused = counter("actions_refused_total", "Actions of rows in back-off")
+        self.actions_suppressed = counter("actions_suppressed_total", "Actions suppressed by the pause", ["kind"])
+        self.actions_dry_run = counter("actions_dryrun_total", "Actions reported by a dry run", ["kind"])
+        self.actuation_paused = gauge("actuation_paused", "1 while actuation is paused")
+        self.queue_depth = gauge("action_queue_depth", "Actions that wait for a worker")
+        self.inflight = gauge("execute_inflight", "Actions that hold a worker slot")
+        self.waiting = gauge("execute_waiting", "Actions that wait for an operator", ["for"])
+        self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
+        self.idle_releases = counter("idle_releases_total", "Machines that reached Speculative")
+        self.request_bootstrap = histogram("request_bootstrap_seconds", "Round trip of a bootstrap request", _BUCKETS_B)
+        self.drains_without_session = counter("drains_without_session_total", "Drains without an operator to ask")
+        self.drain_results = counter("drain_results_total", "Results of drains", ["outcome"])
+        self.rollups = counter("rollups_total", "Roll-ups received", ["result"])
+        self.rollups_rejected = counter("rollups_rejected_total", "Roll-ups refused as malformed", ["cluster"])
+        self.rollup_quarantined = gauge("rollup_quarantined", "1 while the cluster's roll-up is held", ["cluster"])
+        self.active_sessions = gauge("active_sessions", "Connected operators")
+        self.session_lifecycle = counter("session_lifecycle_total", "Sessions that came and went", ["event"])
+        self.outbox_dropped = counter("outbox_dropped_total", "Frames dropped for lack of room")
+        self.fenced = counter("fenced_total", "Calls refused because a newer process of this shard exists")
+        self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_B, ["method", "code"])
+        self.epoch = gauge("epoch", "The epoch of this process")
+        registry.register(_InventoryCollector(inventory))
+        self._export_zeros()
+
+    def _export_zeros(self) -> None:
+        for phase in PHASES:
+            self.cycle_phase.labels(phase)
+        for mode in ("full", "delta"):
+            for outcome in ("ok", "error", "braked"):
+                self.reconciles.labels(mode, outcome)
+        for kind in ActionKind:
+            for counter in (self.actions, self.actions_suppressed, self.actions_dry_run):
+                counter.labels(kind.label)
+            for outcome_value in Outcome:
+                self.outcomes.labels(kind.label, outcome_value.value)
+        for result in RollUpOutcome:
+            self.rollups.labels(result.value)
+        for fault in InvariantFault:
+            self.machines_rejected.labels(fault.value)
+        for event in ("installed", "removed", "replaced", "overflowed", "unresponsive"):
+            self.session_lifecycle.labels(event)
+        for waited_for in ("blob", "drain"):
+            self.waiting.labels(waited_for)
+
+
+class _InventoryCollector(Collector):
+    """Counts machines when somebody asks, instead of at every transition."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Return `inventory_machines`, every combination of state and capacity type included."""
+        family = GaugeMetricFamily(
+            f"{_PREFIX}_inventory_machines",
+            "Machines known",
+            labels=["state", "capacity_type", "interruption_penalty_bucket"],
+        )
+        counts: dict[tuple[str, str, str], int] = {}
+        for state in MachineState:
+            for capacity_type in CapacityType:
+                counts[(state.label, capacity_type.label, bucket_label(ORDINALS[0]))] = 0
+        # Scrapes are rendered in another thread: only what is immutable may be read here, as of the last cycle.
+        for machine in self._inventory.latest_snapshot.machines.values():
+            bucket = bucket_for_dollars(machine.assigned_interruption_penalty_dollars) if machine.cluster else 0
+            key = (machine.state.label, machine.capacity_type.label, bucket_label(bucket))
+            counts[key] = counts.get(key, 0) + 1
+        for labels, number in counts.items():
+            family.add_metric(labels, number)
+        yield family

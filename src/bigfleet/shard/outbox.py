@@ -1,0 +1,165 @@
+"""What waits to be sent to one operator: bounded, coalescing, and nobody who puts a frame in ever waits.
+
+docs/spec/shard.md §10.4. One writer takes frames out. Frames of the same key replace each other, the newer going to
+the tail. Frames that must be delivered are never replaced or dropped; when no room is left for one the session ends.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+from bigfleet.model.frames import (
+    ECHO_RESYNC,
+    Acknowledgement,
+    AvailableCapacity,
+    BootstrapRequest,
+    NodeStateUpdate,
+    ReclaimInstruction,
+    ShardFrame,
+)
+
+
+class CloseReason(Enum):
+    """Why a session ended from our side; `rpc` turns it into a status code."""
+
+    REPLACED = "replaced"
+    OVERFLOWED = "overflowed"
+    UNRESPONSIVE = "unresponsive"
+    STOPPING = "stopping"
+    MISROUTED = "misrouted"
+    MALFORMED = "malformed"
+    GONE = "gone"
+
+
+class SessionClosed(Exception):
+    """The outbox has ended; nothing more will come out of it."""
+
+    def __init__(self, reason: CloseReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class Outbox:
+    """The frames of one session.
+
+    Invariant: at most `frames_max` frames wait, and at most one of each supersedes_key.
+    """
+
+    def __init__(self, frames_max: int, on_overflow: Callable[[], None] = lambda: None) -> None:
+        """Hold at most `frames_max` frames; `on_overflow` hears that a frame that must be delivered found no room."""
+        self._frames_max = frames_max
+        self._on_overflow = on_overflow
+        self._frames: OrderedDict[int, ShardFrame] = OrderedDict()
+        self._by_key: dict[str, int] = {}
+        self._next_number = 0
+        self._wakeup = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._resync: deque[str] | None = None
+        self._render: Callable[[str], NodeStateUpdate | None] | None = None
+        self._resync_wanted = False
+        self.closed: CloseReason | None = None
+        #: Frames dropped since the session opened.
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def overflowed(self) -> bool:
+        """Say whether frames were dropped that a resync has to make up for, and there is room for it again."""
+        return self._resync_wanted and len(self._frames) * 2 <= self._frames_max
+
+    def put(self, frame: ShardFrame) -> None:
+        """Queue a frame; it may push out coalescing ones or end the session, it never waits."""
+        if self.closed is not None:
+            return
+        key = _supersedes_key(frame)
+        if key is not None:
+            known = self._by_key.pop(key, None)
+            if known is not None:
+                del self._frames[known]
+        if len(self._frames) >= self._frames_max and not self._make_room(key is None):
+            return
+        self._next_number += 1
+        self._frames[self._next_number] = frame
+        if key is not None:
+            self._by_key[key] = self._next_number
+        self._wakeup.set()
+
+    def start_resync(self, machine_ids: Iterable[str], render: Callable[[str], NodeStateUpdate | None]) -> None:
+        """Send the state of these machines as of the moment of sending, then an ack `resync`.
+
+        They are rendered one by one as the stream takes them, so they need no room in the queue.
+        """
+        self._resync = deque(machine_ids)
+        self._render = render
+        self._resync_wanted = False
+        self._wakeup.set()
+
+    def close(self, reason: CloseReason) -> None:
+        """End the outbox; the first reason stays."""
+        if self.closed is None:
+            self.closed = reason
+            self._frames.clear()
+            self._by_key.clear()
+            self._resync = None
+            self._wakeup.set()
+            self._ended.set()
+
+    async def ended(self) -> CloseReason:
+        """Wait for the end and return its reason; a writer that is stuck in its stream is no obstacle."""
+        await self._ended.wait()
+        assert self.closed is not None
+        return self.closed
+
+    async def next(self) -> ShardFrame:
+        """Return the next frame, waiting for one. Raises SessionClosed once the outbox has ended."""
+        while True:
+            if self.closed is not None:
+                raise SessionClosed(self.closed)
+            frame = self._take()
+            if frame is not None:
+                return frame
+            self._wakeup.clear()
+            await self._wakeup.wait()
+
+    def _take(self) -> ShardFrame | None:
+        # Queued frames go first: a resync renders the present, so nothing older may follow it for the same machine.
+        if self._frames:
+            _number, frame = self._frames.popitem(last=False)
+            key = _supersedes_key(frame)
+            if key is not None:
+                self._by_key.pop(key, None)
+            return frame
+        while self._resync is not None and self._render is not None:
+            if not self._resync:
+                self._resync = None
+                return Acknowledgement(echo=ECHO_RESYNC)
+            update = self._render(self._resync.popleft())
+            if update is not None:
+                return update
+        return None
+
+    def _make_room(self, must_deliver: bool) -> bool:
+        if not must_deliver:
+            self.dropped += 1
+            self._resync_wanted = True
+            return False
+        if not self._by_key:
+            self.close(CloseReason.OVERFLOWED)
+            self._on_overflow()
+            return False
+        oldest = next(iter(self._by_key))
+        del self._frames[self._by_key.pop(oldest)]
+        self.dropped += 1
+        self._resync_wanted = True
+        return True
+
+
+def _supersedes_key(frame: ShardFrame) -> str | None:
+    match frame:
+        case NodeStateUpdate() | AvailableCapacity():
+            return frame.supersedes_key
+        case Acknowledgement() | BootstrapRequest() | ReclaimInstruction():
+            return None

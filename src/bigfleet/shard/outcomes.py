@@ -1,0 +1,68 @@
+"""How an action ends, as a bounded set, and the record of one action from decision to end.
+
+docs/spec/shard.md §9.7. Outcomes are told apart by the type of what happened, never by message text.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from bigfleet.engine.decision import Action
+from bigfleet.shard.ports import RefusalKind
+
+
+class Outcome(Enum):
+    """Label of an action's end."""
+
+    SUCCESS = "success"
+    NOOP = "noop"
+    STALE = "stale"
+    NO_SESSION = "no_session"
+    OPERATOR_UNRESPONSIVE = "operator_unresponsive"
+    BLOB_TIMEOUT = "blob_timeout"
+    BLOB_ERROR = "blob_error"
+    BLOB_EXPIRED = "blob_expired"
+    CONFIGURE_ERROR = "configure_error"
+    PROVIDER_ERROR = "provider_error"
+    EXHAUSTED = "exhausted"
+    NOT_FOUND = "not_found"
+    NOT_SUPPORTED = "not_supported"
+    INVALID_RECORD = "invalid_record"
+    UNKNOWN_OUTCOME = "unknown_outcome"
+    TRANSITION_ERROR = "transition_error"
+    TRANSITION_RACED_TO_IDLE = "transition_raced_to_idle"
+    FENCED = "fenced"
+    CTX_CANCELED = "ctx_canceled"
+
+
+#: What a refusal is called, where the call's kind makes no difference; a strike decides between the other two.
+REFUSAL_OUTCOMES = {
+    RefusalKind.FENCED: Outcome.FENCED,
+    RefusalKind.NOT_FOUND: Outcome.NOT_FOUND,
+    RefusalKind.NOT_SUPPORTED: Outcome.NOT_SUPPORTED,
+    RefusalKind.UNKNOWN_OUTCOME: Outcome.UNKNOWN_OUTCOME,
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ActionRecord:
+    """One action on its way; touched by the shard's loop alone."""
+
+    action_id: str
+    action: Action
+    decided_cycle: int
+    decided_unix_nanos: int
+    executed_cycle: int = 0
+    #: 0 while it is running.
+    finished_unix_nanos: int = 0
+    #: None while it is running; also `suppressed` and `dryrun`, which no worker produces.
+    outcome: Outcome | None = None
+    disposition: str = ""
+    message: str = ""
+    operation_id: str = ""
+
+    @property
+    def outcome_label(self) -> str:
+        """The label that readers see: empty while the action runs."""
+        if self.disposition:
+            return self.disposition
+        return self.outcome.value if self.outcome is not None else ""

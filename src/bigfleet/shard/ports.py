@@ -1,0 +1,149 @@
+"""What a shard needs of the world, as Protocols: a provider that makes machines real, and a place to compute.
+
+gRPC stands behind these in production, values in tests and the simulation. How a provider can say no is a closed list
+(docs/spec/shard.md §9.6), told apart by type and never by message text.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeVar
+
+from bigfleet.model.ids import ClusterId, MachineId, ShardId
+from bigfleet.model.machine import Machine
+
+T = TypeVar("T")
+
+
+class FenceToken(NamedTuple):
+    """Proof of who calls: compared per (shard, machine), strictly rising (docs/spec/wire.md §5)."""
+
+    shard_id: ShardId
+    epoch: int
+    sequence: int
+
+
+class Record(NamedTuple):
+    """A machine as its provider tells it; the stamps are in `metadata`, not yet in the machine."""
+
+    machine: Machine
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionAck:
+    """A provider took a call: the operation, and the record as of acceptance."""
+
+    operation_id: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """One answer to List."""
+
+    records: Sequence[Record]
+    #: Cursor for the next call; empty gives none.
+    revision: bytes = b""
+    #: Ids that left the inventory since the cursor; they mean something only with `tombstones`.
+    removed_ids: tuple[str, ...] = ()
+    #: This is a delta to the cursor's view and its removals are complete.
+    tombstones: bool = False
+
+
+class RefusalKind(Enum):
+    """The ways in which a mutating call is not accepted."""
+
+    #: A newer process of this shard has called: never retried.
+    FENCED = "fenced"
+    NOT_FOUND = "not_found"
+    NOT_SUPPORTED = "not_supported"
+    #: The call may have been applied: timeouts, broken connections, cancelled calls.
+    UNKNOWN_OUTCOME = "unknown_outcome"
+    EXHAUSTED = "exhausted"
+    #: Nothing was applied, for any other reason.
+    REFUSED = "refused"
+
+
+class ProviderRefusal(Exception):
+    """A provider call that did not succeed."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Provider(Protocol):
+    """The six calls. Every one raises ProviderRefusal when it is not answered with success."""
+
+    async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck: ...
+
+    async def configure(
+        self,
+        machine_id: MachineId,
+        cluster: ClusterId,
+        blob: bytes,
+        metadata: Mapping[str, str],
+        token: FenceToken,
+    ) -> TransitionAck: ...
+
+    async def drain(self, machine_id: MachineId, grace_seconds: int, token: FenceToken) -> TransitionAck: ...
+
+    async def delete(self, machine_id: MachineId, token: FenceToken) -> TransitionAck: ...
+
+    async def get(self, machine_id: MachineId) -> Record: ...
+
+    async def list(self, since_revision: bytes) -> Listing: ...
+
+
+class Compute(Protocol):
+    """Runs a pure function off the loop, or inline where time is virtual, and returns its result."""
+
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
+
+
+async def compute_inline(work: Callable[[], T]) -> T:
+    """Run the work on the spot: for tests and the simulation, where no thread may exist."""
+    return work()
+
+
+class TokenSource:
+    """Makes fence tokens: a fresh sequence number for every attempt, rising from 1 (docs/spec/wire.md §5)."""
+
+    def __init__(self, shard_id: ShardId, epoch: int) -> None:
+        self.shard_id = shard_id
+        self.epoch = epoch
+        self._sequence = 0
+
+    def next(self) -> FenceToken:
+        """Return a token that is greater than every one before."""
+        self._sequence += 1
+        return FenceToken(self.shard_id, self.epoch, self._sequence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSettings:
+    """What a person may set on a shard (docs/spec/shard.md §1)."""
+
+    cycle_interval_seconds: float = 10.0
+    #: Least time between the starts of woken cycles; None cycles on the timer alone.
+    wake_gap_seconds: float | None = 0.5
+    execute_concurrency_max: int = 64
+    #: Actions that wait for an operator without holding a slot.
+    execute_waiting_max: int = 1024
+    execute_timeout_seconds: float = 30.0
+    bootstrap_timeout_seconds: float = 30.0
+    list_timeout_seconds: float = 120.0
+    #: 0 is unlimited.
+    actions_per_cycle_max: int = 0
+    incremental_reconcile: bool = False
+    #: Cycles between full lists where deltas carry no tombstones.
+    full_list_every_cycles: int = 30
+    #: 0 switches the rail off.
+    reclaim_cap_fraction: float = 0.05
+    empty_rollup_guard: bool = True
+    removal_brake: bool = True
+    actuation_paused: bool = False
+    dry_run: bool = False
+    outbox_frames_max: int = 1024
+    action_history_max: int = 10_000

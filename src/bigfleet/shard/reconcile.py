@@ -1,0 +1,197 @@
+"""Keeping the shard's view true: what one List means for the inventory.
+
+docs/spec/shard.md §5. List and Get only; there is no Watch. A record that was refused or skipped was still seen: it
+never reads as a removal. An error changes nothing, and a sudden loss of supply is not believed before its third time.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from bigfleet.model.ids import MachineId
+from bigfleet.model.states import MachineState
+from bigfleet.shard.actuation import Actuator
+from bigfleet.shard.backoff import Strikes
+from bigfleet.shard.executors import Executors
+from bigfleet.shard.ingest import Ingest
+from bigfleet.shard.inventory import Inventory
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ports import Listing, Provider, ProviderRefusal, Record, RefusalKind, ShardSettings
+from bigfleet.shard.rails import RemovalBrake
+
+_log = structlog.get_logger("bigfleet.shard.reconcile")
+
+REVISITS_PER_CYCLE_MAX = 256
+REVISITS_AT_ONCE_MAX = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileResult:
+    """What one pass did."""
+
+    mode: str
+    records: int
+    removed: int
+    braked: int
+
+
+class Reconciler:
+    """Reads the provider once per cycle and applies what it shows."""
+
+    def __init__(
+        self,
+        *,
+        settings: ShardSettings,
+        provider: Provider,
+        inventory: Inventory,
+        ingest: Ingest,
+        executors: Executors,
+        strikes: Strikes,
+        metrics: ShardMetrics,
+    ) -> None:
+        self._settings = settings
+        self._provider = provider
+        self._inventory = inventory
+        self._ingest = ingest
+        self._executors = executors
+        self._strikes = strikes
+        self._metrics = metrics
+        self._cursor = b""
+        self._knows_tombstones = False
+        self._cycles_since_full = 0
+        self._brake = RemovalBrake()
+        #: Ids whose removal a delta told and the brake held back.
+        self._held_removals: set[MachineId] = set()
+        #: Ids to read with Get as soon as they are not pending: a state that did not move makes no delta.
+        self._revisit: set[MachineId] = set()
+
+    def revisit(self, machine_id: MachineId) -> None:
+        """Read this machine with Get in the next reconcile in which it is not pending."""
+        self._revisit.add(machine_id)
+
+    async def run(self, actuator: Actuator) -> ReconcileResult:
+        """Read and apply. Raises ProviderRefusal or TimeoutError when List fails; then nothing was changed."""
+        self._cycles_since_full += 1
+        cursor = self._cursor_to_use()
+        mode = "delta" if cursor else "full"
+        actuator.begin_view()
+        try:
+            async with asyncio.timeout(self._settings.list_timeout_seconds):
+                listing = await self._provider.list(cursor)
+        except (ProviderRefusal, TimeoutError):
+            self._metrics.reconciles.labels(mode, "error").inc()
+            raise
+        is_full = not cursor or (self._knows_tombstones and not listing.tombstones)
+        mode = "full" if is_full else "delta"
+        self._knows_tombstones = self._knows_tombstones or listing.tombstones
+        for record in listing.records:
+            self._one(record, actuator)
+        removals = self._removals(listing, is_full, actuator)
+        removed, braked = self._remove(removals, is_full)
+        if self._settings.incremental_reconcile:
+            # What a full answer left out no later delta would tell: a braked one is asked for again as a whole.
+            self._cursor = b"" if braked and is_full else listing.revision
+            if is_full:
+                self._cycles_since_full = 0
+            self._revisit.update(MachineId(machine_id) for machine_id in self._strikes.expired())
+        await self._read_revisits(actuator)
+        self._metrics.reconciles.labels(mode, "braked" if braked else "ok").inc()
+        self._metrics.removals_braked.set(braked)
+        self._metrics.machines_held.set(len(self._strikes))
+        return ReconcileResult(mode=mode, records=len(listing.records), removed=removed, braked=braked)
+
+    def _cursor_to_use(self) -> bytes:
+        if not self._settings.incremental_reconcile:
+            return b""
+        too_old = not self._knows_tombstones and self._cycles_since_full >= self._settings.full_list_every_cycles
+        return b"" if too_old else self._cursor
+
+    def _one(self, record: Record, actuator: Actuator) -> None:
+        machine = record.machine
+        self._held_removals.discard(machine.id)
+        if self._executors.is_draining_with_operator(machine.id):
+            if machine.state is not MachineState.CONFIGURED and self._ingest.observe(record):
+                self._executors.end_drain_wait(machine.id)
+            return
+        if actuator.is_pending(machine.id) or actuator.was_pending_since_view(machine.id):
+            self._revisit.add(machine.id)
+            return
+        self._apply(record)
+
+    def _removals(self, listing: Listing, is_full: bool, actuator: Actuator) -> list[MachineId]:
+        """Return what this answer says is gone; what is in flight is asked about again as soon as it is not."""
+        if is_full:
+            # A whole view supersedes what deltas told.
+            self._held_removals.clear()
+            seen = {record.machine.id for record in listing.records}
+            told = {machine_id for machine_id in self._inventory.machines if machine_id not in seen}
+        else:
+            self._held_removals.intersection_update(self._inventory.machines)
+            told = self._held_removals.union(
+                MachineId(machine_id) for machine_id in listing.removed_ids if machine_id in self._inventory
+            )
+        in_flight = {machine_id for machine_id in told if self._is_in_flight(machine_id, actuator)}
+        self._revisit |= in_flight
+        return sorted(told - in_flight)
+
+    def _is_in_flight(self, machine_id: MachineId, actuator: Actuator) -> bool:
+        if self._executors.is_draining_with_operator(machine_id):
+            return False
+        return actuator.is_pending(machine_id) or actuator.was_pending_since_view(machine_id)
+
+    def _remove(self, gone: list[MachineId], is_full: bool) -> tuple[int, int]:
+        """Remove what rail 4 admits; return how many were removed and how many held back."""
+        if self._settings.removal_brake:
+            held_before = self._brake.braked_in_a_row
+            admitted, self._brake = self._brake.admit(len(gone), len(self._inventory))
+            if not admitted:
+                _log.error("removals_braked", machines=len(gone), known=len(self._inventory))
+                if not is_full:
+                    self._held_removals.update(gone)
+                return 0, len(gone)
+            if held_before and self._brake.is_suspicious(len(gone), len(self._inventory)):
+                _log.error("removals_believed", machines=len(gone), known=len(self._inventory))
+        for machine_id in gone:
+            self._executors.end_drain_wait(machine_id)
+            self._ingest.remove(machine_id)
+            self._strikes.forget(machine_id)
+            self._held_removals.discard(machine_id)
+        if gone:
+            _log.warning("machines_removed", machines=len(gone), sample=[str(machine_id) for machine_id in gone[:10]])
+        return len(gone), 0
+
+    async def _read_revisits(self, actuator: Actuator) -> None:
+        ready = [machine_id for machine_id in sorted(self._revisit) if not actuator.is_pending(machine_id)]
+        batch = ready[:REVISITS_PER_CYCLE_MAX]
+        if not self._settings.incremental_reconcile:
+            # The next full List shows them all.
+            self._revisit.difference_update(ready)
+            return
+        gate = asyncio.Semaphore(REVISITS_AT_ONCE_MAX)
+
+        async def read(machine_id: MachineId) -> None:
+            async with gate:
+                try:
+                    async with asyncio.timeout(self._settings.execute_timeout_seconds):
+                        record = await self._provider.get(machine_id)
+                except ProviderRefusal as refusal:
+                    if refusal.kind is RefusalKind.NOT_FOUND:
+                        # Told gone, like a tombstone: the next pass removes it, under the same brake.
+                        self._revisit.discard(machine_id)
+                        self._held_removals.add(machine_id)
+                    return
+                except TimeoutError:
+                    return
+            if not actuator.is_pending(machine_id):
+                self._revisit.discard(machine_id)
+                if record.machine.id == machine_id:
+                    self._apply(record)
+
+        await asyncio.gather(*(read(machine_id) for machine_id in batch))
+
+    def _apply(self, record: Record) -> None:
+        if self._strikes.is_held(record.machine.id) and self._strikes.keeps(record.machine.id, record.machine.state):
+            return
+        if not self._ingest.is_unchanged(record):
+            self._ingest.observe(record)

@@ -1,0 +1,73 @@
+"""Starts the real commands as processes of their own, waits until they serve, and ends them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+#: Long enough for a cold start on a busy machine; nothing asserts how long it took.
+READY_SECONDS_MAX = 60.0
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def bigfleet(*arguments: str) -> list[str]:
+    """Return the argument vector of a bigfleet command in this interpreter."""
+    return [sys.executable, "-m", "bigfleet.cli.main", *arguments]
+
+
+def run_bigfleet(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, without a terminal, and return what it said."""
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    return subprocess.run(
+        bigfleet(*arguments), cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def wait_until_serving(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return once the gRPC health of an address is SERVING. Raises AssertionError with the log when it never is."""
+    deadline = time.monotonic() + READY_SECONDS_MAX
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while time.monotonic() < deadline:
+            assert process.poll() is None, f"the process ended with {process.returncode}:\n{log.read_text()}"
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=1)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            except grpc.RpcError:
+                pass
+            time.sleep(0.05)
+    raise AssertionError(f"{address} did not serve within {READY_SECONDS_MAX:.0f} s:\n{log.read_text()}")
+
+
+@contextmanager
+def serving(address: str, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command while the context lasts, from the moment its gRPC address serves; then stop it in order."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(bigfleet(*arguments), stdout=output, stderr=output)
+    try:
+        wait_until_serving(address, process, log)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)

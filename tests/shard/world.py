@@ -1,0 +1,342 @@
+"""A world for one shard on virtual time: a provider that answers as it is told, and operators that answer or do not.
+
+The provider follows the transition table, fences per (shard, machine), and can be synchronous (an ack in the resting
+state) or asynchronous (an ack in the transitional one, settled by `settle`). Refusals and lost answers are scripted.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import xxhash
+from prometheus_client import CollectorRegistry
+
+from bigfleet.model.frames import (
+    CAPABILITY_DRAIN_RESULT,
+    AvailableCapacity,
+    BootstrapRequest,
+    BootstrapResponse,
+    DrainOutcome,
+    DrainResult,
+    Hello,
+    MalformedMessage,
+    NodeStateUpdate,
+    ReclaimInstruction,
+    ShardFrame,
+)
+from bigfleet.model.ids import ClusterId, MachineId, ShardId
+from bigfleet.model.machine import Host, Machine
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.vector import families, parse_vector
+from bigfleet.shard.controller import CycleReport, Shard
+from bigfleet.shard.outbox import SessionClosed
+from bigfleet.shard.ports import (
+    FenceToken,
+    Listing,
+    ProviderRefusal,
+    Record,
+    RefusalKind,
+    ShardSettings,
+    TransitionAck,
+    compute_inline,
+)
+from bigfleet.shard.sessions import Session
+from bigfleet.sim.virtual_time import LoopClock
+
+S = MachineState
+TARGETS = {S.CREATING: S.IDLE, S.CONFIGURING: S.CONFIGURED, S.DRAINING: S.IDLE, S.DELETING: S.SPECULATIVE}
+
+
+class SequentialIds:
+    """Ids in order, so that tests can name them."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def new_id(self) -> str:
+        """Return the next id."""
+        self._number += 1
+        return f"id-{self._number:06d}"
+
+
+def machine(machine_id: str, state: MachineState, **changes: Any) -> Machine:
+    """Return a sound machine of 4 cpu and 16Gi in the state, bare metal at $1, changed as asked."""
+    facts: dict[str, Any] = {
+        "id": MachineId(machine_id),
+        "state": state,
+        "host": Host("test", f"host-{machine_id}") if state not in (S.SPECULATIVE, S.CREATING) else Host(),
+        "instance_type": "t4",
+        "zone": "za",
+        "capacity_type": CapacityType.BARE_METAL,
+        "allocatable": {"cpu": "4", "memory": "16Gi"},
+        "price_usd_per_hour": 1.0,
+    }
+    return Machine(**(facts | changes))
+
+
+def need(cluster: str, cpu: str, *, priority: int = 100, group: str = "", **profile: Any) -> Need:
+    """Return a row that wants that much cpu of machines of type t4."""
+    quantities = {"cpu": cpu}
+    return Need(
+        cluster=ClusterId(cluster),
+        profile=Profile(
+            requirements=(Requirement("node.kubernetes.io/instance-type", Operator.IN, ("t4",)),),
+            priority=priority,
+            **profile,
+        ),
+        aggregate=parse_vector(quantities),
+        min_unit=parse_vector({"cpu": "1"}),
+        group=group,
+        families=families(quantities),
+    )
+
+
+@dataclass
+class ScriptedProvider:
+    """Implements `bigfleet.shard.ports.Provider` in memory."""
+
+    synchronous: bool = False
+    records: dict[str, Machine] = field(default_factory=dict)
+    metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    marks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    #: Every mutating call: (method, machine, sequence).
+    calls: list[tuple[str, str, int]] = field(default_factory=list)
+    #: (method, machine) → what to raise, once each.
+    refusals: dict[tuple[str, str], list[RefusalKind]] = field(default_factory=dict)
+    #: (method, machine): the effect happens and the answer is lost.
+    lost_answers: set[tuple[str, str]] = field(default_factory=set)
+    grace_seconds: dict[str, int] = field(default_factory=dict)
+    list_fails: bool = False
+    #: Called between taking the view of a List and answering it.
+    during_list: Callable[[], Any] | None = None
+    #: Answers of `List` that replace the truth, once each.
+    listings: list[Listing] = field(default_factory=list)
+
+    def add(self, *machines: Machine) -> None:
+        """Put machines into the provider's inventory."""
+        for each in machines:
+            self.records[each.id] = each
+
+    def state(self, machine_id: str) -> MachineState:
+        """Return the provider's state of a machine."""
+        return self.records[machine_id].state
+
+    def settle(self, *machine_ids: str) -> None:
+        """End the transitions of these machines, or of all."""
+        for machine_id in machine_ids or tuple(self.records):
+            record = self.records[machine_id]
+            if record.state in TARGETS:
+                self._become(machine_id, TARGETS[record.state])
+
+    def fail(self, machine_id: str, text: str) -> None:
+        """End a transition in FAILED."""
+        self.records[machine_id] = replace(self.records[machine_id], state=S.FAILED, last_error=text)
+
+    async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
+        return self._transition("create", machine_id, token, S.SPECULATIVE, S.CREATING)
+
+    async def configure(
+        self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
+    ) -> TransitionAck:
+        return self._transition("configure", machine_id, token, S.IDLE, S.CONFIGURING, cluster, dict(metadata))
+
+    async def drain(self, machine_id: MachineId, grace_seconds: int, token: FenceToken) -> TransitionAck:
+        self.grace_seconds[machine_id] = grace_seconds
+        return self._transition("drain", machine_id, token, S.CONFIGURED, S.DRAINING)
+
+    async def delete(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
+        return self._transition("delete", machine_id, token, S.IDLE, S.DELETING)
+
+    async def get(self, machine_id: MachineId) -> Record:
+        if machine_id not in self.records:
+            raise ProviderRefusal(RefusalKind.NOT_FOUND, "unknown machine")
+        return Record(self.records[machine_id], self.metadata.get(machine_id, {}))
+
+    async def list(self, since_revision: bytes) -> Listing:
+        if self.list_fails:
+            raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "connection refused")
+        answer = (
+            self.listings.pop(0)
+            if self.listings
+            else Listing(records=[Record(m, self.metadata.get(m.id, {})) for m in self.records.values()])
+        )
+        if self.during_list is not None:
+            await self.during_list()
+        return answer
+
+    def _transition(
+        self,
+        method: str,
+        machine_id: MachineId,
+        token: FenceToken,
+        source: MachineState,
+        target: MachineState,
+        cluster: str | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> TransitionAck:
+        self.calls.append((method, machine_id, token.sequence))
+        mark = self.marks.get((token.shard_id, machine_id), (-1, -1))
+        if (token.epoch, token.sequence) <= mark:
+            raise ProviderRefusal(RefusalKind.FENCED, "stale token")
+        self.marks[(token.shard_id, machine_id)] = (token.epoch, token.sequence)
+        scripted = self.refusals.get((method, machine_id))
+        if scripted:
+            raise ProviderRefusal(scripted.pop(0), "as scripted")
+        if machine_id not in self.records:
+            raise ProviderRefusal(RefusalKind.NOT_FOUND, "unknown machine")
+        if self.records[machine_id].state is not source:
+            raise ProviderRefusal(RefusalKind.REFUSED, f"out of position: {method} needs {source.label}")
+        if cluster is not None:
+            self.records[machine_id] = replace(self.records[machine_id], cluster=ClusterId(cluster))
+            self.metadata[machine_id] = metadata or {}
+        self._become(machine_id, TARGETS[target] if self.synchronous else target)
+        if (method, machine_id) in self.lost_answers:
+            raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "the connection broke")
+        return TransitionAck(
+            operation_id=f"op-{len(self.calls)}",
+            record=Record(self.records[machine_id], self.metadata.get(machine_id, {})),
+        )
+
+    def _become(self, machine_id: str, state: MachineState) -> None:
+        record = replace(self.records[machine_id], state=state)
+        if state in (S.IDLE, S.SPECULATIVE):
+            record = replace(record, cluster=ClusterId(""))
+            self.metadata.pop(machine_id, None)
+        host = Host() if state in (S.SPECULATIVE, S.CREATING) else Host("test", f"host-{machine_id}")
+        self.records[machine_id] = replace(record, host=host)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A roll-up offer made of values."""
+
+    cluster_id: str
+    rows: tuple[Need, ...]
+    timestamp_unix_nanos: int = 1
+    fault: MalformedMessage | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """Over the rows alone."""
+        return xxhash.xxh3_128_digest(repr((self.cluster_id, self.rows, self.fault)).encode())
+
+    def needs(self) -> tuple[Need, ...]:
+        """Return the rows, or raise the fault."""
+        if self.fault is not None:
+            raise self.fault
+        return self.rows
+
+
+class FakeOperator:
+    """An operator at the other end of a session: collects frames and answers what it is told to."""
+
+    def __init__(self, world: "World", cluster: str, capabilities: frozenset[str]) -> None:
+        self.world = world
+        self.session: Session = world.shard.sessions.open(Hello(cluster_id=cluster, capabilities=capabilities))
+        self.frames: list[ShardFrame] = []
+        #: What to answer to bootstrap requests; None answers nothing.
+        self.answer: Callable[[BootstrapRequest], BootstrapResponse] | None = lambda request: BootstrapResponse(
+            request_id=request.request_id, user_data=b"#cloud-config"
+        )
+        #: How a drain ends, after how many seconds; None does not answer.
+        self.drain: tuple[DrainOutcome, float] | None = (DrainOutcome.DRAINED, 5.0)
+        self._tasks = {asyncio.create_task(self._read())}
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                frame = await self.session.outbox.next()
+            except SessionClosed:
+                return
+            self.frames.append(frame)
+            if isinstance(frame, BootstrapRequest) and self.answer is not None:
+                self.world.shard.sessions.receive_bootstrap_response(self.session, self.answer(frame))
+            if isinstance(frame, ReclaimInstruction) and self.drain is not None:
+                self._tasks.add(asyncio.create_task(self._drained(frame, *self.drain)))
+
+    async def _drained(self, instruction: ReclaimInstruction, outcome: DrainOutcome, seconds: float) -> None:
+        await LoopClock().sleep(seconds)
+        for machine_id in instruction.machine_ids:
+            self.world.shard.sessions.receive_drain_result(
+                self.session,
+                DrainResult(instruction_id=instruction.instruction_id, machine_id=machine_id, outcome=outcome),
+            )
+
+    def report(self, *rows: Need, fault: MalformedMessage | None = None) -> str:
+        """Send a roll-up and return what became of it."""
+        offer = Offer(self.session.cluster, tuple(rows), fault=fault)
+        return self.world.shard.take_rollup(self.session, offer).value
+
+    def states(self, machine_id: str) -> list[MachineState]:
+        """Return the states that this operator was shown of a machine, in order."""
+        return [f.state for f in self.frames if isinstance(f, NodeStateUpdate) and f.machine_id == machine_id]
+
+    def hints(self) -> Sequence[AvailableCapacity]:
+        """Return the capacity hints received."""
+        return [frame for frame in self.frames if isinstance(frame, AvailableCapacity)]
+
+
+class World:
+    """One shard, its provider and its operators."""
+
+    def __init__(
+        self, provider: ScriptedProvider | None = None, *, epoch: int = 1, settings: ShardSettings | None = None
+    ) -> None:
+        self.provider = provider or ScriptedProvider()
+        self.registry = CollectorRegistry()
+        self.shard = Shard(
+            shard_id=ShardId("shard-0"),
+            epoch=epoch,
+            settings=settings or ShardSettings(),
+            provider=self.provider,
+            clock=LoopClock(),
+            ids=SequentialIds(),
+            compute=compute_inline,
+            registry=self.registry,
+        )
+
+    def connect(self, cluster: str, *capabilities: str) -> FakeOperator:
+        """Open a session; capabilities default to drain-result."""
+        return FakeOperator(self, cluster, frozenset(capabilities or (CAPABILITY_DRAIN_RESULT,)))
+
+    async def cycle(self, *, is_timer: bool = True) -> CycleReport:
+        """Run one cycle and carry out everything that it queued."""
+        report = await self.shard.step(is_timer=is_timer)
+        await self.shard.actuator.run_inline()
+        # Let the operators read what was sent.
+        for _ in range(8):
+            await asyncio.sleep(0)
+        return report
+
+    async def settle(self, cycles: int = 4) -> None:
+        """Cycle, with the provider ending its transitions in between."""
+        for _ in range(cycles):
+            await self.cycle()
+            self.provider.settle()
+        await self.cycle()
+
+    def state(self, machine_id: str) -> MachineState:
+        """Return the shard's state of a machine."""
+        known = self.shard.inventory.get(machine_id)
+        assert known is not None, f"{machine_id} is not known"
+        return known.state
+
+    def machine(self, machine_id: str) -> Machine:
+        """Return the shard's record of a machine."""
+        known = self.shard.inventory.get(machine_id)
+        assert known is not None, f"{machine_id} is not known"
+        return known
+
+    def outcomes(self) -> list[tuple[str, str, str]]:
+        """Return (kind, machine, outcome) of every action so far, oldest first."""
+        return [
+            (record.action.kind.label, record.action.machine_id, record.outcome_label)
+            for record in self.shard.actuator.history
+        ]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return a sample's value, 0 when it does not exist."""
+        return self.registry.get_sample_value(f"bigfleet_shard_{name}", labels) or 0.0

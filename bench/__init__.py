@@ -1,0 +1,1 @@
+"""Benchmarks: what is timed, on workloads that arithmetic alone generates (docs/spec/benchmarks.md)."""

@@ -1,0 +1,170 @@
+"""Adds a cluster's capacity requests up into the rows that its shard decides on (docs/spec/operator.md §3).
+
+The sums are running: a request that comes or goes touches one row, so that a roll-up costs the rows and not the
+requests. Within a row min units merge by per-dimension maximum; therefore requests that must not raise one another's
+min unit (a large CPU pod, a small GPU pod) need profiles that differ. `bigfleet.operator.session` sends what
+`RollUpBuilder.rows` returns. Nothing here may round, estimate or forget: a recount from scratch always agrees.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+
+from bigfleet.model.ids import ClusterId
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Profile
+from bigfleet.model.vector import Vector
+from bigfleet.operator.requests import CapacityRequest, MappedRequest, map_request
+
+#: A heap is rebuilt when it holds this many entries more than twice the distinct values that are alive.
+_STALE_SLACK = 64
+
+_RowId = tuple[str, str]
+
+
+class _Multiset:
+    """Positive integers of one dimension, with their maximum under removal.
+
+    A heap with lazy removal: each value is pushed when it first appears and dropped when it surfaces without being
+    alive, so that add and remove are amortised O(log distinct), and the maximum O(1) after that.
+    """
+
+    __slots__ = ("_alive", "_heap")
+
+    def __init__(self) -> None:
+        self._alive: Counter[int] = Counter()
+        #: Negated values; contains each alive value at least once.
+        self._heap: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._alive)
+
+    def add(self, value: int) -> None:
+        self._alive[value] += 1
+        if self._alive[value] == 1:
+            heapq.heappush(self._heap, -value)
+
+    def remove(self, value: int) -> None:
+        self._alive[value] -= 1
+        if self._alive[value] == 0:
+            del self._alive[value]
+            if len(self._heap) > 2 * len(self._alive) + _STALE_SLACK:
+                self._heap = [-alive for alive in self._alive]
+                heapq.heapify(self._heap)
+
+    def maximum(self) -> int:
+        while -self._heap[0] not in self._alive:
+            heapq.heappop(self._heap)
+        return -self._heap[0]
+
+
+class _RowSum:
+    """Everything that the roll-up knows of one (fingerprint, group)."""
+
+    __slots__ = ("count", "group", "need", "profile", "sums", "units")
+
+    def __init__(self, profile: Profile, group: str) -> None:
+        self.profile = profile
+        self.group = group
+        #: Requests in the row; the row leaves with its last one.
+        self.count = 0
+        #: Exact totals, milli-units; no dimension is zero.
+        self.sums: dict[str, int] = {}
+        #: Values of every request by dimension; a key here is a key of `sums`, and the other way round.
+        self.units: dict[str, _Multiset] = {}
+        #: The row as last built; None after a change.
+        self.need: Need | None = None
+
+    def add(self, vector: Vector) -> None:
+        self.count += 1
+        self.need = None
+        for name, milli in vector.items():
+            self.sums[name] = self.sums.get(name, 0) + milli
+            self.units.setdefault(name, _Multiset()).add(milli)
+
+    def remove(self, vector: Vector) -> None:
+        self.count -= 1
+        self.need = None
+        for name, milli in vector.items():
+            units = self.units[name]
+            units.remove(milli)
+            if units:
+                self.sums[name] -= milli
+            else:
+                del self.sums[name], self.units[name]
+
+    def build(self, cluster: ClusterId) -> Need:
+        if self.need is None:
+            self.need = Need(
+                cluster=cluster,
+                profile=self.profile,
+                aggregate=dict(self.sums),
+                min_unit={name: units.maximum() for name, units in self.units.items()},
+                group=self.group,
+            )
+        return self.need
+
+
+class RollUpBuilder:
+    """Running sums over one cluster's requests."""
+
+    def __init__(self, cluster: ClusterId) -> None:
+        self.cluster = cluster
+        #: All and only the requests that are counted, as they were mapped when they came.
+        self._requests: dict[str, MappedRequest] = {}
+        self._rows: dict[_RowId, _RowSum] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def put(self, request: CapacityRequest) -> bool:
+        """Count the request in place of any with its id; say whether that changed the demand.
+
+        Raises UnmappableRequest; the request is then not counted, and no former one with its id either.
+        """
+        former = self._requests.get(request.id)
+        try:
+            mapped = map_request(request)
+        except ValueError:
+            self.remove(request.id)
+            raise
+        if former == mapped:
+            return False
+        if former is not None:
+            self.remove(request.id)
+        self._requests[request.id] = mapped
+        row_id = (mapped.profile.fingerprint, mapped.group)
+        row = self._rows.get(row_id)
+        if row is None:
+            row = self._rows[row_id] = _RowSum(mapped.profile, mapped.group)
+        row.add(mapped.vector)
+        return True
+
+    def remove(self, request_id: str) -> bool:
+        """Stop counting a request; say whether it was counted."""
+        mapped = self._requests.pop(request_id, None)
+        if mapped is None:
+            return False
+        row_id = (mapped.profile.fingerprint, mapped.group)
+        row = self._rows[row_id]
+        row.remove(mapped.vector)
+        if row.count == 0:
+            del self._rows[row_id]
+        return True
+
+    def rows(self) -> tuple[Need, ...]:
+        """Return the complete demand: priority descending, then fingerprint, then group."""
+        return tuple(
+            row.build(self.cluster)
+            for row in sorted(
+                self._rows.values(), key=lambda row: (-row.profile.priority, row.profile.fingerprint, row.group)
+            )
+        )
+
+
+def recount(cluster: ClusterId, requests: Iterable[CapacityRequest]) -> tuple[Need, ...]:
+    """Return the rows of some mappable requests counted from scratch; the running sums must equal it."""
+    builder = RollUpBuilder(cluster)
+    for request in requests:
+        builder.put(request)
+    return builder.rows()

@@ -21,7 +21,6 @@ from bigfleet.model.machine import NO_HOST, Host, Machine, PreemptedFor
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
-from bigfleet.model.quantity import Family
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector, families, parse_vector
 
@@ -382,11 +381,6 @@ def fleet_options_of(fleet: Entry) -> Options:
         hold_seconds={CAPACITY_TYPES[name]: float(seconds) for name, seconds in options["holds"].items()},
         drain_seconds=float(options["drain_s"]),
     )
-
-
-def family_named(name: str) -> Family:
-    """Return the quantity family that a table row names."""
-    return Family(name)
 
 
 def vector_of(quantities: Mapping[str, str] | None) -> Vector:

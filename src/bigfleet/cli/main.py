@@ -5,7 +5,7 @@ mistake.
 """
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,7 +30,7 @@ app.add_typer(provider_app, name="provider")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"bigfleet {bigfleet.__version__}")
+        typer.echo(f"bigfleet {bigfleet.installed_version()}")
         raise typer.Exit
 
 
@@ -44,14 +44,28 @@ def root(
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call."""
+    """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except CommandFault as fault:
         typer.echo(f"bigfleet: {fault}", err=True)
         sys.exit(fault.exit_code)
-    except KeyboardInterrupt:
+    except typer.TyperException as fault:
+        _fail_usage(fault)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail_usage(fault: typer.TyperException) -> NoReturn:
+    # What click calls a usage error formats itself, with the option's name; its class is not public in typer.
+    tell = getattr(fault, "format_message", fault.__str__)
+    message = " ".join(tell().split()).rstrip(".")
+    context = getattr(fault, "ctx", None)
+    command = context.command_path if context is not None else "bigfleet"
+    if message:  # a group without a command has printed its help, and that says it all
+        typer.echo(f"{command}: {message}; see {command} --help", err=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ async def serve_provider(
     """Serve a backend until a signal, and return the exit code. Raises RunFault."""
     registry = CollectorRegistry()
     metrics = ProviderMetrics(registry)
-    metrics.build_info.labels(bigfleet.__version__).set(1)
+    metrics.build_info.labels(bigfleet.installed_version()).set(1)
     clock = SystemClock()
     core = CapacityCore(
         backend,

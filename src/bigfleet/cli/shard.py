@@ -21,18 +21,22 @@ from bigfleet.model.ids import ShardId, identifier_fault
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-_ProviderAddr = Annotated[str, typer.Option(help="HOST:PORT of the capacity provider. Required.")]
-_Id = Annotated[str, typer.Option("--id", help="Id of this shard.")]
-_Listen = Annotated[str, typer.Option(help="Address of Session and ShardRead.")]
-_MetricsAddr = Annotated[str, typer.Option(help="Address of /metrics, /healthz and /readyz; off closes it.")]
-_DataDir = Annotated[Path, typer.Option(help="Directory of shard.db.")]
-_CycleInterval = Annotated[str, typer.Option(help="Time between timer cycles.")]
-_WakeMinGap = Annotated[str, typer.Option(help="Least time between starts of woken cycles; off: timer cycles alone.")]
+_ProviderAddr = Annotated[str, typer.Option(metavar="HOST:PORT", help="The capacity provider. Required.")]
+_Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this shard.")]
+_Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of Session and ShardRead.")]
+_MetricsAddr = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Address of /metrics, /healthz and /readyz; off closes it.")
+]
+_DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Directory of shard.db.")]
+_CycleInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between timer cycles.")]
+_WakeMinGap = Annotated[
+    str, typer.Option(metavar="DURATION", help="Least time between starts of woken cycles; off: timer cycles alone.")
+]
 _Concurrency = Annotated[int, typer.Option(min=1, help="Worker slots; the action queue holds twice as many.")]
 _WaitingMax = Annotated[int, typer.Option(min=0, help="Actions that wait for an operator without holding a slot.")]
-_ExecuteTimeout = Annotated[str, typer.Option(help="Deadline of one provider call.")]
-_BootstrapTimeout = Annotated[str, typer.Option(help="Deadline of one bootstrap request.")]
-_ListTimeout = Annotated[str, typer.Option(help="Deadline of one List.")]
+_ExecuteTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one provider call.")]
+_BootstrapTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one bootstrap request.")]
+_ListTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one List.")]
 _MaxActions = Annotated[int, typer.Option(min=0, help="Most actions of one cycle; 0 is unlimited.")]
 _Incremental = Annotated[
     bool, typer.Option("--incremental-reconcile", help="Read changes instead of the whole inventory.")
@@ -53,12 +57,12 @@ _Paused = Annotated[bool, typer.Option("--actuation-paused", help="Decide and re
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="As the pause, with each action logged.")]
 _Outbox = Annotated[int, typer.Option(min=16, help="Frames that may wait for one operator.")]
 _History = Annotated[int, typer.Option(min=1, help="Actions kept for readers.")]
-_LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
 
 
 def shard(
     provider_addr: _ProviderAddr = "",
-    id: _Id = "shard-0",  # noqa: A002 - the flag's name
+    id: _Id = "shard-0",
     listen: _Listen = ":7780",
     metrics_addr: _MetricsAddr = ":8780",
     data_dir: _DataDir = Path("data"),

@@ -98,3 +98,8 @@ def token(sequence: int, *, epoch: int = 1, shard: str = "s-1") -> Token:
 
 def metric(core: CapacityCore, name: str, **labels: str) -> float:
     return core.metrics.registry.get_sample_value(f"bigfleet_provider_{name}", labels) or 0.0
+
+
+def is_ready(core: CapacityCore) -> bool:
+    """Ask anew each time, where a type checker would believe the last answer."""
+    return core.is_ready

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from bigfleet.model.states import MachineState
+from bigfleet.provider.backend import Backend
 from bigfleet.provider.core import BLOB_BYTES_MAX, METADATA_BYTES_MAX, Ack, CapacityCore
 from bigfleet.provider.fake import FakeBackend
 from bigfleet.provider.fence import NO_TOKEN, Token
@@ -17,6 +19,7 @@ from tests.provider.harness import (
     SLOT,
     bring_to,
     fake_core,
+    is_ready,
     make_core,
     metric,
     refusal_of,
@@ -251,12 +254,12 @@ async def test_a_failed_commit_leaves_no_trace() -> None:
     core, backend = await fake_core(store=store)
     store.is_failing = True
     assert (await refusal_of(core.create(SLOT, token=token(1))))[0] is Code.UNAVAILABLE
-    assert not core.is_ready
+    assert not is_ready(core)
     assert (await refusal_of(core.create(SLOT, token=token(1))))[0] is Code.UNAVAILABLE
     assert await state_of(core) is S.SPECULATIVE
     store.is_failing = False
     await asyncio.sleep(2)
-    assert core.is_ready
+    assert is_ready(core)
     await core.create(SLOT, token=token(1))
     await settle()
     assert await state_of(core) is S.IDLE
@@ -300,4 +303,4 @@ async def test_a_backend_with_a_wrong_signature_is_refused_at_construction() -> 
             """Take too little."""
 
     with pytest.raises(TypeError, match=r"Wrong.create must be callable as create\(self, machine, op\)"):
-        make_core(Wrong(1))
+        make_core(cast(Backend, Wrong(1)))

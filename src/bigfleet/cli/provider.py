@@ -4,6 +4,7 @@ docs/spec/provider.md §19. Exit 2 for a wrong call or file, 1 when it cannot st
 clean stop. A real backend is never silently a fake one.
 """
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated
@@ -68,17 +69,9 @@ def simulated(
 
     if state is None:
         raise UsageFault("--state is missing: the provider owns the truth about machines and needs a file to keep it")
-    if state_sync not in ("full", "normal"):
-        raise UsageFault(f"--state-sync: {state_sync!r} is unknown; choose full or normal")
-    fault = identifier_fault(provider)
-    if fault:
-        raise UsageFault(f"--provider {fault}")
-    if not 0 < time_scale < float("inf"):
-        raise UsageFault(f"--time-scale: {time_scale} must be above 0")
     if seed_count is not None and world is not None:
         raise UsageFault("--seed-count and --world contradict each other: both say which machines there are")
-    if log_level not in ("debug", "info", "warning", "error"):
-        raise UsageFault(f"--log-level: {log_level!r} is unknown; choose debug, info, warning or error")
+    _check_values(state_sync, provider, time_scale, log_level)
     place = ProviderPlace(
         address=parse_address(addr, "--addr"),
         metrics_address=parse_optional_address(metrics_addr, "--metrics-addr"),
@@ -104,3 +97,15 @@ def simulated(
     )
     configure_logging("provider", log_level)
     raise typer.Exit(run_loop(lambda: serve_simulated(place, options, simulation)))
+
+
+def _check_values(state_sync: str, provider: str, time_scale: float, log_level: str) -> None:
+    if state_sync not in ("full", "normal"):
+        raise UsageFault(f"--state-sync: {state_sync!r} is unknown; choose full or normal")
+    fault = identifier_fault(provider)
+    if fault:
+        raise UsageFault(f"--provider {fault}")
+    if not 0 < time_scale < math.inf:
+        raise UsageFault(f"--time-scale: {time_scale} must be above 0")
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise UsageFault(f"--log-level: {log_level!r} is unknown; choose debug, info, warning or error")

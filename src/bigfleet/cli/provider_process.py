@@ -138,6 +138,8 @@ async def serve_provider(
         receive_bytes_max=RECEIVE_BYTES_MAX,
         send_bytes_max=SEND_BYTES_MAX,
         reflect=place.reflect,
+        # Every call to a provider has a deadline (docs/spec/wire.md §2).
+        keep_alive=False,
     )
     stop = stop_on_signals()
     try:

@@ -3,10 +3,10 @@
 Click knows `--name/--no-name` only. A switch never takes the next token.
 """
 
-from typing import Final
+from typing import Any, Final
 
-import click
-from typer.core import TyperCommand
+import typer
+from typer.core import TyperCommand, TyperOption
 
 _VALUES: Final = {"true": True, "false": False}
 
@@ -14,12 +14,12 @@ _VALUES: Final = {"true": True, "false": False}
 class SwitchCommand(TyperCommand):
     """A command whose switches may be given a value with `=`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Write `--name=true|false` as click reads it, then parse."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write `--name=true|false` as click reads it, then parse. Typer keeps the type of `ctx` to itself."""
         switches = {
             option: (option, parameter.secondary_opts[0] if parameter.secondary_opts else None)
             for parameter in self.params
-            if isinstance(parameter, click.Option) and parameter.is_flag
+            if isinstance(parameter, TyperOption) and parameter.is_flag
             for option in parameter.opts
         }
         return super().parse_args(ctx, [_plain(token, switches) for token in args])
@@ -30,10 +30,10 @@ def _plain(token: str, switches: dict[str, tuple[str, str | None]]) -> str:
     if not equals or name not in switches:
         return token
     if text not in _VALUES:
-        raise click.UsageError(f"{name}: {text!r} is neither true nor false")
+        raise typer.BadParameter(f"{name}: {text!r} is neither true nor false")
     on, off = switches[name]
     if _VALUES[text]:
         return on
     if off is None:
-        raise click.UsageError(f"{name} cannot be switched off")
+        raise typer.BadParameter(f"{name} cannot be switched off")
     return off

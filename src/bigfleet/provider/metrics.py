@@ -3,8 +3,6 @@
 No label may carry a machine, cluster or shard id.
 """
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 PREFIX = "bigfleet_provider"
@@ -69,7 +67,3 @@ class ProviderMetrics:
         self.recoveries = counter("recoveries_total", "Ways out of FAILED taken.", "by", "result")
         self.insecure = gauge("insecure", "1 when plain text is served beyond this machine.")
         self.build_info = gauge("build_info", "Always 1.", "version")
-
-    def on_scrape(self, gauge: Gauge, read: Callable[[], float]) -> None:
-        """Let a gauge without labels be read when it is scraped."""
-        gauge.set_function(read)

@@ -14,7 +14,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Found, FoundKind, Op
-from bigfleet.provider.invoke import Author, DeadlinePassed, within
+from bigfleet.provider.invoke import Author, within
 from bigfleet.provider.kinds import Kind
 from bigfleet.provider.ledger import Change, Ledger
 from bigfleet.provider.lifecycle import (
@@ -119,8 +119,13 @@ class Recovery:
         patient.tries += 1
         try:
             found = await self._look(record)
-        except (Exception, DeadlinePassed) as error:  # the author's code failed; the hold gives it time
-            _log.warning("recovery.failed", machine_id=machine_id, attempt=patient.tries, error=str(error))
+        except Exception as error:  # the author's code failed; the hold gives it time
+            _log.warning(
+                "recovery.failed",
+                machine_id=machine_id,
+                attempt=patient.tries,
+                error=f"{type(error).__name__}: {error}",
+            )
             if patient.tries < TRIES_MAX:
                 heapq.heappush(self._due, (self._clock.monotonic_seconds() + self._hold(record), machine_id))
             else:
@@ -134,7 +139,7 @@ class Recovery:
         author, machine = self._author, record.machine
         assert author.adopts is not None, "only backends that adopt are asked"
         call = author.call(author.adopts.adopt, machine, on_late=lambda _found: None)
-        found = await within(call, ADOPT_SECONDS_MAX, lambda _task: None)
+        found = await within(call, ADOPT_SECONDS_MAX, self._work.watch_abandoned(record.id))
         if not isinstance(found, Found):
             raise TypeError(f"adopt returned {type(found).__name__}, not a Found")
         is_bound = bool(machine.cluster)
@@ -163,7 +168,7 @@ class Recovery:
             record.machine, host=record.machine.host._replace(provider=author.provider, ref=found.host.ref)
         )
         call = author.call(author.deletes.delete, machine, op, on_late=lambda _result: None)
-        await within(call, seconds, lambda _task: None)
+        await within(call, seconds, self._work.watch_abandoned(record.id))
         return Found(kind=FoundKind.NO_HOST)
 
     async def _leave(self, record: Record, found: Found | None) -> None:

@@ -7,7 +7,7 @@ change a record.
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,7 +260,7 @@ class Work:
         started_seconds = self._clock.monotonic_seconds()
         left_seconds = op.deadline_monotonic_seconds - started_seconds
         try:
-            await within(self._until_ready(readiness, job, op), left_seconds, self._watch_abandoned(job))
+            await within(self._until_ready(readiness, job, op), left_seconds, self.watch_abandoned(job.machine.id))
         except DeadlinePassed:
             return Failed(ErrorCode.NOT_READY, f"timeout: the node was not Ready in {job.seconds:g} s")
         except Exception as error:  # a checker that breaks is that Configure's failure
@@ -335,22 +335,24 @@ class Work:
 
     # ---- what comes too late -------------------------------------------------------------------------------------
 
-    def _watch_abandoned(self, job: _Job) -> Any:
+    def watch_abandoned(self, machine_id: str) -> Callable[[asyncio.Task[Any]], None]:
+        """Return what to tell of a call that was left behind: the machine is busy until it ended."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._abandoned[machine_id] -= 1
+            if self._abandoned[machine_id] <= 0:
+                del self._abandoned[machine_id]
+            if not task.cancelled():
+                task.exception()
+
         def watch(task: asyncio.Task[Any]) -> None:
-            self._abandoned[job.machine.id] += 1
-            task.add_done_callback(lambda done: self._abandoned_ended(job, done))
+            self._abandoned[machine_id] += 1
+            task.add_done_callback(ended)
 
         return watch
 
-    def _abandoned_ended(self, job: _Job, task: asyncio.Task[Any]) -> None:
-        self._abandoned[job.machine.id] -= 1
-        if self._abandoned[job.machine.id] <= 0:
-            del self._abandoned[job.machine.id]
-        if not task.cancelled():
-            task.exception()
-
     def _abandon(self, job: _Job, op: Op, task: asyncio.Task[Any]) -> None:
-        self._watch_abandoned(job)(task)
+        self.watch_abandoned(job.machine.id)(task)
 
         def ended(done: asyncio.Task[Any]) -> None:
             if not done.cancelled() and done.exception() is None:
@@ -374,6 +376,8 @@ class Work:
             _log.error("operation.compensation_failed", machine_id=job.machine.id, operation_id=op.id, error=str(error))
         finally:
             self._abandoned[job.machine.id] -= 1
+            if self._abandoned[job.machine.id] <= 0:
+                del self._abandoned[job.machine.id]
         self._metrics.backend_calls.labels(op.kind.value, "late").inc()
         self._metrics.late_results.labels(op.kind.value, "yes" if compensated else "no").inc()
         _log.warning(
@@ -396,7 +400,7 @@ class Work:
             call = author.call(author.deletes.delete, machine, op, on_late=lambda _result: None)
         else:
             return False
-        await within(call, self.base_seconds(op.kind), self._watch_abandoned(job))
+        await within(call, self.base_seconds(op.kind), self.watch_abandoned(job.machine.id))
         return True
 
 

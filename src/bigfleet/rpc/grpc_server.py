@@ -41,9 +41,10 @@ class GrpcServer:
         receive_bytes_max: int = MESSAGE_BYTES_MAX,
         send_bytes_max: int = MESSAGE_BYTES_MAX,
         reflect: bool = True,
+        keep_alive: bool = True,
     ) -> None:
         options: list[tuple[str, Any]] = [
-            *KEEPALIVE_OPTIONS,
+            *(KEEPALIVE_OPTIONS if keep_alive else ()),
             ("grpc.max_receive_message_length", receive_bytes_max),
             ("grpc.max_send_message_length", send_bytes_max),
             # Without this a second process would share the port silently and get half of the calls.

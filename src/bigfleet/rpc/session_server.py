@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from bigfleet.model.frames import (
@@ -18,36 +19,42 @@ from bigfleet.model.frames import (
     Hello,
     MalformedMessage,
     NodeStatus,
-    OperatorFrame,
     ReclaimAck,
 )
 from bigfleet.model.ids import identifier_fault
-from bigfleet.rpc.convert_session import operator_frame_from_wire, shard_frame_to_wire
+from bigfleet.rpc.convert_session import (
+    ReceivedOperatorFrame,
+    ReceivedRollUp,
+    operator_frame_from_wire,
+    shard_frame_to_wire,
+)
 from bigfleet.rpc.gen import shard_pb2, shard_pb2_grpc
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.outbox import CloseReason, SessionClosed
-from bigfleet.shard.sessions import RollUpOffer
 from bigfleet.shard.sessions import Session as OperatorSession
 
 SERVICE_NAME = shard_pb2.DESCRIPTOR.services_by_name["Shard"].full_name
 HELLO_TIMEOUT_SECONDS = 10.0
 #: A stream that takes nothing for this long is given up (docs/spec/shard.md §10.4).
 WRITE_TIMEOUT_SECONDS = 60.0
+#: How long an ended stream may take its status; behind a peer that reads nothing it would wait for ever.
+STATUS_TIMEOUT_SECONDS = 5.0
 
 _log = structlog.get_logger("bigfleet.rpc.session")
 
 _STATUS: Mapping[CloseReason, tuple[grpc.StatusCode, str]] = {
     CloseReason.REPLACED: (grpc.StatusCode.ABORTED, "replaced by a newer session of this cluster"),
     CloseReason.OVERFLOWED: (grpc.StatusCode.RESOURCE_EXHAUSTED, "a frame that must be delivered found no room"),
-    CloseReason.UNRESPONSIVE: (grpc.StatusCode.RESOURCE_EXHAUSTED, "the stream took nothing for 60 s"),
+    CloseReason.UNRESPONSIVE: (grpc.StatusCode.RESOURCE_EXHAUSTED, "the stream took nothing for a minute"),
     CloseReason.STOPPING: (grpc.StatusCode.UNAVAILABLE, "the shard is shutting down"),
     CloseReason.MISROUTED: (grpc.StatusCode.INVALID_ARGUMENT, "a later Hello named another cluster_id"),
-    CloseReason.MALFORMED: (grpc.StatusCode.INVALID_ARGUMENT, "a frame was malformed; the shard's log names the field"),
+    CloseReason.MALFORMED: (grpc.StatusCode.INVALID_ARGUMENT, "a frame could not be read"),
+    CloseReason.BROKEN: (grpc.StatusCode.INTERNAL, "the shard could not go on with the stream; its log says why"),
     CloseReason.GONE: (grpc.StatusCode.CANCELLED, "the operator ended the stream"),
 }
 
 _Context = aio.ServicerContext[shard_pb2.OperatorMessage, shard_pb2.ShardMessage]
-_Stream = AsyncIterator[shard_pb2.OperatorMessage]
+_Frames = AsyncIterator[shard_pb2.OperatorMessage]
 
 
 class SessionServicer(shard_pb2_grpc.ShardServicer):
@@ -56,37 +63,43 @@ class SessionServicer(shard_pb2_grpc.ShardServicer):
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    async def Session(self, request_iterator: _Stream, context: _Context) -> AsyncIterator[shard_pb2.ShardMessage]:
+    async def Session(self, request_iterator: _Frames, context: _Context) -> None:  # type: ignore[override]
         """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
-        if self._shard.sessions.is_stopping:
+        sessions = self._shard.sessions
+        if not sessions.is_stopping:
+            hello = await self._hello(request_iterator, context)
+        if sessions.is_stopping:
             await context.abort(*_STATUS[CloseReason.STOPPING])
-        hello = await self._hello(request_iterator, context)
-        session = self._shard.sessions.open(hello)
+        session = sessions.open(hello)
+        stream = _Stream(self._shard, session, request_iterator, context)
         tasks = [
-            asyncio.create_task(self._receive(session, request_iterator)),
+            asyncio.create_task(stream.read()),
+            asyncio.create_task(stream.write()),
             asyncio.create_task(self._shard.serve_rollups(session)),
         ]
         try:
-            while True:
-                frame = await session.outbox.next()
-                yield shard_frame_to_wire(frame)
-        except SessionClosed as closed:
-            await context.abort(*_STATUS[closed.reason])
+            reason = await session.outbox.ended()
         finally:
+            sessions.close(session, CloseReason.GONE)
             for task in tasks:
                 task.cancel()
-            self._shard.sessions.close(session, CloseReason.GONE)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        code, text = _STATUS[reason]
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
+                await context.abort(code, f"{text}: {stream.fault}" if stream.fault else text)
+        except TimeoutError:
+            _log.info("status_not_taken", cluster=session.cluster, code=code.name)
 
-    async def _hello(self, stream: _Stream, context: _Context) -> Hello:
+    async def _hello(self, frames: _Frames, context: _Context) -> Hello:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                message = await anext(aiter(stream), None)
+                message = await anext(aiter(frames), None)
+            frame = operator_frame_from_wire(message) if message is not None else None
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello within 10 s")
-        try:
-            frame = operator_frame_from_wire(message) if message is not None else None
-        except MalformedMessage as malformed:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(malformed))
+        except (DecodeError, MalformedMessage) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first frame could not be read: {error}")
         if not isinstance(frame, Hello):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session must be hello")
         fault = identifier_fault(frame.cluster_id)
@@ -94,51 +107,90 @@ class SessionServicer(shard_pb2_grpc.ShardServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello.cluster_id {fault}")
         return frame
 
-    async def _receive(self, session: OperatorSession, stream: _Stream) -> None:
+
+class _Stream:
+    """The two directions of one session's stream. Whichever of them ends ends the session."""
+
+    def __init__(self, shard: Shard, session: OperatorSession, frames: _Frames, context: _Context) -> None:
+        self._shard = shard
+        self._session = session
+        self._frames = frames
+        self._context = context
+        self._has_told_unknown = False
+        #: What was wrong with the frame that ended the session, for the status.
+        self.fault = ""
+
+    async def write(self) -> None:
+        """Write what the outbox holds until it ends."""
         reason = CloseReason.GONE
         try:
-            async for message in stream:
-                if not self._shard.sessions.is_current(session):
+            while True:
+                frame = await self._session.outbox.next()
+                async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
+                    await self._context.write(shard_frame_to_wire(frame))
+        except SessionClosed:
+            return
+        except TimeoutError:
+            reason = CloseReason.UNRESPONSIVE
+        except aio.UsageError:
+            # The operator is gone.
+            return
+        except Exception:
+            reason = CloseReason.BROKEN
+            _log.exception("session_write_failed", cluster=self._session.cluster)
+        finally:
+            self._shard.sessions.close(self._session, reason)
+
+    async def read(self) -> None:
+        """Route the operator's frames until the stream or the session ends."""
+        reason = CloseReason.GONE
+        try:
+            async for message in self._frames:
+                if not self._shard.sessions.is_current(self._session):
                     return
                 frame = operator_frame_from_wire(message)
-                if frame is None:
-                    self._note_unknown(session)
-                elif not self._route(session, frame):
+                if isinstance(frame, Hello) and frame.cluster_id != self._session.cluster:
                     reason = CloseReason.MISROUTED
                     return
-        except MalformedMessage as fault:
-            _log.warning("frame_refused", cluster=session.cluster, place=fault.place, fault=fault.fault)
-            reason = CloseReason.MALFORMED
+                self._route(frame)
+        except (DecodeError, MalformedMessage) as error:
+            reason, self.fault = CloseReason.MALFORMED, str(error)
         except (aio.AbortError, aio.UsageError):
             # The stream ended under the reader; its writer says why.
             return
+        except Exception:
+            reason = CloseReason.BROKEN
+            _log.exception("session_read_failed", cluster=self._session.cluster)
         finally:
-            self._shard.sessions.close(session, reason)
+            self._shard.sessions.close(self._session, reason)
 
-    def _route(self, session: OperatorSession, frame: OperatorFrame | RollUpOffer) -> bool:
-        """Hand a frame to whom it concerns; False for a Hello of another cluster."""
-        sessions = self._shard.sessions
+    def _route(self, frame: ReceivedOperatorFrame | None) -> None:
+        """Hand a frame to whom it concerns."""
+        sessions, session = self._shard.sessions, self._session
         match frame:
             case Hello():
-                if frame.cluster_id != session.cluster:
-                    return False
                 sessions.acknowledge_hello(session)
+            case ReceivedRollUp():
+                sessions.receive_rollup(session, frame)
             case BootstrapResponse():
                 sessions.receive_bootstrap_response(session, frame)
             case ReclaimAck():
                 sessions.receive_reclaim_ack(session, frame)
             case DrainResult():
                 if not sessions.receive_drain_result(session, frame):
-                    _log.debug("drain_result_unasked", cluster=session.cluster, machine=frame.machine_id)
+                    self._drop("drain_result", machine=frame.machine_id)
             case NodeStatus():
                 if not sessions.on_node_status(session, frame):
-                    _log.debug("node_status_misrouted", cluster=session.cluster, machine=frame.machine_id)
-            case _:
-                sessions.receive_rollup(session, frame)  # type: ignore[arg-type]  # all that is left is a roll-up
-        return True
+                    self._drop("node_status", machine=frame.machine_id)
+            case None:
+                self._drop("unknown")
 
-    def _note_unknown(self, session: OperatorSession) -> None:
-        _log.info("unknown_frame", cluster=session.cluster)
+    def _drop(self, kind: str, machine: str = "") -> None:
+        self._shard.metrics.session_frames_dropped.labels(kind).inc()
+        if kind == "unknown" and not self._has_told_unknown:
+            self._has_told_unknown = True
+            _log.info("unknown_frame", cluster=self._session.cluster, advice="its operator may be newer than the shard")
+        _log.debug("frame_dropped", cluster=self._session.cluster, kind=kind, machine=machine)
 
 
 def add_to_server(servicer: SessionServicer, server: aio.Server) -> None:

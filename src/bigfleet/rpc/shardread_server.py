@@ -12,7 +12,7 @@ import grpc
 from grpc import aio
 
 from bigfleet.model.clock import Clock
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
 from bigfleet.model.vector import format_vector
 from bigfleet.rpc.convert_machine import machine_to_wire
@@ -145,6 +145,13 @@ def _page_fault(request: shardread_pb2.ListMachinesRequest) -> str:
     wrong_state = next((state for state in request.states if state not in known_states), None)
     if wrong_state is not None:
         return f"states: {wrong_state} is no machine state"
+    known_types = provider_pb2.CapacityType.values()
+    wrong_type = next((kind for kind in request.capacity_types if kind not in known_types), None)
+    if wrong_type is not None:
+        return f"capacity_types: {wrong_type} is no capacity type"
+    fault = identifier_fault(request.page_token) if request.page_token else None
+    if fault is not None:
+        return f"page_token {fault}; send the next_page_token of the page before"
     return ""
 
 

@@ -1,0 +1,292 @@
+"""Inventory passes, the brake, quarantine and pushes (docs/spec/provider.md §9, §12, §13)."""
+
+import asyncio
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.provider.backend import Slot
+from bigfleet.provider.fake import FakeBackend
+from bigfleet.provider.kinds import Kind
+from bigfleet.provider.options import CoreOptions
+from bigfleet.provider.refusal import Code, StartRefused
+from bigfleet.provider.validate import Reason
+from tests.provider.harness import (
+    SLOT,
+    bring_to,
+    fake_core,
+    is_ready,
+    make_core,
+    metric,
+    refusal_of,
+    settle,
+    started,
+    state_of,
+    token,
+)
+
+pytestmark = pytest.mark.virtual_time
+
+S = MachineState
+NO_WAY_OUT = CoreOptions(is_inline=True, failed_hold_seconds=0)
+#: Longer than a pass with its jitter, shorter than two.
+PASS = 67.0
+
+
+async def passes(count: int) -> None:
+    await asyncio.sleep(PASS * count)
+
+
+async def test_a_quiet_inventory_changes_nothing() -> None:
+    core, _ = await fake_core()
+    cursor = (await core.list()).revision
+    await passes(5)
+    assert (await core.list((), 0, cursor)).records == ()
+
+
+async def test_new_slots_and_hosts_appear() -> None:
+    core, backend = await fake_core(2)
+    extra = FakeBackend(4).slots
+    backend.slots = extra
+    backend.hosts["fake-3"] = "found"
+    await passes(1)
+    assert await state_of(core, "fake-2") is S.SPECULATIVE
+    record = await core.get("fake-3")
+    assert (record.state, record.machine.host) == (S.IDLE, ("fake", "found"))
+
+
+async def test_known_machines_are_refreshed() -> None:
+    core, backend = await fake_core(2)
+    backend.slots[0] = replace(backend.slots[0], price_usd_per_hour=9.0, labels={"new": "label"})
+    await passes(1)
+    machine = (await core.get(SLOT)).machine
+    assert (machine.price_usd_per_hour, dict(machine.labels)) == (9.0, {"new": "label"})
+
+
+async def test_a_host_of_a_slot_is_an_orphan_after_two_passes() -> None:
+    core, backend = await fake_core()
+    backend.hosts[SLOT] = "orphan"
+    await passes(1)
+    assert await state_of(core) is S.SPECULATIVE
+    await passes(1)
+    assert (await core.get(SLOT)).machine.host.ref == "orphan"
+    assert await state_of(core) is S.IDLE
+
+
+@pytest.mark.parametrize("state", [S.IDLE, S.CONFIGURED])
+async def test_a_missing_host_is_lost_after_three_passes(state: MachineState) -> None:
+    core, backend = await fake_core(options=NO_WAY_OUT)
+    await bring_to(core, state)
+    ref = backend.hosts.pop(SLOT)
+    await passes(2)
+    assert await state_of(core) is state
+    await passes(1)
+    record = await core.get(SLOT)
+    assert record.machine.last_error.startswith("HOST_LOST: ")
+    assert record.machine.host.ref == ref
+    assert record.machine.cluster == ("c-1" if state is S.CONFIGURED else "")
+
+
+async def test_a_host_that_comes_back_in_time_was_never_lost() -> None:
+    core, backend = await fake_core()
+    await bring_to(core, S.IDLE)
+    ref = backend.hosts.pop(SLOT)
+    await passes(2)
+    backend.hosts[SLOT] = ref
+    await passes(1)
+    backend.hosts.pop(SLOT)
+    await passes(2)
+    assert await state_of(core) is S.IDLE
+
+
+async def test_a_slot_that_is_gone_is_removed_with_a_tombstone_and_keeps_its_marks() -> None:
+    core, backend = await fake_core()
+    await refusal_of(core.drain(SLOT, 0, token=token(5)))
+    cursor = (await core.list()).revision
+    gone = backend.slots.pop(0)
+    await passes(4)
+    assert (await refusal_of(core.get(SLOT)))[0] is Code.NOT_FOUND
+    assert (await core.list((), 0, cursor)).removed_ids == (SLOT,)
+    assert (await refusal_of(core.create(SLOT, token=token(5))))[0] is Code.FAILED_PRECONDITION
+    assert metric(core, "fence_marks", scope="unknown") == 1
+    backend.slots.append(gone)
+    await passes(1)
+    assert metric(core, "fence_marks", scope="known") == 1
+    await core.create(SLOT, token=token(6))
+
+
+async def test_machines_in_flight_are_left_alone() -> None:
+    core, backend = await fake_core()
+    backend.hold(Kind.CREATE)
+    await core.create(SLOT)
+    backend.slots.pop(0)
+    await passes(4)
+    assert await state_of(core) is S.CREATING
+
+
+async def test_an_outage_of_the_inventory_is_braked_until_the_facts_come_back() -> None:
+    core, backend = await fake_core(60)
+    slots = backend.slots
+    backend.slots = slots[:40]
+    await passes(6)
+    assert len((await core.list()).records) == 60
+    assert metric(core, "reconcile_brake_engaged") == 1
+    backend.slots = slots
+    await passes(1)
+    assert metric(core, "reconcile_brake_engaged") == 0
+    backend.slots = slots[:55]
+    await passes(4)
+    assert len((await core.list()).records) == 55
+
+
+class Broken(FakeBackend):
+    """Fails its inventory while told to."""
+
+    is_broken = False
+
+    async def inventory(self) -> Iterable[Slot]:
+        if self.is_broken:
+            raise ConnectionError("page 2 of 3")
+        return await super().inventory()
+
+
+async def test_a_broken_inventory_discards_the_whole_pass() -> None:
+    backend = Broken(4)
+    core = await started(make_core(backend))
+    backend.is_broken = True
+    backend.slots = []
+    await passes(10)
+    assert len((await core.list()).records) == 4
+    assert is_ready(core)
+
+
+async def test_an_empty_store_serves_only_after_its_first_inventory() -> None:
+    backend = Broken(4)
+    backend.is_broken = True
+    core = make_core(backend)
+    await core.start()
+    await asyncio.sleep(10)
+    assert not is_ready(core)
+    assert (await refusal_of(core.list()))[0] is Code.UNAVAILABLE
+    assert (await refusal_of(core.get(SLOT)))[0] is Code.UNAVAILABLE
+    backend.is_broken = False
+    await core.loaded()
+    assert is_ready(core)
+    assert len((await core.list()).records) == 4
+
+
+def bad(slot: Slot, **fields: object) -> Slot:
+    return replace(slot, **fields)  # type: ignore[arg-type]
+
+
+BAD_FACTS = [
+    ({"price_usd_per_hour": math.nan}, Reason.PRICE),
+    ({"price_usd_per_hour": -1.0}, Reason.PRICE),
+    ({"price_usd_per_hour": 0.0}, Reason.PRICE),
+    ({"interruption_probability": 1.5}, Reason.PROBABILITY),
+    ({"interruption_probability": math.nan}, Reason.PROBABILITY),
+    ({"labels": {"zone": "z"}}, Reason.LABEL),
+    ({"resources": {"cpu": "four"}}, Reason.QUANTITY),
+    ({"allocatable": {"memory": "1Ti"}}, Reason.QUANTITY),
+    ({"resources": {"cpu": "0"}}, Reason.QUANTITY),
+    ({"instance_type": "other"}, Reason.IMMUTABLE),
+    ({"zone": "elsewhere"}, Reason.IMMUTABLE),
+    ({"capacity_type": CapacityType.RESERVED}, Reason.IMMUTABLE),
+    ({"zone": ""}, Reason.MISSING),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), BAD_FACTS, ids=lambda value: str(value)[:40])
+async def test_a_bad_fact_is_quarantined_and_the_last_good_record_stays(
+    fields: dict[str, object], reason: Reason
+) -> None:
+    core, backend = await fake_core()
+    before = (await core.get(SLOT)).machine
+    good = backend.slots[0]
+    backend.slots[0] = bad(good, **fields)
+    backend.slots[1] = replace(backend.slots[1], price_usd_per_hour=7.0)
+    await passes(4)
+    assert (await core.get(SLOT)).machine == before
+    assert (await core.get("fake-1")).machine.price_usd_per_hour == 7.0
+    assert core.quarantine.faults[SLOT].reason is reason
+    assert metric(core, "records_quarantined", reason=reason.value) == 1
+    backend.slots[0] = good
+    await passes(1)
+    assert not core.quarantine.faults
+
+
+async def test_a_bad_first_inventory_ends_the_start_with_a_list() -> None:
+    backend = FakeBackend(30)
+    backend.slots = [replace(slot, price_usd_per_hour=-1.0) for slot in backend.slots]
+    backend.slots.append(backend.slots[0])
+    core = make_core(backend)
+    await core.start()
+    with pytest.raises(StartRefused, match=r"31 bad records: fake-0: price_per_hour is -1.0.*and 11 more"):
+        await core.loaded()
+    assert not is_ready(core)
+
+
+async def test_a_duplicate_is_quarantined() -> None:
+    core, backend = await fake_core()
+    backend.slots.append(replace(backend.slots[0], price_usd_per_hour=5.0))
+    await passes(1)
+    assert core.quarantine.faults[SLOT].reason is Reason.DUPLICATE
+
+
+async def test_a_pushed_price_holds_until_the_inventory_changes_its_own() -> None:
+    core, backend = await fake_core()
+    cursor = (await core.list()).revision
+    await core.feed.report_price([SLOT, "fake-1", "nobody"], 0.9)
+    assert [r.id for r in (await core.list((), 0, cursor)).records] == [SLOT, "fake-1"]
+    await passes(3)
+    assert (await core.get(SLOT)).machine.price_usd_per_hour == 0.9
+    backend.slots[0] = replace(backend.slots[0], price_usd_per_hour=0.5)
+    await passes(1)
+    assert (await core.get(SLOT)).machine.price_usd_per_hour == 0.5
+    await core.feed.report_price(["fake-1"], math.nan)
+    assert (await core.get("fake-1")).machine.price_usd_per_hour == 0.9
+    assert core.quarantine.faults["fake-1"].reason is Reason.PRICE
+
+
+async def test_a_pushed_probability_holds_until_the_host_is_gone() -> None:
+    core, _ = await fake_core()
+    await bring_to(core, S.IDLE)
+    await core.feed.report_interruption(SLOT, 0.5)
+    await passes(2)
+    assert (await core.get(SLOT)).machine.interruption_probability == 0.5
+    await core.delete(SLOT)
+    await settle()
+    assert (await core.get(SLOT)).machine.interruption_probability == 0.0
+
+
+@pytest.mark.parametrize(("has_notice", "code"), [(True, "INTERRUPTED"), (False, "HOST_LOST")])
+async def test_a_lost_host_fails_at_once_with_its_cause(has_notice: bool, code: str) -> None:
+    core, _ = await fake_core(options=NO_WAY_OUT)
+    await bring_to(core, S.CONFIGURED)
+    if has_notice:
+        await core.feed.report_interruption(SLOT, 0.99)
+    await core.feed.report_lost(SLOT, "taken")
+    record = await core.get(SLOT)
+    assert record.machine.last_error == f"{code}: taken"
+    assert record.machine.cluster == "c-1"
+
+
+async def test_a_loss_in_flight_cancels_the_operation_first() -> None:
+    core, backend = await fake_core(options=NO_WAY_OUT)
+    await bring_to(core, S.IDLE)
+    backend.hold(Kind.CONFIGURE)
+    await core.configure(SLOT, "c", b"", {})
+    await settle()
+    await core.feed.report_lost(SLOT, "taken")
+    await passes(6)
+    assert (await core.get(SLOT)).machine.last_error == "HOST_LOST: taken"
+
+
+async def test_a_lost_slot_is_removed() -> None:
+    core, _ = await fake_core()
+    cursor = (await core.list()).revision
+    await core.feed.report_lost(SLOT, "withdrawn")
+    assert (await core.list((), 0, cursor)).removed_ids == (SLOT,)

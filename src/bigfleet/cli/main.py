@@ -4,12 +4,14 @@ Commands import what they need when they run, so that `--help` stays quick. No c
 mistake.
 """
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
 import typer
 
 import bigfleet
+from bigfleet.cli.engine.command import app as engine_app
 from bigfleet.cli.faults import CommandFault
 from bigfleet.cli.provider import app as provider_app
 from bigfleet.cli.shard import shard
@@ -26,6 +28,7 @@ app = typer.Typer(
 app.command()(up)
 app.command()(shard)
 app.add_typer(provider_app, name="provider")
+app.add_typer(engine_app, name="engine")
 
 
 def _print_version(wanted: bool) -> None:
@@ -45,8 +48,10 @@ def root(
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
+    # gRPC's core would print lines of its own beside ours; it reads this when it is first imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="bigfleet", standalone_mode=False)
     except CommandFault as fault:
         typer.echo(f"bigfleet: {fault}", err=True)
         sys.exit(fault.exit_code)

@@ -1,0 +1,30 @@
+"""Runs one `bigfleet` command as a child of `bigfleet up`: it stops with its parent, and only when it is told to.
+
+A Ctrl-C on a terminal reaches every process of the group at once, but the shard must stop before its provider; so the
+interrupt is held back here and the parent stops its children in order. A parent that was killed cannot do that: its
+end closes our standard input, and the child then stops itself. Nothing here decides what the child does.
+"""
+
+import os
+import signal
+import threading
+
+
+def _stop_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Run the command line of this process as `bigfleet` would."""
+    # Before any thread exists: threads inherit the mask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=_stop_with_parent, name="parent-watch", daemon=True).start()
+    from bigfleet.cli.main import main as bigfleet
+
+    bigfleet()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""`bigfleet up`: its flags, and the way from them to a run.
+
+Exit 2 for a wrong call or a wrong file, 1 for a run that failed, 0 after a run that ended or was stopped.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def up(
+    for_duration: Annotated[
+        str | None,
+        typer.Option("--for", help="How long to run; by default a demonstration runs until Ctrl-C, a trace 120s."),
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(help="Virtual seconds per second; by default 60, and for a trace what makes it fit --for."),
+    ] = None,
+    clusters: Annotated[int | None, typer.Option(help="Simulated clusters: 3, or 4 with a trace.")] = None,
+    machines: Annotated[int | None, typer.Option(help="Machines of the demonstration's fleet: 120.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the workload and of the simulated cloud.")] = 1,
+    state_dir: Annotated[Path, typer.Option(help="Where the run keeps itself; a later run resumes.")] = Path(
+        ".bigfleet"
+    ),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the state directory and start over.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file at the end.")] = None,
+    nodes: Annotated[Path | None, typer.Option(help="CSV of a trace's nodes; needs --pods.")] = None,
+    pods: Annotated[Path | None, typer.Option(help="CSV of a trace's pods; needs --nodes.")] = None,
+) -> None:
+    """Run a provider, a shard and simulated clusters on this machine, and watch them."""
+    import logging
+
+    import structlog
+    from rich.console import Console
+
+    from bigfleet.cli.runtime import run_loop
+    from bigfleet.cli.up.run import SUMMARY_WIDTH, run_up
+    from bigfleet.cli.up.settings import settings_from_flags
+
+    settings = settings_from_flags(
+        for_duration=for_duration,
+        speed=speed,
+        clusters=clusters,
+        machines=machines,
+        seed=seed,
+        state_dir=state_dir,
+        fresh=fresh,
+        report=report,
+        nodes=nodes,
+        pods=pods,
+    )
+    # What the clusters' sessions would log is in the view; the children's logs are files of their own.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=SUMMARY_WIDTH)
+    raise typer.Exit(run_loop(lambda: run_up(settings, console)))

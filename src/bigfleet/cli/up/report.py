@@ -1,0 +1,247 @@
+"""The end of a run: one page for a person, and a JSON file for a program (docs/quick-start.md).
+
+Amounts in the file are plain numbers in base units: cores, bytes, pieces. Every figure is the shard's own last answer;
+nothing here computes a figure that the shard did not give.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bigfleet.cli.faults import RunFault
+from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text, plain_numbers
+from bigfleet.cli.up.observer import FleetFigures
+from bigfleet.cli.up.state_dir import TimelinePoint
+from bigfleet.model.quantity import MILLI
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.vector import Vector
+
+#: Lines of the table of covered demand over time.
+COVERAGE_ROWS = 10
+_BAR_CELLS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run came to."""
+
+    figures: FleetFigures
+    actions: Mapping[str, Mapping[str, int]]
+    timeline: Sequence[TimelinePoint]
+    shard_ids: Sequence[str]
+    cycles: int
+    #: On the wall clock, this process only.
+    seconds: float
+    restarts: int
+    is_trace: bool
+    #: The trace was replayed to its end.
+    finished: bool
+
+
+def report_document(result: RunResult) -> dict[str, Any]:
+    """Return the report as JSON values."""
+    figures = result.figures
+    return {
+        "clusters": {
+            cluster: {
+                "demand": plain_numbers(one.demand),
+                "bound_machines": one.bound_machines,
+                "bound": plain_numbers(one.bound),
+                "shortfall": plain_numbers(one.shortfall),
+                "cost_usd_per_hour": round(one.cost_usd_per_hour, 4),
+            }
+            for cluster, one in figures.clusters.items()
+        },
+        "machines": machines_by_state(figures),
+        "actions": result.actions,
+        "shards": list(result.shard_ids),
+        "moves": 0,
+        "cycles": result.cycles,
+        "seconds": round(result.seconds, 3),
+        "restarts": result.restarts,
+        "timeline": [msgspec.to_builtins(point) for point in result.timeline],
+    }
+
+
+def write_report(path: Path, result: RunResult) -> None:
+    """Write the report. Raises RunFault when the file cannot be written."""
+    try:
+        path.write_text(json.dumps(report_document(result), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunFault(f"--report: {path}: {error.strerror}") from error
+
+
+def machines_by_state(figures: FleetFigures) -> dict[str, int]:
+    """Return how many machines are in each state, states without any left out, in the order of a machine's life."""
+    counts: dict[str, int] = {}
+    for state in MachineState:
+        count = sum(count for (known, _capacity), count in figures.machines.items() if known is state)
+        if count:
+            counts[state.label] = count
+    return counts
+
+
+def summary(result: RunResult) -> RenderableType:
+    """Return one page about the run."""
+    parts: list[RenderableType] = [
+        Text(""),
+        _headline(result),
+        cluster_table(result.figures, title="clusters, wanted → bound"),
+    ]
+    if result.is_trace:
+        parts.append(_coverage_table(result.timeline))
+        parts.append(_model_table(result.timeline))
+    parts += [machine_table(result.figures, title="machines"), _action_table(result.actions)]
+    return Group(*parts)
+
+
+def _headline(result: RunResult) -> Text:
+    figures = result.figures
+    covered = covered_share(figures.demand, figures.shortfall)
+    text = Text(
+        f"{duration_text(result.seconds)}, {result.cycles} cycles, {figures.bound_machines} machines serve "
+        f"{len(figures.clusters)} clusters, {covered:.0%} of the demand is covered"
+    )
+    if result.is_trace:
+        peak = max((point.bound_machines for point in result.timeline), default=0)
+        end = "the trace was replayed to its end" if result.finished else "the trace goes on at the next start"
+        text.append(f"; peak {peak} machines; {end}")
+    if result.restarts:
+        text.append(f"; {result.restarts} restarts of child processes")
+    return text
+
+
+def cluster_table(figures: FleetFigures, *, rows_max: int | None = None, title: str | None = None) -> Table:
+    """Return one line per cluster: demand → what serves it in each dimension, what is on its way, what lacks."""
+    table = _table(title, "cluster", *(head for _dimension, head in SHOWN), "machines", "pending", "short", "$/h")
+    shown = list(figures.clusters.items())[:rows_max]
+    for cluster, one in shown:
+        table.add_row(
+            cluster,
+            *(_served_text(one.demand, one.bound, dimension) for dimension, _head in SHOWN),
+            str(one.bound_machines),
+            str(one.pending_machines),
+            _short_text(one.shortfall),
+            _dollars_text(one.cost_usd_per_hour),
+        )
+    hidden = len(figures.clusters) - len(shown)
+    if hidden:
+        table.add_row(Text(f"and {hidden} more", style="dim"))
+    return table
+
+
+def _dollars_text(usd: float) -> str:
+    return f"{usd:.2f}" if usd < 100 else f"{usd:.0f}"
+
+
+def _served_text(demand: Vector, bound: Vector, dimension: str) -> Text:
+    wanted, serving = dimension_milli(demand, dimension), dimension_milli(bound, dimension)
+    return Text.assemble(
+        amount_text(wanted, dimension),
+        (" → ", "dim"),
+        (amount_text(serving, dimension), "green" if serving >= wanted else "yellow"),
+    )
+
+
+def _short_text(shortfall: Vector) -> Text:
+    shorts = []
+    for dimension, head in SHOWN:
+        milli = dimension_milli(shortfall, dimension)
+        if milli:
+            amount = amount_text(milli, dimension)
+            shorts.append(amount if dimension == "memory" else f"{amount} {head}")
+    return Text(" ".join(shorts), style="red") if shorts else Text("-", style="green")
+
+
+def machine_table(figures: FleetFigures, *, title: str | None = None) -> Table:
+    """Return how many machines of each way to pay are in each state, a line for each of the former and one for all."""
+    table = _table(title, "machines", *(state.label for state in MachineState if state), "all")
+    kinds = [kind for kind in CapacityType if any(known is kind for _state, known in figures.machines)]
+    rows = [(kind.label, [figures.machines.get((state, kind), 0) for state in MachineState if state]) for kind in kinds]
+    rows.append(("all", [sum(column) for column in zip(*(counts for _label, counts in rows), strict=True)]))
+    for label, counts in rows:
+        cells = [Text(str(count), style=_count_style(place)) if count else "·" for place, count in enumerate(counts, 1)]
+        table.add_row(label, *cells, str(sum(counts)))
+    return table
+
+
+def _count_style(state_number: int) -> str:
+    return {MachineState.CONFIGURED: "green", MachineState.FAILED: "red"}.get(MachineState(state_number), "")
+
+
+def _table(title: str | None, *heads: str) -> Table:
+    """Return an empty table: the first column is text, the others are figures."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 1),
+        header_style="bold",
+        title=title,
+        title_justify="left",
+        title_style="bold underline",
+    )
+    for position, head in enumerate(heads):
+        table.add_column(head, justify="right" if position else "left", no_wrap=True)
+    return table
+
+
+def _action_table(actions: Mapping[str, Mapping[str, int]]) -> Table:
+    table = _table("actions", "kind", "count", "outcomes")
+    for kind, outcomes in actions.items():
+        table.add_row(
+            kind, str(sum(outcomes.values())), ", ".join(f"{count} {name}" for name, count in outcomes.items())
+        )
+    if not actions:
+        table.add_row("none", "0", "")
+    return table
+
+
+def _coverage_table(timeline: Sequence[TimelinePoint]) -> Table:
+    table = _table("demand covered over time", "trace time", "cpu", "memory", "gpus", "covered", "", "machines")
+    for point in _thinned(timeline):
+        demand, lacking = _milli(point.demand), _milli(point.shortfall)
+        share = covered_share(demand, lacking)
+        filled = int(share * _BAR_CELLS)
+        table.add_row(
+            duration_text(point.seconds),
+            *(amount_text(dimension_milli(demand, dimension), dimension) for dimension, _head in SHOWN),
+            f"{share:.0%}",
+            Text("█" * filled, style="green") + Text("░" * (_BAR_CELLS - filled), style="red"),
+            str(point.bound_machines),
+        )
+    return table
+
+
+def _thinned(timeline: Sequence[TimelinePoint]) -> list[TimelinePoint]:
+    if len(timeline) <= COVERAGE_ROWS:
+        return list(timeline)
+    step = (len(timeline) - 1) / (COVERAGE_ROWS - 1)
+    return [timeline[round(number * step)] for number in range(COVERAGE_ROWS)]
+
+
+def _model_table(timeline: Sequence[TimelinePoint]) -> Table:
+    """Return the worst shortfall of each GPU model over the samples, and in how many samples there was one."""
+    table = _table("shortfalls by GPU model", "model", "samples short", "worst cpu", "worst memory", "worst gpus")
+    models = sorted({model for point in timeline for model in point.shortfall_by_model})
+    for model in models:
+        short = [_milli(point.shortfall_by_model[model]) for point in timeline if model in point.shortfall_by_model]
+        worst = [max(dimension_milli(one, dimension) for one in short) for dimension, _head in SHOWN]
+        table.add_row(
+            model or "no GPU",
+            f"{len(short)} of {len(timeline)}",
+            *(amount_text(milli, dimension) for milli, (dimension, _head) in zip(worst, SHOWN, strict=True)),
+        )
+    if not models:
+        table.add_row(Text("none", style="green"))
+    return table
+
+
+def _milli(numbers: Mapping[str, float]) -> dict[str, int]:
+    return {name: round(number * MILLI) for name, number in numbers.items()}

@@ -1,0 +1,212 @@
+"""Keeps the child processes alive: starts them, restarts what dies unexpectedly, stops them in order.
+
+A child that dies is started again after a back-off that doubles; one that never came up and keeps dying is given up,
+because a person has to look at its log. Nothing here talks to a child but through its exit and its port.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from bigfleet.cli.faults import RunFault
+from bigfleet.model.clock import Clock
+
+BACKOFF_FIRST_SECONDS: Final = 0.2
+BACKOFF_SECONDS_MAX: Final = 5.0
+#: A child that lived this long starts its back-off anew.
+STEADY_SECONDS: Final = 10.0
+#: So many deaths in a row without ever listening mean that it cannot run at all.
+FALSE_STARTS_MAX: Final = 3
+START_SECONDS_MAX: Final = 60.0
+#: A shard ends its streams and calls within 20 s.
+STOP_SECONDS_MAX: Final = 25.0
+LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+_PROBE_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """One process to keep alive."""
+
+    name: str
+    #: The arguments of `bigfleet`.
+    arguments: Sequence[str]
+    #: Loopback port that answers once it is up.
+    port: int
+    log: Path
+    #: Holds the id of the process while there is one, for a person who wants to see it die.
+    pid_file: Path
+
+
+@dataclass(slots=True, kw_only=True)
+class ChildStatus:
+    """What the view shows of one child."""
+
+    name: str
+    pid: int = 0
+    up: bool = False
+    restarts_total: int = 0
+    #: The last unexpected end, for a person.
+    last_end: str = ""
+
+
+class _Child:
+    """One child over its lives."""
+
+    def __init__(self, spec: ChildSpec, clock: Clock) -> None:
+        self.spec = spec
+        self.status = ChildStatus(name=spec.name)
+        self.listened = asyncio.Event()
+        self._clock = clock
+        self._process: asyncio.subprocess.Process | None = None
+        self._stop_asked = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Run the child for ever, until `stop`. Raises RunFault when it cannot run at all."""
+        deaths_in_row = 0
+        while not self._stop_asked.is_set():
+            started_seconds = self._clock.monotonic_seconds()
+            code = await self._live_once()
+            if self._stop_asked.is_set():
+                return
+            self.status.up = False
+            self.status.restarts_total += 1
+            self.status.last_end = _describe_exit(code)
+            if self._clock.monotonic_seconds() - started_seconds >= STEADY_SECONDS:
+                deaths_in_row = 0
+            deaths_in_row += 1
+            if not self.listened.is_set() and deaths_in_row >= FALSE_STARTS_MAX:
+                raise RunFault(
+                    f"the {self.spec.name} does not start ({self.status.last_end}): "
+                    f"{_last_line(self.spec.log)} (log: {self.spec.log})"
+                )
+            await self._clock.sleep(min(BACKOFF_SECONDS_MAX, BACKOFF_FIRST_SECONDS * 2 ** min(deaths_in_row - 1, 10)))
+
+    async def _live_once(self) -> int:
+        with _open_log(self.spec.log) as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "bigfleet.cli.up.child",
+                *self.spec.arguments,
+                # Our end closes with this process, however it ends; the child stops then.
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+        self.status.pid = self._process.pid
+        self.spec.pid_file.write_text(f"{self._process.pid}\n", encoding="utf-8")
+        probe = asyncio.create_task(self._probe())
+        try:
+            return await self._process.wait()
+        finally:
+            probe.cancel()
+            self.spec.pid_file.unlink(missing_ok=True)
+
+    async def _probe(self) -> None:
+        """Wait until the port answers."""
+        while True:
+            try:
+                _reader, writer = await asyncio.open_connection("127.0.0.1", self.spec.port)
+            except OSError:
+                await self._clock.sleep(_PROBE_SECONDS)
+                continue
+            writer.close()
+            self.status.up = True
+            self.listened.set()
+            return
+
+    async def stop(self) -> None:
+        """End the child: politely, then by force."""
+        self._stop_asked.set()
+        self.status.up = False
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+class Supervisor:
+    """The children of one run, in the order in which they start; they stop in the opposite one."""
+
+    def __init__(self, specs: Sequence[ChildSpec], clock: Clock) -> None:
+        self._children = [_Child(spec, clock) for spec in specs]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def statuses(self) -> list[ChildStatus]:
+        """The children as they are now, in start order."""
+        return [child.status for child in self._children]
+
+    @property
+    def restarts_total(self) -> int:
+        """How often any child was started again."""
+        return sum(status.restarts_total for status in self.statuses)
+
+    async def start(self) -> None:
+        """Start each child once the one before it listens. Raises RunFault when one does not come up."""
+        for child in self._children:
+            keeper = asyncio.create_task(child.keep(), name=f"keep-{child.spec.name}")
+            self._tasks.append(keeper)
+            listened = asyncio.create_task(child.listened.wait())
+            try:
+                async with asyncio.timeout(START_SECONDS_MAX):
+                    await asyncio.wait((keeper, listened), return_when=asyncio.FIRST_COMPLETED)
+            except TimeoutError:
+                raise RunFault(
+                    f"the {child.spec.name} does not listen after {START_SECONDS_MAX:g} s (log: {child.spec.log})"
+                ) from None
+            finally:
+                listened.cancel()
+            if keeper.done():
+                keeper.result()
+
+    async def watch(self) -> None:
+        """Return never; raises RunFault when a child cannot be kept alive."""
+        await asyncio.gather(*self._tasks)
+
+    async def stop(self) -> None:
+        """Stop the children, the last one started first."""
+        for child in reversed(self._children):
+            await child.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
+        path.replace(path.with_suffix(".old.log"))
+    return path.open("ab")
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log that says anything, cut to what fits a message."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    return next((line[:300] for line in reversed(lines) if line), "it said nothing")

@@ -1,0 +1,119 @@
+"""The directory of a run: whose it is, what it was made for, and what it never does to strangers' files."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.up.settings import Identity
+from bigfleet.cli.up.state_dir import Ports, Progress, StateDir, TimelinePoint
+
+IDENTITY = Identity(clusters=3, machines=120, seed=1, trace_digest="")
+POINT = TimelinePoint(
+    seconds=5, demand={"cpu": 1.5}, bound={}, shortfall={}, bound_machines=0, shortfall_by_model={"": {"cpu": 1.5}}
+)
+
+
+def open_dir(path: Path, identity: Identity = IDENTITY, *, fresh: bool = False) -> StateDir:
+    return StateDir.open(path, identity=identity, fresh=fresh)
+
+
+def test_a_second_run_is_told_who_has_the_directory(tmp_path: Path) -> None:
+    with open_dir(tmp_path / "s"), pytest.raises(RunFault, match=r"another bigfleet up \(process \d+\)"):
+        open_dir(tmp_path / "s")
+
+
+def test_the_lock_ends_with_the_run(tmp_path: Path) -> None:
+    open_dir(tmp_path / "s").close()
+
+    open_dir(tmp_path / "s").close()
+
+
+def test_progress_is_kept_over_runs(tmp_path: Path) -> None:
+    progress = Progress(position_seconds=7.25, finished=True, timeline=(POINT,))
+    with open_dir(tmp_path / "s") as state:
+        assert state.progress() == Progress()
+        state.save_progress(progress)
+    with open_dir(tmp_path / "s") as state:
+        assert state.progress() == progress
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (Identity(4, 120, 1, ""), "--clusters: the run in .* was started with 3, not 4"),
+        (Identity(3, 60, 1, ""), "--machines"),
+        (Identity(3, 120, 2, ""), "--seed"),
+        (Identity(3, 120, 1, "abc"), "--nodes and --pods: the run in .* replays no trace"),
+    ],
+)
+def test_another_run_is_not_resumed(tmp_path: Path, changed: Identity, said: str) -> None:
+    open_dir(tmp_path / "s").close()
+    with pytest.raises(UsageFault, match=said) as caught:
+        open_dir(tmp_path / "s", changed)
+    assert "--fresh" in str(caught.value)
+
+    open_dir(tmp_path / "s", changed, fresh=True).close()
+
+
+def test_fresh_forgets_everything_of_ours(tmp_path: Path) -> None:
+    with open_dir(tmp_path / "s") as state:
+        state.save_progress(Progress(position_seconds=9.0))
+        state.logs.mkdir()
+        (state.logs / "shard.log").write_text("old")
+    with open_dir(tmp_path / "s", fresh=True) as state:
+        assert state.progress() == Progress()
+        assert not state.logs.exists()
+
+
+def test_fresh_follows_no_link_out_of_the_directory(tmp_path: Path) -> None:
+    treasure = tmp_path / "treasure"
+    treasure.mkdir()
+    (treasure / "file").write_text("kept")
+    open_dir(tmp_path / "s").close()
+    (tmp_path / "s" / "link").symlink_to(treasure)
+    open_dir(tmp_path / "s", fresh=True).close()
+
+    assert (treasure / "file").read_text() == "kept"
+    assert not (tmp_path / "s" / "link").exists()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_directory_without_our_marker_is_refused_and_left_alone(tmp_path: Path, fresh: bool) -> None:
+    (tmp_path / "precious").write_text("kept")
+    with pytest.raises(UsageFault, match="precious"):
+        open_dir(tmp_path, fresh=fresh)
+
+    assert [entry.name for entry in tmp_path.iterdir()] == ["precious"]
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
+    open_dir(tmp_path).close()
+
+
+@pytest.mark.parametrize("name", ["progress.json", "bigfleet-up.json"])
+def test_a_damaged_file_is_named_with_the_way_out(tmp_path: Path, name: str) -> None:
+    open_dir(tmp_path).close()
+    (tmp_path / name).write_text("{half")
+
+    def resume() -> None:
+        with open_dir(tmp_path) as state:
+            state.progress()
+
+    with pytest.raises(UsageFault, match=f"{name}.*--fresh"):
+        resume()
+    open_dir(tmp_path, fresh=True).close()
+
+
+def test_ports_stay_as_long_as_they_are_free(tmp_path: Path) -> None:
+    with open_dir(tmp_path) as state:
+        ports = state.ports()
+        assert len({ports.provider, ports.provider_metrics, ports.shard, ports.shard_metrics}) == 4
+        assert state.ports() == ports
+        with socket.socket() as squatter:
+            squatter.bind(("127.0.0.1", ports.shard))
+            squatter.listen()
+
+            assert isinstance(state.ports(), Ports)
+            assert state.ports().shard != ports.shard

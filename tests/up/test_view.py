@@ -1,0 +1,210 @@
+"""What a person sees: on a terminal of any size, in a log, at the end, and in the report file."""
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bigfleet.cli.faults import RunFault
+from bigfleet.cli.up.amounts import amount_text, covered_share, duration_text, plain_numbers
+from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, SeenAction
+from bigfleet.cli.up.report import COVERAGE_ROWS, RunResult, report_document, summary, write_report
+from bigfleet.cli.up.state_dir import TimelinePoint
+from bigfleet.cli.up.supervisor import ChildStatus
+from bigfleet.cli.up.view import Status, View
+from bigfleet.model.states import CapacityType, MachineState
+
+GIB_MILLI = 2**30 * 1000
+
+
+def figures(clusters: int = 3) -> FleetFigures:
+    short = ClusterFigures(
+        demand={"cpu": 2641500, "memory": 1031 * GIB_MILLI, "nvidia.com/gpu": 14000},
+        shortfall={"cpu": 8000, "memory": 40 * GIB_MILLI, "nvidia.com/gpu": 2000},
+        bound={"cpu": 4090000, "memory": 2210 * GIB_MILLI, "nvidia.com/gpu": 12000},
+        bound_machines=19,
+        pending_machines=2,
+        cost_usd_per_hour=1234.5,
+    )
+    return FleetFigures(
+        cycle=7,
+        clusters={f"cluster-{number}": short for number in range(clusters)},
+        machines={(state, kind): 111 for state in MachineState if state for kind in CapacityType if kind},
+        shortfall_by_model={"any": {"nvidia.com/gpu": 2000}},
+    )
+
+
+def view(clusters: int = 3) -> View:
+    tally = ActionTally()
+    for number in range(40):
+        tally.take(
+            SeenAction(
+                action_id=str(number),
+                kind="Provision",
+                machine_id=f"simulated/on-demand/std.16x64/sim-1a/{number:03d}",
+                cluster_id="cluster-1",
+                reason="phase1.speculative",
+                outcome="success" if number % 5 else "exhausted",
+                decided_unix_nanos=number,
+            )
+        )
+    children = [
+        ChildStatus(name="provider", pid=12345, up=True),
+        ChildStatus(name="shard", pid=54321, up=True, restarts_total=1, last_end="SIGKILL"),
+    ]
+    status = Status(
+        title=f"demo · {clusters} clusters · 120 machines · 60×",
+        position_seconds=12345.0,
+        run_seconds=75.0,
+        done_share=0.43,
+        children=children,
+        clusters_connected=clusters,
+        clusters=clusters,
+    )
+    observer: Any = SimpleNamespace(figures=figures(clusters), actions=tally, answers=True, cycles_total=431)
+    clock: Any = SimpleNamespace(monotonic_seconds=lambda: 5.0)
+    return View(observer, lambda: status, clock)
+
+
+def rendered(content: Any, width: int, height: int | None = None) -> list[str]:
+    console = Console(width=width, height=height or 25, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(content, height=height)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (160, 50)])
+@pytest.mark.parametrize("clusters", [1, 3, 12, 64])
+def test_the_screen_fills_the_terminal_and_no_more(width: int, height: int, clusters: int) -> None:
+    lines = rendered(view(clusters), width, height)
+
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (160, 50)])
+def test_the_screen_tells_clusters_machines_decisions_and_restarts(width: int, height: int) -> None:
+    text = "\n".join(rendered(view(), width, height))
+
+    for expected in (
+        "2641.5 → 4090",
+        "8 cpu 40.0GiB 2 gpus",
+        "14 → 12",
+        "Speculative",
+        "BareMetal",
+        "888",
+        "no idle one fits: cheapest to make",
+        "on-demand/std.16x64/sim-1a/039",
+        "shard 54321 restarted 1× (SIGKILL)",
+        "43%",
+    ):
+        assert expected in text
+
+
+def test_a_log_line_says_the_same_in_one_line() -> None:
+    line = view().plain_line()
+
+    assert line.startswith("1m15s 43% at 3h25m: wanted/bound cpu 7924.5/12.3k")
+    assert "57 machines" in line
+    assert line.endswith("[shard restarted 1x, last SIGKILL]")
+
+
+POINT = TimelinePoint(
+    seconds=60.0,
+    demand={"cpu": 10.0, "gpu-milli": 2500.0},
+    bound={"cpu": 8.0},
+    shortfall={"cpu": 2.0},
+    bound_machines=3,
+    shortfall_by_model={"H100": {"cpu": 2.0}, "": {"cpu": 1.0}},
+)
+
+
+def result(*, is_trace: bool = True, points: int = 61) -> RunResult:
+    return RunResult(
+        figures=figures(),
+        actions={"Bootstrap": {"success": 4, "running": 1}},
+        timeline=[POINT] * points,
+        shard_ids=("shard-0",),
+        cycles=9,
+        seconds=12.3456,
+        restarts=2,
+        is_trace=is_trace,
+        finished=True,
+    )
+
+
+def test_the_report_has_plain_numbers_in_base_units(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.json", result())
+    report = json.loads((tmp_path / "report.json").read_text())
+
+    assert report["clusters"]["cluster-1"] == {
+        "demand": {"cpu": 2641.5, "memory": 1031 * 2**30, "nvidia.com/gpu": 14},
+        "bound_machines": 19,
+        "bound": {"cpu": 4090, "memory": 2210 * 2**30, "nvidia.com/gpu": 12},
+        "shortfall": {"cpu": 8, "memory": 40 * 2**30, "nvidia.com/gpu": 2},
+        "cost_usd_per_hour": 1234.5,
+    }
+    assert report["machines"]["Configured"] == 444
+    assert report["actions"] == {"Bootstrap": {"success": 4, "running": 1}}
+    assert (report["shards"], report["moves"], report["cycles"]) == (["shard-0"], 0, 9)
+    assert (report["seconds"], report["restarts"]) == (12.346, 2)
+    assert report["timeline"][0]["demand"] == {"cpu": 10.0, "gpu-milli": 2500.0}
+    assert report_document(result()) == report
+
+
+def test_a_report_that_cannot_be_written_is_a_failed_run(tmp_path: Path) -> None:
+    with pytest.raises(RunFault, match="--report"):
+        write_report(tmp_path, result())
+
+
+def test_the_summary_is_one_page() -> None:
+    lines = rendered(summary(result()), 110)
+
+    text = "\n".join(lines)
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 110
+    for expected in ("H100", "no GPU", "61 of 61", "peak 3 machines", "80%", "4 success", "2 restarts"):
+        assert expected in text
+    assert text.count("1m00s") == COVERAGE_ROWS
+
+
+def test_a_demonstration_s_summary_speaks_of_no_trace() -> None:
+    text = "\n".join(rendered(summary(result(is_trace=False)), 110))
+
+    assert "trace" not in text
+    assert "GPU model" not in text
+
+
+@pytest.mark.parametrize(
+    ("milli", "dimension", "text"),
+    [
+        (0, "cpu", "0"),
+        (1500, "cpu", "1.5"),
+        (12000, "cpu", "12"),
+        (12_345_000, "cpu", "12.3k"),
+        (0, "memory", "0"),
+        (5 * 2**40 * 1000, "memory", "5.0TiB"),
+        (3 * 2**20 * 1000, "memory", "3.0MiB"),
+        (512_000, "memory", "512B"),
+    ],
+)
+def test_amounts_read_well(milli: int, dimension: str, text: str) -> None:
+    assert amount_text(milli, dimension) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.9, "0s"), (185, "3m05s"), (7800, "2h10m"), (12902960, "149d 8h")])
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_coverage_is_that_of_the_worst_dimension() -> None:
+    assert covered_share({"cpu": 100, "memory": 100}, {"cpu": 25, "memory": 10}) == 0.75
+    assert covered_share({}, {}) == 1.0
+
+
+def test_plain_numbers_are_whole_where_they_can_be() -> None:
+    assert repr(plain_numbers({"cpu": 1500, "gpu": 2000})) == "{'cpu': 1.5, 'gpu': 2}"

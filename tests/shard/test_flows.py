@@ -253,8 +253,8 @@ async def test_a_silent_operator_parks_one_machine_at_a_time() -> None:
             await world.shard._clock.sleep(31)
 
     outcomes = [outcome for _kind, _machine, outcome in world.outcomes()]
-    assert ["blob_timeout"] * 6 == outcomes[:6]
-    assert ["blob_timeout"] + ["operator_unresponsive"] * 5 == outcomes[6:]
+    assert outcomes[:6] == ["blob_timeout"] * 6
+    assert outcomes[6:] == ["blob_timeout"] + ["operator_unresponsive"] * 5
 
 
 async def test_a_row_that_cannot_be_bootstrapped_backs_off_with_the_operators_text() -> None:
@@ -393,7 +393,7 @@ async def test_slow_operators_do_not_hold_worker_slots() -> None:
         await world.shard._clock.sleep(10)
 
         assert ("Bootstrap", "m1", "success") in world.outcomes()
-        assert 1 == world.metric("execute_waiting", **{"for": "blob"})
+        assert world.metric("execute_waiting", **{"for": "blob"}) == 1
 
 
 @asynccontextmanager

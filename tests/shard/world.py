@@ -109,11 +109,15 @@ class ScriptedProvider:
     #: (method, machine): the effect happens and the answer is lost.
     lost_answers: set[tuple[str, str]] = field(default_factory=set)
     grace_seconds: dict[str, int] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
     list_fails: bool = False
     #: Called between taking the view of a List and answering it.
     during_list: Callable[[], Any] | None = None
     #: Answers of `List` that replace the truth, once each.
     listings: list[Listing] = field(default_factory=list)
+    #: What every List was asked with, and every machine that was asked for by Get.
+    cursors: list[bytes] = field(default_factory=list)
+    gets: list[str] = field(default_factory=list)
 
     def add(self, *machines: Machine) -> None:
         """Put machines into the provider's inventory."""
@@ -141,6 +145,7 @@ class ScriptedProvider:
     async def configure(
         self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
     ) -> TransitionAck:
+        self.blobs[machine_id] = blob
         return self._transition("configure", machine_id, token, S.IDLE, S.CONFIGURING, cluster, dict(metadata))
 
     async def drain(self, machine_id: MachineId, grace_seconds: int, token: FenceToken) -> TransitionAck:
@@ -151,21 +156,23 @@ class ScriptedProvider:
         return self._transition("delete", machine_id, token, S.IDLE, S.DELETING)
 
     async def get(self, machine_id: MachineId) -> Record:
+        self.gets.append(machine_id)
         if machine_id not in self.records:
             raise ProviderRefusal(RefusalKind.NOT_FOUND, "unknown machine")
         return Record(self.records[machine_id], self.metadata.get(machine_id, {}))
 
     async def list(self, since_revision: bytes) -> Listing:
+        self.cursors.append(since_revision)
         if self.list_fails:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "connection refused")
-        answer = (
-            self.listings.pop(0)
-            if self.listings
-            else Listing(records=[Record(m, self.metadata.get(m.id, {})) for m in self.records.values()])
-        )
+        answer = self.listings.pop(0) if self.listings else self.view(since_revision)
         if self.during_list is not None:
             await self.during_list()
         return answer
+
+    def view(self, _since_revision: bytes) -> Listing:
+        """Return the answer to a List: everything there is."""
+        return Listing(records=[Record(m, self.metadata.get(m.id, {})) for m in self.records.values()])
 
     def _transition(
         self,
@@ -207,6 +214,33 @@ class ScriptedProvider:
             self.metadata.pop(machine_id, None)
         host = Host() if state in (S.SPECULATIVE, S.CREATING) else Host("test", f"host-{machine_id}")
         self.records[machine_id] = replace(record, host=host)
+
+
+@dataclass
+class RevisionedProvider(ScriptedProvider):
+    """Answers a List with a cursor by what changed since: as a delta with tombstones, or without."""
+
+    tombstones: bool = True
+    #: Cursors that have become too old are answered in full.
+    forgets: bool = False
+    _views: dict[bytes, dict[str, Record]] = field(default_factory=dict)
+
+    def view(self, since_revision: bytes) -> Listing:
+        """Return a delta to the view of that cursor, or everything where there is none."""
+        now: dict[str, Record] = {m.id: Record(m, dict(self.metadata.get(m.id, {}))) for m in self.records.values()}
+        revision = str(len(self._views)).encode()
+        then = None if self.forgets else self._views.get(since_revision)
+        self._views[revision] = now
+        if then is None:
+            return Listing(records=list(now.values()), revision=revision)
+        # Every change makes a new object, so one that went there and back again between two Lists is told as well.
+        changed = [
+            record
+            for machine_id, record in now.items()
+            if machine_id not in then or then[machine_id].machine is not record.machine
+        ]
+        removed = tuple(machine_id for machine_id in then if machine_id not in now) if self.tombstones else ()
+        return Listing(records=changed, revision=revision, removed_ids=removed, tombstones=self.tombstones)
 
 
 @dataclass(frozen=True)

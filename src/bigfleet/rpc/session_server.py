@@ -68,17 +68,18 @@ class SessionServicer(shard_pb2_grpc.ShardServicer):
         sessions = self._shard.sessions
         if not sessions.is_stopping:
             hello = await self._hello(request_iterator, context)
+            # On its own: with a first write that is cancelled, gRPC would send it twice and the status never.
+            await context.send_initial_metadata(())
         if sessions.is_stopping:
             await context.abort(*_STATUS[CloseReason.STOPPING])
         session = sessions.open(hello)
         stream = _Stream(self._shard, session, request_iterator, context)
-        tasks = [
-            asyncio.create_task(stream.read()),
-            asyncio.create_task(stream.write()),
-            asyncio.create_task(self._shard.serve_rollups(session)),
-        ]
+        writer = asyncio.create_task(stream.write())
+        tasks = [writer, asyncio.create_task(stream.read()), asyncio.create_task(self._shard.serve_rollups(session))]
         try:
             reason = await session.outbox.ended()
+            # A frame that is half sent goes out whole, if the peer takes it.
+            await asyncio.wait([writer], timeout=STATUS_TIMEOUT_SECONDS)
         finally:
             sessions.close(session, CloseReason.GONE)
             for task in tasks:

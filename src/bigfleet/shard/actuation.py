@@ -78,7 +78,9 @@ class Actuator:
         self._queue_max = 2 * settings.execute_concurrency_max
         self._slots = asyncio.Semaphore(settings.execute_concurrency_max)
         self._arrived = asyncio.Event()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], ActionRecord] = {}
+        #: All and only the records whose action holds a slot at this moment.
+        self._in_slot: set[ActionRecord] = set()
         self._waiting = 0
         #: The cycle in which actions that start now are executed.
         self.cycle = 0
@@ -179,8 +181,8 @@ class Actuator:
                 record = self._queue.popleft()
                 self._metrics.queue_depth.set(len(self._queue))
                 task = asyncio.create_task(self._run_in_slot(record), name=f"action-{record.action_id}")
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                self._running[task] = record
+                task.add_done_callback(self._running.pop)
         finally:
             await self._stop()
 
@@ -191,13 +193,14 @@ class Actuator:
             await self._run_in_slot(self._queue.popleft())
 
     @asynccontextmanager
-    async def waiting(self, waited_for: str) -> AsyncIterator[None]:
+    async def waiting(self, record: ActionRecord, waited_for: str) -> AsyncIterator[None]:
         """Give the slot back while an operator is asked; at `execute_waiting_max` further ones wait in their slot."""
         gives_back = self._waiting < self._settings.execute_waiting_max
         gauge = self._metrics.waiting.labels(waited_for)
         gauge.inc()
         if gives_back:
             self._waiting += 1
+            self._note_slot(record, held=False)
             self._slots.release()
         try:
             yield
@@ -206,9 +209,17 @@ class Actuator:
             if gives_back:
                 self._waiting -= 1
                 await self._slots.acquire()
+                self._note_slot(record, held=True)
+
+    def _note_slot(self, record: ActionRecord, *, held: bool) -> None:
+        if held:
+            self._in_slot.add(record)
+        else:
+            self._in_slot.discard(record)
+        self._metrics.inflight.set(len(self._in_slot))
 
     async def _run_in_slot(self, record: ActionRecord) -> None:
-        self._metrics.inflight.inc()
+        self._note_slot(record, held=True)
         record.executed_cycle = self.cycle
         outcome = Outcome.TRANSITION_ERROR
         try:
@@ -229,8 +240,9 @@ class Actuator:
         record.outcome = outcome
         record.finished_unix_nanos = self._clock.unix_nanos()
         self._ledger.pop(action.machine_id, None)
-        self._slots.release()
-        self._metrics.inflight.dec()
+        if record in self._in_slot:  # not when it was cancelled on its way back into one
+            self._note_slot(record, held=False)
+            self._slots.release()
         self._metrics.outcomes.labels(action.kind.label, outcome.value).inc()
         _log.info(
             "action",
@@ -247,9 +259,13 @@ class Actuator:
         )
 
     async def _stop(self) -> None:
-        if not self._running:
-            return
-        _done, late = await asyncio.wait(self._running, timeout=STOP_GRACE_SECONDS)
-        for task in late:
+        calling = [task for task, record in self._running.items() if record in self._in_slot]
+        waiting = [task for task in self._running if task not in calling]
+        # Who waits for an operator, or for a slot with its answer, makes no call any more.
+        for task in waiting:
             task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        if calling:
+            _done, late = await asyncio.wait(calling, timeout=STOP_GRACE_SECONDS)
+            for task in late:
+                task.cancel()
+        await asyncio.gather(*waiting, *calling, return_exceptions=True)

@@ -4,6 +4,7 @@ docs/spec/shard.md §9.2 and §9.6. Everything is bounded: a hold doubles to a d
 both end by themselves. Nothing here removes a machine or a row.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from bigfleet.engine.decision import Action, ActionKind
@@ -88,7 +89,6 @@ class Strikes:
 class _RowBackoff:
     until_seconds: float
     next_seconds: float
-    text: str
 
 
 class Refusals:
@@ -100,7 +100,7 @@ class Refusals:
         self._unanswered: dict[str, int] = {}
         self._probing: set[str] = set()
 
-    def refuse(self, cluster: str, fingerprint: str, group: str, text: str) -> None:
+    def refuse(self, cluster: str, fingerprint: str, group: str) -> None:
         """Back the row off: 30 s, doubled to 10 min.
 
         Answers that come while the row is backed off belong to requests of the same round and double nothing.
@@ -109,10 +109,9 @@ class Refusals:
         now_seconds = self._clock.monotonic_seconds()
         known = self._rows.get(key)
         if known is not None and now_seconds < known.until_seconds:
-            known.text = text
             return
         seconds = known.next_seconds if known is not None else ROW_BACKOFF_FIRST_SECONDS
-        self._rows[key] = _RowBackoff(now_seconds + seconds, min(2 * seconds, ROW_BACKOFF_MAX_SECONDS), text)
+        self._rows[key] = _RowBackoff(now_seconds + seconds, min(2 * seconds, ROW_BACKOFF_MAX_SECONDS))
 
     def is_backed_off(self, action: Action) -> bool:
         """Say whether a Bootstrap or Provision must be left out for now."""
@@ -121,10 +120,9 @@ class Refusals:
         known = self._rows.get((action.cluster, action.profile.fingerprint, action.group))
         return known is not None and self._clock.monotonic_seconds() < known.until_seconds
 
-    def refusal_text(self, cluster: str, fingerprint: str, group: str) -> str:
-        """Return the operator's text for a row in back-off, else ""."""
-        known = self._rows.get((cluster, fingerprint, group))
-        return known.text if known is not None else ""
+    def is_refused(self, cluster: str, fingerprint: str, group: str) -> bool:
+        """Say whether the operator's last word about the row was an error, in back-off or past it."""
+        return (cluster, fingerprint, group) in self._rows
 
     def succeeded(self, cluster: str, fingerprint: str, group: str) -> None:
         """The row was bootstrapped: its back-off is over."""
@@ -137,7 +135,7 @@ class Refusals:
         self._unanswered.pop(cluster, None)
         self._probing.discard(cluster)
 
-    def keep_only(self, rows: frozenset[tuple[str, str, str]]) -> None:
+    def keep_only(self, rows: Set[tuple[str, str, str]]) -> None:
         """Forget rows that left the demand."""
         for key in [key for key in self._rows if key not in rows]:
             del self._rows[key]

@@ -6,8 +6,9 @@ enqueue, show. The cycle never waits for an action. What a cycle could not do is
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -15,10 +16,11 @@ from prometheus_client import CollectorRegistry
 from bigfleet.engine import parking, reference, shortfalls
 from bigfleet.engine.decision import Decision, Options, ParkingKey
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model import vector
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.frames import MalformedMessage, NodeStateUpdate
-from bigfleet.model.ids import IdSource, ShardId
-from bigfleet.model.need import Need, RowKey
+from bigfleet.model.ids import IdSource, MachineId, ShardId
+from bigfleet.model.need import RowKey
 from bigfleet.model.states import MachineState
 from bigfleet.shard import rails
 from bigfleet.shard.actuation import Actuator
@@ -31,7 +33,7 @@ from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Compute, Provider, ProviderRefusal, ShardSettings, TokenSource
 from bigfleet.shard.reconcile import Reconciler
 from bigfleet.shard.sessions import RollUpOffer, Session, Sessions
-from bigfleet.shard.views import CycleView, ViewContext, build_view
+from bigfleet.shard.views import CycleView, ViewContext, build_view, short_of, split_residual
 
 _log = structlog.get_logger("bigfleet.shard")
 
@@ -207,7 +209,9 @@ class Shard:
         lap.end("snapread")
         decision = await self._compute(lambda: reference.decide(snapshot, demand, options))
         lap.end("decide")
-        self._age(decision, demand, is_timer)
+        self.refusals.keep_only({need.key for need in demand} | {result.need.key for result in decision.rows})
+        refused = frozenset(result.need.key for result in decision.rows if self.refusals.is_refused(*result.need.key))
+        self._age(decision, snapshot, refused, is_timer)
         self._refresh_overflowed_sessions()
         lap.end("emit")
         report = self._carry_out(decision, snapshot, is_timer)
@@ -216,9 +220,10 @@ class Shard:
             cycle=self.cycle,
             computed_at_unix_nanos=computed_at_unix_nanos,
             snapshot=snapshot,
+            demand=demand,
             parking_ages=self._parking_ages,
             row_ages=self._row_ages,
-            refusal_texts=self._refusal_texts(demand),
+            refused=refused,
         )
         self.view = await self._compute(lambda: build_view(decision, context))
         self.metrics.demand_rows.set(len(demand))
@@ -237,21 +242,21 @@ class Shard:
             for session in self.sessions:
                 self._resync(session)
 
-    def _age(self, decision: Decision, demand: tuple[Need, ...], is_timer: bool) -> None:
+    def _age(self, decision: Decision, snapshot: Snapshot, refused: Set[RowKey], is_timer: bool) -> None:
         self._parking_ages = parking.next_ages(self._parking_ages, decision.rows, advance=is_timer)
         self._ledger = shortfalls.record(self._ledger, decision.rows, advance=is_timer)
         ages: dict[RowKey, int] = {}
         for result in decision.rows:
-            if result.unresolved:
-                for member in result.members:
+            is_refused = result.need.key in refused
+            short = short_of(result, result.unresolved, is_refused=is_refused, snapshot=snapshot)
+            if not short:
+                continue
+            covered = vector.subtract(result.need.aggregate, short)
+            for member, residual in split_residual(result.members, covered):
+                if residual:
                     known = self._row_ages.get(member.key)
                     ages[member.key] = 1 if known is None else known + int(is_timer)
         self._row_ages = ages
-        self.refusals.keep_only(frozenset(need.key for need in demand))
-
-    def _refusal_texts(self, demand: tuple[Need, ...]) -> dict[RowKey, str]:
-        texts = {need.key: self.refusals.refusal_text(*need.key) for need in demand}
-        return {key: text for key, text in texts.items() if text}
 
     def _carry_out(self, decision: Decision, snapshot: Snapshot, is_timer: bool) -> CycleReport:
         actions = tuple(action for action in decision.actions if self.actuator.is_open_to(action))
@@ -345,7 +350,6 @@ class Shard:
     def _session_opened(self, session: Session) -> None:
         self.refusals.session_opened(session.cluster)
         self._resync(session)
-        self.executors.resend_instructions(session)
 
     def _session_lifecycle(self, event: str, session: Session) -> None:
         self.metrics.session_lifecycle.labels(event).inc()
@@ -358,16 +362,20 @@ class Shard:
                 self._resync(session)
 
     def _resync(self, session: Session) -> None:
-        session.outbox.start_resync(self.inventory.bound_to(session.cluster), self._renderer(session))
+        """Tell a session its drains under way, then its machines, as they are when the stream takes them."""
+        again, cluster = self.executors.instruction_again, session.cluster
+        session.outbox.start_resync(
+            [
+                *(partial(again, machine_id) for machine_id in self.executors.drain_waits_of(cluster)),
+                *(partial(self._node_state, machine_id, cluster) for machine_id in self.inventory.bound_to(cluster)),
+            ]
+        )
 
-    def _renderer(self, session: Session) -> Callable[[str], NodeStateUpdate | None]:
-        def render(machine_id: str) -> NodeStateUpdate | None:
-            machine = self.inventory.get(machine_id)
-            if machine is None or machine.cluster != session.cluster:
-                return None
-            return self.ingest.node_state(machine, machine.cluster)
-
-        return render
+    def _node_state(self, machine_id: MachineId, cluster: str) -> NodeStateUpdate | None:
+        machine = self.inventory.get(machine_id)
+        if machine is None or machine.cluster != cluster:
+            return None
+        return self.ingest.node_state(machine, machine.cluster)
 
 
 class _Lap:

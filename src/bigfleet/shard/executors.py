@@ -133,13 +133,17 @@ class Executors:
         if wait is not None:
             wait.ended.set()
 
-    def resend_instructions(self, session: Session) -> None:
-        """Queue the instructions of drains that wait for this cluster's operator again, with what is left of them."""
-        for machine_id, wait in self._drain_waits.items():
-            machine = self._inventory.get(machine_id)
-            if machine is not None and machine.cluster == session.cluster:
-                remaining = int(max(0.0, wait.deadline_seconds - self._clock.monotonic_seconds()))
-                session.outbox.put(self._instruction(wait.record, machine, remaining))
+    def drain_waits_of(self, cluster: str) -> list[str]:
+        """Return the machines whose drain waits for this cluster's operator, in the order in which they began."""
+        return [machine_id for machine_id, wait in self._drain_waits.items() if wait.record.action.cluster == cluster]
+
+    def instruction_again(self, machine_id: str) -> ReclaimInstruction | None:
+        """Return the instruction of a drain that waits, with what is left of its grace; None when it is over."""
+        wait, machine = self._drain_waits.get(machine_id), self._inventory.get(machine_id)
+        if wait is None or machine is None:
+            return None
+        remaining = int(max(0.0, wait.deadline_seconds - self._clock.monotonic_seconds()))
+        return self._instruction(wait.record, machine, remaining)
 
     # ---- provision ----------------------------------------------------------------------------------------------
 
@@ -211,7 +215,7 @@ class Executors:
             asked_at = self._clock.monotonic_seconds()
             self._refusals.asked(cluster)
             try:
-                async with actuator.waiting("blob"):
+                async with actuator.waiting(record, "blob"):
                     answer = await self._ask(session, machine, profile)
                     received_at = self._clock.monotonic_seconds()
             except (TimeoutError, SessionLost):
@@ -222,7 +226,7 @@ class Executors:
             self._metrics.request_bootstrap.observe(received_at - asked_at)
             if answer.error:
                 record.message = answer.error
-                self._refusals.refuse(cluster, profile.fingerprint, record.action.group, answer.error)
+                self._refusals.refuse(cluster, profile.fingerprint, record.action.group)
                 return Outcome.BLOB_ERROR
             age_seconds = self._clock.monotonic_seconds() - received_at
             if answer.ttl_seconds <= 0 or age_seconds < answer.ttl_seconds:
@@ -354,7 +358,7 @@ class Executors:
         self._drain_waits[machine.id] = wait
         ended = asyncio.ensure_future(wait.ended.wait())
         try:
-            async with actuator.waiting("drain"):
+            async with actuator.waiting(record, "drain"):
                 waiters: list[asyncio.Future[Any]] = [result, ended]
                 await asyncio.wait(
                     waiters,
@@ -423,6 +427,8 @@ class Executors:
                 if machine_id in self._inventory:
                     self._ingest.remove(machine_id)
                 self._strikes.forget(machine_id)
+                # A machine that is there after all would be in no later delta.
+                self._revisit(machine_id)
             case RefusalKind.NOT_SUPPORTED:
                 self._hold(machine_id, f"not supported by the provider: {refusal}", until_restart=True)
             case RefusalKind.UNKNOWN_OUTCOME:

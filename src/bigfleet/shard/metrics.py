@@ -22,6 +22,8 @@ _PREFIX = "bigfleet_shard"
 _BUCKETS_A = tuple(0.001 * 2**n for n in range(14))
 #: 10 ms × 2^0…15.
 _BUCKETS_B = tuple(0.01 * 2**n for n in range(16))
+#: Why a frame of an operator concerned nobody: of a kind unknown here, or about a machine that is not its cluster's.
+DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
 PHASES = ("reconcile", "snapread", "decide", "emit", "execute")
 
 
@@ -73,6 +75,9 @@ class ShardMetrics:
         self.rollup_quarantined = gauge("rollup_quarantined", "1 while the cluster's roll-up is held", ["cluster"])
         self.active_sessions = gauge("active_sessions", "Connected operators")
         self.session_lifecycle = counter("session_lifecycle_total", "Sessions that came and went", ["event"])
+        self.session_frames_dropped = counter(
+            "session_frames_dropped_total", "Operators' frames that concerned nobody", ["kind"]
+        )
         self.outbox_dropped = counter("outbox_dropped_total", "Frames dropped for lack of room")
         self.fenced = counter("fenced_total", "Calls refused because a newer process of this shard exists")
         self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_B, ["method", "code"])
@@ -97,6 +102,8 @@ class ShardMetrics:
             self.machines_rejected.labels(fault.value)
         for event in ("installed", "removed", "replaced", "overflowed", "unresponsive"):
             self.session_lifecycle.labels(event)
+        for frame_kind in DROPPED_FRAME_KINDS:
+            self.session_frames_dropped.labels(frame_kind)
         for waited_for in ("blob", "drain"):
             self.waiting.labels(waited_for)
 

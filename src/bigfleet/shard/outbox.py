@@ -19,6 +19,9 @@ from bigfleet.model.frames import (
     ShardFrame,
 )
 
+#: Gives a frame as of the moment at which it is called.
+Rendering = Callable[[], ShardFrame | None]
+
 
 class CloseReason(Enum):
     """Why a session ended from our side; `rpc` turns it into a status code."""
@@ -29,6 +32,7 @@ class CloseReason(Enum):
     STOPPING = "stopping"
     MISROUTED = "misrouted"
     MALFORMED = "malformed"
+    BROKEN = "broken"
     GONE = "gone"
 
 
@@ -55,8 +59,7 @@ class Outbox:
         self._next_number = 0
         self._wakeup = asyncio.Event()
         self._ended = asyncio.Event()
-        self._resync: deque[str] | None = None
-        self._render: Callable[[str], NodeStateUpdate | None] | None = None
+        self._resync: deque[Rendering] | None = None
         self._resync_wanted = False
         self.closed: CloseReason | None = None
         #: Frames dropped since the session opened.
@@ -87,13 +90,14 @@ class Outbox:
             self._by_key[key] = self._next_number
         self._wakeup.set()
 
-    def start_resync(self, machine_ids: Iterable[str], render: Callable[[str], NodeStateUpdate | None]) -> None:
-        """Send the state of these machines as of the moment of sending, then an ack `resync`.
+    def start_resync(self, renderings: Iterable[Rendering]) -> None:
+        """Send what these give at the moment of sending, None being left out, then an ack `resync`.
 
-        They are rendered one by one as the stream takes them, so they need no room in the queue.
+        They are rendered one by one as the stream takes them, so however many there are they need no room.
         """
-        self._resync = deque(machine_ids)
-        self._render = render
+        if self.closed is not None:
+            return
+        self._resync = deque(renderings)
         self._resync_wanted = False
         self._wakeup.set()
 
@@ -132,13 +136,13 @@ class Outbox:
             if key is not None:
                 self._by_key.pop(key, None)
             return frame
-        while self._resync is not None and self._render is not None:
+        while self._resync is not None:
             if not self._resync:
                 self._resync = None
                 return Acknowledgement(echo=ECHO_RESYNC)
-            update = self._render(self._resync.popleft())
-            if update is not None:
-                return update
+            rendered = self._resync.popleft()()
+            if rendered is not None:
+                return rendered
         return None
 
     def _make_room(self, must_deliver: bool) -> bool:

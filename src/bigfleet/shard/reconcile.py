@@ -85,10 +85,11 @@ class Reconciler:
         is_full = not cursor or (self._knows_tombstones and not listing.tombstones)
         mode = "full" if is_full else "delta"
         self._knows_tombstones = self._knows_tombstones or listing.tombstones
+        known_before = len(self._inventory)
         for record in listing.records:
             self._one(record, actuator)
         removals = self._removals(listing, is_full, actuator)
-        removed, braked = self._remove(removals, is_full)
+        removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
             # What a full answer left out no later delta would tell: a braked one is asked for again as a whole.
             self._cursor = b"" if braked and is_full else listing.revision
@@ -140,18 +141,21 @@ class Reconciler:
             return False
         return actuator.is_pending(machine_id) or actuator.was_pending_since_view(machine_id)
 
-    def _remove(self, gone: list[MachineId], is_full: bool) -> tuple[int, int]:
-        """Remove what rail 4 admits; return how many were removed and how many held back."""
+    def _remove(self, gone: list[MachineId], known_before: int, is_full: bool) -> tuple[int, int]:
+        """Remove what rail 4 admits; return how many were removed and how many held back.
+
+        The measure is what was known before this answer: what it adds makes no loss smaller.
+        """
         if self._settings.removal_brake:
             held_before = self._brake.braked_in_a_row
-            admitted, self._brake = self._brake.admit(len(gone), len(self._inventory))
+            admitted, self._brake = self._brake.admit(len(gone), known_before)
             if not admitted:
-                _log.error("removals_braked", machines=len(gone), known=len(self._inventory))
+                _log.error("removals_braked", machines=len(gone), known=known_before)
                 if not is_full:
                     self._held_removals.update(gone)
                 return 0, len(gone)
-            if held_before and self._brake.is_suspicious(len(gone), len(self._inventory)):
-                _log.error("removals_believed", machines=len(gone), known=len(self._inventory))
+            if held_before and RemovalBrake.is_suspicious(len(gone), known_before):
+                _log.error("removals_believed", machines=len(gone), known=known_before)
         for machine_id in gone:
             self._executors.end_drain_wait(machine_id)
             self._ingest.remove(machine_id)

@@ -7,6 +7,7 @@ that is damaged, of a newer schema or held by another process ends the start; it
 import fcntl
 import os
 import sqlite3
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -16,6 +17,10 @@ from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 SCHEMA = 1
 FILE_NAME = "shard.db"
 LOCK_NAME = "shard.lock"
+#: The largest number that fits the wire's int64.
+EPOCH_MAX = 2**63 - 1
+
+_REMEDY = "restore the file from a backup, or move it away: a new one starts at a higher epoch"
 
 
 class StateFileFault(Exception):
@@ -46,20 +51,16 @@ class StateFile:
                 f"--data-dir {directory}: {error.strerror}; choose a directory that is writable"
             ) from error
         path = directory / FILE_NAME
-        try:
-            connection = sqlite3.connect(path, isolation_level=None)
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            epoch = _raise_epoch(connection, path, shard_id, clock)
-        except sqlite3.DatabaseError as error:
-            lock.close()
-            raise StateFileFault(
-                f"{path}: {error}; restore the file from a backup, or move it away: a new one starts at a higher epoch"
-            ) from error
-        except StateFileFault:
-            connection.close()
-            lock.close()
-            raise
+        with ExitStack() as on_fault:
+            on_fault.callback(lock.close)
+            try:
+                connection = on_fault.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+                epoch = _raise_epoch(connection, path, shard_id, clock)
+            except sqlite3.DatabaseError as error:
+                raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
+            on_fault.pop_all()
         return cls(connection, lock, epoch)
 
     def close(self) -> None:
@@ -93,6 +94,12 @@ def _lock(path: Path) -> IO[str]:
 
 def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, clock: Clock) -> int:
     connection.execute("BEGIN IMMEDIATE")
+    damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage != "ok":
+        raise StateFileFault(f"{path}: {damage}; {_REMEDY}")
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and "meta" not in tables:
+        raise StateFileFault(f"{path}: is no state file of a shard, it holds {sorted(tables)[0]!r}; move it away")
     connection.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
     stored = dict(connection.execute("SELECT key, value FROM meta"))
     if stored:
@@ -110,11 +117,16 @@ def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, cloc
 
 def _check(stored: dict[str, str], path: Path, shard_id: str) -> None:
     schema, epoch = stored.get("schema", ""), stored.get("epoch", "")
-    if not schema.isdigit() or not epoch.isdigit():
-        raise StateFileFault(f"{path}: has no readable schema and epoch; restore it from a backup or move it away")
+    if not _is_number(schema) or not _is_number(epoch) or int(epoch) >= EPOCH_MAX:
+        raise StateFileFault(f"{path}: has no readable schema and epoch; {_REMEDY}")
     if int(schema) > SCHEMA:
         raise StateFileFault(f"{path}: has schema {schema}, this program knows {SCHEMA}; run a newer bigfleet")
     if stored.get("shard_id") != shard_id:
         raise StateFileFault(
             f"{path}: belongs to shard {stored.get('shard_id')!r}, not {shard_id!r}; choose another --data-dir or --id"
         )
+
+
+def _is_number(text: str) -> bool:
+    # Nineteen digits hold every int64; more would be no number of ours.
+    return text.isascii() and text.isdigit() and len(text) <= 19

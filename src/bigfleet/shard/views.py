@@ -4,17 +4,18 @@ docs/spec/shard.md §10.7 and §12. Built beside the old view and swapped by ref
 a cycle never changes what a reader is streaming. Nothing here decides.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 
 from bigfleet.engine.decision import Decision, ParkingKey, RowResult
-from bigfleet.engine.matching import fits
+from bigfleet.engine.matching import Fit, Shapes
 from bigfleet.engine.parking import parking_key
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
 from bigfleet.model.need import Need, RowKey
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.model.vector import Vector
 
 #: Matching machines are counted up to this (docs/spec/engine.md §12).
@@ -97,19 +98,36 @@ class ViewContext:
     cycle: int
     computed_at_unix_nanos: int
     snapshot: Snapshot
+    #: The rows that were decided on, in list order.
+    demand: Sequence[Need]
     parking_ages: Mapping[ParkingKey, int]
     row_ages: Mapping[RowKey, int]
-    refusal_texts: Mapping[RowKey, str]
+    #: Rows, as decided on, whose operator cannot bootstrap them.
+    refused: Set[RowKey]
 
 
 def build_view(decision: Decision, context: ViewContext) -> CycleView:
     """Return the view of a cycle; a folded row is split over the rows that it was folded from."""
-    needs = [view for result in decision.rows for view in _views_of(result, context)]
-    needs.sort(key=lambda view: (-view.need.profile.priority, view.need.arrival_unix_nanos, view.need.cluster))
+    supply = _Supply(context.snapshot)
+    needs = [view for result in decision.rows for view in _views_of(result, context, supply)]
+    # Equal rows may stand twice in a roll-up, so it is the object that has a place.
+    places = {id(need): place for place, need in enumerate(context.demand)}
+    needs.sort(key=lambda view: places[id(view.need)])
     return CycleView(cycle=context.cycle, computed_at_unix_nanos=context.computed_at_unix_nanos, needs=tuple(needs))
 
 
-def split_residual(members: tuple[Need, ...], covered: Vector) -> Iterator[tuple[Need, Vector]]:
+def short_of(result: RowResult, short: Vector, *, is_refused: bool, snapshot: Snapshot) -> Vector:
+    """Return what a row really lacks: `short`, and what it was given anew if its operator cannot bootstrap it."""
+    acquired = (*result.bootstraps, *result.provisions)
+    if not is_refused or not acquired:
+        return short
+    kept = result.held
+    for machine_id in acquired:
+        kept = vector.subtract(kept, snapshot.machines[machine_id].supply)
+    return vector.subtract(result.need.aggregate, kept)
+
+
+def split_residual(members: Sequence[Need], covered: Vector) -> Iterator[tuple[Need, Vector]]:
     """Yield each member with what it lacks: in list order, as many met as the covered amount pays for."""
     left = covered
     for member in members:
@@ -118,11 +136,16 @@ def split_residual(members: tuple[Need, ...], covered: Vector) -> Iterator[tuple
         yield member, residual
 
 
-def _views_of(result: RowResult, context: ViewContext) -> Iterator[NeedView]:
-    covered = vector.subtract(result.need.aggregate, result.deficit)
+def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Iterator[NeedView]:
+    is_refused = result.need.key in context.refused
+    short = short_of(result, result.deficit, is_refused=is_refused, snapshot=context.snapshot)
+    covered = vector.subtract(result.need.aggregate, short)
     for position, (member, residual) in enumerate(split_residual(result.members, covered)):
         is_first = position == 0
-        matching = _matching(member, context.snapshot) if residual else None
+        matching, reason = None, UnmetReason.UNSPECIFIED
+        if residual:
+            matching, elsewhere = supply.matching(member)
+            reason = _reason(result, is_refused=is_refused, has_supply=elsewhere or matching.total > 0)
         yield NeedView(
             need=member,
             residual=residual,
@@ -134,39 +157,62 @@ def _views_of(result: RowResult, context: ViewContext) -> Iterator[NeedView]:
             parked=result.need.parked,
             parked_age_cycles=context.parking_ages.get(parking_key(member), 0),
             unmet_age_cycles=context.row_ages.get(member.key, 0),
-            reason=_reason(result, member, matching, context) if matching is not None else UnmetReason.UNSPECIFIED,
+            reason=reason,
             matching=matching,
             victims=len(result.victims) if is_first else 0,
             freed=result.freed if is_first else vector.ZERO,
         )
 
 
-def _reason(result: RowResult, member: Need, matching: MatchingSupply, context: ViewContext) -> UnmetReason:
+def _reason(result: RowResult, *, is_refused: bool, has_supply: bool) -> UnmetReason:
     """Return the first reason that holds (docs/spec/shard.md §12)."""
-    if context.refusal_texts.get(member.key):
+    if is_refused:
         return UnmetReason.BOOTSTRAP_REFUSED
     is_same = result.need.profile.same_key is not None
     if is_same and (not result.satisfiable or result.need.parked):
         return UnmetReason.TOPOLOGY_UNSATISFIABLE
     if result.victims:
         return UnmetReason.PREEMPTION_EXHAUSTED
-    if matching.total or result.claimed:
+    if has_supply or result.claimed:
         return UnmetReason.PRIORITY_STARVED
     return UnmetReason.NO_MATCHING_SUPPLY
 
 
-def _matching(need: Need, snapshot: Snapshot) -> MatchingSupply:
-    def count(state: MachineState) -> int:
-        number = 0
-        for machine in snapshot.of_state(state):
-            if fits(need.profile, need.min_unit, machine):
-                number += 1
-                if number == MATCHING_MAX:
-                    break
-        return number
+class _Supply:
+    """Counts the machines that could host a row, once per profile and min unit."""
 
-    return MatchingSupply(
-        idle=count(MachineState.IDLE),
-        configured=count(MachineState.CONFIGURED),
-        speculative=count(MachineState.SPECULATIVE),
-    )
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._shapes: Shapes | None = None
+        #: Machines of each shape by state.
+        self._counts: dict[MachineState, Counter[int]] = {}
+        self._known: dict[Fit, tuple[MatchingSupply, bool]] = {}
+
+    def matching(self, need: Need) -> tuple[MatchingSupply, bool]:
+        """Return the counts, and whether a machine on its way from one state to another would fit as well."""
+        if self._shapes is None:
+            # Most cycles leave nothing short, and then nobody asks.
+            self._shapes = Shapes(self._snapshot.machines.values())
+            for machine in self._snapshot.machines.values():
+                self._counts.setdefault(machine.state, Counter())[self._shapes.of[machine.id]] += 1
+        fit = self._shapes.fit(need.profile, need.min_unit)
+        known = self._known.get(fit)
+        if known is None:
+            counts = MatchingSupply(
+                idle=self._count(fit, MachineState.IDLE),
+                configured=self._count(fit, MachineState.CONFIGURED),
+                speculative=self._count(fit, MachineState.SPECULATIVE),
+            )
+            known = self._known[fit] = counts, any(self._count(fit, state) for state in TRANSITIONAL_STATES)
+        return known
+
+    def _count(self, fit: Fit, state: MachineState) -> int:
+        counts = self._counts.get(state, Counter())
+        shapes = fit.shapes if len(fit.shapes) < len(counts) else counts
+        number = 0
+        for shape in shapes:
+            if shape in fit.shapes:
+                number += counts.get(shape, 0)
+                if number >= MATCHING_MAX:
+                    return MATCHING_MAX
+        return number

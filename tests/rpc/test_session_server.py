@@ -1,0 +1,424 @@
+"""`Shard.Session` over real gRPC: frames both ways, and each status that ends a stream (docs/spec/wire.md §4, §8).
+
+The provider behind the shard is scripted; nothing else is.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import pytest
+
+from bigfleet.model.frames import NodeStateUpdate, ReclaimInstruction
+from bigfleet.model.ids import ClusterId
+from bigfleet.model.machine import Host
+from bigfleet.model.states import MachineState
+from bigfleet.rpc import session_server
+from bigfleet.rpc.convert_need import needs_to_wire
+from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2
+from bigfleet.shard.ports import ShardSettings
+from tests.rpc.live_shard import PATIENCE_SECONDS, LiveShard, Peer, live_shard
+from tests.shard.world import ScriptedProvider, World, machine, need
+
+S = MachineState
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[LiveShard]:
+    """A shard with two Idle machines behind a synchronous provider."""
+    provider = ScriptedProvider(synchronous=True)
+    provider.add(machine("m1", S.IDLE), machine("m2", S.IDLE, price_usd_per_hour=2.0))
+    async with live_shard(World(provider)) as shard:
+        yield shard
+
+
+def rollup(cluster: str, cpu: str = "4", *, timestamp: int = 1, rows: int = 1) -> capacity_pb2.ClusterCapacityNeeds:
+    """Return a roll-up of some rows that want that much cpu each."""
+    needs = needs_to_wire(need(cluster, cpu, priority=100 + number) for number in range(rows))
+    return capacity_pb2.ClusterCapacityNeeds(cluster_id=cluster, timestamp_unix_nanos=timestamp, needs=needs)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop turn until something holds: what the far end of a socket does wakes nobody here."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not holds():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.001)
+
+
+# ---- how a session cannot begin ---------------------------------------------------------------------------------
+
+
+async def test_the_first_frame_must_be_hello(live: LiveShard) -> None:
+    """A roll-up, a frame of a kind from the future and an early end are none."""
+    peers = [live.dial() for _ in range(3)]
+    await peers[0].say(rollup=rollup("c1"))
+    await peers[1].say_bytes(b"\xfa\x3f\x03abc")
+    await peers[2].stop_talking()
+
+    for peer in peers:
+        assert await peer.end() == (Code.INVALID_ARGUMENT, "the first frame of a session must be hello")
+    assert len(live.shard.sessions) == 0
+
+
+@pytest.mark.parametrize("cluster", ["", "two words", "line\nbreak", "x" * 254, "x" * 2000, "é" * 127])
+async def test_a_malformed_cluster_id_is_named(live: LiveShard, cluster: str) -> None:
+    """Empty, blank, unprintable or longer than 253 bytes."""
+    peer = live.dial()
+    await peer.say(hello=shard_pb2.Hello(cluster_id=cluster))
+    code, details = await peer.end()
+
+    assert (code, "hello.cluster_id" in details) == (Code.INVALID_ARGUMENT, True)
+
+
+async def test_a_peer_that_says_nothing_is_not_waited_for(live: LiveShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds in production."""
+    assert session_server.HELLO_TIMEOUT_SECONDS == 10
+    monkeypatch.setattr(session_server, "HELLO_TIMEOUT_SECONDS", 0.05)
+    peer = live.dial()
+
+    assert await peer.end() == (Code.DEADLINE_EXCEEDED, "no Hello within 10 s")
+
+
+async def test_a_stopping_shard_takes_no_session(live: LiveShard) -> None:
+    """Neither a new one nor one that had not said who it is."""
+    early = live.dial()
+    live.shard.stop_sessions()
+    late = live.dial()
+    await early.say(hello=shard_pb2.Hello(cluster_id="c1"))
+    await late.say(hello=shard_pb2.Hello(cluster_id="c2"))
+
+    for peer in (early, late):
+        assert await peer.end() == (Code.UNAVAILABLE, "the shard is shutting down")
+
+
+# ---- how a session ends -----------------------------------------------------------------------------------------
+
+
+async def test_a_replaced_session_is_aborted(live: LiveShard) -> None:
+    """The newest operator speaks for the cluster."""
+    old = await live.connect("c1")
+    new = await live.connect("c1")
+    assert await old.end() == (Code.ABORTED, "replaced by a newer session of this cluster")
+
+    await new.say(rollup=rollup("c1"))
+    assert (await new.hear_ack("rollup")).rollup_timestamp_unix_nanos == 1
+    assert live.world.metric("session_lifecycle_total", event="replaced") == 1
+
+
+async def test_hello_again_is_acked_and_another_name_ends_the_session(live: LiveShard) -> None:
+    """A session speaks for one cluster."""
+    peer = await live.connect("c1")
+    await peer.say(hello=shard_pb2.Hello(cluster_id="c1"))
+    await peer.hear_ack("hello")
+    await peer.say(hello=shard_pb2.Hello(cluster_id="c2"))
+
+    assert await peer.end() == (Code.INVALID_ARGUMENT, "a later Hello named another cluster_id")
+    assert len(live.shard.sessions) == 0
+
+
+async def test_an_outbox_without_room_for_an_instruction_ends_the_session() -> None:
+    """What must be delivered is not dropped: the operator comes back and is told anew."""
+    async with live_shard(World(settings=ShardSettings(outbox_frames_max=4))) as live:
+        peer = await live.connect("c1")
+        session = live.shard.sessions.of("c1")
+        assert session is not None
+        for number in range(6):
+            session.outbox.put(_instruction(number))
+
+        expected = (Code.RESOURCE_EXHAUSTED, "a frame that must be delivered found no room")
+        assert await peer.end() == expected
+        assert live.world.metric("session_lifecycle_total", event="overflowed") == 1
+
+
+def _instruction(number: int) -> ReclaimInstruction:
+    return ReclaimInstruction(
+        instruction_id=f"i{number}", nodes=("n",), machine_ids=("m",), provider_ids=("",), grace_seconds=1
+    )
+
+
+async def test_a_stream_that_takes_nothing_is_given_up(live: LiveShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a minute, in production; the others are served meanwhile."""
+    assert session_server.WRITE_TIMEOUT_SECONDS == 60
+    monkeypatch.setattr(session_server, "WRITE_TIMEOUT_SECONDS", 0.2)
+    deaf, other = await live.connect("c1"), await live.connect("c2")
+    session = live.shard.sessions.of("c1")
+    assert session is not None
+    for number in range(100):
+        frame = NodeStateUpdate(
+            machine_id=f"m{number}", cluster_id=ClusterId("c1"), state=S.CONFIGURED, labels={"big": "x" * 200_000}
+        )
+        session.outbox.put(frame)
+    await other.say(rollup=rollup("c2"))
+    await other.hear_ack("rollup")
+    await until(lambda: live.shard.sessions.of("c1") is None)
+
+    assert live.world.metric("session_lifecycle_total", event="unresponsive") == 1
+    assert (await deaf.end())[0] is Code.RESOURCE_EXHAUSTED
+    assert live.shard.sessions.of("c2") is not None
+
+
+async def test_a_graceful_stop_ends_streams_as_unavailable(live: LiveShard) -> None:
+    """Streams close first, so that the server's own stop waits for none of them."""
+    peers = [await live.connect(f"c{number}") for number in range(3)]
+    live.shard.stop_sessions()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await live.server.stop(PATIENCE_SECONDS)
+
+    for peer in peers:
+        assert await peer.end() == (Code.UNAVAILABLE, "the shard is shutting down")
+
+
+async def test_an_operator_that_vanishes_takes_its_session_with_it(live: LiveShard) -> None:
+    """Cancelled or closed; its demand stands."""
+    gone, closed = await live.connect("c1"), await live.connect("c2")
+    await gone.say(rollup=rollup("c1"))
+    await gone.hear_ack("rollup")
+    gone.vanish()
+    await closed.stop_talking()
+
+    assert (await closed.end())[0] is Code.CANCELLED
+    await until(lambda: len(live.shard.sessions) == 0)
+    assert live.shard.intake.table.clusters == {"c1"}
+    assert live.world.metric("session_lifecycle_total", event="removed") == 2
+
+
+# ---- what no frame can do ---------------------------------------------------------------------------------------
+
+
+async def test_random_bytes_end_their_own_stream_only(live: LiveShard) -> None:
+    """Whether as the first frame or later, each ends in a status or is skipped; another peer notices nothing."""
+    rng = random.Random(7)
+    bystander = await live.connect("bystander")
+    codes = set()
+    for number in range(60):
+        content = rng.randbytes(rng.choice((1, 2, 3, 9, 200)))
+        peer = live.dial()
+        if number % 2:
+            await peer.say(hello=shard_pb2.Hello(cluster_id=f"c{number}"))
+        await peer.say_bytes(content)
+        await peer.stop_talking()
+        codes.add((await peer.end())[0])
+    await bystander.say(rollup=rollup("bystander"))
+
+    assert (await bystander.hear_ack("rollup")).rollup_timestamp_unix_nanos == 1
+    # A peer whose bytes happened to be a frame has ended its stream itself.
+    assert codes <= {Code.INVALID_ARGUMENT, Code.CANCELLED}
+    assert Code.INVALID_ARGUMENT in codes
+
+
+async def test_bytes_that_are_no_frame_end_the_session(live: LiveShard) -> None:
+    """With a word on what was wrong."""
+    peer = await live.connect("c1")
+    await peer.say_bytes(b"\xff\xff\xff")
+    code, details = await peer.end()
+
+    assert (code, details.startswith("a frame could not be read: ")) == (Code.INVALID_ARGUMENT, True)
+
+
+async def test_a_name_that_is_too_long_ends_the_session_by_its_field(live: LiveShard) -> None:
+    """Half a name would be another one."""
+    peer = await live.connect("c1")
+    await peer.say(drain_result=shard_pb2.DrainResult(instruction_id="i", machine_id="m" * 1025))
+    code, details = await peer.end()
+
+    assert (code, "drain_result.machine_id" in details) == (Code.INVALID_ARGUMENT, True)
+
+
+async def test_a_frame_of_an_unknown_kind_is_skipped(live: LiveShard) -> None:
+    """It is counted, and the stream lives."""
+    peer = await live.connect("c1")
+    for _ in range(3):
+        await peer.say_bytes(b"\xfa\x3f\x03abc")
+    await peer.say(rollup=rollup("c1"))
+    await peer.hear_ack("rollup")
+
+    assert live.world.metric("session_frames_dropped_total", kind="unknown") == 3
+
+
+async def test_frames_about_other_clusters_machines_concern_nobody(live: LiveShard) -> None:
+    """They are counted; late blobs and acks are just dropped."""
+    live.world.provider.add(machine("other", S.CONFIGURED, cluster="c2"))
+    await live.world.cycle()
+    peer = await live.connect("c1")
+    await peer.say(node_status=shard_pb2.NodeStatus(machine_id="other", node_name="mine", ready=True))
+    await peer.say(drain_result=shard_pb2.DrainResult(instruction_id="i", machine_id="other"))
+    await peer.say(bootstrap_response=shard_pb2.BootstrapBlobResponse(request_id="late"))
+    await peer.say(reclaim_ack=shard_pb2.ReclaimAck(instruction_id="i", nodes_started=1))
+    await peer.say(rollup=rollup("c1"))
+    await peer.hear_ack("rollup")
+
+    counted = [live.world.metric("session_frames_dropped_total", kind=kind) for kind in ("node_status", "drain_result")]
+    assert counted == [1, 1]
+    assert live.shard.ingest.node_name(live.world.machine("other")) == ""
+
+
+# ---- roll-ups ---------------------------------------------------------------------------------------------------
+
+
+async def test_each_roll_up_is_answered_by_its_timestamp(live: LiveShard) -> None:
+    """Taken, unchanged or held."""
+    peer = await live.connect("c1")
+    answers = []
+    for timestamp, rows in ((1, 20), (2, 20), (3, 0), (4, 1), (5, 20)):
+        await peer.say(rollup=rollup("c1", timestamp=timestamp, rows=rows))
+        ack = await peer.hear_ack("rollup")
+        answers.append((ack.rollup_timestamp_unix_nanos, ack.held))
+
+    assert answers == [(1, False), (2, False), (3, True), (4, True), (5, False)]
+    results = {name: live.world.metric("rollups_total", result=name) for name in ("accepted", "unchanged", "held")}
+    assert results == {"accepted": 1, "unchanged": 2, "held": 2}
+
+
+async def test_a_malformed_roll_up_is_refused_and_the_session_stays(live: LiveShard) -> None:
+    """The last good demand stays; only an operator that understands it is told, by row and field."""
+    plain, told = await live.connect("c1"), await live.connect("c2", "need-status")
+    for cluster, peer in (("c1", plain), ("c2", told)):
+        await peer.say(rollup=rollup(cluster, timestamp=1))
+        await peer.hear_ack("rollup")
+        bad = rollup(cluster, timestamp=2, rows=2)
+        bad.needs[1].aggregate_resources["cpu"] = "four"
+        await peer.say(rollup=bad)
+        await peer.say(hello=shard_pb2.Hello(cluster_id=cluster))
+        await peer.hear_ack("hello")
+    await until(lambda: live.world.metric("rollups_total", result="rejected") == 2)
+
+    while not _rejections(told):
+        await told.hear()
+    (refused,) = _rejections(told)
+    assert (refused.rollup_timestamp_unix_nanos, refused.error.startswith("needs[1].aggregate_resources")) == (2, True)
+    assert _rejections(plain) == []
+    assert len(live.shard.intake.table.in_list_order()) == 2
+
+
+def _rejections(peer: Peer) -> list[shard_pb2.Acknowledgement]:
+    return [message.ack for message in peer.heard if message.ack.echo == "rollup_rejected"]
+
+
+async def test_a_roll_up_for_another_cluster_is_dropped(live: LiveShard) -> None:
+    """Counted, and the session stays."""
+    peer = await live.connect("c1")
+    await peer.say(rollup=rollup("c2"))
+    await until(lambda: live.world.metric("rollups_total", result="misrouted") == 1)
+    await peer.say(rollup=rollup("c1"))
+    await peer.hear_ack("rollup")
+
+    assert live.shard.intake.table.clusters == {"c1"}
+
+
+# ---- machines ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_machine_is_bootstrapped_over_the_wire(live: LiveShard) -> None:
+    """The request names the machine, the answer's bytes go to Configure untouched, and each state is shown."""
+    labels = {"rack": "r1", "bigfleet.lucy.sh/taints": "dedicated=ml:NoSchedule"}
+    live.world.provider.add(machine("m1", S.IDLE, labels=labels, host=Host("metal", "h-1")))
+    peer = await live.connect("c1")
+    await peer.say(rollup=rollup("c1"))
+    await peer.hear_ack("rollup")
+    cycle = asyncio.create_task(live.world.cycle())
+    request = await peer.hear_kind("bootstrap_request")
+    blob = bytes(range(256))
+    answer = shard_pb2.BootstrapBlobResponse(request_id=request.request_id, user_data=blob)
+    await peer.say(bootstrap_response=answer)
+    await cycle
+    await peer.hear_until(lambda message: message.node_state_update.state == provider_pb2.MACHINE_STATE_CONFIGURED)
+
+    assert (request.cluster_id, request.machine_id, request.instance_type, request.zone) == ("c1", "m1", "t4", "za")
+    assert request.provider_id == "metal://h-1"
+    assert dict(request.labels) == {
+        "rack": "r1",
+        "node.kubernetes.io/instance-type": "t4",
+        "topology.kubernetes.io/zone": "za",
+    }
+    assert [(taint.key, taint.value, taint.effect) for taint in request.taints] == [("dedicated", "ml", "NoSchedule")]
+    assert [requirement.values[0] for requirement in request.requirements] == ["t4"]
+    assert live.world.provider.blobs == {"m1": blob}
+    updates = [m.node_state_update for m in peer.heard if m.WhichOneof("payload") == "node_state_update"]
+    assert [update.state for update in updates] == [S.CONFIGURING, S.CONFIGURED]
+    last = updates[-1]
+    assert (last.supersedes_key, last.machine_id, last.cluster_id) == ("node:m1", "m1", "c1")
+    assert dict(last.resources.resources) == {"cpu": "4", "memory": "16Gi"}
+
+
+async def test_an_error_answer_puts_the_machine_back(live: LiveShard) -> None:
+    """Its text is kept with the action."""
+    peer = await live.connect("c1")
+    await peer.say(rollup=rollup("c1"))
+    await peer.hear_ack("rollup")
+    cycle = asyncio.create_task(live.world.cycle())
+    request = await peer.hear_kind("bootstrap_request")
+    answer = shard_pb2.BootstrapBlobResponse(request_id=request.request_id, error="no template for arm64")
+    await peer.say(bootstrap_response=answer)
+    await cycle
+
+    record = live.shard.actuator.history[0]
+    assert (record.outcome_label, record.message) == ("blob_error", "no template for arm64")
+    assert live.world.state("m1") is S.IDLE
+
+
+async def test_a_machine_is_reclaimed_over_the_wire(live: LiveShard) -> None:
+    """The instruction, the state, the result, and Idle at the end; the node's name is the one that was reported."""
+    live.world.provider.add(machine("m9", S.CONFIGURED, cluster="c1"))
+    await live.world.cycle()
+    peer = await live.connect("c1", "drain-result", "node-status")
+    status = shard_pb2.NodeStatus(machine_id="m9", node_name="node-9", ready=True, observed_unix_nanos=1)
+    await peer.say(node_status=status)
+    await peer.say(rollup=rollup("c1", rows=0))
+    await peer.hear_ack("rollup")
+    cycle = asyncio.create_task(live.world.cycle())
+    instruction = await peer.hear_kind("reclaim_instruction")
+    await peer.hear_until(lambda message: message.node_state_update.state == provider_pb2.MACHINE_STATE_DRAINING)
+    await peer.say(reclaim_ack=shard_pb2.ReclaimAck(instruction_id=instruction.instruction_id, nodes_started=1))
+    result = shard_pb2.DrainResult(
+        instruction_id=instruction.instruction_id,
+        machine_id="m9",
+        outcome=shard_pb2.DrainResult.OUTCOME_DRAINED,
+    )
+    await peer.say(drain_result=result)
+    await cycle
+    await peer.hear_until(lambda message: message.node_state_update.state == provider_pb2.MACHINE_STATE_IDLE)
+
+    assert (list(instruction.nodes), list(instruction.machine_ids)) == (["node-9"], ["m9"])
+    assert list(instruction.provider_ids) == ["test://host-m9"]
+    assert (instruction.grace_period_seconds, instruction.preemptor_priority) == (600, 0)
+    assert instruction.reason == "reclaim"
+    assert 590 <= live.world.provider.grace_seconds["m9"] <= 600
+    assert live.world.metric("drain_results_total", outcome="drained") == 1
+
+
+async def test_an_operator_without_capabilities_gets_nothing_that_it_does_not_know(live: LiveShard) -> None:
+    """Acks, bootstrap, reclaim and node frames; it is not waited for when a node drains."""
+    peer = await live.connect("c1")
+    await peer.say(rollup=rollup("c1"))
+    await peer.hear_ack("rollup")
+    cycle = asyncio.create_task(live.world.cycle())
+    request = await peer.hear_kind("bootstrap_request")
+    await peer.say(bootstrap_response=shard_pb2.BootstrapBlobResponse(request_id=request.request_id, user_data=b"#"))
+    await cycle
+    bad = rollup("c1", timestamp=2)
+    bad.needs[0].min_unit["cpu"] = "-1"
+    await peer.say(rollup=bad)
+    await until(lambda: live.world.metric("rollups_total", result="rejected") == 1)
+    await peer.say(rollup=rollup("c1", timestamp=3, rows=0))
+    await peer.hear_ack("rollup")
+    await live.world.cycle()
+    await peer.hear_until(lambda message: message.node_state_update.state == provider_pb2.MACHINE_STATE_IDLE)
+
+    kinds = {message.WhichOneof("payload") for message in peer.heard}
+    assert kinds == {"ack", "bootstrap_request", "node_state_update", "reclaim_instruction"}
+    assert {message.ack.echo for message in peer.heard} == {"", "hello", "resync", "rollup"}
+    assert live.world.provider.grace_seconds == {"m1": 600}
+
+
+async def test_a_new_session_is_shown_what_is_the_clusters(live: LiveShard) -> None:
+    """Every bound machine, ids ascending, between the acks; the hello's names epoch and capabilities."""
+    for name in ("z", "y", "x"):
+        live.world.provider.add(machine(name, S.CONFIGURED, cluster="c1"))
+    await live.world.cycle()
+    peer = await live.connect("c1")
+
+    hello, *updates, _resync = peer.heard
+    assert [update.node_state_update.machine_id for update in updates] == ["x", "y", "z"]
+    assert (hello.ack.shard_epoch, list(hello.ack.capabilities)) == (1, ["drain-result", "node-status"])

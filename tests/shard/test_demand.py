@@ -1,0 +1,222 @@
+"""What becomes of a roll-up between its frame and the table (docs/spec/shard.md §4, §6 rail 2)."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from bigfleet.model.frames import (
+    CAPABILITY_NEED_STATUS,
+    ECHO_ROLLUP,
+    ECHO_ROLLUP_REJECTED,
+    Acknowledgement,
+    MalformedMessage,
+)
+from bigfleet.model.need import Need
+from bigfleet.shard.demand import RollUpOutcome
+from bigfleet.shard.ports import ShardSettings
+from tests.shard.world import FakeOperator, Offer, ScriptedProvider, World, need
+
+pytestmark = pytest.mark.virtual_time
+
+
+@dataclass(frozen=True)
+class CountingOffer(Offer):
+    """Counts how often its rows are read."""
+
+    reads: list[int] = field(default_factory=list, compare=False)
+
+    def needs(self) -> tuple[Need, ...]:
+        """Return the rows."""
+        self.reads.append(1)
+        return super().needs()
+
+
+def rows(count: int, *, cpu: str = "4") -> tuple[Need, ...]:
+    """Return that many different rows of c1."""
+    return tuple(need("c1", cpu, priority=100 + number) for number in range(count))
+
+
+async def acks(operator: FakeOperator, echo: str) -> list[Acknowledgement]:
+    """Return the acks of one kind that the operator has read."""
+    for _ in range(40):
+        await asyncio.sleep(0)
+    return [frame for frame in operator.frames if isinstance(frame, Acknowledgement) and frame.echo == echo]
+
+
+async def test_an_accepted_roll_up_replaces_the_demand_and_wakes_the_cycle() -> None:
+    """Never merged: what the last one does not name is gone. Its ack carries its timestamp."""
+    world = World()
+    operator = world.connect("c1")
+    operator.report(*rows(3))
+    assert world.shard._wakeup.is_set()
+    assert world.shard.take_rollup(operator.session, Offer("c1", rows(2), 77)) is RollUpOutcome.ACCEPTED
+
+    assert [row.profile.priority for row in world.shard.intake.table.in_list_order()] == [101, 100]
+    answer = (await acks(operator, ECHO_ROLLUP))[-1]
+    assert (answer.rollup_timestamp_unix_nanos, answer.held, answer.shard_epoch) == (77, False, 1)
+    assert world.metric("rollups_total", result="accepted") == 2
+
+
+async def test_an_unchanged_roll_up_is_acked_and_not_read() -> None:
+    """Nothing is parsed, no cycle wakes, arrival stays; only the timestamp of the ack is new."""
+    world = World()
+    operator = world.connect("c1")
+    operator.report(*rows(2))
+    arrivals = [row.arrival_unix_nanos for row in world.shard.intake.table.in_list_order()]
+    world.shard._wakeup.clear()
+    await world.shard._clock.sleep(30)
+    again = CountingOffer("c1", rows(2), 99)
+    assert world.shard.take_rollup(operator.session, again) is RollUpOutcome.UNCHANGED
+
+    assert (again.reads, world.shard._wakeup.is_set()) == ([], False)
+    assert arrivals == [row.arrival_unix_nanos for row in world.shard.intake.table.in_list_order()]
+    assert (await acks(operator, ECHO_ROLLUP))[-1].rollup_timestamp_unix_nanos == 99
+
+
+async def test_a_row_that_was_there_keeps_its_arrival() -> None:
+    """Otherwise equal priorities would change order with every report."""
+    world = World()
+    operator = world.connect("c1")
+    operator.report(need("c1", "4"))
+    await world.shard._clock.sleep(60)
+    operator.report(need("c1", "8"), need("c1", "4", priority=50))
+    old, new = world.shard.intake.table.in_list_order()
+
+    assert new.arrival_unix_nanos - old.arrival_unix_nanos == 60_000_000_000
+
+
+async def test_a_malformed_roll_up_is_refused_whole() -> None:
+    """The last good demand stays, the refusal is counted, and who understands it hears where the fault is."""
+    world = World()
+    plain, told = world.connect("c1"), world.connect("c2", CAPABILITY_NEED_STATUS)
+    plain.report(*rows(2))
+    fault = MalformedMessage("needs[1].aggregate_resources['cpu']", "'-4' is negative")
+    assert (plain.report(fault=fault), told.report(fault=fault)) == ("rejected", "rejected")
+
+    assert len(world.shard.intake.table.in_list_order()) == 2
+    assert [world.metric("rollups_rejected_total", cluster=cluster) for cluster in ("c1", "c2")] == [1, 1]
+    assert await acks(plain, ECHO_ROLLUP_REJECTED) == []
+    assert len(await acks(plain, ECHO_ROLLUP)) == 1
+    assert [str(fault)] == [ack.error for ack in await acks(told, ECHO_ROLLUP_REJECTED)]
+
+
+async def test_a_malformed_roll_up_is_no_report() -> None:
+    """A cluster that was never understood has not spoken: nothing of it may be reclaimed."""
+    world = World()
+    world.connect("c1").report(fault=MalformedMessage("needs[0].group", "is too long"))
+
+    assert world.shard.intake.reported == set()
+
+
+async def test_a_roll_up_for_another_cluster_is_dropped() -> None:
+    """It is counted; neither cluster's demand changes, nobody is acked."""
+    world = World()
+    operator = world.connect("c1")
+    operator.report(*rows(2))
+    outcome = world.shard.take_rollup(operator.session, Offer("c2", (need("c2", "4"),)))
+
+    assert (outcome, world.metric("rollups_total", result="misrouted")) == (RollUpOutcome.MISROUTED, 1)
+    assert world.shard.intake.table.clusters == {"c1"}
+    assert len(await acks(operator, ECHO_ROLLUP)) == 1
+
+
+async def test_a_sudden_loss_of_rows_is_held_twice_and_then_believed() -> None:
+    """A held one is acked as such, wakes nothing, and counts as a report."""
+    world = World()
+    operator = world.connect("c1")
+    operator.report(*rows(20))
+    world.shard._wakeup.clear()
+    outcomes = [operator.report(), operator.report(*rows(1))]
+    assert (outcomes, world.shard._wakeup.is_set()) == (["held", "held"], False)
+    assert len(world.shard.intake.table.in_list_order()) == 20
+    assert world.metric("rollup_quarantined", cluster="c1") == 1
+
+    assert operator.report(*rows(1)) == "accepted"
+    assert len(world.shard.intake.table.in_list_order()) == 1
+    assert [ack.held for ack in await acks(operator, ECHO_ROLLUP)] == [False, True, True, False]
+    assert world.metric("rollup_quarantined", cluster="c1") == 0
+
+
+async def test_an_unchanged_roll_up_ends_the_streak() -> None:
+    """A flapping list never adds up to three."""
+    world = World()
+    operator = world.connect("c1")
+    outcomes = [operator.report(*rows(count)) for count in (20, 0, 0, 20, 0, 0, 20)]
+
+    assert outcomes == ["accepted", "held", "held", "unchanged", "held", "held", "unchanged"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [(9, 0, "accepted"), (10, 0, "held"), (10, 1, "accepted"), (11, 1, "held"), (20, 2, "accepted"), (21, 2, "held")],
+)
+async def test_the_borders_of_the_guard(before: int, after: int, outcome: str) -> None:
+    """At least ten rows before, and fewer than a tenth of them now."""
+    world = World()
+    operator = world.connect("c1")
+    operator.report(*rows(before))
+
+    assert outcome == operator.report(*rows(after))
+
+
+async def test_the_first_roll_up_of_a_process_has_nothing_to_compare_with() -> None:
+    """An empty one passes and is a statement."""
+    world = World(ScriptedProvider(), epoch=2)
+    operator = world.connect("c1")
+
+    assert (operator.report(), world.shard.intake.reported) == ("accepted", {"c1"})
+
+
+async def test_the_guard_can_be_switched_off() -> None:
+    """Then the first small one is believed."""
+    world = World(settings=ShardSettings(empty_rollup_guard=False))
+    operator = world.connect("c1")
+    operator.report(*rows(20))
+
+    assert operator.report() == "accepted"
+
+
+async def test_a_lost_session_changes_no_demand() -> None:
+    """Silence never means that nothing is needed."""
+    world = World()
+    operator = world.connect("c1")
+    operator.report(*rows(3))
+    world.shard.stop_sessions()
+
+    assert (operator.session.outbox.closed is not None, len(world.shard.intake.table.in_list_order())) == (True, 3)
+
+
+async def test_the_newest_roll_up_in_line_is_taken() -> None:
+    """One slot per session: what was replaced there is never read."""
+    world = World()
+    operator = world.connect("c1")
+    lane = asyncio.create_task(world.shard.serve_rollups(operator.session))
+    offers = [CountingOffer("c1", rows(count), count) for count in (1, 2, 3)]
+    for offer in offers:
+        world.shard.sessions.receive_rollup(operator.session, offer)
+    assert [ack.rollup_timestamp_unix_nanos for ack in await acks(operator, ECHO_ROLLUP)] == [3]
+
+    assert [offer.reads for offer in offers] == [[], [], [1]]
+    world.shard.stop_sessions()
+    await lane
+
+
+async def test_a_roll_up_that_breaks_the_shard_costs_itself_only() -> None:
+    """The lane goes on with the next one, and the last good demand stays."""
+
+    class Broken(Offer):
+        def needs(self) -> tuple[Need, ...]:
+            raise KeyError("a defect")
+
+    world = World()
+    operator = world.connect("c1")
+    lane = asyncio.create_task(world.shard.serve_rollups(operator.session))
+    for offer in (Offer("c1", rows(1), 1), Broken("c1", rows(2), 2), Offer("c1", rows(3), 3)):
+        world.shard.sessions.receive_rollup(operator.session, offer)
+        await acks(operator, ECHO_ROLLUP)
+
+    assert [ack.rollup_timestamp_unix_nanos for ack in await acks(operator, ECHO_ROLLUP)] == [1, 3]
+    assert len(world.shard.intake.table.in_list_order()) == 3
+    world.shard.stop_sessions()
+    await lane

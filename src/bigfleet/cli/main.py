@@ -13,8 +13,10 @@ import typer
 import bigfleet
 from bigfleet.cli.engine.command import app as engine_app
 from bigfleet.cli.faults import CommandFault
+from bigfleet.cli.plan.command import plan
 from bigfleet.cli.provider import app as provider_app
 from bigfleet.cli.shard import shard
+from bigfleet.cli.switches import SwitchCommand
 from bigfleet.cli.up.command import up
 
 app = typer.Typer(
@@ -25,8 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(up)
-app.command()(shard)
+app.command(cls=SwitchCommand)(up)
+app.command(cls=SwitchCommand)(shard)
+app.command(cls=SwitchCommand)(plan)
 app.add_typer(provider_app, name="provider")
 app.add_typer(engine_app, name="engine")
 

@@ -1,0 +1,82 @@
+"""`bigfleet engine check` and `bigfleet engine decide`: an engine on case files and fleets, without a shard.
+
+Exit 2 for a wrong call or a file that cannot be read, 1 for a case that fails or an engine that gives up, else 0.
+"""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from bigfleet.cli.engine.registry import DEFAULT_ENGINE, ENGINES, engine_named
+from bigfleet.cli.faults import RunFault, UsageFault
+
+app = typer.Typer(help="Run cases and fleets through an engine, offline.", no_args_is_help=True)
+
+#: Characters of one failure's line; a whole decision would fill pages.
+FAULT_CHARACTERS_MAX: Final = 1000
+
+_Engine = Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(ENGINES)}.")]
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of case files: *.yaml and *.jsonl.")]
+_Fleets = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="One fleet a line.")]
+_Out = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Where the decisions go, one a line. Required.")]
+
+
+@app.command()
+def check(folder: _Folder, engine: _Engine = DEFAULT_ENGINE) -> None:
+    """Run every case of a folder; print one line per failure, then how many passed and failed."""
+    from bigfleet.cli.engine.cases import CaseFileFault
+    from bigfleet.cli.engine.runner import run_folder
+
+    decide = engine_named(engine)
+    passed = failed = 0
+    try:
+        for outcome in run_folder(folder, decide):
+            if outcome.fault:
+                failed += 1
+                typer.echo(f"FAILED {outcome.name}: {_one_line(outcome.fault)}")
+            else:
+                passed += 1
+    except CaseFileFault as fault:
+        raise UsageFault(_one_line(str(fault))) from fault
+    typer.echo(f"{passed} passed, {failed} failed")
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def decide(fleets: _Fleets, out: _Out, engine: _Engine = DEFAULT_ENGINE) -> None:
+    """Decide every fleet of a file and write one {seed, decision} a line."""
+    import json
+
+    from bigfleet.cli.engine.fleets import FleetFault, decide_fleet, decision_record, read_fleets
+
+    run = engine_named(engine)
+    written = []
+    try:
+        for number, fleet in read_fleets(fleets):
+            try:
+                decided = decide_fleet(fleet, run)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise UsageFault(f"{fleets} line {number}: {_wrong_field(error)}") from error
+            record = {"seed": fleet.get("seed"), "decision": decision_record(decided)}
+            written.append(json.dumps(record, sort_keys=True) + "\n")
+    except FleetFault as fault:
+        raise UsageFault(_one_line(str(fault))) from fault
+    if not written:
+        raise UsageFault(f"{fleets}: the file has no fleet; one JSON object a line is expected")
+    try:
+        out.write_text("".join(written), encoding="utf-8")
+    except OSError as error:
+        raise RunFault(f"{out}: {error.strerror}; name a file that can be written") from error
+    typer.echo(f"{len(written)} decisions written to {out}")
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= FAULT_CHARACTERS_MAX else line[:FAULT_CHARACTERS_MAX] + " …"
+
+
+def _wrong_field(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"the field {error.args[0]!r} is missing or has a value that is not allowed"
+    return _one_line(f"a field has a wrong value ({error})")

@@ -1,0 +1,528 @@
+"""Says an explanation in sentences for a person, with figures and units (docs/spec/engine.md §12).
+
+`sentences` is the one place where a decision becomes prose: the commands, the audit log and the console print what it
+returns. It adds nothing to the explanation and leaves out only what a count stands for.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Final
+
+from bigfleet.engine.decision import ActionKind
+from bigfleet.engine.explain import (
+    AcquiredMachine,
+    DomainChoice,
+    Explanation,
+    MachineExplanation,
+    NeedExplanation,
+    PassedOver,
+    RejectionCount,
+    Victim,
+)
+from bigfleet.engine.flips import Flip, FlipKind
+from bigfleet.engine.records import (
+    HeldReason,
+    MachineHeld,
+    MachineKept,
+    MachineReclaimed,
+    MachineRecord,
+    MachineReleased,
+    MachineSpared,
+    MatchingCounts,
+    Mode,
+    RankedDomain,
+    ReclaimReason,
+    Rejection,
+    RowRef,
+    SparedReason,
+    Stage,
+)
+from bigfleet.model.profile import Operator
+from bigfleet.model.vector import Vector, format_vector
+
+#: Says which row is meant.
+RowName = Callable[[RowRef], str]
+
+#: What the machines of a walk are, one of them and all.
+_MACHINES_OF: Final[Mapping[Stage, tuple[str, str]]] = {
+    Stage.CREDIT: ("a machine that is bound or being made", "the machines that are bound or being made"),
+    Stage.DOMAIN: ("a part of a domain", "the machines that might make up a domain"),
+    Stage.IDLE: ("an idle machine", "the idle machines"),
+    Stage.SPECULATIVE: ("a machine to be made", "the machines that could be made"),
+    Stage.COMING: ("a draining machine", "the draining machines"),
+    Stage.VICTIM: ("a machine to preempt", "the machines in service"),
+}
+#: What is wrong with them, one and several.
+_WRONG: Final[Mapping[Rejection, tuple[str, str]]] = {
+    Rejection.UNJOINED: ("never joined its cluster", "never joined their cluster"),
+    Rejection.RESERVED: ("is kept for another shard", "are kept for another shard"),
+    Rejection.NOT_OWN: ("is meant for another row", "are meant for other rows"),
+    Rejection.CLAIMED: ("is held by another row", "are held by other rows"),
+    Rejection.EARMARKED: ("is counted on by an earlier gang", "are counted on by earlier gangs"),
+    Rejection.TAKEN: ("is already being drained for another row", "are already being drained for other rows"),
+    Rejection.ASSIGNED_PRIORITY: (
+        "serves a priority that is not below the row's",
+        "serve a priority that is not below the row's",
+    ),
+    Rejection.CLAIMED_BY_PEER: (
+        "is held by a row of equal or higher precedence",
+        "are held by rows of equal or higher precedence",
+    ),
+    Rejection.PROFILE: ("does not match", "do not match"),
+    Rejection.MIN_UNIT: ("is too small", "are too small"),
+    Rejection.NOT_USEFUL: ("has nothing of what was still wanted", "have nothing of what was still wanted"),
+    Rejection.NO_TOPOLOGY_VALUE: (
+        "does not carry the label that the row is spread over",
+        "do not carry the label that the row is spread over",
+    ),
+    Rejection.OTHER_DOMAIN: ("lies in another domain", "lie in another domain"),
+    Rejection.SKEW: ("would make the spread uneven", "would make the spread uneven"),
+    Rejection.COVERED: ("came after everything was covered", "came after everything was covered"),
+}
+
+
+_PARKED: Final = (
+    "It is parked after too many cycles without progress: it keeps what it has, and takes and preempts nothing."
+)
+
+
+def default_row_name(row: RowRef) -> str:
+    """Name a row by its cluster and gang, and its place in the list, from 1."""
+    gang = f", gang {row.group}" if row.group else ""
+    return f"row {row.position + 1} of {row.cluster}{gang}"
+
+
+def sentences(explanation: Explanation, *, row_name: RowName = default_row_name) -> list[str]:
+    """Return the explanation as sentences, each complete in itself; `row_name` says which row is meant."""
+    if isinstance(explanation, NeedExplanation):
+        return _need_sentences(explanation, row_name)
+    return _machine_sentences(explanation, row_name)
+
+
+def shortfall_sentences(told: NeedExplanation, *, row_name: RowName = default_row_name) -> list[str]:
+    """Return only what says why a row stays short: what there is, what there would be, and why it is not taken."""
+    found = []
+    if told.domain is not None and told.domain.chosen is None:
+        found += _domain_sentences(told.domain)
+    if told.started.mode is Mode.PARKED:
+        found.append(_PARKED)
+    if told.finished.matching is not None:
+        found.append(_matching_sentence(told.finished.matching))
+    found += _best_domains(told)
+    # That a machine was not needed for what was covered says nothing about what was not.
+    counts = (count for count in told.rejections if count.reason not in (Rejection.COVERED, Rejection.NOT_OWN))
+    found += [_rejection_sentence(count, row_name) for count in counts]
+    return found + _victim_priority(told)
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------
+
+
+def dollars_text(dollars: float) -> str:
+    """Return dollars with two digits of cents, more when they are finer than that."""
+    if math.isinf(dollars):
+        return "unbounded dollars"
+    fine = 2 if round(dollars, 2) == round(dollars, 6) else 4
+    text = f"{abs(dollars):,.{fine}f}"
+    if float(text.replace(",", "")) == 0 and dollars != 0:
+        text = f"{abs(dollars):.3g}"
+    return f"-${text}" if dollars < 0 else f"${text}"
+
+
+def amounts_text(amounts: Vector) -> str:
+    """Return a vector as `cpu 8, memory 16Gi`, or `nothing`."""
+    return ", ".join(f"{name} {text}" for name, text in format_vector(amounts).items()) or "nothing"
+
+
+def _hourly(dollars: float) -> str:
+    return f"{dollars_text(dollars)}/h"
+
+
+def _figure(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:.4g}"
+
+
+def _share(probability: float) -> str:
+    return f"{100 * probability:.4g}%"
+
+
+def _percent(coverage: str) -> str:
+    share = Fraction(coverage)
+    return f"{float(100 * share):.1f}".removesuffix(".0") + "%"
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"
+
+
+def _listed(names: Sequence[str], total: int) -> str:
+    rest = total - len(names)
+    return ", ".join(names) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{_figure(seconds)} s"
+
+
+# ---- a row -------------------------------------------------------------------------------------------------------
+
+
+def _need_sentences(told: NeedExplanation, row_name: RowName) -> list[str]:
+    return [
+        *_row_intro(told, row_name),
+        *([] if told.domain is None else _domain_sentences(told.domain)),
+        *_credit_sentences(told),
+        *(sentence for taken in told.acquired for sentence in _acquired_sentences(taken, "It", row_name)),
+        *_more_taken(told),
+        *_finish_sentences(told),
+        *_victim_sentences(told, row_name),
+        *(_rejection_sentence(count, row_name) for count in told.rejections),
+    ]
+
+
+def _row_intro(told: NeedExplanation, row_name: RowName) -> list[str]:
+    start = told.started
+    least = f", at least {amounts_text(start.min_unit)} on each machine," if start.min_unit else ""
+    intro = (
+        f"{row_name(start.row)} wants {amounts_text(start.aggregate)}{least} at priority {start.priority:,}; "
+        f"{_counted(start.rank, 'row was', 'rows were')} served before it."
+    )
+    found = [intro]
+    if told.folded is not None:
+        members = _counted(len(told.folded.members), "gang needs", "gangs need")
+        found.append(
+            f"It stands for {members} no common domain, because {told.folded.proof_machine} alone could host one whole."
+        )
+    if told.not_folded is not None:
+        small = told.not_folded.matching_machines
+        matching = f"; {_counted(small, 'machine matches but is', 'machines match but are')} too small" if small else ""
+        found.append(f"No single machine could host it whole, so all its machines must share one domain{matching}.")
+    if start.mode is Mode.PARKED:
+        found.append(_PARKED)
+    return found
+
+
+def _domain_sentences(choice: DomainChoice) -> list[str]:
+    first, second = choice.chosen, choice.second
+    if first is None:
+        return [f"No domain of {choice.key} has a machine that fits, so it gets nothing."]
+    if second is None:
+        return [f"{_domain_name(choice, first)} is the only domain of {choice.key} with a machine that fits."]
+    names = (_domain_name(choice, first), _domain_name(choice, second))
+    return [
+        f"Of {choice.domains:,} domains of {choice.key} it chose {names[0]}; next came {names[1]}.",
+        _rule_sentence(choice, first, second, names),
+    ]
+
+
+def _domain_name(choice: DomainChoice, domain: RankedDomain) -> str:
+    return domain.value or f'the one without a name ({choice.key} is "")'
+
+
+def _rule_sentence(choice: DomainChoice, first: RankedDomain, second: RankedDomain, names: tuple[str, str]) -> str:
+    if choice.decided_by == 1:
+        return f"Rule 1 decided: {names[0]} could cover it whole, {names[1]} could not."
+    if choice.decided_by == 4:
+        return f"Rule 4 decided: {names[0]} has {first.members:,} machines for it, {names[1]} {second.members:,}."
+    place = choice.decided_by_coverage
+    if choice.decided_by == 5 or place is None:
+        return f"Rule 5 decided: both offer the same, and {names[0]} comes first by name."
+    what = (
+        ("is covered by machines that serve its cluster", "is covered by its own machines", "would be offered")
+        if choice.decided_by == 2
+        else ("could be covered", "is covered by machines that serve its cluster", "is covered by its own machines")
+    )[place]
+    # A coverage sums over the dimensions, so that of two dimensions covered whole is 200%.
+    left, right = _percent(first.coverages[place]), _percent(second.coverages[place])
+    both = "both could cover it whole" if choice.decided_by == 2 else "neither could cover it whole"
+    better = "tighter" if (choice.decided_by, place) == (2, 2) else "better"
+    return (
+        f"Rule {choice.decided_by} decided: {both}, and {names[0]} is {better}: {left} of the demand {what} there, "
+        f"{right} in {names[1]} (summed over its resources)."
+    )
+
+
+def _credit_sentences(told: NeedExplanation) -> list[str]:
+    if not told.credited:
+        return []
+    names = [f"{record.machine} ({record.state.label})" for record in told.credited_sample]
+    count = _counted(told.credited, "machine counts", "machines count")
+    return [f"{count} for it already: {_listed(names, told.credited)}."]
+
+
+def _acquired_sentences(taken: AcquiredMachine, subject: str, row_name: RowName) -> list[str]:
+    record = taken.record
+    who = subject if subject == "It" else row_name(record.row)
+    if record.kind is ActionKind.BOOTSTRAP:
+        how = f"{who} takes {record.machine}, which is idle at {_hourly(record.price)}"
+    elif record.probability and record.penalty_dollars:
+        how = (
+            f"{who} has {record.machine} made at an effective {_hourly(record.cost)}: {_hourly(record.price)} and a "
+            f"{_share(record.probability)} chance an hour of an interruption that costs "
+            f"{dollars_text(record.penalty_dollars)}"
+        )
+    else:
+        how = f"{who} has {record.machine} made at {_hourly(record.price)}"
+    if record.domain is not None:
+        how += (
+            f"; {record.domain or 'its domain'} held {record.count} of its machines when the fewest were "
+            f"{record.minimum} and the skew may be {record.skew}"
+        )
+    if not record.runner_up or record.cost_difference is None:
+        return [f"{how}; no other machine of that walk would have replaced it."]
+    second = _runner_up_sentence(taken, record.cost_difference)
+    return [f"{how}.", second, *(_flip_sentence(flip) for flip in taken.flips)]
+
+
+def _runner_up_sentence(taken: AcquiredMachine, difference: float) -> str:
+    record = taken.record
+    if difference == 0:
+        return f"The runner-up {record.runner_up} costs the same and lost by the order of ids."
+    less = "less, but the spread does not allow it" if difference < 0 else "more"
+    return f"The runner-up {record.runner_up} costs {_hourly(abs(difference))} {less}."
+
+
+def _flip_sentence(flip: Flip) -> str:
+    reach = "reached" if flip.at_equality else "exceeded"
+    match flip.kind:
+        case FlipKind.PRICE:
+            assert flip.to is not None, "a price is known"
+            rise = "" if flip.change == 0 else f", {_hourly(flip.change)} more than now"
+            return f"{flip.instead} would go first if the price of {flip.machine} {reach} {_hourly(flip.to)}{rise}."
+        case FlipKind.INTERRUPTION_PROBABILITY:
+            assert flip.to is not None, "a probability is known"
+            return (
+                f"{flip.instead} would go first if the chance of an interruption of {flip.machine} {reach} "
+                f"{_share(flip.to)} an hour."
+            )
+        case FlipKind.ROW_PENALTY:
+            assert flip.to is not None, "a penalty is known"
+            fell = "fell to" if flip.at_equality else "fell below"
+            verb = reach if flip.change >= 0 else fell
+            return f"{flip.instead} would go first if the row's interruption penalty {verb} {dollars_text(flip.to)}."
+        case FlipKind.ASSIGNED_PRIORITY:
+            assert flip.to is not None, "a priority is known"
+            return (
+                f"{flip.instead} would be drained first if {flip.machine} served a priority of {_figure(flip.to)} "
+                f"or more, {_figure(flip.change)} above its own."
+            )
+        case FlipKind.ASSIGNED_PENALTY:
+            assert flip.to is not None, "a penalty is known"
+            return (
+                f"{flip.instead} would be drained first if interrupting {flip.machine} cost more than "
+                f"{dollars_text(flip.to)}."
+            )
+
+
+def _more_taken(told: NeedExplanation) -> list[str]:
+    rest = told.bootstraps + told.provisions - len(told.acquired)
+    if rest <= 0:
+        return []
+    return [
+        f"It takes {_counted(rest, 'more machine', 'more machines')} in the same way: in all "
+        f"{told.bootstraps:,} idle and {told.provisions:,} to be made."
+    ]
+
+
+def _finish_sentences(told: NeedExplanation) -> list[str]:
+    finish = told.finished
+    if finish.satisfied:
+        return ["With these it has everything it wants."]
+    found = [f"Then it still lacks {amounts_text(finish.deficit)}."]
+    if finish.matching is not None:
+        found.append(_matching_sentence(finish.matching))
+    return found + _best_domains(told)
+
+
+def _best_domains(told: NeedExplanation) -> list[str]:
+    domains = told.finished.best_domains
+    if not domains:
+        return []
+    best = ", ".join(f"{domain.value or '(no name)'} {domain.coverage_per_mille / 10:.4g}%" for domain in domains)
+    return [f"The most of it that each of the best domains could hold: {best}."]
+
+
+def _matching_sentence(matching: MatchingCounts) -> str:
+    more = "at least " if matching.is_capped else ""
+    return (
+        f"Machines that fit it, whoever holds them: {more}{matching.idle:,} idle, {matching.speculative:,} that could "
+        f"be made, {matching.configured:,} in service."
+    )
+
+
+def _victim_sentences(told: NeedExplanation, row_name: RowName) -> list[str]:
+    found = []
+    if told.coming:
+        found.append(f"{_counted(told.coming, 'machine is', 'machines are')} being drained for it already.")
+    if told.preempted:
+        found.append(
+            f"Of {_counted(told.possible_victims, 'machine', 'machines')} of lower priority "
+            f"it preempts {told.preempted:,}."
+        )
+    for victim in told.victims:
+        found += _victim_of(victim, "It", row_name)
+    if told.unresolved is not None:
+        found.append(f"What nothing covers is its shortfall: {amounts_text(told.unresolved.deficit)}.")
+    return found + _victim_priority(told)
+
+
+def _victim_priority(told: NeedExplanation) -> list[str]:
+    if told.victim_priority is None:
+        return []
+    priority, machine = told.victim_priority
+    return [f"At a priority of {priority:,} or more it could ask for {machine} too."]
+
+
+def _victim_of(victim: Victim, subject: str, row_name: RowName) -> list[str]:
+    record, ranked = victim.record, victim.ranked
+    who = subject if subject == "It" else row_name(record.row)
+    found = [
+        f"{who} preempts {record.machine} of {record.cluster} with {record.grace_seconds} s of notice: score "
+        f"{record.score:.4f}, of which {ranked.priority_term:.4f} for a priority {ranked.gap:,} lower, "
+        f"{ranked.drain_term:.4f} for the drain, {ranked.interruption_term:.4f} and {ranked.reclamation_term:.4f} for "
+        "the low cost of interrupting and reclaiming it."
+    ]
+    if record.claimed_by is not None:
+        found.append(f"{record.machine} was held by {row_name(record.claimed_by)}.")
+    if not record.runner_up or record.score_difference is None:
+        found.append(f"No other machine could have been drained in place of {record.machine}.")
+    elif record.score_difference == 0:
+        found.append(f"The runner-up {record.runner_up} has the same score and was spared by the order of ids.")
+    else:
+        found.append(f"The runner-up {record.runner_up} scores {-record.score_difference:.4f} less.")
+    return found + [_flip_sentence(flip) for flip in victim.flips]
+
+
+# ---- rejections --------------------------------------------------------------------------------------------------
+
+
+def _rejection_sentence(count: RejectionCount, row_name: RowName) -> str:
+    wrong = _WRONG[count.reason][0 if count.count == 1 else 1]
+    machines = _listed([over.machine for over in count.sample], count.count)
+    compared = _compared(count.reason, count.sample[0], row_name)
+    because = f" ({count.sample[0].machine}: {compared})" if compared else ""
+    return f"Among {_MACHINES_OF[count.stage][1]}, {count.count:,} {wrong}{because}: {machines}."
+
+
+def _compared(reason: Rejection, over: PassedOver, row_name: RowName) -> str:
+    """Return what a reason compared, for one machine; empty when the reason says everything."""
+    detail = over.detail
+    match reason:
+        case Rejection.NOT_OWN:
+            return f"its {' and '.join(_texts(detail['differs']))} differ"
+        case Rejection.CLAIMED | Rejection.EARMARKED | Rejection.TAKEN | Rejection.CLAIMED_BY_PEER:
+            row = detail["row"]
+            return f"by {row_name(row)}" if isinstance(row, RowRef) else ""
+        case Rejection.ASSIGNED_PRIORITY:
+            return f"{detail['assigned']}, the row has {detail['row']}"
+        case Rejection.PROFILE:
+            value = "absent" if detail["value"] is None else f"{detail['value']!s}"
+            operator = detail["operator"]
+            label = operator.label if isinstance(operator, Operator) else operator
+            wanted = f"{label} {', '.join(_texts(detail['values']))}".strip()
+            return f"{detail['key']} is {value}, wanted is {wanted}"
+        case Rejection.MIN_UNIT:
+            name, have, want = str(detail["dimension"]), detail["have"], detail["want"]
+            assert isinstance(have, int), "a dimension is an integer"
+            assert isinstance(want, int), "a dimension is an integer"
+            has = amounts_text({name: have}) if have else f"no {name}"
+            return f"it has {has}, one machine must have {amounts_text({name: want})}"
+        case Rejection.OTHER_DOMAIN:
+            value = "none" if detail["value"] is None else f"{detail['value']!s}"
+            return f"{value}, chosen was {detail['chosen']}"
+        case Rejection.SKEW:
+            return (
+                f"{detail['domain']} has {detail['count']}, the fewest are {detail['minimum']}, "
+                f"the skew may be {detail['skew']}"
+            )
+        case Rejection.NO_TOPOLOGY_VALUE:
+            return str(detail["key"])
+        case _:
+            return ""
+
+
+def _texts(values: object) -> list[str]:
+    return [str(value) for value in values] if isinstance(values, tuple) else [str(values)]
+
+
+# ---- a machine ---------------------------------------------------------------------------------------------------
+
+
+def _machine_sentences(told: MachineExplanation, row_name: RowName) -> list[str]:
+    found: list[str] = []
+    if told.outcome is not None:
+        found.append(_outcome_sentence(told.outcome, row_name))
+    if told.credited is not None:
+        found.append(
+            f"{told.machine} counts for {row_name(told.credited.row)} with {amounts_text(told.credited.supply)}."
+        )
+    if told.acquired is not None:
+        found += _acquired_sentences(told.acquired, "", row_name)
+    if told.victim is not None:
+        found += _victim_of(told.victim, "", row_name)
+    if told.coming is not None:
+        found.append(f"{told.machine} is being drained for {row_name(told.coming.row)}.")
+    if told.earmarked is not None:
+        found.append(f"{row_name(told.earmarked.row)} counted on {told.machine} when it chose its domain.")
+    for count in told.rejections:
+        rows = _listed([row_name(over.row) for over in count.sample], count.count)
+        compared = _compared(count.reason, count.sample[0], row_name)
+        because = f" ({compared})" if compared else ""
+        stage, wrong = _MACHINES_OF[count.stage][0], _WRONG[count.reason][0]
+        found.append(f"Not taken as {stage}: it {wrong}{because}, for {rows}.")
+    return found or [f"Nothing was decided about {told.machine}, and no row looked at it."]
+
+
+_RECLAIM_REASONS: Final[Mapping[ReclaimReason, str]] = {
+    ReclaimReason.UNJOINED: "its node never joined the cluster",
+    ReclaimReason.OTHER_DOMAIN: "the gang that it fits chose another domain",
+    ReclaimReason.NO_ROW_FITS: "it fits no row of the cluster",
+    ReclaimReason.EXCESS: "the rows that it fits were covered by machines that are kept before it",
+}
+_HELD_REASONS: Final[Mapping[HeldReason, str]] = {
+    HeldReason.CLAIMED: "a row has just taken it",
+    HeldReason.RESERVED: "it is kept for another shard",
+    HeldReason.FIXED_CAPACITY: "its kind of capacity is never released",
+    HeldReason.NO_IDLE_STAMP: "it is not known since when it has been idle",
+    HeldReason.HOLD_RUNNING: "its hold is not over",
+}
+
+
+def _outcome_sentence(outcome: MachineRecord, row_name: RowName) -> str:
+    machine = outcome.machine
+    match outcome:
+        case MachineKept():
+            return f"{machine} stays with {outcome.cluster}: {row_name(outcome.row)} holds it."
+        case MachineReclaimed():
+            return _reclaimed_sentence(outcome)
+        case MachineSpared():
+            if outcome.reason is SparedReason.PREEMPTED:
+                return f"{machine} is not reclaimed from {outcome.cluster}, because it is preempted."
+            return (
+                f"{machine} is not reclaimed from {outcome.cluster}: the cluster has not reported what it wants, "
+                "and silence gives nothing back."
+            )
+        case MachineReleased():
+            return (
+                f"{machine} ({outcome.capacity_type.label}) is released: it has been idle for "
+                f"{_seconds(outcome.idle_seconds)} and is held for {_seconds(outcome.hold_seconds)}."
+            )
+        case MachineHeld():
+            left = "" if outcome.seconds_left is None else f"; {_seconds(outcome.seconds_left)} are left"
+            return f"{machine} is not released: {_HELD_REASONS[outcome.reason]}{left}."
+
+
+def _reclaimed_sentence(record: MachineReclaimed) -> str:
+    price = record.keep_key[0]
+    found = (
+        f"{record.machine} is reclaimed from {record.cluster}: {_RECLAIM_REASONS[record.reason]}. It costs "
+        f"{_hourly(price)} and is number {record.position + 1:,} in the order of keeping, cheap ones first"
+    )
+    if record.last_kept and record.price_difference is not None:
+        found += (
+            f"; {record.last_kept}, the last one kept before it, costs {_hourly(record.price_difference)} less"
+            if record.price_difference
+            else f"; {record.last_kept}, the last one kept before it, costs the same"
+        )
+    return f"{found}."

@@ -1,0 +1,380 @@
+"""An explanation says what the records say, in values and in sentences, and its flips are true."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from bigfleet.engine.decision import Decision, Options, RowResult
+from bigfleet.engine.explain import (
+    AcquiredMachine,
+    MachineExplanation,
+    NeedExplanation,
+    Victim,
+    explain,
+    explain_machine,
+    explain_need,
+    explain_needs,
+)
+from bigfleet.engine.explain_text import dollars_text, sentences
+from bigfleet.engine.flips import Flip, FlipKind
+from bigfleet.engine.records import HeldReason, MachineHeld, RecordLog, Rejection, RowRef, Stage
+from bigfleet.engine.reference import decide
+from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model import labels as keys
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import ZERO, parse_vector
+from tests.engine_cases import Entry, Fleet, fingerprints_of, need_of
+from tests.strategies import CLUSTERS, NOW_SECONDS, FleetInput, fleets, machines, needs
+
+EXAMPLES = settings(max_examples=70, deadline=None)
+PLAIN = {"id": "n", "t": "P4", "cluster": "c1", "agg": {"cpu": "8"}}
+GANG = {"id": "g", "t": "SZ", "cluster": "k", "group": "g", "agg": {"gpu": "16"}}
+
+
+class World:
+    """A fleet written as in tests/cases/engine, and its explanations."""
+
+    def __init__(self, machines: Sequence[Entry], needs: Sequence[Entry], **options: Any) -> None:
+        fleet = Fleet()
+        fleet.add(machines, fingerprints_of(needs))
+        self.snapshot = fleet.snapshot()
+        self.demand = [need_of(entry) for entry in needs]
+        self.options = fleet.options(self.demand, options)
+
+    def need(self, position: int = 0) -> NeedExplanation:
+        told = explain(self.snapshot, self.demand, self.options, need=self.demand[position])
+        assert isinstance(told, NeedExplanation)
+        return told
+
+    def machine(self, machine_id: str) -> MachineExplanation:
+        told = explain(self.snapshot, self.demand, self.options, machine=machine_id)
+        assert isinstance(told, MachineExplanation)
+        return told
+
+
+def flips_of(taken: AcquiredMachine | Victim) -> dict[FlipKind, Flip]:
+    return {flip.kind: flip for flip in taken.flips}
+
+
+SLOTS: list[Entry] = [
+    {"id": "a", "t": "T4", "st": "Speculative", "price": 1, "iprob": 0.5},
+    {"id": "b", "t": "T4", "st": "Speculative", "price": 3},
+    {"id": "g", "t": "G8", "st": "Speculative"},
+]
+
+
+def test_a_machine_made_names_its_runner_up_and_what_would_have_turned_it() -> None:
+    told = World(SLOTS, [{**PLAIN, "agg": {"cpu": "4"}, "ipb": 3}]).need()
+
+    (taken,) = told.acquired
+    assert (taken.record.machine, taken.record.runner_up, taken.record.cost_difference) == ("a", "b", 1.5)
+    flips = flips_of(taken)
+    assert (flips[FlipKind.PRICE].change, flips[FlipKind.PRICE].to) == (1.5, 2.5)
+    assert FlipKind.INTERRUPTION_PROBABILITY not in flips, "no probability is above 1"
+    # 1 + 0.5 P exceeds 3 beyond P = $4.
+    assert (flips[FlipKind.ROW_PENALTY].to, flips[FlipKind.ROW_PENALTY].change) == (4.0, 3.0)
+    assert [(c.stage, c.reason, c.count) for c in told.rejections] == [
+        (Stage.SPECULATIVE, Rejection.PROFILE, 1),
+        (Stage.SPECULATIVE, Rejection.COVERED, 1),
+    ]
+    assert sentences(told, row_name=lambda row: "web") == [
+        "web wants cpu 4, at least cpu 1 on each machine, at priority 100; 0 rows were served before it.",
+        "It has a made at an effective $1.50/h: $1.00/h and a 50% chance an hour of an interruption that costs $1.00.",
+        "The runner-up b costs $1.50/h more.",
+        "b would go first if the price of a exceeded $2.50/h, $1.50/h more than now.",
+        "b would go first if the row's interruption penalty exceeded $4.00.",
+        "With these it has everything it wants.",
+        "Among the machines that could be made, 1 does not match "
+        "(g: node.kubernetes.io/instance-type is g8, wanted is In t4): g.",
+        "Among the machines that could be made, 1 came after everything was covered: b.",
+    ]
+
+
+def test_rejections_are_counted_by_reason_with_a_sample_of_ids() -> None:
+    told = World([{"ids": [f"m{n}" for n in range(9)], "t": "G8", "st": "Idle"}], [PLAIN]).need()
+
+    (count,) = told.rejections
+    assert (count.stage, count.reason, count.count) == (Stage.IDLE, Rejection.PROFILE, 9)
+    assert [over.machine for over in count.sample] == ["m0", "m1", "m2", "m3", "m4"]
+    assert sentences(told)[-1].endswith(": m0, m1, m2, m3, m4 and 4 more.")
+
+
+def test_a_gang_says_which_rule_and_which_coverages_chose_its_domain() -> None:
+    told = World(
+        [
+            {"id": "own", "t": "G8", "st": "Configured", "cluster": "k", "zone": "zb", "afp": "@g", "agroup": "g"},
+            {"id": "other", "t": "G8", "st": "Configured", "cluster": "k", "zone": "za"},
+            {"ids": ["ia", "ib"], "t": "G8", "st": "Idle", "zone": "za"},
+            {"id": "ic", "t": "G8", "st": "Idle", "zone": "zb"},
+        ],
+        [GANG],
+    ).need()
+
+    assert told.domain is not None
+    assert (told.domain.decided_by, told.domain.decided_by_coverage, told.domain.domains) == (2, 1, 2)
+    said = sentences(told)
+    assert "Of 2 domains of topology.kubernetes.io/zone it chose zb; next came za." in said
+    assert (
+        "Rule 2 decided: both could cover it whole, and zb is better: 50% of the demand is covered by its own machines "
+        "there, 0% in za (summed over its resources)."
+    ) in said
+
+
+def test_a_folded_gang_is_found_under_its_folded_row() -> None:
+    gang = {"cluster": "c1", "reqs": [["R", "Same"]], "agg": {"cpu": "4"}}
+    world = World(
+        [{"ids": ["m2", "m1"], "t": "T4", "st": "Idle", "labels": {"R": "r0"}}],
+        [{**gang, "id": "a", "group": "a"}, {**PLAIN, "prio": 1}, {**gang, "id": "b", "group": "b"}],
+    )
+
+    for position in (0, 2):
+        told = world.need(position)
+        assert told.folded is not None
+        assert told.started.row.position == 0
+        assert told.bootstraps == 2
+    assert world.need(1).bootstraps == 0
+
+
+def test_rows_of_one_key_are_told_apart_by_their_place() -> None:
+    machines = [{"ids": ["m1", "m2"], "t": "T4", "st": "Idle"}]
+    world = World(machines, [{**PLAIN, "id": "x", "agg": {"cpu": "4"}}, {**PLAIN, "id": "y", "agg": {"cpu": "8"}}])
+
+    first, second = explain_needs(world.snapshot, world.demand, world.options, world.demand)
+
+    assert [taken.record.machine for taken in first.acquired] == ["m1"]
+    assert [taken.record.machine for taken in second.acquired] == ["m2"]
+    assert second.finished.deficit == {"cpu": 4000}
+
+
+VICTIMS: list[Entry] = [
+    {"id": "v1", "t": "G8", "st": "Configured", "cluster": "o", "aprio": 10},
+    {"id": "v2", "t": "G8", "st": "Configured", "cluster": "o", "aprio": 50},
+    {"id": "high", "t": "G8", "st": "Configured", "cluster": "o", "aprio": 2000},
+]
+STARVED = {"id": "t", "t": "PG", "cluster": "k", "prio": 1000, "agg": {"gpu": "8"}}
+
+
+def test_a_victim_says_its_score_and_what_would_have_spared_it() -> None:
+    world = World(VICTIMS, [STARVED])
+
+    (victim,) = world.need().victims
+    assert (victim.record.machine, victim.record.runner_up, victim.record.score_difference) == ("v1", "v2", -40.0)
+    # At equal scores the id decides, so 41 points.
+    assert flips_of(victim)[FlipKind.ASSIGNED_PRIORITY].change == 41
+    assert flips_of(victim)[FlipKind.ASSIGNED_PRIORITY].to == 51
+    said = sentences(world.machine("v1"), row_name=lambda row: "train")
+    assert said[:2] == [
+        "v1 is not reclaimed from o, because it is preempted.",
+        "train preempts v1 of o with 600 s of notice: score 1010.0033, of which 990.0000 for a priority 990 lower, "
+        "0.0033 for the drain, 10.0000 and 10.0000 for the low cost of interrupting and reclaiming it.",
+    ]
+    assert "v2 would be drained first if v1 served a priority of 51 or more, 41 above its own." in said
+
+
+def test_a_starved_row_says_at_which_priority_it_could_ask_for_one_more() -> None:
+    told = World(VICTIMS[2:], [STARVED]).need()
+
+    assert told.victim_priority == (2001, "high")
+    assert "What nothing covers is its shortfall: gpu 8." in sentences(told)
+    assert "At a priority of 2,001 or more it could ask for high too." in sentences(told)
+
+
+def test_what_becomes_of_a_machine_is_said_with_its_figures() -> None:
+    world = World(
+        [
+            {"id": "cheap", "t": "T4", "st": "Configured", "cluster": "c1", "price": 2},
+            {"id": "dear", "t": "T4", "st": "Configured", "cluster": "c1", "price": 5, "arec": 3},
+            {"id": "odd", "t": "G8", "st": "Configured", "cluster": "c1", "price": 6},
+            {"id": "bad", "t": "T4", "st": "Configured", "cluster": "c1", "price": 7, "unjoined": True},
+            {"id": "silent", "t": "T4", "st": "Configured", "cluster": "c9"},
+            {"id": "fixed", "t": "G8", "st": "Idle", "ct": "BareMetal", "idle_for_s": 900},
+            {"id": "waiting", "t": "G8", "st": "Idle", "ct": "OnDemand", "idle_for_s": 590},
+            {"id": "over", "t": "G8", "st": "Idle", "ct": "Spot", "idle_for_s": 60},
+        ],
+        [{**PLAIN, "agg": {"cpu": "4"}}],
+        not_reported=["c9"],
+    )
+
+    def first(machine_id: str) -> str:
+        return sentences(world.machine(machine_id), row_name=lambda row: "web")[0]
+
+    assert first("cheap") == "cheap stays with c1: web holds it."
+    assert first("dear") == (
+        "dear is reclaimed from c1: the rows that it fits were covered by machines that are kept before it. It costs "
+        "$5.00/h and is number 2 in the order of keeping, cheap ones first; cheap, the last one kept before it, costs "
+        "$3.00/h less."
+    )
+    assert "it fits no row of the cluster" in first("odd")
+    assert "its node never joined the cluster" in first("bad")
+    assert "silence gives nothing back" in first("silent")
+    assert first("fixed") == "fixed is not released: its kind of capacity is never released."
+    assert first("waiting") == "waiting is not released: its hold is not over; 10 s are left."
+    assert first("over") == "over (Spot) is released: it has been idle for 60 s and is held for 60 s."
+
+
+def test_a_machine_that_nobody_looked_at_says_so() -> None:
+    world = World([{"id": "broken", "t": "T4", "st": "Failed"}], [PLAIN])
+
+    assert sentences(world.machine("broken")) == ["Nothing was decided about broken, and no row looked at it."]
+
+
+def test_explaining_asks_for_exactly_one_thing_that_exists() -> None:
+    world = World(SLOTS, [PLAIN])
+    stranger = need_of({**PLAIN, "cluster": "elsewhere"})
+
+    with pytest.raises(ValueError, match="either a need or a machine"):
+        explain(world.snapshot, world.demand, world.options)
+    with pytest.raises(ValueError, match="no machine has the id 'zz'"):
+        explain(world.snapshot, world.demand, world.options, machine="zz")
+    with pytest.raises(ValueError, match="the demand has no row"):
+        explain(world.snapshot, world.demand, world.options, need=stranger)
+
+
+@pytest.mark.parametrize(
+    ("dollars", "text"),
+    [
+        (0.0, "$0.00"),
+        (1.5, "$1.50"),
+        (-2.0, "-$2.00"),
+        (0.0125, "$0.0125"),
+        (1e-7, "$1e-07"),
+        (12345.6, "$12,345.60"),
+        (math.inf, "unbounded dollars"),
+    ],
+)
+def test_dollars_show_cents_and_what_is_finer(dollars: float, text: str) -> None:
+    assert dollars_text(dollars) == text
+
+
+# ---- properties --------------------------------------------------------------------------------------------------
+
+
+@EXAMPLES
+@given(fleets())
+def test_an_explanation_is_made_of_the_records_alone(fleet: FleetInput) -> None:
+    """What `explain` tells is what the whole log of the decision tells, and every explanation can be said."""
+    log = RecordLog()
+    decision = decide(fleet.snapshot, fleet.demand, fleet.options, log)
+    told = explain_needs(fleet.snapshot, fleet.demand, fleet.options, fleet.demand)
+    for need, explanation in zip(fleet.demand, told, strict=True):
+        position, row = row_of(decision, need)
+        from_log = explain_need(log.records, RowRef.of(row.need, position))
+        assert from_log is not None
+        assert (from_log.rejections, from_log.domain) == (explanation.rejections, explanation.domain)
+        assert explanation.credited + row.acquired == len(row.claimed)
+        assert explanation.preempted == len(row.victims)
+        assert all(sentence.endswith(".") for sentence in sentences(explanation))
+    for machine_id in list(fleet.snapshot.machines)[:3]:
+        machine = explain(fleet.snapshot, fleet.demand, fleet.options, machine=machine_id)
+        assert isinstance(machine, MachineExplanation)
+        assert replace(explain_machine(log.records, machine_id), acquired=None) == replace(machine, acquired=None)
+        assert all(sentence.endswith(".") for sentence in sentences(machine))
+        claimed = any(machine_id in row.claimed for row in decision.rows)
+        if isinstance(machine.outcome, MachineHeld):
+            assert claimed == (machine.outcome.reason is HeldReason.CLAIMED)
+
+
+def row_of(decision: Decision, need: Need) -> tuple[int, RowResult]:
+    return next((n, row) for n, row in enumerate(decision.rows) if any(member is need for member in row.members))
+
+
+def decided_with(fleet: FleetInput, machine: Machine) -> Decision:
+    """Decide the fleet with one machine replaced."""
+    machines = [machine if machine.id == other.id else other for other in fleet.snapshot.machines.values()]
+    snapshot = Snapshot.of(machines, fleet.snapshot.idle_since_seconds)
+    return decide(snapshot, fleet.demand, fleet.options)
+
+
+EPSILON = 1e-6
+
+
+@st.composite
+def crowds(draw: st.DrawFn, state: MachineState, *, priority: int) -> FleetInput:
+    """Draw a fleet whose machines are mostly of one state and fit its few rows, so that there is a choice.
+
+    The rows' cluster has no machines: whatever they hold they take.
+    """
+    rows = [
+        replace(
+            need,
+            cluster=ClusterId("new"),
+            min_unit=ZERO,
+            aggregate=parse_vector(draw(st.sampled_from([{"cpu": "4"}, {"cpu": "16"}, {"cpu": "12", "gpu": "2"}]))),
+            profile=replace(need.profile, priority=priority, requirements=draw(few_requirements)),
+            parked=False,
+        )
+        for need in draw(st.lists(needs(spread=False), min_size=1, max_size=3))
+    ]
+    in_states = st.sampled_from([state] * 11 + [MachineState.IDLE, MachineState.CONFIGURED])
+    fleet = [draw(machines(f"m{n:02}", rows=rows, in_states=in_states)) for n in range(draw(st.integers(6, 16)))]
+    options = Options(now_seconds=NOW_SECONDS, reported=frozenset(CLUSTERS))
+    return FleetInput(Snapshot.of(fleet), tuple(rows), options)
+
+
+few_requirements = st.sampled_from(
+    [(), (), (Requirement(keys.INSTANCE_TYPE, Operator.IN, ("x",)),), (Requirement(keys.ZONE, Operator.SAME),)]
+)
+
+
+@EXAMPLES
+@given(crowds(MachineState.IDLE, priority=100) | crowds(MachineState.SPECULATIVE, priority=100), st.data())
+def test_the_change_that_flips_an_acquisition_is_true(fleet: FleetInput, data: st.DataObject) -> None:
+    """Beyond the stated price or probability the runner-up is taken, short of it the row takes the same machines."""
+    told = explain_needs(fleet.snapshot, fleet.demand, fleet.options, fleet.demand)
+    flips = [(place, flip) for place, one in enumerate(told) for taken in one.acquired for flip in taken.flips]
+    flips = [(place, flip) for place, flip in flips if flip.kind is not FlipKind.ROW_PENALTY]
+    assume(flips)
+    place, flip = data.draw(st.sampled_from(flips))
+    before = row_of(decide(fleet.snapshot, fleet.demand, fleet.options), fleet.demand[place])[1]
+    machine = fleet.snapshot.machines[MachineId(flip.machine)]
+    by_price = flip.kind is FlipKind.PRICE
+    assert flip.to is not None
+
+    def claimed_at(value: float) -> set[str]:
+        if by_price:
+            changed = replace(machine, price_usd_per_hour=value)
+        else:
+            changed = replace(machine, interruption_probability=value)
+        return set(row_of(decided_with(fleet, changed), fleet.demand[place])[1].claimed)
+
+    now = machine.price_usd_per_hour if by_price else machine.interruption_probability
+    assert flip.instead not in before.claimed
+    assert flip.instead in claimed_at(flip.to + EPSILON)
+    if now <= flip.to - EPSILON:
+        assert claimed_at(flip.to - EPSILON) == set(before.claimed)
+
+
+@EXAMPLES
+@given(crowds(MachineState.CONFIGURED, priority=1000), st.data())
+def test_the_change_that_spares_a_victim_is_true(fleet: FleetInput, data: st.DataObject) -> None:
+    """Beyond the stated priority or penalty the runner-up is drained, short of it the row drains the same machines."""
+    told = explain_needs(fleet.snapshot, fleet.demand, fleet.options, fleet.demand)
+    flips = [(place, flip) for place, one in enumerate(told) for victim in one.victims for flip in victim.flips]
+    assume(flips)
+    place, flip = data.draw(st.sampled_from(flips))
+    before = row_of(decide(fleet.snapshot, fleet.demand, fleet.options), fleet.demand[place])[1]
+    machine = fleet.snapshot.machines[MachineId(flip.machine)]
+    assert flip.to is not None
+
+    def changed(value: float) -> Machine:
+        if flip.kind is FlipKind.ASSIGNED_PRIORITY:
+            return replace(machine, assigned_priority=int(value))
+        return replace(machine, assigned_interruption_penalty_dollars=value)
+
+    def victims_at(value: float) -> set[str]:
+        return set(row_of(decided_with(fleet, changed(value)), fleet.demand[place])[1].victims)
+
+    by_points = flip.kind is FlipKind.ASSIGNED_PRIORITY
+    beyond, short = (flip.to, flip.to - 1) if by_points else (flip.to * (1 + EPSILON), flip.to * (1 - EPSILON))
+    assert flip.instead not in before.victims
+    assert flip.instead in victims_at(beyond)
+    assert victims_at(short) == set(before.victims)

@@ -95,4 +95,4 @@ def test_no_empty_package() -> None:
     packages = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
     empty = [name_of(folder) for folder in packages if len(list(folder.glob("*.py"))) == 1 and folder != SOURCE]
 
-    assert [] == empty
+    assert empty == []

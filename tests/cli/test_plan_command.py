@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.main import app
 from bigfleet.cli.plan.inputs import read_machines, read_needs
 from bigfleet.cli.plan.patches import apply_patches
@@ -69,11 +71,12 @@ class Files:
 
     def refusal(self, *more: str) -> str:
         """Return the one line of a call that is refused with exit 2."""
-        finished = run_bigfleet(*self.arguments(*more))
-        assert finished.returncode == 2, finished.stdout + finished.stderr
-        assert finished.stdout == ""
-        (line,) = finished.stderr.splitlines()
-        return line
+        result = CliRunner().invoke(app, self.arguments(*more))
+        assert isinstance(result.exception, UsageFault), result.output
+        assert (result.output, result.exception.exit_code) == ("", 2)
+        line = str(result.exception)
+        assert line.splitlines() == [line]
+        return f"bigfleet: {line}"
 
 
 @pytest.fixture
@@ -130,7 +133,6 @@ def test_a_row_that_preempts_says_for_what_it_waits(files: Files) -> None:
     (short,) = files.document()["plan"]["shortfalls"]
 
     assert (short["lacks"], short["waits_for"]) == ({}, ["s1"])
-    assert "new waits until s1 have drained." not in files.text()
     assert "new waits until s1 has drained." in files.text()
 
 
@@ -245,23 +247,26 @@ def test_the_nodes_of_a_trace_are_idle_bare_metal(files: Files) -> None:
     assert {action["capacity_type"] for action in plan["actions"]} == {"BareMetal"}
 
 
-@pytest.mark.parametrize("fleet", [pytest.param(fleet, id=str(fleet["seed"])) for fleet in load_fleets()[:6]])
+@pytest.mark.parametrize("fleet", [pytest.param(fleet, id=str(fleet["seed"])) for fleet in load_fleets()])
 def test_a_plan_of_a_recorded_fleet_is_the_engine_s_decision(tmp_path: Path, fleet: dict[str, Any]) -> None:
     """What the files say reaches the engine whole: every field of a machine and of a row is read."""
     inventory, demand = tmp_path / "fleet.jsonl", tmp_path / "demand.json"
+    # A shard ignores a quantity that cannot be read, a plan refuses it.
+    text = json.dumps(fleet)
+    for quantity in ("lots", "many", "-4"):
+        text = text.replace(f'"{quantity}"', '"0"')
+    fleet = json.loads(text)
     inventory.write_text("".join(json.dumps(machine) + "\n" for machine in fleet["inventory"]), encoding="utf-8")
     demand.write_text(json.dumps(fleet["demand"]), encoding="utf-8")
 
     given = plan_input(read_machines(inventory), read_needs(demand), now_seconds=fleet["options"]["now"])
 
-    assert {one.machine.id: one.machine for one in given.machines.values()} == {
-        machine_id: machine for machine_id, machine in fleet_snapshot_of(fleet).machines.items()
-    } or any(one.machine.host.provider != "case" for one in given.machines.values() if one.machine.host.is_present)
-    assert [one.need for one in given.needs] == [fleet_need_of(record) for record in fleet["demand"]]
-    plan = make_plan(given)
+    plan, options = make_plan(given), fleet_options_of(fleet)
+    assert plan.snapshot == fleet_snapshot_of(fleet)
+    assert plan.demand == tuple(fleet_need_of(record) for record in fleet["demand"])
+    # A plan's holds are the default ones, and its clusters have reported when they have a row.
+    assert replace(plan.options, reported=options.reported, hold_seconds=options.hold_seconds) == options
     assert plan.decision == decide(plan.snapshot, plan.demand, plan.options)
-    if set(plan.options.reported) == {c for c in fleet_options_of(fleet).reported if c}:
-        assert plan.options.unjoined == fleet_options_of(fleet).unjoined
 
 
 WRONG_MACHINES = [
@@ -296,7 +301,7 @@ def test_a_wrong_machine_is_named_with_file_and_line(files: Files, text: str, fa
     ("text", "fault"),
     [
         ("", "the file is empty"),
-        ("id,size\nm,3\n", "line 1: column 'size' is unknown; there are id, state"),
+        ("id,size\nm,3\n", "line 1: column 'size' is unknown; write id, state"),
         ("id,id\nm,m\n", "line 1: a column stands twice"),
         ("id,zone\nm\n", "line 2: 1 cells where the header has 2 columns"),
         ("id,allocatable\nm,cpu:4\n", "line 2: column allocatable: 'cpu:4' is no name=value"),
@@ -323,7 +328,7 @@ ROW = {"id": "n", "cluster": "c", "aggregate": {"cpu": "1"}}
         ([3], "[0]: Expected `object`, got `int`"),
         ([{"id": "n", "cluster": "c"}], "[0] (n): Object missing required field `aggregate`"),
         ([{**ROW, "cluster": ""}], "[0] (n): cluster is empty"),
-        ([{**ROW, "aggregate": {"cpu": 1.5}}], "[0] (n): Expected `str | int`, got `float`"),
+        ([{**ROW, "aggregate": {"cpu": 1.5}}], "[0] (n): Expected `int | str`, got `float`"),
         ([{**ROW, "aggregate": {"cpu": "-1"}}], "[0] (n): aggregate.cpu: '-1' is negative"),
         ([{**ROW, "priority": 2**40}], "[0] (n): priority: 1099511627776 is out of range"),
         ([{**ROW, "interruption_bucket": 28}], "[0] (n): interruption_bucket: 28 is no penalty bucket; write 0 to 27"),
@@ -356,12 +361,12 @@ def test_a_wrong_row_is_named_with_file_place_and_field(files: Files, needs: obj
         ([{"add_machines": {"size": 1}}], " [0].add_machines: Object contains unknown field `size`"),
         (
             [{"add_machines": {"id": "x"}}, {"add_machines": {"id": "x"}}],
-            " [1].add_machines: there is a machine 'x-000'",
+            " [1].add_machines: there is a machine",
         ),
         ([{"lose_machines": {"zone": "nowhere"}}], " [0].lose_machines: no machine matches"),
         (
             [{"lose_machines": {"zone": "a", "count": 2}}],
-            " [0].lose_machines.count: 2 cannot be lost; 1 machines match",
+            " [0].lose_machines.count: 2 cannot be lost; 1 match",
         ),
         ([{"lose_machines": {"capacity_type": "Leased"}}], " [0].lose_machines.capacity_type: 'Leased' is unknown"),
         ([{"price_factor": {"zone": "a"}}], " [0].price_factor: Object missing required field `factor`"),
@@ -379,6 +384,16 @@ def test_a_wrong_patch_is_named_with_file_place_and_field(files: Files, patches:
     line = files.refusal("--what-if", str(files.patches))
 
     assert line.startswith(f"bigfleet: {files.patches}{fault}")
+
+
+def test_the_process_refuses_in_one_line_without_a_traceback(files: Files) -> None:
+    files.write_needs([{**ROW, "requirements": [["zone", "Is"]]}])
+
+    finished = run_bigfleet(*files.arguments())
+
+    assert (finished.returncode, finished.stdout, len(finished.stderr.splitlines())) == (2, "", 1)
+    assert finished.stderr.startswith(f"bigfleet: {files.demand} [0] (n): requirements[0]: 'Is' is unknown")
+    assert "Missing option '--demand'" in run_bigfleet("plan", "--inventory", str(files.inventory)).stderr
 
 
 def test_files_that_cannot_be_read_are_named(files: Files, tmp_path: Path) -> None:

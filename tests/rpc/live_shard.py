@@ -30,7 +30,9 @@ class LiveShard:
 
     def dial(self) -> "Peer":
         """Open a Session stream that has said nothing yet."""
-        session = self.channel.stream_stream("/bigfleet.v1alpha1.Shard/Session")
+        session: Any = self.channel.stream_stream(
+            "/bigfleet.v1alpha1.Shard/Session", request_serializer=bytes, response_deserializer=bytes
+        )
         return Peer(session())
 
     async def connect(self, cluster: str, *capabilities: str) -> "Peer":

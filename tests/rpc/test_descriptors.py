@@ -2,11 +2,11 @@
 
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor
+
+from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2, provider_pb2, shard_pb2, shardread_pb2
 from tests.rpc import wire_table
 from tests.rpc.wire_fields import Fields
 from tests.rpc.wire_spec import read_spec
-
-from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2, provider_pb2, shard_pb2, shardread_pb2
 
 FILES: dict[str, FileDescriptor] = {
     "capacity": capacity_pb2.DESCRIPTOR,

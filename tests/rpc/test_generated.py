@@ -3,9 +3,8 @@
 import pickle
 from pathlib import Path
 
-from tools.generate_proto import GEN_DIR, generate
-
 from bigfleet.rpc.gen import coordinator_pb2
+from tools.generate_proto import GEN_DIR, generate
 
 
 def contents(directory: Path) -> dict[str, bytes]:

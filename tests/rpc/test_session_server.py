@@ -336,7 +336,7 @@ async def test_a_machine_is_bootstrapped_over_the_wire(live: LiveShard) -> None:
     assert [requirement.values[0] for requirement in request.requirements] == ["t4"]
     assert live.world.provider.blobs == {"m1": blob}
     updates = [m.node_state_update for m in peer.heard if m.WhichOneof("payload") == "node_state_update"]
-    assert [update.state for update in updates] == [S.CONFIGURING, S.CONFIGURED]
+    assert [MachineState(update.state) for update in updates] == [S.CONFIGURING, S.CONFIGURED]
     last = updates[-1]
     assert (last.supersedes_key, last.machine_id, last.cluster_id) == ("node:m1", "m1", "c1")
     assert dict(last.resources.resources) == {"cpu": "4", "memory": "16Gi"}

@@ -1,0 +1,103 @@
+"""A plan as one JSON document for scripts: every action by name, exact figures, explanations as values and sentences.
+
+Infinite numbers are the string `+Inf`, as in the inventory. Nothing here decides or rounds anything.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.engine.explain import Explanation
+from bigfleet.engine.explain_text import sentences, shortfall_sentences
+from bigfleet.model.vector import format_vector
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return actions, costs before and after, and shortfalls."""
+    return {
+        "actions": [_action(planned) for planned in plan.actions],
+        "cost_before": _cost(plan.before),
+        "cost_after": _cost(plan.after),
+        "shortfalls": [_shortfall(short, plan) for short in plan.shortfalls],
+    }
+
+
+def difference_document(difference: Difference) -> dict[str, Any]:
+    """Return the changed plan and how it differs."""
+    return {
+        "plan": plan_document(difference.changed),
+        "changes_nothing": difference.is_empty,
+        "actions_added": [_action(planned) for planned in difference.added],
+        "actions_dropped": [_action(planned) for planned in difference.dropped],
+        "shortfalls_changed": [
+            {"row": name, "lacks": format_vector(changed), "lacked": format_vector(base)}
+            for name, base, changed in difference.shortfalls
+        ],
+    }
+
+
+def explanation_document(plan: Plan, explanation: Explanation, about: str) -> dict[str, Any]:
+    """Return an explanation as sentences and as values."""
+    return {"about": about, "sentences": sentences(explanation, row_name=plan.row_name), "values": plain(explanation)}
+
+
+def plain(value: Any) -> Any:
+    """Return a value made of what JSON knows: objects by field, enums by name or text, infinity as `+Inf`."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Enum):
+        return value.value if isinstance(value.value, str) else getattr(value, "label", value.name)
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return value
+
+
+def _action(planned: PlannedAction) -> dict[str, Any]:
+    action, machine = planned.action, planned.machine
+    record: dict[str, Any] = {
+        "kind": action.kind.label,
+        "machine": machine.id,
+        "cluster": action.cluster,
+        "row": planned.need_id,
+        "reason": action.reason,
+        "instance_type": machine.instance_type,
+        "zone": machine.zone,
+        "capacity_type": machine.capacity_type.label,
+        "price_per_hour": plain(machine.price_usd_per_hour),
+    }
+    if action.grace_seconds:
+        record["grace_seconds"] = action.grace_seconds
+    return record
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    return {
+        "serving_usd_per_hour": plain(cost.serving_usd_per_hour),
+        "idle_usd_per_hour": plain(cost.idle_usd_per_hour),
+        "total_usd_per_hour": plain(cost.total_usd_per_hour),
+        "serving_machines": cost.serving_machines,
+        "idle_machines": cost.idle_machines,
+    }
+
+
+def _shortfall(short: Shortfall, plan: Plan) -> dict[str, Any]:
+    families = short.row.need.families
+    told = short.explanation
+    return {
+        "row": short.need_id,
+        "cluster": short.row.need.cluster,
+        "priority": short.row.need.profile.priority,
+        "lacks": format_vector(short.lacks, families),
+        "lacks_before_preemption": format_vector(short.row.deficit, families),
+        "waits_for": list(short.waits_for),
+        "reasons": [] if told is None else shortfall_sentences(told, row_name=plan.row_name),
+    }

@@ -1,0 +1,433 @@
+"""Reads the machines and the demand of a plan from files (docs/planning.md).
+
+Machines: JSON lines or CSV with the field names of docs/spec/engine.md §1.1, or the nodes of a GPU cluster trace.
+Demand: a YAML or JSON list. Nothing is skipped or guessed: what is wrong is told with file, line or row, and field.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import yaml
+
+from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES
+from bigfleet.cli.faults import UsageFault
+from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
+from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
+from bigfleet.model.need import Need
+from bigfleet.model.penalty import ORDINALS
+from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.vector import families, parse_vector, vector_faults
+from bigfleet.sim.fleet import trace_fleet
+from bigfleet.sim.trace import TraceFault, read_nodes
+
+T = TypeVar("T")
+
+MACHINES_MAX: Final = 1_000_000
+NEEDS_MAX: Final = 100_000
+FILE_BYTES_MAX: Final = 2_000_000_000
+_INT32: Final = range(-(2**31), 2**31)
+_MAP_COLUMNS: Final = ("resources", "allocatable", "labels")
+#: A column that has no form in one cell.
+_JSON_ONLY: Final = "preempted_for"
+
+
+class MachineEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One machine as it is written; fields and defaults as in docs/planning.md."""
+
+    id: str
+    state: str = "Idle"
+    host: bool | None = None
+    cluster: str = ""
+    instance_type: str = ""
+    zone: str = ""
+    capacity_type: str = "Unspecified"
+    resources: dict[str, str | int] = {}
+    allocatable: dict[str, str | int] = {}
+    labels: dict[str, str] = {}
+    price_per_hour: float | str = 0.0
+    interruption_probability: float = 0.0
+    last_error: str = ""
+    assigned_priority: int = 0
+    assigned_interruption_penalty_dollars: float | str = 0.0
+    assigned_reclamation_penalty_dollars: float | str = 0.0
+    assigned_need_fingerprint: str = ""
+    assigned_group: str = ""
+    intended_cluster: str = ""
+    preempted_for: tuple[str, str, str] | None = None
+    idle_since: float | None = None
+    unjoined: bool = False
+    reserved: bool = False
+
+
+class RequirementEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """`[key, operator, [values]]`; the values may be left out."""
+
+    key: str
+    operator: str
+    values: list[str] = []
+
+
+class SpreadEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """`[topology key, max skew, mode]`."""
+
+    key: str
+    skew: int
+    mode: str
+
+
+class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One row of demand as it is written; fields and defaults as in docs/planning.md."""
+
+    id: str
+    cluster: str
+    aggregate: dict[str, str | int]
+    min_unit: dict[str, str | int] = {}
+    priority: int = 0
+    interruption_bucket: int = 1
+    reclamation_bucket: int = 1
+    requirements: list[RequirementEntry] = []
+    spreads: list[SpreadEntry] = []
+    group: str = ""
+    arrival: int = 0
+    parked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineGiven:
+    """A machine with what a plan wants to know beside it."""
+
+    machine: Machine
+    idle_since_seconds: float | None = None
+    unjoined: bool = False
+    reserved: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedGiven:
+    """A row of demand and the name that people know it by."""
+
+    id: str
+    need: Need
+
+
+# ---- machines ----------------------------------------------------------------------------------------------------
+
+
+def read_machines(path: Path) -> list[MachineGiven]:
+    """Return the machines of a file, ids different. Raises UsageFault naming file, line and field."""
+    if path.suffix.lower() == ".csv":
+        entries = _trace_machines(path) if "sn" in _csv_header(path) else _csv_machines(path)
+    else:
+        entries = _json_machines(path)
+    found: dict[str, str] = {}
+    machines: list[MachineGiven] = []
+    for place, given in entries:
+        machine_id = given.machine.id
+        if machine_id in found:
+            raise UsageFault(f"{place}: the id {machine_id!r} stands at {found[machine_id]} already; ids must differ")
+        if len(machines) == MACHINES_MAX:
+            raise UsageFault(f"{place}: more than {MACHINES_MAX:,} machines; split the fleet")
+        found[machine_id] = place
+        machines.append(given)
+    if not machines:
+        raise UsageFault(f"{path}: no machines; a plan needs at least one")
+    return machines
+
+
+def machine_given(entry: MachineEntry, place: str) -> MachineGiven:
+    """Return a machine that holds the invariant. Raises UsageFault naming the place and the field."""
+    state = _named(entry.state, STATES, f"{place}: state")
+    if not entry.id:
+        raise UsageFault(f"{place}: id is empty; every machine needs an id")
+    for name, quantities in (("resources", entry.resources), ("allocatable", entry.allocatable)):
+        _check_quantities(quantities, f"{place}: {name}")
+    machine = Machine(
+        id=MachineId(entry.id),
+        state=state,
+        host=HOST if (state in HOSTED if entry.host is None else entry.host) else NO_HOST,
+        cluster=ClusterId(entry.cluster),
+        instance_type=entry.instance_type,
+        zone=entry.zone,
+        capacity_type=_named(entry.capacity_type, CAPACITY_TYPES, f"{place}: capacity_type"),
+        resources=_texts(entry.resources),
+        allocatable=_texts(entry.allocatable),
+        labels=entry.labels,
+        price_usd_per_hour=_dollars(entry.price_per_hour, f"{place}: price_per_hour"),
+        interruption_probability=entry.interruption_probability,
+        last_error=entry.last_error or ("not told" if state is MachineState.FAILED else ""),
+        assigned_priority=_int32(entry.assigned_priority, f"{place}: assigned_priority"),
+        assigned_interruption_penalty_dollars=_dollars(
+            entry.assigned_interruption_penalty_dollars, f"{place}: assigned_interruption_penalty_dollars"
+        ),
+        assigned_reclamation_penalty_dollars=_dollars(
+            entry.assigned_reclamation_penalty_dollars, f"{place}: assigned_reclamation_penalty_dollars"
+        ),
+        assigned_need_fingerprint=Fingerprint(entry.assigned_need_fingerprint),
+        assigned_group=entry.assigned_group,
+        intended_cluster=ClusterId(entry.intended_cluster),
+        preempted_for=None if entry.preempted_for is None else PreemptedFor(*entry.preempted_for),
+    )
+    fault = invariant_fault(machine)
+    if fault is not None:
+        raise UsageFault(f"{place}: {fault[1]}")
+    return MachineGiven(
+        machine=machine,
+        idle_since_seconds=entry.idle_since if state is MachineState.IDLE else None,
+        unjoined=entry.unjoined,
+        reserved=entry.reserved,
+    )
+
+
+def _json_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
+    decoder = msgspec.json.Decoder(MachineEntry)
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{path} line {number}"
+        try:
+            entry = decoder.decode(line)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise UsageFault(f"{place}: {_told(error)}") from error
+        yield place, machine_given(entry, place)
+
+
+def _csv_header(path: Path) -> list[str]:
+    lines = _text(path).splitlines()
+    if not lines:
+        raise UsageFault(f"{path}: the file is empty; a header with the names of the columns is expected")
+    return [name.strip() for name in next(csv.reader(lines[:1]))]
+
+
+def _csv_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
+    header = _csv_header(path)
+    known = [name for name in MachineEntry.__struct_fields__ if name != _JSON_ONLY]
+    for column in header:
+        if column not in known:
+            raise UsageFault(f"{path} line 1: column {column!r} is unknown; write {', '.join(known)}")
+    if len(set(header)) != len(header):
+        raise UsageFault(f"{path} line 1: a column stands twice")
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    next(reader)
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise UsageFault(f"{path} line {reader.line_num}: not CSV ({error})") from error
+        if cells is None:
+            return
+        if not cells:
+            continue
+        place = f"{path} line {reader.line_num}"
+        if len(cells) != len(header):
+            raise UsageFault(f"{place}: {len(cells)} cells where the header has {len(header)} columns")
+        values = {column: text.strip() for column, text in zip(header, cells, strict=True) if text.strip()}
+        entry: dict[str, Any] = {**values}
+        for column in _MAP_COLUMNS:
+            if column in values:
+                entry[column] = _cell_map(values[column], f"{place}: column {column}")
+        try:
+            converted = msgspec.convert(entry, MachineEntry, strict=False)
+        except msgspec.MsgspecError as error:
+            raise UsageFault(f"{place}: {_told(error)}") from error
+        yield place, machine_given(converted, place)
+
+
+def _cell_map(text: str, place: str) -> dict[str, str]:
+    """Read `cpu=4;memory=16Gi`."""
+    pairs = {}
+    for part in text.split(";"):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise UsageFault(f"{place}: {part!r} is no name=value; write cpu=4;memory=16Gi")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _trace_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
+    """Yield the nodes of a trace as idle bare metal that costs nothing."""
+    try:
+        nodes = read_nodes(path)
+    except TraceFault as fault:
+        raise UsageFault(str(fault)) from fault
+    for node in nodes:
+        (pool,) = trace_fleet([node]).pools
+        machine = Machine(
+            id=MachineId(node.name),
+            state=MachineState.IDLE,
+            host=HOST,
+            instance_type=pool["instance_type"],
+            capacity_type=CapacityType.BARE_METAL,
+            allocatable=pool["allocatable"],
+            labels=pool["labels"],
+        )
+        yield f"{path} node {node.name}", MachineGiven(machine=machine)
+
+
+# ---- demand ------------------------------------------------------------------------------------------------------
+
+
+def read_needs(path: Path) -> list[NeedGiven]:
+    """Return the rows of a file in its order, ids different. Raises UsageFault naming file, row and field."""
+    rows = read_document(path)
+    if not isinstance(rows, list):
+        raise UsageFault(f"{path}: a list of rows is expected, each with id, cluster and aggregate")
+    if len(rows) > NEEDS_MAX:
+        raise UsageFault(f"{path}: {len(rows):,} rows, at most {NEEDS_MAX:,} are planned")
+    found: dict[str, int] = {}
+    needs = []
+    for number, row in enumerate(rows):
+        place = f"{path} [{number}]"
+        if isinstance(row, dict) and isinstance(row.get("id"), str):
+            place = f"{place} ({row['id']})"
+        given = _need_given(converted(row, NeedEntry, place), place)
+        if given.id in found:
+            raise UsageFault(f"{place}: the id stands at [{found[given.id]}] already; ids must differ")
+        found[given.id] = number
+        needs.append(given)
+    return needs
+
+
+def in_list_order(needs: Iterable[NeedGiven]) -> list[NeedGiven]:
+    """Return the rows as a shard lists them: priority descending, arrival, cluster, order of the file (§1.8)."""
+    return sorted(needs, key=lambda g: (-g.need.profile.priority, g.need.arrival_unix_nanos, g.need.cluster))
+
+
+def with_profile(given: NeedGiven, place: str, **changes: int) -> NeedGiven:
+    """Return the row with a changed priority or penalty bucket. Raises UsageFault for a value out of range."""
+    for name, value in changes.items():
+        if name == "priority":
+            _int32(value, f"{place}.priority")
+        else:
+            _bucket(value, f"{place}.{name}")
+    return replace(given, need=replace(given.need, profile=replace(given.need.profile, **changes)))  # type: ignore[arg-type]
+
+
+def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
+    fault = identifier_fault(entry.cluster)
+    if fault or not entry.id:
+        raise UsageFault(f"{place}: {f'cluster {fault}' if fault else 'id is empty'}")
+    for name, quantities in (("aggregate", entry.aggregate), ("min_unit", entry.min_unit)):
+        _check_quantities(quantities, f"{place}: {name}")
+    requirements = [
+        Requirement(
+            requirement.key,
+            _named(requirement.operator, _OPERATORS, f"{place}: requirements[{number}]"),
+            tuple(requirement.values),
+        )
+        for number, requirement in enumerate(entry.requirements)
+    ]
+    spreads = [
+        TopologySpread(
+            spread.key,
+            _int32(spread.skew, f"{place}: spreads[{number}]"),
+            _named(spread.mode, _SPREAD_MODES, f"{place}: spreads[{number}]"),
+        )
+        for number, spread in enumerate(entry.spreads)
+    ]
+    profile = Profile(
+        requirements=tuple(requirements),
+        spreads=tuple(spreads),
+        priority=_int32(entry.priority, f"{place}: priority"),
+        interruption_bucket=_bucket(entry.interruption_bucket, f"{place}: interruption_bucket"),
+        reclamation_bucket=_bucket(entry.reclamation_bucket, f"{place}: reclamation_bucket"),
+    )
+    aggregate = _texts(entry.aggregate)
+    need = Need(
+        cluster=ClusterId(entry.cluster),
+        profile=profile,
+        aggregate=parse_vector(aggregate),
+        min_unit=parse_vector(_texts(entry.min_unit)),
+        arrival_unix_nanos=entry.arrival,
+        group=entry.group,
+        parked=entry.parked,
+        families=families(aggregate),
+    )
+    return NeedGiven(id=entry.id, need=need)
+
+
+# ---- values ------------------------------------------------------------------------------------------------------
+
+_OPERATORS: Final = {name: operator for name, operator in OPERATORS.items() if operator is not Operator.UNSPECIFIED}
+_SPREAD_MODES: Final = {name: mode for name, mode in SPREAD_MODES.items() if mode is not SpreadMode.UNSPECIFIED}
+
+
+def read_document(path: Path) -> Any:
+    """Return what a YAML or JSON file holds, None for an empty one. Raises UsageFault."""
+    text = _text(path)
+    try:
+        if path.suffix.lower() == ".json":
+            return json.loads(text) if text.strip() else None
+        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
+        raise UsageFault(f"{path}: not {kind} ({_told(error)})") from error
+
+
+def converted(value: object, kind: type[T], place: str) -> T:
+    """Return a value read from a file as a checked entry. Raises UsageFault naming the place and the field."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UsageFault(f"{place}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _text(path: Path) -> str:
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > FILE_BYTES_MAX:
+            raise UsageFault(f"{path}: {size_bytes:,} bytes, at most {FILE_BYTES_MAX:,} are read")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageFault(f"{path}: {error.strerror}; name a file that can be read") from error
+    except UnicodeDecodeError as error:
+        raise UsageFault(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _named(name: str, known: Mapping[str, T], place: str) -> T:
+    if name not in known:
+        raise UsageFault(f"{place}: {name!r} is unknown; choose one of {', '.join(known)}")
+    return known[name]
+
+
+def _texts(quantities: Mapping[str, str | int]) -> dict[str, str]:
+    return {name: str(value) for name, value in quantities.items()}
+
+
+def _check_quantities(quantities: Mapping[str, str | int], place: str) -> None:
+    faults = vector_faults(_texts(quantities))
+    if faults:
+        raise UsageFault(f"{place}.{faults[0]}")
+
+
+def _dollars(value: float | str, place: str) -> float:
+    try:
+        dollars = math.inf if value == "+Inf" else float(value)
+    except ValueError:
+        dollars = math.nan
+    if math.isnan(dollars) or dollars < 0:
+        raise UsageFault(f"{place}: {value!r} is no amount; write dollars that are not negative, or +Inf")
+    return dollars
+
+
+def _int32(value: int, place: str) -> int:
+    if value not in _INT32:
+        raise UsageFault(f"{place}: {value} is out of range; write a 32-bit integer")
+    return value
+
+
+def _bucket(value: int, place: str) -> int:
+    if value not in ORDINALS:
+        raise UsageFault(f"{place}: {value} is no penalty bucket; write {ORDINALS.start} to {ORDINALS.stop - 1}")
+    return value

@@ -1,0 +1,272 @@
+"""Decides a plan: one cycle of the engine on what the files hold, what it costs and what stays short.
+
+The decision is the reference's, whole: no rail slows it and nothing is carried out (docs/planning.md). A cluster that
+has no row in the demand is silent, and silence gives nothing back; one that was removed reports that it wants nothing.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
+from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
+from bigfleet.engine.explain import Explanation, NeedExplanation, explain, explain_needs
+from bigfleet.engine.records import RowRef
+from bigfleet.engine.reference import decide
+from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import Vector
+
+#: Short rows whose reasons a plan works out, the most urgent first.
+SHORTFALLS_EXPLAINED_MAX = 20
+#: Members that the name of a folded row spells out.
+_NAMED_MEMBERS_MAX = 3
+
+#: States of a machine that is there and serves, or will serve, a cluster.
+SERVING_STATES = frozenset(
+    {MachineState.CREATING, MachineState.CONFIGURING, MachineState.CONFIGURED, MachineState.DRAINING}
+)
+
+#: Where an action ends.
+_STATE_AFTER: Mapping[ActionKind, MachineState] = {
+    ActionKind.BOOTSTRAP: MachineState.CONFIGURED,
+    ActionKind.PROVISION: MachineState.CONFIGURED,
+    ActionKind.RECLAIM: MachineState.IDLE,
+    ActionKind.PREEMPT: MachineState.IDLE,
+    ActionKind.DELETE: MachineState.SPECULATIVE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """What a plan is made of."""
+
+    machines: Mapping[MachineId, MachineGiven]
+    #: In the order of the file.
+    needs: tuple[NeedGiven, ...]
+    now_seconds: float
+    #: Clusters that want nothing and say so.
+    removed_clusters: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What machines cost by the hour, by what they do."""
+
+    serving_usd_per_hour: float
+    idle_usd_per_hour: float
+    serving_machines: int
+    idle_machines: int
+
+    @property
+    def total_usd_per_hour(self) -> float:
+        """The sum of both."""
+        return self.serving_usd_per_hour + self.idle_usd_per_hour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedAction:
+    """One action with the machine and the row that it is about."""
+
+    action: Action
+    machine: Machine
+    #: The row that gains the machine, or for which it is preempted; "" for Reclaim and Delete.
+    need_id: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes two actions of two plans the same."""
+        return (self.action.kind.label, self.machine.id, self.action.cluster, self.need_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """What one row lacks."""
+
+    need_id: str
+    row: RowResult
+    #: Machines that are preempted for it in this plan.
+    waits_for: tuple[MachineId, ...]
+    #: Why, for the most urgent rows; None where nothing stays uncovered or too many rows are short.
+    explanation: NeedExplanation | None
+
+    @property
+    def lacks(self) -> Vector:
+        """What neither machines nor victims cover."""
+        return self.row.unresolved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One decision with its costs."""
+
+    given: PlanInput
+    snapshot: Snapshot
+    demand: tuple[Need, ...]
+    options: Options
+    decision: Decision
+    #: Name of each row of the decision.
+    names: tuple[str, ...]
+    actions: tuple[PlannedAction, ...]
+    before: Cost
+    after: Cost
+    #: By precedence.
+    shortfalls: tuple[Shortfall, ...]
+    #: Rows of the demand by their ids.
+    needs_by_id: Mapping[str, Need] = field(repr=False)
+
+    def row_name(self, row: RowRef) -> str:
+        """Return the name of a row of the folded list."""
+        return self.names[row.position]
+
+    def explain_need(self, need_id: str) -> Explanation:
+        """Return why a row got what it got. The row must be in the demand."""
+        return explain(self.snapshot, self.demand, self.options, need=self.needs_by_id[need_id])
+
+    def explain_machine(self, machine_id: str) -> Explanation:
+        """Return why a machine serves whom it serves. The machine must be in the inventory."""
+        return explain(self.snapshot, self.demand, self.options, machine=machine_id)
+
+
+def plan_input(
+    machines: Sequence[MachineGiven], needs: Sequence[NeedGiven], *, now_seconds: float | None = None
+) -> PlanInput:
+    """Return the input of a plan; without a time it is that of the latest idle-since stamp."""
+    stamps = [given.idle_since_seconds for given in machines if given.idle_since_seconds is not None]
+    return PlanInput(
+        machines={given.machine.id: given for given in machines},
+        needs=tuple(needs),
+        now_seconds=max(stamps, default=0.0) if now_seconds is None else now_seconds,
+    )
+
+
+def make_plan(given: PlanInput) -> Plan:
+    """Decide one cycle and return everything that a person asks of it."""
+    listed = in_list_order(given.needs)
+    demand = tuple(need.need for need in listed)
+    snapshot = Snapshot.of(
+        [one.machine for one in given.machines.values()],
+        {
+            machine_id: one.idle_since_seconds
+            for machine_id, one in given.machines.items()
+            if one.idle_since_seconds is not None
+        },
+    )
+    options = Options(
+        now_seconds=given.now_seconds,
+        reported=frozenset(need.cluster for need in demand) | given.removed_clusters,
+        unjoined=frozenset(machine_id for machine_id, one in given.machines.items() if one.unjoined),
+        reserved=frozenset(machine_id for machine_id, one in given.machines.items() if one.reserved),
+    )
+    decision = decide(snapshot, demand, options)
+    ids = {id(need.need): need.id for need in listed}
+    names = tuple(_name([ids[id(member)] for member in row.members]) for row in decision.rows)
+    return Plan(
+        given=given,
+        snapshot=snapshot,
+        demand=demand,
+        options=options,
+        decision=decision,
+        names=names,
+        actions=_planned(decision, snapshot, names),
+        before=cost_of(snapshot.machines.values()),
+        after=cost_of(snapshot.machines.values(), {a.machine_id: _STATE_AFTER[a.kind] for a in decision.actions}),
+        shortfalls=_shortfalls(decision, names, snapshot, demand, options),
+        needs_by_id={need.id: need.need for need in listed},
+    )
+
+
+def cost_of(machines: Iterable[Machine], moved: Mapping[MachineId, MachineState] | None = None) -> Cost:
+    """Return what the machines cost that are there, `moved` in another state than their own.
+
+    Speculative, Deleting and Failed machines cost nothing.
+    """
+    serving: list[float] = []
+    idle: list[float] = []
+    for machine in machines:
+        state = machine.state if moved is None else moved.get(machine.id, machine.state)
+        if state in SERVING_STATES:
+            serving.append(machine.price_usd_per_hour)
+        elif state is MachineState.IDLE:
+            idle.append(machine.price_usd_per_hour)
+    return Cost(
+        serving_usd_per_hour=math.fsum(serving),
+        idle_usd_per_hour=math.fsum(idle),
+        serving_machines=len(serving),
+        idle_machines=len(idle),
+    )
+
+
+def _name(members: Sequence[str]) -> str:
+    rest = len(members) - _NAMED_MEMBERS_MAX
+    return "+".join(members[:_NAMED_MEMBERS_MAX]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _planned(decision: Decision, snapshot: Snapshot, names: Sequence[str]) -> tuple[PlannedAction, ...]:
+    row_of = {
+        machine_id: name
+        for name, row in zip(names, decision.rows, strict=True)
+        for machine_id in (*row.bootstraps, *row.provisions, *row.victims)
+    }
+    return tuple(
+        PlannedAction(
+            action=action,
+            machine=snapshot.machines[action.machine_id],
+            need_id=row_of.get(action.machine_id, ""),
+        )
+        for action in decision.actions
+    )
+
+
+def _shortfalls(
+    decision: Decision, names: Sequence[str], snapshot: Snapshot, demand: Sequence[Need], options: Options
+) -> tuple[Shortfall, ...]:
+    short = [(name, row) for name, row in zip(names, decision.rows, strict=True) if row.deficit]
+    short.sort(key=lambda entry: entry[1].need.profile.precedence, reverse=True)
+    asked = [row for _name, row in short if row.unresolved][:SHORTFALLS_EXPLAINED_MAX]
+    told = explain_needs(snapshot, demand, options, [row.members[0] for row in asked]) if asked else []
+    explained = {id(row): explanation for row, explanation in zip(asked, told, strict=True)}
+    return tuple(
+        Shortfall(need_id=name, row=row, waits_for=row.victims, explanation=explained.get(id(row)))
+        for name, row in short
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What a changed plan does that the other does not, and the other way round."""
+
+    added: tuple[PlannedAction, ...]
+    dropped: tuple[PlannedAction, ...]
+    #: Rows whose uncovered rest differs: what they lack without the change, and with it.
+    shortfalls: tuple[tuple[str, Vector, Vector], ...]
+    base: Plan
+    changed: Plan
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether the two plans do, lack and cost the same."""
+        same_costs = (self.base.before, self.base.after) == (self.changed.before, self.changed.after)
+        return not (self.added or self.dropped or self.shortfalls) and same_costs
+
+
+def difference_of(base: Plan, changed: Plan) -> Difference:
+    """Return how a changed plan differs from another, in the order in which things are decided."""
+    base_keys = {planned.key for planned in base.actions}
+    changed_keys = {planned.key for planned in changed.actions}
+    lacks = [{short.need_id: short.lacks for short in plan.shortfalls if short.lacks} for plan in (base, changed)]
+    names = dict.fromkeys([*lacks[0], *lacks[1]])
+    return Difference(
+        added=tuple(planned for planned in changed.actions if planned.key not in base_keys),
+        dropped=tuple(planned for planned in base.actions if planned.key not in changed_keys),
+        shortfalls=tuple(
+            (name, lacks[0].get(name, {}), lacks[1].get(name, {}))
+            for name in names
+            if lacks[0].get(name, {}) != lacks[1].get(name, {})
+        ),
+        base=base,
+        changed=changed,
+    )

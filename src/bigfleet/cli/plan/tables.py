@@ -1,0 +1,182 @@
+"""Shows a plan to a person: what is done, what it costs, what stays short and why, and what a change would change.
+
+Equal actions share a line with their count; `--output json` names every machine. Nothing here decides or computes
+anything but sums.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.engine.decision import ActionKind
+from bigfleet.engine.explain import Explanation
+from bigfleet.engine.explain_text import amounts_text, dollars_text, sentences, shortfall_sentences
+
+#: Machines that a line of the table names.
+NAMED_MAX: Final = 2
+#: Lines of actions that a table shows; the rest is counted.
+LINES_MAX: Final = 200
+_WHAT: Final = {
+    ActionKind.BOOTSTRAP: ("to bind", "green"),
+    ActionKind.PROVISION: ("to make", "cyan"),
+    ActionKind.RECLAIM: ("to reclaim", "yellow"),
+    ActionKind.PREEMPT: ("to preempt", "magenta"),
+    ActionKind.DELETE: ("to release", "blue"),
+}
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Print a whole plan."""
+    _title(console, "Plan")
+    if plan.actions:
+        console.print(_actions_table(plan.actions))
+    console.print(_counts(plan.actions))
+    console.print()
+    console.print(_costs_table([("before", plan.before), ("after", plan.after)]))
+    _show_shortfalls(console, plan)
+
+
+def show_difference(console: Console, difference: Difference) -> None:
+    """Print what a changed plan does differently."""
+    console.print()
+    _title(console, "What if")
+    if difference.is_empty:
+        console.print("Nothing changes.")
+        return
+    if difference.added:
+        console.print("Done only with the change:")
+        console.print(_actions_table(difference.added))
+    if difference.dropped:
+        console.print("No longer done with the change:")
+        console.print(_actions_table(difference.dropped))
+    console.print(_counts(difference.changed.actions, head="In all with the change"))
+    console.print()
+    costs = [
+        ("before", difference.base.before),
+        ("after", difference.base.after),
+        ("before, changed", difference.changed.before),
+        ("after, changed", difference.changed.after),
+    ]
+    console.print(_costs_table(costs))
+    for name, base, changed in difference.shortfalls:
+        _print(console, f"{name} lacks {amounts_text(changed)}; without the change {amounts_text(base)}.")
+
+
+def show_explanation(console: Console, plan: Plan, explanation: Explanation, about: str) -> None:
+    """Print why a row or a machine is decided as it is."""
+    console.print()
+    _title(console, f"Why {about}")
+    for sentence in sentences(explanation, row_name=plan.row_name):
+        _print(console, sentence)
+
+
+def _title(console: Console, text: str) -> None:
+    console.print(Text(text, style="bold"))
+
+
+def _print(console: Console, text: str, *, indent: int = 0) -> None:
+    # As text: ids may hold what rich would take for markup.
+    console.print(Padding(Text(text), (0, 0, 0, indent)))
+
+
+def _counts(actions: Iterable[PlannedAction], head: str = "In all") -> Text:
+    counts = dict.fromkeys(_WHAT, 0)
+    for planned in actions:
+        counts[planned.action.kind] += 1
+    return Text(f"{head}: " + ", ".join(f"{counts[kind]:,} {what}" for kind, (what, _style) in _WHAT.items()) + ".")
+
+
+def _actions_table(actions: Sequence[PlannedAction]) -> RenderableType:
+    groups: dict[tuple[ActionKind, tuple[str, ...]], list[PlannedAction]] = {}
+    for planned in actions:
+        machine = planned.machine
+        line: tuple[str, ...] = (
+            machine.instance_type,
+            machine.zone,
+            machine.capacity_type.label,
+            str(planned.action.cluster),
+            planned.need_id,
+        )
+        groups.setdefault((planned.action.kind, line), []).append(planned)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("action", "n", "instance type", "zone", "paid as", "cluster", "row", "$/h", "machines"):
+        table.add_column(
+            name, justify="right" if name in ("n", "$/h") else "left", overflow="fold", no_wrap=name in ("action", "n")
+        )
+    for (kind, line), group in list(groups.items())[:LINES_MAX]:
+        price = math.fsum(planned.machine.price_usd_per_hour for planned in group)
+        names = [planned.machine.id for planned in group]
+        rest = len(names) - NAMED_MAX
+        shown = ", ".join(names[:NAMED_MAX]) + (f" +{rest:,}" if rest > 0 else "")
+        cells = [Text(cell) for cell in (f"{len(group):,}", *line, dollars_text(price), shown)]
+        table.add_row(Text(kind.label, style=_WHAT[kind][1]), *cells)
+    if len(groups) > LINES_MAX:
+        table.add_row(Text("…"), Text(f"{len(groups) - LINES_MAX:,} more lines; --output json names every action"))
+    return table
+
+
+def _costs_table(costs: Sequence[tuple[str, Cost]]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("cost of machines")
+    for name, _cost in costs:
+        table.add_column(name, justify="right")
+    if len(costs) == 2:
+        table.add_column("change", justify="right")
+    rows = (
+        ("serving clusters", [(cost.serving_usd_per_hour, cost.serving_machines) for _name, cost in costs]),
+        ("idle", [(cost.idle_usd_per_hour, cost.idle_machines) for _name, cost in costs]),
+        (
+            "total",
+            [(cost.total_usd_per_hour, cost.serving_machines + cost.idle_machines) for _name, cost in costs],
+        ),
+    )
+    for name, figures in rows:
+        cells = [f"{dollars_text(price)}/h ({machines:,})" for price, machines in figures]
+        if len(figures) == 2:
+            cells.append(_change(figures[0][0], figures[1][0]))
+        table.add_row(name, *cells)
+    return table
+
+
+def _change(before: float, after: float) -> str:
+    if before == after:
+        return "none"
+    if math.isinf(before) or math.isinf(after):
+        return "unbounded"
+    return f"{'+' if after > before else ''}{dollars_text(after - before)}/h"
+
+
+def _show_shortfalls(console: Console, plan: Plan) -> None:
+    waiting = [short for short in plan.shortfalls if not short.lacks]
+    short = [short for short in plan.shortfalls if short.lacks]
+    if waiting:
+        console.print()
+        for one in waiting:
+            _print(console, _waiting_sentence(one))
+    console.print()
+    if not short:
+        console.print("Nothing stays short.")
+        return
+    _title(console, "Shortfalls")
+    for one in short:
+        _print(console, f"{one.need_id} of {one.row.need.cluster} lacks {amounts_text(one.lacks)}.")
+        if one.waits_for:
+            _print(console, _waiting_sentence(one), indent=2)
+        if one.explanation is not None:
+            for sentence in shortfall_sentences(one.explanation, row_name=plan.row_name):
+                _print(console, sentence, indent=2)
+
+
+def _waiting_sentence(short: Shortfall) -> str:
+    count = len(short.waits_for)
+    if not count:
+        return f"{short.need_id} waits for machines that are being drained for it."
+    names = ", ".join(short.waits_for[:NAMED_MAX])
+    rest = f" and {count - NAMED_MAX:,} more" if count > NAMED_MAX else ""
+    return f"{short.need_id} waits until {names}{rest} {'has' if count == 1 else 'have'} drained."

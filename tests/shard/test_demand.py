@@ -187,6 +187,22 @@ async def test_a_lost_session_changes_no_demand() -> None:
     assert (operator.session.outbox.closed is not None, len(world.shard.intake.table.in_list_order())) == (True, 3)
 
 
+async def test_a_cluster_that_is_gone_leaves_no_series_behind() -> None:
+    """Gone is: no session and no demand."""
+    world = World()
+    stays, goes = world.connect("c1"), world.connect("c2")
+    stays.report(*rows(1))
+    goes.report(fault=MalformedMessage("needs[0]", "is broken"))
+    series = ("rollup_quarantined", "rollups_rejected_total")
+    before = [world.registry.get_sample_value(f"bigfleet_shard_{name}", {"cluster": "c2"}) for name in series]
+    world.shard.stop_sessions()
+
+    assert before == [0, 1]
+    for name in series:
+        assert world.registry.get_sample_value(f"bigfleet_shard_{name}", {"cluster": "c2"}) is None
+    assert world.registry.get_sample_value("bigfleet_shard_rollup_quarantined", {"cluster": "c1"}) == 0
+
+
 async def test_the_newest_roll_up_in_line_is_taken() -> None:
     """One slot per session: what was replaced there is never read."""
     world = World()

@@ -65,6 +65,7 @@ async def test_a_full_answer_to_a_cursor_is_taken_as_one() -> None:
     await world.cycle()
 
     assert len(world.shard.inventory) == 4
+    assert [world.metric("reconcile_total", mode=mode, outcome="ok") for mode in ("full", "delta")] == [2, 1]
 
 
 async def test_removals_that_a_delta_told_are_remembered_while_they_are_held_back() -> None:

@@ -78,9 +78,9 @@ class Actuator:
         self._queue_max = 2 * settings.execute_concurrency_max
         self._slots = asyncio.Semaphore(settings.execute_concurrency_max)
         self._arrived = asyncio.Event()
-        self._running: dict[asyncio.Task[None], ActionRecord] = {}
-        #: All and only the records whose action holds a slot at this moment.
-        self._in_slot: set[ActionRecord] = set()
+        self._running: dict[asyncio.Task[None], MachineId] = {}
+        #: All and only the machines whose action holds a slot at this moment.
+        self._in_slot: set[MachineId] = set()
         self._waiting = 0
         #: The cycle in which actions that start now are executed.
         self.cycle = 0
@@ -181,7 +181,7 @@ class Actuator:
                 record = self._queue.popleft()
                 self._metrics.queue_depth.set(len(self._queue))
                 task = asyncio.create_task(self._run_in_slot(record), name=f"action-{record.action_id}")
-                self._running[task] = record
+                self._running[task] = record.action.machine_id
                 task.add_done_callback(self._running.pop)
         finally:
             await self._stop()
@@ -193,14 +193,14 @@ class Actuator:
             await self._run_in_slot(self._queue.popleft())
 
     @asynccontextmanager
-    async def waiting(self, record: ActionRecord, waited_for: str) -> AsyncIterator[None]:
+    async def waiting(self, machine_id: MachineId, waited_for: str) -> AsyncIterator[None]:
         """Give the slot back while an operator is asked; at `execute_waiting_max` further ones wait in their slot."""
         gives_back = self._waiting < self._settings.execute_waiting_max
         gauge = self._metrics.waiting.labels(waited_for)
         gauge.inc()
         if gives_back:
             self._waiting += 1
-            self._note_slot(record, held=False)
+            self._note_slot(machine_id, held=False)
             self._slots.release()
         try:
             yield
@@ -209,40 +209,53 @@ class Actuator:
             if gives_back:
                 self._waiting -= 1
                 await self._slots.acquire()
-                self._note_slot(record, held=True)
+                self._note_slot(machine_id, held=True)
 
-    def _note_slot(self, record: ActionRecord, *, held: bool) -> None:
+    def _note_slot(self, machine_id: MachineId, *, held: bool) -> None:
         if held:
-            self._in_slot.add(record)
+            self._in_slot.add(machine_id)
         else:
-            self._in_slot.discard(record)
+            self._in_slot.discard(machine_id)
         self._metrics.inflight.set(len(self._in_slot))
 
+    def follow_up(self, record: ActionRecord, action: Action) -> ActionRecord:
+        """Let an action that has succeeded go on as another one: same machine, ledger entry and slot, own record."""
+        assert action.machine_id == record.action.machine_id, "a ledger entry is about one machine"
+        following = self.record(action, record.decided_cycle)
+        following.executed_cycle = self.cycle
+        self._ledger[action.machine_id] = following
+        self._metrics.actions.labels(action.kind.label).inc()
+        self._conclude(record, Outcome.SUCCESS)
+        return following
+
     async def _run_in_slot(self, record: ActionRecord) -> None:
-        self._note_slot(record, held=True)
+        machine_id = record.action.machine_id
+        self._note_slot(machine_id, held=True)
         record.executed_cycle = self.cycle
-        outcome = Outcome.TRANSITION_ERROR
+        outcome, message = Outcome.TRANSITION_ERROR, ""
         try:
             outcome = await self._execute(record, self)
         except asyncio.CancelledError:
             outcome = Outcome.CTX_CANCELED
             raise
         except InventoryRefusal as refusal:
-            record.message = str(refusal)
+            message = str(refusal)
         except Exception as error:  # one action's defect must not end the others
-            record.message = f"{type(error).__name__}: {error}"
-            _log.exception("action_failed", kind=record.action.kind.label, machine=record.action.machine_id)
+            message = f"{type(error).__name__}: {error}"
+            _log.exception("action_failed", kind=record.action.kind.label, machine=machine_id)
         finally:
-            self._finish(record, outcome)
+            # The entry names the action that ended, which is another one after a follow-up.
+            last = self._ledger.pop(machine_id, record)
+            last.message = message or last.message
+            if machine_id in self._in_slot:  # not when it was cancelled on its way back into one
+                self._note_slot(machine_id, held=False)
+                self._slots.release()
+            self._conclude(last, outcome)
 
-    def _finish(self, record: ActionRecord, outcome: Outcome) -> None:
+    def _conclude(self, record: ActionRecord, outcome: Outcome) -> None:
         action = record.action
         record.outcome = outcome
         record.finished_unix_nanos = self._clock.unix_nanos()
-        self._ledger.pop(action.machine_id, None)
-        if record in self._in_slot:  # not when it was cancelled on its way back into one
-            self._note_slot(record, held=False)
-            self._slots.release()
         self._metrics.outcomes.labels(action.kind.label, outcome.value).inc()
         _log.info(
             "action",
@@ -259,7 +272,7 @@ class Actuator:
         )
 
     async def _stop(self) -> None:
-        calling = [task for task, record in self._running.items() if record in self._in_slot]
+        calling = [task for task, machine_id in self._running.items() if machine_id in self._in_slot]
         waiting = [task for task in self._running if task not in calling]
         # Who waits for an operator, or for a slot with its answer, makes no call any more.
         for task in waiting:

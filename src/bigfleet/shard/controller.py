@@ -355,6 +355,10 @@ class Shard:
         self.metrics.session_lifecycle.labels(event).inc()
         self.metrics.active_sessions.set(len(self.sessions))
         self.metrics.outbox_dropped.inc(session.outbox.dropped if event in ("removed", "replaced") else 0)
+        if event == "removed" and session.cluster not in self.intake.table.clusters:
+            # A cluster that is gone, or never was one, leaves no series behind.
+            self.metrics.rollup_quarantined.remove(session.cluster)
+            self.metrics.rollups_rejected.remove(session.cluster)
 
     def _refresh_overflowed_sessions(self) -> None:
         for session in self.sessions:

@@ -170,12 +170,10 @@ class Executors:
             idle = self._inventory.get(machine.id)
             if idle is None:
                 return Outcome.NOT_FOUND
-            return await self._bootstrap(record, idle, actuator)
-        return (
-            Outcome.SUCCESS
-            if state not in (MachineState.SPECULATIVE, MachineState.FAILED)
-            else Outcome.TRANSITION_ERROR
-        )
+            following = actuator.follow_up(record, replace(action, kind=ActionKind.BOOTSTRAP))
+            return await self._bootstrap(following, idle, actuator)
+        is_under_way = state not in (MachineState.SPECULATIVE, MachineState.FAILED)
+        return Outcome.SUCCESS if is_under_way else Outcome.TRANSITION_ERROR
 
     # ---- bootstrap ----------------------------------------------------------------------------------------------
 
@@ -215,7 +213,7 @@ class Executors:
             asked_at = self._clock.monotonic_seconds()
             self._refusals.asked(cluster)
             try:
-                async with actuator.waiting(record, "blob"):
+                async with actuator.waiting(machine.id, "blob"):
                     answer = await self._ask(session, machine, profile)
                     received_at = self._clock.monotonic_seconds()
             except (TimeoutError, SessionLost):
@@ -358,7 +356,7 @@ class Executors:
         self._drain_waits[machine.id] = wait
         ended = asyncio.ensure_future(wait.ended.wait())
         try:
-            async with actuator.waiting(record, "drain"):
+            async with actuator.waiting(machine.id, "drain"):
                 waiters: list[asyncio.Future[Any]] = [result, ended]
                 await asyncio.wait(
                     waiters,

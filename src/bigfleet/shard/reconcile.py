@@ -123,8 +123,6 @@ class Reconciler:
     def _removals(self, listing: Listing, is_full: bool, actuator: Actuator) -> list[MachineId]:
         """Return what this answer says is gone; what is in flight is asked about again as soon as it is not."""
         if is_full:
-            # A whole view supersedes what deltas told.
-            self._held_removals.clear()
             seen = {record.machine.id for record in listing.records}
             told = {machine_id for machine_id in self._inventory.machines if machine_id not in seen}
         else:

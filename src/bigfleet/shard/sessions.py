@@ -135,15 +135,14 @@ class Sessions:
         session.outbox.put(Acknowledgement(echo=ECHO_HELLO, shard_epoch=self._epoch, capabilities=SHARD_CAPABILITIES))
 
     def close(self, session: Session, reason: CloseReason) -> None:
-        """End a session; the first reason stays, and so does a newer session of the cluster."""
+        """End a session; a newer session of its cluster stays."""
         self._end(session, reason)
-        first_reason = session.outbox.closed or reason
         if self._sessions.get(session.cluster) is session:
             del self._sessions[session.cluster]
             self.on_lifecycle("removed", session)
-            if first_reason in (CloseReason.OVERFLOWED, CloseReason.UNRESPONSIVE):
-                self.on_lifecycle(first_reason.value, session)
-            _log.info("session_closed", cluster=session.cluster, reason=first_reason.value)
+            if reason in (CloseReason.OVERFLOWED, CloseReason.UNRESPONSIVE):
+                self.on_lifecycle(reason.value, session)
+            _log.info("session_closed", cluster=session.cluster, reason=reason.value)
 
     def stop(self) -> None:
         """Refuse new sessions and end every stream."""

@@ -1,0 +1,27 @@
+"""Nobody who puts a frame into an outbox waits: no worker, not the cycle, not reconcile (docs/spec/shard.md §10.4)."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import bigfleet.shard
+from bigfleet.shard.outbox import Outbox
+
+
+def test_no_module_of_the_shard_awaits_an_outbox() -> None:
+    """Only the writer of a stream does, and that is not here."""
+    awaits = [
+        f"{path.name}:{node.lineno}"
+        for path in sorted(Path(bigfleet.shard.__file__).parent.glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Await) and "outbox." in ast.unparse(node)
+    ]
+
+    assert awaits == []
+
+
+def test_putting_a_frame_in_is_no_coroutine() -> None:
+    """Nor is asking for a resync or closing."""
+    assert [
+        name for name in ("put", "start_resync", "close") if inspect.iscoroutinefunction(getattr(Outbox, name))
+    ] == []

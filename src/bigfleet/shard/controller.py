@@ -71,7 +71,7 @@ class Shard:
         self.inventory = Inventory()
         self.metrics = ShardMetrics(registry, self.inventory)
         self.intake = Intake(guard=settings.empty_rollup_guard)
-        self.sessions = Sessions(clock=clock, epoch=epoch, outbox_frames_max=settings.outbox_frames_max)
+        self.sessions = Sessions(epoch=epoch, outbox_frames_max=settings.outbox_frames_max)
         self.strikes = Strikes(clock)
         self.refusals = Refusals(clock)
         self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import structlog
 
-from bigfleet.model.clock import Clock
 from bigfleet.model.frames import (
     CAPABILITY_DRAIN_RESULT,
     CAPABILITY_NEED_STATUS,
@@ -61,7 +60,6 @@ class Session:
     cluster: str
     capabilities: frozenset[str]
     outbox: Outbox
-    opened_at_seconds: float
     #: The newest roll-up that nobody has taken yet.
     pending_rollup: RollUpOffer | None = None
     rollup_arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,8 +78,7 @@ class SessionLost(Exception):
 class Sessions:
     """Every connected operator, by cluster."""
 
-    def __init__(self, *, clock: Clock, epoch: int, outbox_frames_max: int) -> None:
-        self._clock = clock
+    def __init__(self, *, epoch: int, outbox_frames_max: int) -> None:
         self._epoch = epoch
         self._outbox_frames_max = outbox_frames_max
         self._sessions: dict[str, Session] = {}
@@ -118,7 +115,6 @@ class Sessions:
             hello.cluster_id,
             hello.capabilities,
             Outbox(self._outbox_frames_max, lambda: self.close(session, CloseReason.OVERFLOWED)),
-            self._clock.monotonic_seconds(),
         )
         self._sessions[hello.cluster_id] = session
         if former is not None:

@@ -53,7 +53,7 @@ proto: $(STAMP) ## generate the Python code from proto/
 
 lock: ## resolve the versions anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --upgrade --group dev --extra uvloop pyproject.toml --output-file requirements.lock
+	  --upgrade --group dev --extra uvloop --extra bound pyproject.toml --output-file requirements.lock
 
 clean: ## remove what the targets made, and the state of `make up`
 	rm -rf $(VENV) .bigfleet .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +146,19 @@ def test_explain_answers_for_a_row_and_for_a_machine(files: Files) -> None:
     assert "s1 stays with shop: web holds it." in files.text("--explain", "machine:s1")
 
 
+def test_gangs_that_fold_share_a_row_and_are_explained_by_either_id(files: Files) -> None:
+    gang = {"cluster": "lab", "requirements": [["topology.kubernetes.io/zone", "Same"]], "aggregate": {"cpu": "16"}}
+    files.write_needs([{**gang, "id": "ga", "group": "a"}, {**gang, "id": "gb", "group": "b"}])
+
+    document = files.document("--explain", "gb")
+
+    taken = [action for action in document["plan"]["actions"] if action["row"]]
+    assert {action["row"] for action in taken} == {"ga+gb"}
+    assert document["explanation"]["sentences"][1] == (
+        "It stands for 2 gangs, which need no common domain, because i1 alone could host any one of them whole."
+    )
+
+
 def test_an_id_of_both_kinds_or_of_neither_is_refused(files: Files) -> None:
     files.write_needs([*NEEDS, {"id": "s1", "cluster": "lab", "aggregate": {}}])
 
@@ -264,8 +276,8 @@ def test_a_plan_of_a_recorded_fleet_is_the_engine_s_decision(tmp_path: Path, fle
     plan, options = make_plan(given), fleet_options_of(fleet)
     assert plan.snapshot == fleet_snapshot_of(fleet)
     assert plan.demand == tuple(fleet_need_of(record) for record in fleet["demand"])
-    # A plan's holds are the default ones, and its clusters have reported when they have a row.
-    assert replace(plan.options, reported=options.reported, hold_seconds=options.hold_seconds) == options
+    asked = (plan.options.now_seconds, plan.options.unjoined, plan.options.reserved)
+    assert asked == (options.now_seconds, options.unjoined, options.reserved)
     assert plan.decision == decide(plan.snapshot, plan.demand, plan.options)
 
 
@@ -306,6 +318,7 @@ def test_a_wrong_machine_is_named_with_file_and_line(files: Files, text: str, fa
         ("id,zone\nm\n", "line 2: 1 cells where the header has 2 columns"),
         ("id,allocatable\nm,cpu:4\n", "line 2: column allocatable: 'cpu:4' is no name=value"),
         ("id,assigned_priority\nm,high\n", "line 2: Expected `int`, got `str` - at `$.assigned_priority`"),
+        ("id,idle_since\nm,nan\n", "line 2: idle_since: nan is no time; write seconds"),
         ("id,price_per_hour\nm,cheap\n", "line 2: price_per_hour: 'cheap' is no amount"),
         ('id,zone\nm,"a\n', "not CSV"),
         ("sn,cpu_milli,memory_mib,gpu,model\nn1,x,1,0,\n", "line 2, column cpu_milli: 'x' is no whole number"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bigfleet.engine.decision import Decision, Options, RowResult
 from bigfleet.engine.explain import (
+    ROWS_ASKED_MAX,
     AcquiredMachine,
     MachineExplanation,
     NeedExplanation,
@@ -175,7 +176,8 @@ def test_a_victim_says_its_score_and_what_would_have_spared_it() -> None:
     assert said[:2] == [
         "v1 is not reclaimed from o, because it is preempted.",
         "train preempts v1 of o with 600 s of notice: score 1010.0033, of which 990.0000 for a priority 990 lower, "
-        "0.0033 for the drain, 10.0000 and 10.0000 for the low cost of interrupting and reclaiming it.",
+        "0.0033 for the drain, 10.0000 and 10.0000 for its interruption and reclamation penalties, more the smaller "
+        "they are.",
     ]
     assert "v2 would be drained first if v1 served a priority of 51 or more, 41 above its own." in said
 
@@ -237,6 +239,28 @@ def test_explaining_asks_for_exactly_one_thing_that_exists() -> None:
         explain(world.snapshot, world.demand, world.options, machine="zz")
     with pytest.raises(ValueError, match="the demand has no row"):
         explain(world.snapshot, world.demand, world.options, need=stranger)
+
+
+def test_machines_of_which_the_same_is_to_be_said_share_a_sentence() -> None:
+    told = World([{"ids": ["a", "b", "c", "d"], "t": "T4", "st": "Idle"}], [{**PLAIN, "agg": {"cpu": "12"}}]).need()
+
+    said = sentences(told)
+
+    assert "It takes a, b and c, which are idle, each at $1.00/h." in said
+    assert "The runner-up d costs the same and lost by the order of ids." in said
+    assert not any("would go first" in sentence for sentence in said)
+
+
+def test_of_many_rows_those_are_asked_about_a_machine_that_take_it_or_that_it_fits() -> None:
+    misfits = [{"id": f"x{n}", "t": "PG", "prio": 900, "agg": {"gpu": "8"}} for n in range(ROWS_ASKED_MAX + 5)]
+    world = World([{"id": "m", "t": "T4", "st": "Idle"}], [*misfits, {**PLAIN, "prio": 1}])
+
+    told = world.machine("m")
+
+    assert told.acquired is not None
+    assert told.rows_left_out == 6
+    assert sum(count.count for count in told.rejections if count.stage is Stage.IDLE) == ROWS_ASKED_MAX - 1
+    assert sentences(told)[-1] == "6 more rows were not asked about it: less urgent, or no match for it."
 
 
 @pytest.mark.parametrize(
@@ -309,7 +333,12 @@ def crowds(draw: st.DrawFn, state: MachineState, *, priority: int) -> FleetInput
             cluster=ClusterId("new"),
             min_unit=ZERO,
             aggregate=parse_vector(draw(st.sampled_from([{"cpu": "4"}, {"cpu": "16"}, {"cpu": "12", "gpu": "2"}]))),
-            profile=replace(need.profile, priority=priority, requirements=draw(few_requirements)),
+            profile=replace(
+                need.profile,
+                priority=priority,
+                requirements=draw(few_requirements),
+                interruption_bucket=draw(st.sampled_from([1, 5, 7, 27])),
+            ),
             parked=False,
         )
         for need in draw(st.lists(needs(spread=False), min_size=1, max_size=3))
@@ -333,8 +362,13 @@ def test_the_change_that_flips_an_acquisition_is_true(fleet: FleetInput, data: s
     flips = [(place, flip) for place, one in enumerate(told) for taken in one.acquired for flip in taken.flips]
     flips = [(place, flip) for place, flip in flips if flip.kind is not FlipKind.ROW_PENALTY]
     assume(flips)
-    place, flip = data.draw(st.sampled_from(flips))
-    before = row_of(decide(fleet.snapshot, fleet.demand, fleet.options), fleet.demand[place])[1]
+    for kind in sorted({flip.kind for _place, flip in flips}):
+        place, flip = data.draw(st.sampled_from([entry for entry in flips if entry[1].kind is kind]))
+        check_acquisition_flip(fleet, fleet.demand[place], flip)
+
+
+def check_acquisition_flip(fleet: FleetInput, need: Need, flip: Flip) -> None:
+    before = row_of(decide(fleet.snapshot, fleet.demand, fleet.options), need)[1]
     machine = fleet.snapshot.machines[MachineId(flip.machine)]
     by_price = flip.kind is FlipKind.PRICE
     assert flip.to is not None
@@ -344,13 +378,46 @@ def test_the_change_that_flips_an_acquisition_is_true(fleet: FleetInput, data: s
             changed = replace(machine, price_usd_per_hour=value)
         else:
             changed = replace(machine, interruption_probability=value)
-        return set(row_of(decided_with(fleet, changed), fleet.demand[place])[1].claimed)
+        return set(row_of(decided_with(fleet, changed), need)[1].claimed)
 
     now = machine.price_usd_per_hour if by_price else machine.interruption_probability
     assert flip.instead not in before.claimed
     assert flip.instead in claimed_at(flip.to + EPSILON)
     if now <= flip.to - EPSILON:
         assert claimed_at(flip.to - EPSILON) == set(before.claimed)
+
+
+@EXAMPLES
+@given(crowds(MachineState.SPECULATIVE, priority=100))
+def test_the_penalty_that_flips_an_acquisition_is_true(fleet: FleetInput) -> None:
+    """Beyond the stated penalty the runner-up costs less than the machine that was taken, short of it more."""
+    for told in explain_needs(fleet.snapshot, fleet.demand, fleet.options, fleet.demand):
+        for taken in told.acquired:
+            machine = fleet.snapshot.machines[MachineId(taken.record.machine)]
+            for flip in (flip for flip in taken.flips if flip.kind is FlipKind.ROW_PENALTY):
+                second = fleet.snapshot.machines[MachineId(flip.instead)]
+                assert flip.to is not None
+                outward = 1.0 if flip.change >= 0 else -1.0
+                costs = [
+                    (machine.effective_cost_usd_per_hour(at), second.effective_cost_usd_per_hour(at))
+                    for at in (flip.to + outward * 1e-3, flip.to - outward * 1e-3)
+                ]
+                # There is no penalty below zero.
+                assert costs[0][1] < costs[0][0] or flip.to + outward * 1e-3 < 0
+                assert costs[1][1] > costs[1][0] or flip.to - outward * 1e-3 < 0
+
+
+def test_a_chance_of_interruption_that_is_too_high_lets_the_runner_up_go_first() -> None:
+    machines: list[Entry] = [
+        {"id": "a", "t": "T4", "st": "Speculative", "price": 1, "iprob": 0.25},
+        {"id": "b", "t": "T4", "st": "Speculative", "price": 3},
+    ]
+
+    (taken,) = World(machines, [{**PLAIN, "agg": {"cpu": "4"}, "ipb": 5}]).need().acquired
+
+    # 1 + p × $4 exceeds 3 beyond p = 0.5.
+    flip = flips_of(taken)[FlipKind.INTERRUPTION_PROBABILITY]
+    assert (flip.to, flip.change, flip.instead, flip.at_equality) == (0.5, 0.25, "b", False)
 
 
 @EXAMPLES

@@ -47,12 +47,15 @@ from bigfleet.engine.records import (
 from bigfleet.engine.reference import decide
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import is_useful
 
 #: Machines, or rows, that a count of rejections names.
 SAMPLE_MAX = 5
+#: Rows that are asked about one machine: each costs a walk over the fleet.
+ROWS_ASKED_MAX = 20
 #: Machines taken, of one kind, that an explanation describes one by one; the rest is counted.
 DESCRIBED_MAX = 10
 
@@ -157,6 +160,8 @@ class MachineExplanation:
     earmarked: Earmarked | None = None
     #: The rows that did not take it, by walk, then reason.
     rejections: tuple[RejectionCount, ...] = ()
+    #: Rows of less urgency, or that it fits less, which were not asked.
+    rows_left_out: int = 0
 
 
 Explanation = NeedExplanation | MachineExplanation
@@ -267,9 +272,15 @@ class NeedStory:
 class MachineStory:
     """A reporter that gathers what happens to one machine."""
 
-    def __init__(self, machine_id: str, *, weights: Weights | None = None) -> None:
-        """Listen for one machine; `weights` are those of the decision's victim score."""
+    def __init__(
+        self, machine_id: str, *, weights: Weights | None = None, positions: frozenset[int] | None = None
+    ) -> None:
+        """Listen for one machine, and for the rows at some places of the folded list alone; None is all of them.
+
+        `weights` are those of the decision's victim score.
+        """
         self._machine = machine_id
+        self._positions = positions
         self._weights = weights or Weights()
         self._outcome: MachineRecord | None = None
         self._taken: dict[type[RowRecord], RowRecord] = {}
@@ -280,8 +291,8 @@ class MachineStory:
         self._rejections = _Rejections()
 
     def wants_row(self, row: RowRef) -> bool:
-        """Say that every row is of interest: any of them may have passed the machine over."""
-        return True
+        """Say whether it is among the rows that are asked."""
+        return self._positions is None or row.position in self._positions
 
     def wants_machine(self, machine_id: str) -> bool:
         """Say whether it is the machine that is listened for."""
@@ -366,12 +377,25 @@ def explain(
     assert machine is not None, "checked above"
     if machine not in snapshot.machines:
         raise ValueError(f"no machine has the id {machine!r}")
-    story = MachineStory(machine, weights=options.weights)
+    rows = decide(snapshot, demand, options).rows
+    asked = _rows_to_ask(rows, snapshot.machines[MachineId(machine)])
+    story = MachineStory(machine, weights=options.weights, positions=asked)
     decide(snapshot, demand, options, story)
     told = story.told()
-    if told.acquired is None:
-        return told
-    return replace(told, acquired=_with_penalty_flip(told.acquired, snapshot))
+    acquired = None if told.acquired is None else _with_penalty_flip(told.acquired, snapshot)
+    return replace(told, acquired=acquired, rows_left_out=len(rows) - len(asked))
+
+
+def _rows_to_ask(rows: Sequence[RowResult], machine: Machine) -> frozenset[int]:
+    """Return the places of the rows that have most to say: those that take the machine, that it fits, the urgent."""
+
+    def urgency(position: int) -> tuple[object, ...]:
+        row = rows[position]
+        takes = machine.id in row.claimed or machine.id in row.victims
+        fitting = fits(row.need.profile, row.need.min_unit, machine)
+        return (not takes, not fitting, *(-part for part in row.need.profile.precedence), position)
+
+    return frozenset(sorted(range(len(rows)), key=urgency)[:ROWS_ASKED_MAX])
 
 
 def explain_needs(

@@ -22,6 +22,7 @@ from bigfleet.engine.explain import (
 )
 from bigfleet.engine.flips import Flip, FlipKind
 from bigfleet.engine.records import (
+    Acquired,
     HeldReason,
     MachineHeld,
     MachineKept,
@@ -41,6 +42,8 @@ from bigfleet.engine.records import (
 from bigfleet.model.profile import Operator
 from bigfleet.model.vector import Vector, format_vector
 
+#: Above this nobody reads parts of a cent.
+_FINE_DOLLARS_MAX: Final = 10
 #: Says which row is meant.
 RowName = Callable[[RowRef], str]
 
@@ -89,7 +92,7 @@ _PARKED: Final = (
 
 def default_row_name(row: RowRef) -> str:
     """Name a row by its cluster and gang, and its place in the list, from 1."""
-    gang = f", gang {row.group}" if row.group else ""
+    gang = f" (gang {row.group})" if row.group else ""
     return f"row {row.position + 1} of {row.cluster}{gang}"
 
 
@@ -110,20 +113,26 @@ def shortfall_sentences(told: NeedExplanation, *, row_name: RowName = default_ro
     if told.finished.matching is not None:
         found.append(_matching_sentence(told.finished.matching))
     found += _best_domains(told)
-    # That a machine was not needed for what was covered says nothing about what was not.
-    counts = (count for count in told.rejections if count.reason not in (Rejection.COVERED, Rejection.NOT_OWN))
-    found += [_rejection_sentence(count, row_name) for count in counts]
+    found += [_rejection_sentence(count, row_name) for count in told.rejections if _tells_why_short(count, told)]
     return found + _victim_priority(told)
+
+
+def _tells_why_short(count: RejectionCount, told: NeedExplanation) -> bool:
+    if count.stage is Stage.DOMAIN and told.domain is not None and told.domain.chosen is not None:
+        return False  # the walks in the chosen domain say it again
+    # That a machine was not needed for what was covered says nothing about what was not.
+    return count.reason not in (Rejection.COVERED, Rejection.NOT_OWN)
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------
 
 
 def dollars_text(dollars: float) -> str:
-    """Return dollars with two digits of cents, more when they are finer than that."""
+    """Return dollars with cents; small amounts that are finer than that with what is finer."""
     if math.isinf(dollars):
         return "unbounded dollars"
-    fine = 2 if round(dollars, 2) == round(dollars, 6) else 4
+    is_fine = abs(dollars) < _FINE_DOLLARS_MAX and round(dollars, 2) != round(dollars, 6)
+    fine = 4 if is_fine else 2
     text = f"{abs(dollars):,.{fine}f}"
     if float(text.replace(",", "")) == 0 and dollars != 0:
         text = f"{abs(dollars):.3g}"
@@ -173,7 +182,11 @@ def _need_sentences(told: NeedExplanation, row_name: RowName) -> list[str]:
         *_row_intro(told, row_name),
         *([] if told.domain is None else _domain_sentences(told.domain)),
         *_credit_sentences(told),
-        *(sentence for taken in told.acquired for sentence in _acquired_sentences(taken, "It", row_name)),
+        *(
+            sentence
+            for group in _acquired_groups(told.acquired)
+            for sentence in _acquired_sentences(group, "It", row_name)
+        ),
         *_more_taken(told),
         *_finish_sentences(told),
         *_victim_sentences(told, row_name),
@@ -190,9 +203,10 @@ def _row_intro(told: NeedExplanation, row_name: RowName) -> list[str]:
     )
     found = [intro]
     if told.folded is not None:
-        members = _counted(len(told.folded.members), "gang needs", "gangs need")
+        count, proof = len(told.folded.members), told.folded.proof_machine
         found.append(
-            f"It stands for {members} no common domain, because {told.folded.proof_machine} alone could host one whole."
+            f"It stands for {_counted(count, 'gang, which needs', 'gangs, which need')} no common domain, because "
+            f"{proof} alone could host {'it' if count == 1 else 'any one of them'} whole."
         )
     if told.not_folded is not None:
         small = told.not_folded.matching_machines
@@ -251,36 +265,58 @@ def _credit_sentences(told: NeedExplanation) -> list[str]:
     return [f"{count} for it already: {_listed(names, told.credited)}."]
 
 
-def _acquired_sentences(taken: AcquiredMachine, subject: str, row_name: RowName) -> list[str]:
+def _acquired_groups(acquired: Sequence[AcquiredMachine]) -> list[list[AcquiredMachine]]:
+    """Return machines taken one after the other, together where the same is to be said of them."""
+    groups: list[list[AcquiredMachine]] = []
+    for taken in acquired:
+        if groups and taken.record.domain is None and _alike(groups[-1][0]) == _alike(taken):
+            groups[-1].append(taken)
+        else:
+            groups.append([taken])
+    return groups
+
+
+def _alike(taken: AcquiredMachine) -> tuple[object, ...]:
     record = taken.record
+    return (record.kind, record.price, record.probability, record.cost, record.runner_up, record.cost_difference)
+
+
+def _acquired_sentences(group: Sequence[AcquiredMachine], subject: str, row_name: RowName) -> list[str]:
+    record = group[0].record
     who = subject if subject == "It" else row_name(record.row)
+    names = _joined([taken.record.machine for taken in group])
+    one = len(group) == 1
     if record.kind is ActionKind.BOOTSTRAP:
-        how = f"{who} takes {record.machine}, which is idle at {_hourly(record.price)}"
-    elif record.probability and record.penalty_dollars:
-        how = (
-            f"{who} has {record.machine} made at an effective {_hourly(record.cost)}: {_hourly(record.price)} and a "
-            f"{_share(record.probability)} chance an hour of an interruption that costs "
-            f"{dollars_text(record.penalty_dollars)}"
-        )
+        how = f"{who} takes {names}, which {'is idle at' if one else 'are idle, each at'} {_hourly(record.price)}"
     else:
-        how = f"{who} has {record.machine} made at {_hourly(record.price)}"
+        how = f"{who} has {names} made {'at' if one else 'each at'} {_made_at(record)}"
     if record.domain is not None:
         how += (
             f"; {record.domain or 'its domain'} held {record.count} of its machines when the fewest were "
             f"{record.minimum} and the skew may be {record.skew}"
         )
     if not record.runner_up or record.cost_difference is None:
-        return [f"{how}; no other machine of that walk would have replaced it."]
-    second = _runner_up_sentence(taken, record.cost_difference)
-    return [f"{how}.", second, *(_flip_sentence(flip) for flip in taken.flips)]
+        return [f"{how}; no other machine of that walk would have replaced {'it' if one else 'them'}."]
+    second = _runner_up_sentence(record.runner_up, record.cost_difference)
+    # At equal costs the runner-up's sentence says it all.
+    flips = [flip for flip in group[0].flips if flip.change != 0]
+    return [f"{how}.", second, *(_flip_sentence(flip) for flip in flips)]
 
 
-def _runner_up_sentence(taken: AcquiredMachine, difference: float) -> str:
-    record = taken.record
+def _made_at(record: Acquired) -> str:
+    if not (record.probability and record.penalty_dollars):
+        return _hourly(record.price)
+    return (
+        f"an effective {_hourly(record.cost)}: {_hourly(record.price)} and a {_share(record.probability)} chance an "
+        f"hour of an interruption that costs {dollars_text(record.penalty_dollars)}"
+    )
+
+
+def _runner_up_sentence(runner_up: str, difference: float) -> str:
     if difference == 0:
-        return f"The runner-up {record.runner_up} costs the same and lost by the order of ids."
+        return f"The runner-up {runner_up} costs the same and lost by the order of ids."
     less = "less, but the spread does not allow it" if difference < 0 else "more"
-    return f"The runner-up {record.runner_up} costs {_hourly(abs(difference))} {less}."
+    return f"The runner-up {runner_up} costs {_hourly(abs(difference))} {less}."
 
 
 def _flip_sentence(flip: Flip) -> str:
@@ -288,8 +324,8 @@ def _flip_sentence(flip: Flip) -> str:
     match flip.kind:
         case FlipKind.PRICE:
             assert flip.to is not None, "a price is known"
-            rise = "" if flip.change == 0 else f", {_hourly(flip.change)} more than now"
-            return f"{flip.instead} would go first if the price of {flip.machine} {reach} {_hourly(flip.to)}{rise}."
+            rise = f"{_hourly(flip.change)} more than now"
+            return f"{flip.instead} would go first if the price of {flip.machine} {reach} {_hourly(flip.to)}, {rise}."
         case FlipKind.INTERRUPTION_PROBABILITY:
             assert flip.to is not None, "a probability is known"
             return (
@@ -340,7 +376,7 @@ def _best_domains(told: NeedExplanation) -> list[str]:
     if not domains:
         return []
     best = ", ".join(f"{domain.value or '(no name)'} {domain.coverage_per_mille / 10:.4g}%" for domain in domains)
-    return [f"The most of it that each of the best domains could hold: {best}."]
+    return [f"The best domains could hold this much of it: {best}."]
 
 
 def _matching_sentence(matching: MatchingCounts) -> str:
@@ -381,7 +417,7 @@ def _victim_of(victim: Victim, subject: str, row_name: RowName) -> list[str]:
         f"{who} preempts {record.machine} of {record.cluster} with {record.grace_seconds} s of notice: score "
         f"{record.score:.4f}, of which {ranked.priority_term:.4f} for a priority {ranked.gap:,} lower, "
         f"{ranked.drain_term:.4f} for the drain, {ranked.interruption_term:.4f} and {ranked.reclamation_term:.4f} for "
-        "the low cost of interrupting and reclaiming it."
+        "its interruption and reclamation penalties, more the smaller they are."
     ]
     if record.claimed_by is not None:
         found.append(f"{record.machine} was held by {row_name(record.claimed_by)}.")
@@ -410,14 +446,15 @@ def _compared(reason: Rejection, over: PassedOver, row_name: RowName) -> str:
     detail = over.detail
     match reason:
         case Rejection.NOT_OWN:
-            return f"its {' and '.join(_texts(detail['differs']))} differ"
+            differs = _texts(detail["differs"])
+            return f"its {_joined(differs)} {'differs' if len(differs) == 1 else 'differ'}"
         case Rejection.CLAIMED | Rejection.EARMARKED | Rejection.TAKEN | Rejection.CLAIMED_BY_PEER:
             row = detail["row"]
             return f"by {row_name(row)}" if isinstance(row, RowRef) else ""
         case Rejection.ASSIGNED_PRIORITY:
             return f"{detail['assigned']}, the row has {detail['row']}"
         case Rejection.PROFILE:
-            value = "absent" if detail["value"] is None else f"{detail['value']!s}"
+            value = "absent" if detail["value"] is None else _value(detail["value"])
             operator = detail["operator"]
             label = operator.label if isinstance(operator, Operator) else operator
             wanted = f"{label} {', '.join(_texts(detail['values']))}".strip()
@@ -429,8 +466,8 @@ def _compared(reason: Rejection, over: PassedOver, row_name: RowName) -> str:
             has = amounts_text({name: have}) if have else f"no {name}"
             return f"it has {has}, one machine must have {amounts_text({name: want})}"
         case Rejection.OTHER_DOMAIN:
-            value = "none" if detail["value"] is None else f"{detail['value']!s}"
-            return f"{value}, chosen was {detail['chosen']}"
+            value = "no domain" if detail["value"] is None else _value(detail["value"])
+            return f"{value}, chosen was {_value(detail['chosen'])}"
         case Rejection.SKEW:
             return (
                 f"{detail['domain']} has {detail['count']}, the fewest are {detail['minimum']}, "
@@ -440,6 +477,15 @@ def _compared(reason: Rejection, over: PassedOver, row_name: RowName) -> str:
             return str(detail["key"])
         case _:
             return ""
+
+
+def _value(value: object) -> str:
+    """Return a label's value, an empty one so that it can be seen."""
+    return str(value) or '""'
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _texts(values: object) -> list[str]:
@@ -458,7 +504,7 @@ def _machine_sentences(told: MachineExplanation, row_name: RowName) -> list[str]
             f"{told.machine} counts for {row_name(told.credited.row)} with {amounts_text(told.credited.supply)}."
         )
     if told.acquired is not None:
-        found += _acquired_sentences(told.acquired, "", row_name)
+        found += _acquired_sentences([told.acquired], "", row_name)
     if told.victim is not None:
         found += _victim_of(told.victim, "", row_name)
     if told.coming is not None:
@@ -471,6 +517,9 @@ def _machine_sentences(told: MachineExplanation, row_name: RowName) -> list[str]
         because = f" ({compared})" if compared else ""
         stage, wrong = _MACHINES_OF[count.stage][0], _WRONG[count.reason][0]
         found.append(f"Not taken as {stage}: it {wrong}{because}, for {rows}.")
+    if told.rows_left_out:
+        rows = _counted(told.rows_left_out, "more row was", "more rows were")
+        found.append(f"{rows} not asked about it: less urgent, or no match for it.")
     return found or [f"Nothing was decided about {told.machine}, and no row looked at it."]
 
 

@@ -19,7 +19,7 @@ FAULT_CHARACTERS_MAX: Final = 1000
 _Engine = Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(ENGINES)}.")]
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of case files: *.yaml and *.jsonl.")]
 _Fleets = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="One fleet a line.")]
-_Out = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Where the decisions go, one a line. Required.")]
+_Out = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Where the decisions go, one a line.")]
 
 
 @app.command()

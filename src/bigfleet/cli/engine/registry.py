@@ -6,14 +6,16 @@ when it is asked for, so that a command line stays quick. Nothing stands here th
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from bigfleet.cli.faults import UsageFault
-from bigfleet.engine.decision import Decision, Options
-from bigfleet.engine.snapshot import Snapshot
-from bigfleet.model.need import Need
 
-Decide = Callable[[Snapshot, Sequence[Need], Options], Decision]
+if TYPE_CHECKING:
+    from bigfleet.engine.decision import Decision, Options
+    from bigfleet.engine.snapshot import Snapshot
+    from bigfleet.model.need import Need
+
+Decide = Callable[["Snapshot", "Sequence[Need]", "Options"], "Decision"]
 
 #: Module and function of each engine.
 ENGINES: Final[Mapping[str, tuple[str, str]]] = {

@@ -4,6 +4,7 @@ Exit 2 for a wrong call or a wrong file, else 0: a plan that leaves rows short i
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,14 +13,13 @@ import typer
 from bigfleet.cli.faults import UsageFault
 
 if TYPE_CHECKING:
+    from bigfleet.cli.plan.bound import Bound
     from bigfleet.cli.plan.planning import Difference, Plan
     from bigfleet.engine.explain import Explanation
 
-    _About = tuple[Plan, Explanation, str]
-
 OUTPUTS: Final = ("table", "json")
 #: Width of the tables where there is no terminal.
-WIDTH: Final = 140
+WIDTH: Final = 120
 
 _Inventory = Annotated[Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, or nodes of a GPU trace.")]
 _Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand: a YAML or JSON list.")]
@@ -31,6 +31,9 @@ _Explain = Annotated[
     str | None, typer.Option(metavar="NEED|MACHINE", help="Say why: id of a row or a machine (need:ID, machine:ID).")
 ]
 _WhatIf = Annotated[Path | None, typer.Option(metavar="FILE", help="Patches; shows what they would change.")]
+_Bound = Annotated[
+    bool, typer.Option("--bound", help="Say how far the cost of what is taken is from a lower bound (needs scipy).")
+]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
 
 
@@ -40,6 +43,7 @@ def plan(
     now: _Now = None,
     explain: _Explain = None,
     what_if: _WhatIf = None,
+    bound: _Bound = False,
     output: _Output = "table",
 ) -> None:
     """Show what BigFleet would do with these machines and this demand, what it costs and what stays short."""
@@ -55,14 +59,40 @@ def plan(
     changed = apply_patches(given, what_if) if what_if is not None else None
     base = make_plan(given)
     difference = None if changed is None else difference_of(base, make_plan(changed))
-    about = None if explain is None else _about(base if difference is None else difference.changed, explain)
+    final = base if difference is None else difference.changed
+    answer = _Answer(
+        base=base,
+        difference=difference,
+        final=final,
+        about=None if explain is None else _about(final, explain),
+        bound=_bound_of(final) if bound else None,
+    )
     if output == "json":
-        _print_document(base, difference, about)
+        _print_document(answer)
     else:
-        _print_tables(base, difference, about)
+        _print_tables(answer)
 
 
-def _about(plan: "Plan", asked: str) -> "_About":
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """Everything that one call shows."""
+
+    base: "Plan"
+    difference: "Difference | None"
+    #: The plan with the change, if there is one: what is explained and bounded.
+    final: "Plan"
+    #: The explanation, and the id that was asked for.
+    about: "tuple[Explanation, str] | None"
+    bound: "Bound | None"
+
+
+def _bound_of(plan: "Plan") -> "Bound":
+    from bigfleet.cli.plan.bound import bound_of
+
+    return bound_of(plan)
+
+
+def _about(plan: "Plan", asked: str) -> "tuple[Explanation, str]":
     """Find what is to be explained: a row, else a machine, unless a prefix says which."""
     kind, colon, name = asked.partition(":")
     if not colon or kind not in ("need", "machine"):
@@ -71,35 +101,39 @@ def _about(plan: "Plan", asked: str) -> "_About":
     if not kind and is_need and is_machine:
         raise UsageFault(f"--explain: {name!r} is a row and a machine; write need:{name} or machine:{name}")
     if is_need and kind != "machine":
-        return plan, plan.explain_need(name), name
+        return plan.explain_need(name), name
     if is_machine and kind != "need":
-        return plan, plan.explain_machine(name), name
+        return plan.explain_machine(name), name
     raise UsageFault(f"--explain: {name!r} is the id of no {kind or 'row and of no machine'}")
 
 
-def _print_tables(base: "Plan", difference: "Difference | None", about: "_About | None") -> None:
+def _print_tables(answer: _Answer) -> None:
     from rich.console import Console
 
-    from bigfleet.cli.plan.tables import show_difference, show_explanation, show_plan
+    from bigfleet.cli.plan.tables import show_bound, show_difference, show_explanation, show_plan
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(width=WIDTH, highlight=False)
-    show_plan(console, base)
-    if difference is not None:
-        show_difference(console, difference)
-    if about is not None:
-        show_explanation(console, *about)
+    show_plan(console, answer.base)
+    if answer.difference is not None:
+        show_difference(console, answer.difference)
+    if answer.bound is not None:
+        show_bound(console, answer.bound)
+    if answer.about is not None:
+        show_explanation(console, answer.final, *answer.about)
 
 
-def _print_document(base: "Plan", difference: "Difference | None", about: "_About | None") -> None:
+def _print_document(answer: _Answer) -> None:
     import json
 
-    from bigfleet.cli.plan.document import difference_document, explanation_document, plan_document
+    from bigfleet.cli.plan.document import bound_document, difference_document, explanation_document, plan_document
 
-    document = {"plan": plan_document(base)}
-    if difference is not None:
-        document["what_if"] = difference_document(difference)
-    if about is not None:
-        document["explanation"] = explanation_document(*about)
+    document = {"plan": plan_document(answer.base)}
+    if answer.difference is not None:
+        document["what_if"] = difference_document(answer.difference)
+    if answer.bound is not None:
+        document["bound"] = bound_document(answer.bound)
+    if answer.about is not None:
+        document["explanation"] = explanation_document(answer.final, *answer.about)
     typer.echo(json.dumps(document, indent=2, allow_nan=False))

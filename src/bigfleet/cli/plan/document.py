@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
 from bigfleet.engine.explain import Explanation
 from bigfleet.engine.explain_text import sentences, shortfall_sentences
@@ -36,6 +37,17 @@ def difference_document(difference: Difference) -> dict[str, Any]:
             {"row": name, "lacks": format_vector(changed), "lacked": format_vector(base)}
             for name, base, changed in difference.shortfalls
         ],
+    }
+
+
+def bound_document(bound: Bound) -> dict[str, Any]:
+    """Return the cost of what is taken anew, its bound and the gap as a share of the bound."""
+    return {
+        "acquired_usd_per_hour": bound.ours_usd_per_hour,
+        "least_usd_per_hour": bound.least_usd_per_hour,
+        "gap": plain(bound.gap),
+        "rows": bound.rows,
+        "classes": bound.classes,
     }
 
 

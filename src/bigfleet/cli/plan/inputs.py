@@ -178,6 +178,8 @@ def machine_given(entry: MachineEntry, place: str) -> MachineGiven:
     fault = invariant_fault(machine)
     if fault is not None:
         raise UsageFault(f"{place}: {fault[1]}")
+    if entry.idle_since is not None and not math.isfinite(entry.idle_since):
+        raise UsageFault(f"{place}: idle_since: {entry.idle_since} is no time; write seconds")
     return MachineGiven(
         machine=machine,
         idle_since_seconds=entry.idle_since if state is MachineState.IDLE else None,

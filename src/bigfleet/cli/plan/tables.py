@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.explain import Explanation
@@ -68,6 +69,22 @@ def show_difference(console: Console, difference: Difference) -> None:
         _print(console, f"{name} lacks {amounts_text(changed)}; without the change {amounts_text(base)}.")
 
 
+def show_bound(console: Console, bound: Bound) -> None:
+    """Print how far the cost of what is taken anew is from the least conceivable."""
+    console.print()
+    _title(console, "Bound")
+    if not bound.rows:
+        _print(console, "Nothing is taken anew, so there is no cost to bound.")
+        return
+    rows = "1 row" if bound.rows == 1 else f"{bound.rows:,} rows"
+    _print(
+        console,
+        f"What {rows} {'takes' if bound.rows == 1 else 'take'} anew costs {dollars_text(bound.ours_usd_per_hour)}/h, "
+        f"expected interruptions included. No choice among the {bound.classes:,} classes of machines costs less than "
+        f"{dollars_text(bound.least_usd_per_hour)}/h: the plan is at most {100 * bound.gap:.1f}% above the best.",
+    )
+
+
 def show_explanation(console: Console, plan: Plan, explanation: Explanation, about: str) -> None:
     """Print why a row or a machine is decided as it is."""
     console.print()
@@ -82,7 +99,7 @@ def _title(console: Console, text: str) -> None:
 
 def _print(console: Console, text: str, *, indent: int = 0) -> None:
     # As text: ids may hold what rich would take for markup.
-    console.print(Padding(Text(text), (0, 0, 0, indent)))
+    console.print(Padding(Text(text), (0, 0, 0, indent), expand=False))
 
 
 def _counts(actions: Iterable[PlannedAction], head: str = "In all") -> Text:

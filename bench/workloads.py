@@ -123,7 +123,7 @@ def reconcile(machines: int) -> Benchmark:
             inventory = Inventory()
             ingest = Ingest(
                 inventory=inventory,
-                sessions=Sessions(clock=clock, epoch=1, outbox_frames_max=16),
+                sessions=Sessions(epoch=1, outbox_frames_max=16),
                 metrics=ShardMetrics(CollectorRegistry(), inventory),
                 clock=clock,
             )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+from bench.engine_workloads import ENGINE
 from bench.harness import Benchmark
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.reference import decide
@@ -164,4 +165,5 @@ ALL = (
     steady(1_600),
     steady(5_000),
     steady(50_000),
+    *ENGINE,
 )

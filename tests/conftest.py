@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from bigfleet.cli.kernel_cache import keep_kernels
 from bigfleet.sim.virtual_time import VirtualTimeLoop
 
 #: Property that a test leaves for each case it ran: (kind, "plain" or "topology").
@@ -12,7 +13,8 @@ KINDS = {"engine case": "cases", "engine fleet": "fleets"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers of this suite."""
+    """Register the markers of this suite, and let compiled kernels outlive the run."""
+    keep_kernels()
     config.addinivalue_line("markers", "virtual_time: run the async test on a loop whose clock jumps to the next timer")
 
 

@@ -3,7 +3,7 @@
 Plain frozen values, shared by every engine, the rails, the shard and the tests. Nothing here decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
@@ -148,6 +148,6 @@ class Decision:
     """The whole answer of one cycle."""
 
     #: Phase 1, then 2, then 3; within a phase in emission order.
-    actions: tuple[Action, ...]
+    actions: Sequence[Action]
     #: One per row after folding, in list order.
-    rows: tuple[RowResult, ...]
+    rows: Sequence[RowResult]

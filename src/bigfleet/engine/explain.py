@@ -378,7 +378,7 @@ def explain(
     if machine not in snapshot.machines:
         raise ValueError(f"no machine has the id {machine!r}")
     rows = decide(snapshot, demand, options).rows
-    asked = _rows_to_ask(rows, snapshot.machines[MachineId(machine)])
+    asked = rows_to_ask(rows, snapshot.machines[MachineId(machine)])
     story = MachineStory(machine, weights=options.weights, positions=asked)
     decide(snapshot, demand, options, story)
     told = story.told()
@@ -386,7 +386,7 @@ def explain(
     return replace(told, acquired=acquired, rows_left_out=len(rows) - len(asked))
 
 
-def _rows_to_ask(rows: Sequence[RowResult], machine: Machine) -> frozenset[int]:
+def rows_to_ask(rows: Sequence[RowResult], machine: Machine) -> frozenset[int]:
     """Return the places of the rows that have most to say: those that take the machine, that it fits, the urgent."""
 
     def urgency(position: int) -> tuple[object, ...]:

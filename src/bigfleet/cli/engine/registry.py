@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final, cast
 
 from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.kernel_cache import keep_kernels
 
 if TYPE_CHECKING:
     from bigfleet.engine.decision import Decision, Options
@@ -20,6 +21,7 @@ Decide = Callable[["Snapshot", "Sequence[Need]", "Options"], "Decision"]
 #: Module and function of each engine.
 ENGINES: Final[Mapping[str, tuple[str, str]]] = {
     "reference": ("bigfleet.engine.reference", "decide"),
+    "columnar": ("bigfleet.engine.columnar.engine", "columnar_decide"),
 }
 DEFAULT_ENGINE: Final = "reference"
 
@@ -29,4 +31,6 @@ def engine_named(name: str) -> Decide:
     if name not in ENGINES:
         raise UsageFault(f"--engine: {name!r} is unknown; choose one of {', '.join(ENGINES)}")
     module, function = ENGINES[name]
+    if name != DEFAULT_ENGINE:
+        keep_kernels()
     return cast(Decide, getattr(import_module(module), function))

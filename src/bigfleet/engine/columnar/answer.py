@@ -1,0 +1,279 @@
+"""The answer in columns: sequences of actions and row results whose objects are made when somebody looks at them.
+
+Both compare equal to the tuples of the reference engine's decision, and read like them; a caller that only counts, or
+looks at some entries, pays for those alone. An answer keeps what it was made of and never changes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from bigfleet.engine.columnar.arrays import Bytes, Fleet, Int32s, Int64s, Rows, Work
+from bigfleet.engine.columnar.demand import Folded, joined
+from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columnar.sweeps import sum_supply
+from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Preemptor, RowResult
+from bigfleet.engine.preempt import grace_seconds
+from bigfleet.model import vector
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.need import Need
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import Vector
+
+Entry = TypeVar("Entry")
+
+
+class LazySequence(Sequence[Entry], Generic[Entry]):
+    """An immutable sequence that makes each entry on demand and equals any sequence of equal entries."""
+
+    def __init__(self, size: int, make: Callable[[int], Entry]) -> None:
+        self._size = size
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
+        """Make one entry, or a tuple of some."""
+        if isinstance(index, slice):
+            return tuple(self._make(place) for place in range(*index.indices(self._size)))
+        return self._make(range(self._size)[index])
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (self._make(place) for place in range(self._size))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # entries hold mappings, as those of the tuples do
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Answer:
+    """Everything that one decision came to, in columns.
+
+    Nothing in it is written by a later decision: what tables and demand replace as they grow is held here as it was.
+    """
+
+    view: ColumnSnapshot
+    #: Milli-units per unit of each dimension, by name, and the line's place of the name.
+    scale: Mapping[str, tuple[int, int]]
+    fleet: Fleet
+    rows: Rows
+    work: Work
+    folded: Folded
+    demand: Sequence[Need]
+    #: Values of each topology key in the order of the domains' numbers.
+    values: Sequence[Sequence[str]]
+    #: Processing place → place in the folded list, and the other way round.
+    in_order: Int64s
+    rank_of: Int64s
+    #: Rows that are parked by their age alone.
+    newly_parked: Bytes
+    unjoined: frozenset[str]
+    #: Phase 1 actions: (row, machine), then victims, then reclaimed and released machines.
+    acquired_row: Int32s
+    acquired_machine: Int32s
+    victim_row: Int32s
+    victim_machine: Int32s
+    reclaimed: Int32s
+    released: Int32s
+    _needs: dict[int, Need] = field(default_factory=dict)
+    _tails: "_Tails | None" = None
+
+    def actions(self) -> LazySequence[Action]:
+        """Return the actions in emission order."""
+        sizes = [len(self.acquired_row), len(self.victim_row), len(self.reclaimed), len(self.released)]
+        return ActionColumns(self, sizes)
+
+    def results(self) -> LazySequence[RowResult]:
+        """Return one result per row of the folded list."""
+        return LazySequence(len(self.folded.place), self._result)
+
+    # ---- actions -----------------------------------------------------------------------------------------------
+
+    def acquisition(self, place: int) -> Action:
+        """Return a Bootstrap or Provision."""
+        machine = int(self.acquired_machine[place])
+        need = self.need(int(self.in_order[self.acquired_row[place]]))
+        is_idle = self.view.columns.state[machine] == MachineState.IDLE
+        return Action(
+            kind=ActionKind.BOOTSTRAP if is_idle else ActionKind.PROVISION,
+            machine_id=self.view.ids[machine],
+            cluster=need.cluster,
+            reason="phase1.idle" if is_idle else "phase1.speculative",
+            profile=need.profile,
+            group=need.group,
+        )
+
+    def preemption(self, place: int) -> Action:
+        """Return a Preempt."""
+        machine = int(self.victim_machine[place])
+        need = self.need(int(self.in_order[self.victim_row[place]]))
+        columns, vocabulary = self.view.columns, self.view.vocabulary
+        priority = need.profile.priority
+        return Action(
+            kind=ActionKind.PREEMPT,
+            machine_id=self.view.ids[machine],
+            cluster=ClusterId(vocabulary.clusters[columns.cluster[machine]]),
+            reason="phase2.inversion",
+            grace_seconds=grace_seconds(priority - vocabulary.stamps[columns.stamp[machine]].priority),
+            preemptor_priority=priority,
+            preemptor=Preemptor(need.cluster, need.fingerprint, need.group),
+        )
+
+    def reclaim(self, place: int) -> Action:
+        """Return a Reclaim."""
+        machine = int(self.reclaimed[place])
+        machine_id = self.view.ids[machine]
+        return Action(
+            kind=ActionKind.RECLAIM,
+            machine_id=machine_id,
+            cluster=ClusterId(self.view.vocabulary.clusters[self.view.columns.cluster[machine]]),
+            reason="phase3.unjoined" if machine_id in self.unjoined else "phase3.excess",
+            grace_seconds=RECLAIM_GRACE_SECONDS,
+        )
+
+    def release(self, place: int) -> Action:
+        """Return a Delete."""
+        machine_id = self.view.ids[self.released[place]]
+        return Action(kind=ActionKind.DELETE, machine_id=machine_id, cluster=ClusterId(""), reason="phase3.release")
+
+    # ---- rows --------------------------------------------------------------------------------------------------
+
+    def need(self, position: int) -> Need:
+        """Return the row at a place of the folded list, folded and stamped."""
+        known = self._needs.get(position)
+        if known is None:
+            known = self.demand[self.folded.place[position]]
+            if self.folded.members[position]:
+                known = joined(self.members(position))
+            elif self.newly_parked[position]:
+                known = replace(known, parked=True)
+            self._needs[position] = known
+        return known
+
+    def members(self, position: int) -> tuple[Need, ...]:
+        """Return the rows that were folded into the row, or the row itself."""
+        if not self.folded.members[position]:
+            return (self.demand[self.folded.place[position]],)
+        return tuple(self.demand[place] for place in self.folded.member_places[position].tolist())
+
+    def _result(self, position: int) -> RowResult:
+        if self._tails is None:
+            self._tails = _Tails(self)
+        tails, row, need, ids = self._tails, int(self.rank_of[position]), self.need(position), self.view.ids
+        claimed = tails.claimed(row)
+        states = self.view.columns.state[claimed]
+        held = self._unscaled(tails.held[row])
+        deficit = vector.subtract(need.aggregate, held)
+        domain = int(self.work.domain[row])
+        unresolved: Vector = deficit
+        freed: Vector = {}
+        victims: tuple[MachineId, ...] = ()
+        if deficit:
+            freed = self._unscaled(tails.freed[row])
+            unresolved = vector.subtract(vector.subtract(deficit, freed), self._unscaled(tails.coming[row]))
+            victims = _names(ids, tails.victims(row))
+        return RowResult(
+            need=need,
+            members=(need,) if need is self.demand[self.folded.place[position]] else self.members(position),
+            folded=bool(self.folded.members[position]),
+            claimed=_names(ids, claimed),
+            bootstraps=_names(ids, np.sort(claimed[states == MachineState.IDLE])),
+            provisions=_names(ids, np.sort(claimed[states == MachineState.SPECULATIVE])),
+            held=held,
+            deficit=deficit,
+            domain=self.values[self.rows.key[row]][domain] if domain >= 0 else "",
+            has_domain=domain >= 0,
+            satisfiable=bool(self.work.satisfiable[row]),
+            unresolved=unresolved,
+            victims=victims,
+            freed=freed,
+        )
+
+    def _unscaled(self, line: Int64s) -> dict[str, int]:
+        sums = line.tolist()
+        return {name: sums[place] * milli for name, (place, milli) in self.scale.items() if sums[place] > 0}
+
+
+class ActionColumns(LazySequence[Action]):
+    """The actions of one decision: Phase 1, then 2, then 3."""
+
+    def __init__(self, answer: Answer, sizes: list[int]) -> None:
+        super().__init__(sum(sizes), self._make_action)
+        self._makers = (answer.acquisition, answer.preemption, answer.reclaim, answer.release)
+        self._sizes = sizes
+        self._answer = answer
+
+    def counts(self) -> Mapping[ActionKind, int]:
+        """Return how many actions there are of each kind, without making any."""
+        states = self._answer.view.columns.state[self._answer.acquired_machine]
+        bootstraps = int((states == MachineState.IDLE).sum())
+        return {
+            ActionKind.BOOTSTRAP: bootstraps,
+            ActionKind.PROVISION: self._sizes[0] - bootstraps,
+            ActionKind.RECLAIM: self._sizes[2],
+            ActionKind.PREEMPT: self._sizes[1],
+            ActionKind.DELETE: self._sizes[3],
+        }
+
+    def _make_action(self, place: int) -> Action:
+        for size, make in zip(self._sizes, self._makers, strict=True):
+            if place < size:
+                return make(place)
+            place -= size
+        raise IndexError(place)
+
+
+class _Tails:
+    """What each row holds and frees, by processing place; made once, when the first result is looked at."""
+
+    def __init__(self, answer: Answer) -> None:
+        work = answer.work
+        taken = int(work.lengths[1])
+        is_victim = work.taken_victim[:taken] != 0
+        rows, machines = work.taken_row[:taken], work.taken_machine[:taken]
+        # Phase 2 serves row by row: the log is in processing order.
+        self._victims = machines[is_victim]
+        self._victims_from = np.searchsorted(rows[is_victim], np.arange(len(answer.rows.mode) + 1))
+        self._work = work
+        self.held = _sums(answer, work.claimed, work.credit_from, work.credit_to)
+        self.held += _sums(answer, work.claimed, work.acquire_from, work.acquire_to)
+        self.freed = _sums(answer, self._victims, self._victims_from[:-1], self._victims_from[1:])
+        coming_from = np.searchsorted(rows[~is_victim], np.arange(len(answer.rows.mode) + 1))
+        self.coming = _sums(answer, machines[~is_victim], coming_from[:-1], coming_from[1:])
+
+    def claimed(self, row: int) -> Int32s:
+        """Return the machines that the row holds, in claim order."""
+        work = self._work
+        credited = work.claimed[work.credit_from[row] : work.credit_to[row]]
+        return np.concatenate([credited, work.claimed[work.acquire_from[row] : work.acquire_to[row]]])
+
+    def victims(self, row: int) -> Int32s:
+        """Return the row's victims in pick order."""
+        victims: Int32s = self._victims[self._victims_from[row] : self._victims_from[row + 1]]
+        return victims
+
+
+def _sums(answer: Answer, machines: Int32s, starts: Int64s, stops: Int64s) -> Int64s:
+    fleet = answer.fleet
+    sums = np.zeros((len(starts), fleet.supply.shape[1]), np.int64)
+    starts, stops = np.ascontiguousarray(starts), np.ascontiguousarray(stops)
+    sum_supply(fleet.shape, fleet.supply_of, fleet.supply, np.ascontiguousarray(machines), starts, stops, sums)
+    return sums
+
+
+def _names(ids: Sequence[Any], machines: Int32s) -> tuple[MachineId, ...]:
+    return tuple(ids[machine] for machine in machines.tolist())

@@ -1,0 +1,130 @@
+"""Takes machines from lower rows for higher ones: the compiled loops of Phase 2 (docs/spec/engine.md §6).
+
+Rows of one priority share one order of victims and are served together; the order is made outside. A machine that an
+equal or a higher row holds is never touched, and a machine serves at most one row. Nothing here may look at a penalty:
+penalties are in the order already.
+"""
+
+import numba
+import numpy as np
+
+from bigfleet.engine.columnar.arrays import MODE_PLAIN, MODE_SAME, MODE_SPREAD, NO_DOMAIN
+from bigfleet.engine.columnar.kernels import (
+    BOOL,
+    FLEET_T,
+    I4_T,
+    I8_T,
+    INT,
+    ROWS_T,
+    SCRATCH_T,
+    WORK_T,
+    inlined,
+    is_useful,
+    kernel,
+    next_pick,
+    open_round,
+    subtract,
+)
+
+
+@inlined(numba.void(FLEET_T, WORK_T, INT, INT, BOOL))
+def take(fleet, work, row, machine, is_victim):  # type: ignore[no-untyped-def]
+    """Count a machine that will be free for the row."""
+    work.taken[machine] = row
+    place = work.lengths[1]
+    work.taken_row[place] = row
+    work.taken_machine[place] = machine
+    work.taken_victim[place] = is_victim
+    work.lengths[1] = place + 1
+    subtract(fleet, work, row, machine)
+
+
+@inlined(BOOL(FLEET_T, ROWS_T, WORK_T, INT, INT))
+def is_allowed(fleet, rows, work, row, machine):  # type: ignore[no-untyped-def]
+    """Say whether the machine lies in the row's domain (Same) or carries its topology key (strict spread)."""
+    if rows.mode[row] == MODE_PLAIN:
+        return True
+    shape = fleet.shape[machine]
+    domain = fleet.domain_of[rows.key[row], shape]
+    if rows.mode[row] == MODE_SPREAD:
+        return domain != NO_DOMAIN
+    return domain == work.domain[row] and fleet.helps[fleet.supply_of[shape]] & rows.mask[row] != 0
+
+
+@kernel(numba.void(FLEET_T, ROWS_T, WORK_T, INT))
+def count_coming(fleet, rows, work, row):  # type: ignore[no-untyped-def]
+    """Subtract what drains for the row already (§6.2)."""
+    for i in range(rows.coming_start[row], rows.coming_stop[row]):
+        machine = fleet.coming[i]
+        if work.taken[machine] >= 0 or work.claim[machine] < -1:
+            continue
+        if fleet.fits[rows.fit[row], fleet.shape[machine]] == 0 or not is_allowed(fleet, rows, work, row, machine):
+            continue
+        if is_useful(fleet, work, row, machine):
+            take(fleet, work, row, machine, False)
+
+
+@inlined(BOOL(FLEET_T, ROWS_T, WORK_T, INT, INT))
+def is_out_of_reach(fleet, rows, work, row, machine):  # type: ignore[no-untyped-def]
+    """Say whether neither the row nor a later one of its kind may have the machine, whatever they still want."""
+    if work.taken[machine] >= 0 or fleet.fits[rows.fit[row], fleet.shape[machine]] == 0:
+        return True
+    holder = work.claim[machine]
+    return holder >= 0 and rows.precedence[holder] >= rows.precedence[row]
+
+
+@kernel(numba.void(FLEET_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, INT, INT, INT, I8_T, I8_T))
+def pick_spread(fleet, rows, work, scratch, ranked, row, start, taken_from, heads, counts):  # type: ignore[no-untyped-def]
+    """Pick victims under the row's strict spread: as in Phase 1, by place in the order of victims (§6.3)."""
+    size = 0
+    for i in range(start, len(ranked)):
+        machine = ranked[i]
+        if is_out_of_reach(fleet, rows, work, row, machine) or not is_allowed(fleet, rows, work, row, machine):
+            continue
+        if is_useful(fleet, work, row, machine):
+            scratch.queue[size] = machine
+            scratch.preference[size] = size
+            size += 1
+    if size == 0:
+        return
+    size_of_key = fleet.domains[rows.key[row]]
+    heads, counts = heads[:size_of_key], counts[:size_of_key]
+    open_round(fleet, rows, work, scratch, heads, counts, row, size, taken_from)
+    while work.want[row] != 0:
+        place = next_pick(fleet, rows, work, scratch, heads, counts, row)
+        if place < 0:
+            return
+        take(fleet, work, row, scratch.queue[place], True)
+
+
+@kernel(numba.void(FLEET_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, I8_T, INT, INT))
+def preempt(fleet, rows, work, scratch, ranked, cursors, first, last):  # type: ignore[no-untyped-def]
+    """Serve the short rows from `first` up to `last`, which share one priority and so one order of victims.
+
+    `cursors` is per fit and starts at zero.
+    """
+    heads, counts = np.zeros(len(scratch.seen), np.int64), np.zeros(len(scratch.seen), np.int64)
+    for row in range(first, last):
+        if work.want[row] == 0 or rows.parked[row] != 0:
+            continue
+        if rows.mode[row] == MODE_SAME and work.domain[row] == NO_DOMAIN:
+            continue
+        taken_from = work.lengths[1]
+        count_coming(fleet, rows, work, row)
+        fit = rows.fit[row]
+        start = cursors[fit]
+        while start < len(ranked) and is_out_of_reach(fleet, rows, work, row, ranked[start]):
+            start += 1
+        cursors[fit] = start
+        if rows.mode[row] == MODE_SPREAD:
+            if work.want[row] != 0:
+                pick_spread(fleet, rows, work, scratch, ranked, row, start, taken_from, heads, counts)
+            continue
+        for i in range(start, len(ranked)):
+            if work.want[row] == 0:
+                break
+            machine = ranked[i]
+            if is_out_of_reach(fleet, rows, work, row, machine) or not is_allowed(fleet, rows, work, row, machine):
+                continue
+            if is_useful(fleet, work, row, machine):
+                take(fleet, work, row, machine, True)

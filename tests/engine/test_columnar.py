@@ -1,0 +1,211 @@
+"""Two engines, one answer: the columnar engine decides what the reference engine decides, field for field."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bigfleet.cli.engine.checks import ENGINE_CHECKS, check_fleet
+from bigfleet.cli.engine.runner import run_case
+from bigfleet.engine import reference
+from bigfleet.engine.columnar.answer import ActionColumns, LazySequence
+from bigfleet.engine.columnar.engine import columnar_decide, warm_up
+from bigfleet.engine.decision import Decision, Options, ParkingKey, Weights
+from bigfleet.engine.records import RecordLog, Reporter
+from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model.need import Need
+from tests.engine_cases import Case, Entry, cases_of, fleet_need_of, fleet_options_of, fleet_snapshot_of, load_fleets
+from tests.strategies import FleetInput, fleets
+
+#: More examples on demand: BIGFLEET_HYPOTHESIS_EXAMPLES=5000.
+EXAMPLES = settings(
+    max_examples=int(os.environ.get("BIGFLEET_HYPOTHESIS_EXAMPLES", "300")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def assert_equal(expected: Decision, actual: Decision) -> None:
+    """Compare part by part, so that a failure names the part."""
+    assert list(expected.actions) == list(actual.actions)
+    assert len(expected.rows) == len(actual.rows)
+    for want, have in zip(expected.rows, actual.rows, strict=True):
+        assert want == have
+    assert expected == actual
+
+
+def both_decide(
+    snapshot: Snapshot, demand: Sequence[Need], options: Options, reporter: Reporter | None = None
+) -> Decision:
+    """Decide with both engines and return the columnar one's answer."""
+    actual = columnar_decide(snapshot, demand, options)
+    assert_equal(reference.decide(snapshot, demand, options, reporter), actual)
+    return actual
+
+
+FLEETS = [pytest.param(fleet, id=str(fleet["seed"])) for fleet in load_fleets()]
+
+
+@pytest.mark.parametrize("fleet", FLEETS)
+def test_a_generated_fleet_gets_the_reference_decision(fleet: Entry) -> None:
+    snapshot, options = fleet_snapshot_of(fleet), fleet_options_of(fleet)
+    needs = [fleet_need_of(record) for record in fleet["demand"]]
+
+    assert_equal(reference.decide(snapshot, needs, options), columnar_decide(snapshot, needs, options))
+
+
+@pytest.mark.parametrize("fleet", FLEETS)
+def test_a_generated_fleet_gets_the_recorded_decision(fleet: Entry) -> None:
+    check_fleet(fleet, columnar_decide)
+
+
+@cases_of(*ENGINE_CHECKS)
+def test_a_case_gets_the_decision_that_it_says(case: Case) -> None:
+    run_case(case, both_decide)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> FleetInput:
+    """Draw a fleet with everything on, and now and then another weighting and gangs that are due to be parked."""
+    fleet = draw(fleets(machines_max=24, rows_max=8))
+    ages = {
+        ParkingKey(need.cluster, need.group, need.fingerprint): draw(st.sampled_from([0, 7, 8, 31, 32, 33]))
+        for need in fleet.demand
+        if need.profile.same_key is not None and draw(st.integers(0, 3)) == 0
+    }
+    weights = draw(st.just(Weights()) | st.just(Weights(priority=0.0, drain=0.5, interruption=100.0)))
+    options = replace(fleet.options, parking_ages=ages, weights=weights)
+    return FleetInput(fleet.snapshot, fleet.demand, options)
+
+
+@EXAMPLES
+@given(inputs())
+def test_any_fleet_gets_the_reference_decision(fleet: FleetInput) -> None:
+    expected = reference.decide(fleet.snapshot, fleet.demand, fleet.options)
+
+    assert_equal(expected, columnar_decide(fleet.snapshot, fleet.demand, fleet.options))
+
+
+# ---- numbers that do not fit -------------------------------------------------------------------------------------
+
+ODD_SIZES = st.sampled_from(
+    [
+        {"memory": "100m", "cpu": "3"},
+        {"memory": "999999999999937", "cpu": "7"},
+        {"memory": "9223372036854775807", "cpu": "1001m"},
+        {"memory": "7Ti", "cpu": "9007199254740993m"},
+        {"gpu": "9223372036854775807"},
+    ]
+)
+ODD_AGGREGATES = st.sampled_from(
+    [
+        {"memory": 10**30, "cpu": 10**25},
+        {"memory": 1, "cpu": 1},
+        {"memory": 999_999_999_999_937_001, "cpu": 6_007, "gpu": 13},
+        {"cpu": 2**63 - 1, "gpu": 2**62 + 1},
+        {"licence": 1, "cpu": 4000},
+    ]
+)
+
+
+@st.composite
+def odd_inputs(draw: st.DrawFn) -> FleetInput:
+    """Draw a fleet whose quantities share no divisor, exceed an int64, or are far beyond what the fleet has."""
+    fleet = draw(fleets(machines_max=14))
+    machines = [
+        replace(machine, resources=draw(ODD_SIZES), allocatable={}) if draw(st.booleans()) else machine
+        for machine in fleet.snapshot.machines.values()
+    ]
+    demand = tuple(
+        replace(need, aggregate=draw(ODD_AGGREGATES)) if draw(st.booleans()) else need for need in fleet.demand
+    )
+    return FleetInput(Snapshot.of(machines, fleet.snapshot.idle_since_seconds), demand, fleet.options)
+
+
+@EXAMPLES
+@given(odd_inputs())
+def test_no_quantity_is_too_odd_or_too_large(fleet: FleetInput) -> None:
+    expected = reference.decide(fleet.snapshot, fleet.demand, fleet.options)
+
+    assert_equal(expected, columnar_decide(fleet.snapshot, fleet.demand, fleet.options))
+
+
+@st.composite
+def tall_orders(draw: st.DrawFn) -> FleetInput:
+    """Draw a plain fleet with rows that are far beyond the integers: the kernels serve them, without the reference."""
+    fleet = draw(fleets(machines_max=14))
+    demand = tuple(
+        replace(need, aggregate=draw(ODD_AGGREGATES)) if draw(st.booleans()) else need for need in fleet.demand
+    )
+    return FleetInput(fleet.snapshot, demand, fleet.options)
+
+
+@EXAMPLES
+@given(tall_orders())
+def test_rows_beyond_the_integers_need_no_other_engine(fleet: FleetInput) -> None:
+    expected = reference.decide(fleet.snapshot, fleet.demand, fleet.options)
+
+    actual = columnar_decide(fleet.snapshot, fleet.demand, fleet.options)
+
+    actions: object = actual.actions
+    assert isinstance(actions, LazySequence)
+    assert_equal(expected, actual)
+
+
+# ---- what an answer is -------------------------------------------------------------------------------------------
+
+
+def some_decisions() -> tuple[Decision, Decision]:
+    fleet = load_fleets()[0]
+    snapshot, options = fleet_snapshot_of(fleet), fleet_options_of(fleet)
+    needs = [fleet_need_of(record) for record in fleet["demand"]]
+    return reference.decide(snapshot, needs, options), columnar_decide(snapshot, needs, options)
+
+
+def test_an_answer_reads_like_the_tuples_of_the_reference() -> None:
+    expected, actual = some_decisions()
+
+    assert expected.actions[-1] == actual.actions[-1]
+    assert expected.rows[1:3] == actual.rows[1:3]
+    assert len(expected.actions) == len(actual.actions)
+    assert repr(expected.actions) == repr(actual.actions)
+    with pytest.raises(IndexError):
+        actual.actions[len(expected.actions)]
+
+
+def test_an_answer_differs_from_a_shorter_or_another_one() -> None:
+    expected, actual = some_decisions()
+
+    assert actual.actions != expected.actions[:-1]
+    assert actual.actions != (expected.actions[-1], *expected.actions[1:-1], expected.actions[0])
+    number: object = 1
+    assert actual.actions != number
+
+
+def test_actions_are_counted_without_being_made() -> None:
+    expected, actual = some_decisions()
+    actions: object = actual.actions
+
+    assert isinstance(actions, ActionColumns)
+    counts = {kind: count for kind, count in actions.counts().items() if count}
+    assert Counter(action.kind for action in expected.actions) == counts
+
+
+def test_records_are_those_of_the_reference() -> None:
+    fleet = load_fleets()[0]
+    snapshot, options = fleet_snapshot_of(fleet), fleet_options_of(fleet)
+    needs = [fleet_need_of(record) for record in fleet["demand"]]
+    expected, actual = RecordLog(), RecordLog()
+    reference.decide(snapshot, needs, options, expected)
+
+    columnar_decide(snapshot, needs, options, actual)
+
+    assert expected.records == actual.records
+
+
+def test_warming_up_decides_nothing() -> None:
+    warm_up()

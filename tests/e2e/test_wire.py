@@ -48,7 +48,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[st
         ("session without hello", {"code": "INVALID_ARGUMENT"}),
         ("inspect", {"first": "header"}),
         ("machines", {"bound": ["wire"]}),
-        ("explain", {"code": "UNIMPLEMENTED"}),
+        ("explain", {"about": True, "shown": True, "actions": ["Bootstrap"]}),
+        ("explain unknown", {"code": "NOT_FOUND"}),
     ],
 )
 def test_each_call_answers_as_the_wire_says(said: dict[str, dict[str, Any]], step: str, facts: dict[str, Any]) -> None:
@@ -61,6 +62,11 @@ def test_a_session_acks_in_order_and_shows_the_machine_on_its_way(said: dict[str
     assert {"hello", "resync", "rollup"} == set(said["session"]["echoes"])
     assert said["session"]["echoes"][0] == "hello"
     assert {"MACHINE_STATE_CONFIGURING", "MACHINE_STATE_CONFIGURED"} <= set(said["session"]["states"])
+
+
+def test_a_bound_machine_is_explained_by_the_names_of_the_records(said: dict[str, dict[str, Any]]) -> None:
+    """It counts for its row and is kept (docs/spec/engine.md §12)."""
+    assert said["explain"]["kinds"] == ["candidate_considered", "credited", "machine_kept"]
 
 
 def test_a_row_without_capabilities_is_read_back_as_reported(said: dict[str, dict[str, Any]]) -> None:

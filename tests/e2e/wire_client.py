@@ -111,8 +111,23 @@ def drive_session(address: str) -> None:
         say("inspect", first=frames[0].WhichOneof("frame"), needs=[MessageToDict(f.need.need) for f in frames[1:]])
         listed = list(read.ListMachines(shardread_pb2.ListMachinesRequest(cluster_id="wire")))
         say("machines", bound=[f.machine.machine.cluster for f in listed if f.WhichOneof("frame") == "machine"])
-        explain = shardread_pb2.ExplainMachineRequest(machine_id="x")
-        say("explain", code=status_of(lambda: read.ExplainMachine(explain)))
+        explain(read, next(f.machine.machine.id for f in listed if f.WhichOneof("frame") == "machine"))
+
+
+def explain(read: shardread_pb2_grpc.ShardReadStub, bound: str) -> None:
+    """Ask why the bound machine is where it is until a cycle has seen it bound, then about one that is not there."""
+    deadline = time.monotonic() + CALL_SECONDS
+    while True:
+        told = read.ExplainMachine(shardread_pb2.ExplainMachineRequest(machine_id=bound))
+        kinds = [event.kind for event in told.events]
+        if "machine_kept" in kinds or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    about = {event.machine_id for event in told.events}
+    actions = [action.kind for action in told.actions]
+    say("explain", kinds=kinds, about=about == {bound}, shown=told.machine.machine.id == bound, actions=actions[-1:])
+    unknown = shardread_pb2.ExplainMachineRequest(machine_id="no-such-machine")
+    say("explain unknown", code=status_of(lambda: read.ExplainMachine(unknown)))
 
 
 def converse(

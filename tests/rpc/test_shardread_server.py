@@ -346,17 +346,6 @@ async def test_an_answer_without_a_limit_has_at_most_a_thousand_actions() -> Non
 # ---- everything else --------------------------------------------------------------------------------------------
 
 
-async def test_explanations_are_not_served_in_this_version(live: LiveShard) -> None:
-    """With a word on what to use instead."""
-    for call in (
-        live.read.ExplainNeed(shardread_pb2.ExplainNeedRequest(cluster_id="c1")),
-        live.read.ExplainMachine(shardread_pb2.ExplainMachineRequest(machine_id="m1")),
-    ):
-        with pytest.raises(aio.AioRpcError) as error:
-            await call
-        assert (error.value.code(), "ListActions" in (error.value.details() or "")) == (Code.UNIMPLEMENTED, True)
-
-
 @pytest.mark.parametrize("method", ["InspectNeeds", "ListMachines", "ListActions", "ExplainNeed", "ExplainMachine"])
 async def test_random_bytes_end_in_a_status(live: LiveShard, method: str) -> None:
     """And cost nobody else anything."""

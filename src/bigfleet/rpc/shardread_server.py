@@ -1,7 +1,7 @@
 """Serves `ShardRead`: what the last cycle decided, the live inventory, and the newest actions.
 
-docs/spec/wire.md §9, docs/spec/shard.md §12. Readers stream from values that no cycle changes. ExplainNeed and
-ExplainMachine answer UNIMPLEMENTED in this version. Nothing here changes a shard.
+docs/spec/wire.md §9, docs/spec/shard.md §12. Readers stream from values that no cycle changes; why something was
+decided comes from `bigfleet.rpc.explain_server`. Nothing here changes a shard.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +17,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.vector import format_vector
 from bigfleet.rpc.convert_machine import machine_to_wire
 from bigfleet.rpc.convert_session import need_to_wire
+from bigfleet.rpc.explain_server import Explainer, ExplanationRefusal
 from bigfleet.rpc.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.outcomes import ActionRecord
@@ -30,8 +31,6 @@ ACTIONS_MAX = 10_000
 #: Flags that a machine can carry in this version; `stuck`, `unjoined` and `reserved` never hold yet.
 _FLAGS = frozenset({"unjoined", "stuck", "reserved", "pending", "held"})
 
-_NO_EXPLANATIONS = "this version keeps no explanations; ListActions tells what was decided and why"
-
 _Context = aio.ServicerContext[Any, Any]
 
 
@@ -41,6 +40,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
     def __init__(self, shard: Shard, clock: Clock) -> None:
         self._shard = shard
         self._clock = clock
+        self._explainer = Explainer(shard)
 
     async def InspectNeeds(
         self, request: shardread_pb2.InspectNeedsRequest, context: _Context
@@ -96,14 +96,38 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
     async def ExplainNeed(
         self, request: shardread_pb2.ExplainNeedRequest, context: _Context
     ) -> shardread_pb2.ExplainNeedResponse:
-        """End with UNIMPLEMENTED: this version keeps no explanations."""
-        return await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NO_EXPLANATIONS)
+        """Return why a row got what it got in the last finished cycle."""
+        try:
+            told = await self._explainer.need(request.cluster_id, request.profile_fingerprint, request.group)
+        except ExplanationRefusal as refusal:
+            return await context.abort(refusal.code, str(refusal))
+        return shardread_pb2.ExplainNeedResponse(
+            cycle=told.cycle,
+            computed_at_unix_nanos=told.computed_at_unix_nanos,
+            need=_need_view(told.subject),
+            events=told.events,
+            truncated=told.truncated,
+        )
 
     async def ExplainMachine(
         self, request: shardread_pb2.ExplainMachineRequest, context: _Context
     ) -> shardread_pb2.ExplainMachineResponse:
-        """End with UNIMPLEMENTED: this version keeps no explanations."""
-        return await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NO_EXPLANATIONS)
+        """Return why a machine was decided on as it was in the last finished cycle, and its actions, newest first."""
+        try:
+            told = await self._explainer.machine(request.machine_id)
+        except ExplanationRefusal as refusal:
+            return await context.abort(refusal.code, str(refusal))
+        # As ListMachines shows it, if it is still there: what was decided may be under way by now.
+        machine = self._shard.inventory.get(told.subject.id) or told.subject
+        asked = shardread_pb2.ListActionsRequest(machine_id=machine.id)
+        actions = islice(_asked_actions(list(self._shard.actuator.history), asked), ACTIONS_DEFAULT)
+        return shardread_pb2.ExplainMachineResponse(
+            cycle=told.cycle,
+            computed_at_unix_nanos=told.computed_at_unix_nanos,
+            machine=self._machine_view(machine),
+            events=told.events,
+            actions=[_action_view(record) for record in actions],
+        )
 
     def _is_asked_for(self, machine: Machine, request: shardread_pb2.ListMachinesRequest) -> bool:
         return (

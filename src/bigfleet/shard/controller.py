@@ -221,6 +221,7 @@ class Shard:
             computed_at_unix_nanos=computed_at_unix_nanos,
             snapshot=snapshot,
             demand=demand,
+            options=options,
             parking_ages=self._parking_ages,
             row_ages=self._row_ages,
             refused=refused,
@@ -288,6 +289,11 @@ class Shard:
             postponed=postponed,
             enqueued=counts.enqueued,
         )
+
+    @property
+    def compute(self) -> Compute:
+        """Runs pure work off the loop; who asks for much of it keeps others from doing so at the same time."""
+        return self._compute
 
     @property
     def shortfall_ledger(self) -> shortfalls.Ledger:

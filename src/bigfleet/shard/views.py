@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bigfleet.engine.decision import Decision, ParkingKey, RowResult
+from bigfleet.engine.decision import Decision, Options, ParkingKey, RowResult
 from bigfleet.engine.matching import Fit, Shapes
 from bigfleet.engine.parking import parking_key
 from bigfleet.engine.snapshot import Snapshot
@@ -81,6 +81,18 @@ class NeedView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecidedOn:
+    """What a cycle decided on and what each row got, so that it can be asked afterwards why; held by reference."""
+
+    snapshot: Snapshot
+    #: In list order.
+    demand: Sequence[Need]
+    options: Options
+    #: In the order of the folded list.
+    rows: Sequence[RowResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CycleView:
     """The last finished cycle; cycle 0 means that nothing was computed yet, not that there is no demand."""
 
@@ -89,6 +101,8 @@ class CycleView:
     computed_at_unix_nanos: int = 0
     #: Priority descending, arrival, cluster, then list order.
     needs: tuple[NeedView, ...] = ()
+    #: None before the first cycle has finished.
+    decided_on: DecidedOn | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +114,9 @@ class ViewContext:
     snapshot: Snapshot
     #: The rows that were decided on, in list order.
     demand: Sequence[Need]
+    #: Those of the decision.
+    options: Options
+    #: After the decision.
     parking_ages: Mapping[ParkingKey, int]
     row_ages: Mapping[RowKey, int]
     #: Rows, as decided on, whose operator cannot bootstrap them.
@@ -113,7 +130,14 @@ def build_view(decision: Decision, context: ViewContext) -> CycleView:
     # Equal rows may stand twice in a roll-up, so it is the object that has a place.
     places = {id(need): place for place, need in enumerate(context.demand)}
     needs.sort(key=lambda view: places[id(view.need)])
-    return CycleView(cycle=context.cycle, computed_at_unix_nanos=context.computed_at_unix_nanos, needs=tuple(needs))
+    return CycleView(
+        cycle=context.cycle,
+        computed_at_unix_nanos=context.computed_at_unix_nanos,
+        needs=tuple(needs),
+        decided_on=DecidedOn(
+            snapshot=context.snapshot, demand=context.demand, options=context.options, rows=decision.rows
+        ),
+    )
 
 
 def short_of(result: RowResult, short: Vector, *, is_refused: bool, snapshot: Snapshot) -> Vector:

@@ -1,0 +1,266 @@
+"""Answers why a row or a machine was decided on as it was, by deciding the last finished cycle again and listening.
+
+docs/spec/shard.md §12. The shard keeps what its last finished cycle decided on; a question runs the reference engine on
+it off the loop, with a reporter that hears one row or one machine. One question runs at a time and few wait, so that
+readers cannot starve the cycle. An answer must never change a shard, and never speak of any other cycle.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import grpc
+
+from bigfleet.engine import reference
+from bigfleet.engine.explain import rows_to_ask
+from bigfleet.engine.records import (
+    Acquired,
+    Credited,
+    DomainsRanked,
+    Earmarked,
+    MachineHeld,
+    MachineReclaimed,
+    MachineReleased,
+    MachineSpared,
+    Record,
+    RowFinished,
+    RowFolded,
+    RowNotFolded,
+    RowRef,
+    RowStarted,
+    RowUnresolved,
+    VictimComing,
+    VictimPicked,
+    VictimsRanked,
+)
+from bigfleet.model.ids import MachineId, identifier_fault
+from bigfleet.model.machine import Machine
+from bigfleet.rpc.convert_explain import explanation_to_wire
+from bigfleet.rpc.gen import shardread_pb2
+from bigfleet.shard.controller import Shard
+from bigfleet.shard.ports import Compute
+from bigfleet.shard.views import CycleView, DecidedOn, NeedView
+
+#: Events of one answer.
+EVENTS_MAX = 1_000
+#: Questions that wait while another is answered.
+WAITING_MAX = 8
+
+T = TypeVar("T")
+Events = tuple[list[shardread_pb2.Explanation], bool]
+
+#: Records that say what became of a row.
+_OF_ROWS = (RowFolded, RowNotFolded, RowStarted, DomainsRanked, RowFinished, VictimsRanked, RowUnresolved)
+#: Records of the machines that count for a row.
+_OF_TAKING = (Credited, Earmarked, Acquired, VictimComing, VictimPicked)
+#: Records that name no row.
+_OF_MACHINES = (MachineReclaimed, MachineSpared, MachineReleased, MachineHeld)
+
+
+class ExplanationRefusal(Exception):
+    """A question that gets no answer; the text says what is wrong and what to do."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told(Generic[T]):
+    """What the last finished cycle has to say about one subject."""
+
+    cycle: int
+    computed_at_unix_nanos: int
+    #: The row as it was reported, or the machine as it was decided on.
+    subject: T
+    #: In decision order.
+    events: list[shardread_pb2.Explanation]
+    #: Whether there were more than `EVENTS_MAX`.
+    truncated: bool
+
+
+class Explainer:
+    """Answers questions about one shard, one at a time."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._line = _Line()
+
+    async def need(self, cluster: str, fingerprint: str, group: str) -> Told[NeedView]:
+        """Return why the row got what it got; of equal rows the first in list order. Raises ExplanationRefusal."""
+        _refuse_malformed("cluster_id", cluster, "InspectNeeds lists the rows")
+        if not fingerprint:
+            raise ExplanationRefusal(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "profile_fingerprint is empty; InspectNeeds lists the rows with their fingerprints",
+            )
+        view, decided_on = self._last_cycle()
+        row = next((row for row in view.needs if row.need.key == (cluster, fingerprint, group)), None)
+        if row is None:
+            gang = f" and group {group!r}" if group else " and no group"
+            raise ExplanationRefusal(
+                grpc.StatusCode.NOT_FOUND,
+                f"cycle {view.cycle} had no row of cluster {cluster!r} with fingerprint {fingerprint!r}{gang}; "
+                "InspectNeeds lists the rows",
+            )
+        return await self._told(view, row, lambda: _need_events(decided_on, row))
+
+    async def machine(self, machine_id: str) -> Told[Machine]:
+        """Return why the machine serves whom it serves and what becomes of it. Raises ExplanationRefusal."""
+        _refuse_malformed("machine_id", machine_id, "ListMachines lists the machines")
+        view, decided_on = self._last_cycle()
+        machine = decided_on.snapshot.machines.get(MachineId(machine_id))
+        if machine is None:
+            is_new = self._shard.inventory.get(MachineId(machine_id)) is not None
+            hint = "it came after that, so ask again after the next one" if is_new else "ListMachines lists them"
+            raise ExplanationRefusal(
+                grpc.StatusCode.NOT_FOUND, f"cycle {view.cycle} had no machine with the id {machine_id!r}; {hint}"
+            )
+        return await self._told(view, machine, lambda: _machine_events(decided_on, machine))
+
+    def _last_cycle(self) -> tuple[CycleView, DecidedOn]:
+        view = self._shard.view
+        if view.decided_on is None:
+            raise ExplanationRefusal(
+                grpc.StatusCode.UNAVAILABLE,
+                "no cycle has finished yet, so there is nothing to explain; the first one needs the provider's list "
+                "of machines",
+            )
+        return view, view.decided_on
+
+    async def _told(self, view: CycleView, subject: T, work: Callable[[], Events]) -> Told[T]:
+        events, truncated = await self._line.run(self._shard.compute, work)
+        return Told(
+            cycle=view.cycle,
+            computed_at_unix_nanos=view.computed_at_unix_nanos,
+            subject=subject,
+            events=events,
+            truncated=truncated,
+        )
+
+
+class _Line:
+    """Lets one piece of work run at a time and few wait."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def run(self, compute: Compute, work: Callable[[], T]) -> T:
+        """Return the work's result when its turn has come. Raises ExplanationRefusal when too many wait already."""
+        if self._turn.locked() and self._waiting >= WAITING_MAX:
+            raise ExplanationRefusal(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"one explanation is being made and {WAITING_MAX} more wait, which is as many as this shard takes at "
+                "a time; ask again in a few seconds",
+            )
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        # Work in a thread goes on when its reader has gone, so the turn ends with the work and not with the reader.
+        return await asyncio.shield(asyncio.create_task(self._take_turn(compute, work)))
+
+    async def _take_turn(self, compute: Compute, work: Callable[[], T]) -> T:
+        try:
+            return await compute(work)
+        finally:
+            self._turn.release()
+
+
+def _refuse_malformed(name: str, value: str, hint: str) -> None:
+    fault = identifier_fault(value)
+    if fault is not None:
+        raise ExplanationRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"{name} {fault}; {hint}")
+
+
+# ---- off the loop ------------------------------------------------------------------------------------------------
+
+
+def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
+    # A folded row is found through its members; equal rows may stand twice, so it is the object that is looked for.
+    position = next(
+        position
+        for position, result in enumerate(decided_on.rows)
+        if any(member is asked.need for member in result.members)
+    )
+    heard = _RowEar(position)
+    reference.decide(decided_on.snapshot, decided_on.demand, decided_on.options, heard)
+    return heard.events.told()
+
+
+def _machine_events(decided_on: DecidedOn, machine: Machine) -> Events:
+    heard = _MachineEar(machine.id, positions=rows_to_ask(decided_on.rows, machine))
+    reference.decide(decided_on.snapshot, decided_on.demand, decided_on.options, heard)
+    return heard.events.told()
+
+
+class _Heard(NamedTuple):
+    """A record and its place in the decision."""
+
+    place: int
+    record: Record
+
+
+class _Events:
+    """Keeps the records that say most, in decision order: what became of a row before what it passed over."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._ranks: tuple[list[_Heard], ...] = ([], [], [])
+
+    def add(self, record: Record) -> None:
+        rank = self._ranks[0 if isinstance(record, _OF_ROWS) else 1 if isinstance(record, _OF_TAKING) else 2]
+        if len(rank) < EVENTS_MAX:
+            rank.append(_Heard(self._count, record))
+        self._count += 1
+
+    def told(self) -> Events:
+        """Return the messages, and whether there would have been more."""
+        kept = sorted([heard for rank in self._ranks for heard in rank][:EVENTS_MAX], key=lambda heard: heard.place)
+        return [explanation_to_wire(heard.record) for heard in kept], self._count > EVENTS_MAX
+
+
+class _RowEar:
+    """Hears what happens to the row at one place of the folded list."""
+
+    def __init__(self, position: int) -> None:
+        self.events = _Events()
+        self._position = position
+
+    def wants_row(self, row: RowRef) -> bool:
+        """Say whether it is the row."""
+        return row.position == self._position
+
+    def wants_machine(self, machine_id: str) -> bool:
+        """Say that every machine is of interest: the row looked at them."""
+        return True
+
+    def report(self, record: Record) -> None:
+        """Keep the record if it names the row."""
+        if not isinstance(record, _OF_MACHINES) and record.row.position == self._position:
+            self.events.add(record)
+
+
+class _MachineEar:
+    """Hears what happens to one machine, from itself and from some rows."""
+
+    def __init__(self, machine_id: str, *, positions: frozenset[int]) -> None:
+        self.events = _Events()
+        self._machine_id = machine_id
+        self._positions = positions
+
+    def wants_row(self, row: RowRef) -> bool:
+        """Say whether the row is among those that are asked."""
+        return row.position in self._positions
+
+    def wants_machine(self, machine_id: str) -> bool:
+        """Say whether it is the machine."""
+        return machine_id == self._machine_id
+
+    def report(self, record: Record) -> None:
+        """Keep the record if it is about the machine."""
+        if not isinstance(record, _OF_ROWS) and record.machine == self._machine_id:
+            self.events.add(record)

@@ -80,11 +80,6 @@ def state_from_wire(number: int) -> MachineState:
     return _STATES.get(number, MachineState.UNSPECIFIED)
 
 
-def capacity_type_to_wire(kind: CapacityType) -> provider_pb2.CapacityType.ValueType:
-    """Return the capacity type's number."""
-    return _WIRE_CAPACITY_TYPES[kind]
-
-
 def capacity_type_from_wire(number: int) -> CapacityType:
     """Return the capacity type, UNSPECIFIED for a number that this version does not know."""
     return _CAPACITY_TYPES.get(number, CapacityType.UNSPECIFIED)

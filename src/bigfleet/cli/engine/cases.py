@@ -88,7 +88,7 @@ class Case:
 def read_case_file(path: Path) -> list[Case]:
     """Return the cases of one file in its order. Raises CaseFileFault."""
     try:
-        entries = yaml.load(path.read_text(encoding="utf-8"), _LOADER)  # noqa: S506 - a safe loader
+        entries = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CaseFileFault(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -109,8 +109,9 @@ def read_case_file(path: Path) -> list[Case]:
     return [Case(path.stem, entry["name"], entry["stage"], entry) for entry in entries]
 
 
-#: The C loader where there is one: it reads ten times as fast.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def load_yaml(text: str) -> Any:
+    """Return what YAML text holds, by the C loader where there is one (ten times as fast). Raises yaml.YAMLError."""
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
 
 
 def dollars(value: float | str) -> float:

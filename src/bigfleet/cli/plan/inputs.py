@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES
+from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES, load_yaml
 from bigfleet.cli.faults import UsageFault
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
@@ -367,7 +367,7 @@ def read_document(path: Path) -> Any:
     try:
         if path.suffix.lower() == ".json":
             return json.loads(text) if text.strip() else None
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
+        return load_yaml(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
         raise UsageFault(f"{path}: not {kind} ({_told(error)})") from error

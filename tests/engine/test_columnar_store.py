@@ -1,11 +1,10 @@
 """The columns of a shard: views that never change, rows in id order, and one engine over many of them."""
 
-import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.engine import reference
@@ -19,14 +18,10 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
+from tests.engine.proof import examples
 from tests.strategies import HOST, NOW_SECONDS, RACK, FleetInput, fleets, machines
 
-#: More examples on demand: BIGFLEET_HYPOTHESIS_EXAMPLES=5000.
-EXAMPLES = settings(
-    max_examples=max(60, int(os.environ.get("BIGFLEET_HYPOTHESIS_EXAMPLES", "0")) // 10),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+EXAMPLES = examples(60)
 
 
 def idle(number: int, **fields: object) -> Machine:
@@ -111,8 +106,9 @@ def test_a_view_names_the_rows_that_changed_since_the_one_before() -> None:
     second = store.snapshot()
 
     assert first.layout == second.layout
-    assert second.changed is not None
-    assert second.changed.tolist() == [1]
+    changed = second.changed_since(first.generation)
+    assert changed is not None
+    assert changed.tolist() == [1]
 
 
 def test_a_buffer_is_used_again_when_its_view_is_gone() -> None:

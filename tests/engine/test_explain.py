@@ -1,7 +1,7 @@
 """An explanation says what the records say, in values and in sentences, and its flips are true."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bigfleet.engine.decision import Decision, Options, RowResult
+from bigfleet.cli.engine.columns import decide_from_columns
+from bigfleet.engine.columnar.engine import columnar_decide
+from bigfleet.engine.decision import Basis, Decision, Options, ParkingKey, RowResult
 from bigfleet.engine.explain import (
     ROWS_ASKED_MAX,
     AcquiredMachine,
@@ -21,7 +23,7 @@ from bigfleet.engine.explain import (
     explain_need,
     explain_needs,
 )
-from bigfleet.engine.explain_text import dollars_text, sentences
+from bigfleet.engine.explain_text import dollars_text, sentences, shortfall_sentences
 from bigfleet.engine.flips import Flip, FlipKind
 from bigfleet.engine.records import HeldReason, MachineHeld, RecordLog, Rejection, RowRef, Stage
 from bigfleet.engine.reference import decide
@@ -251,6 +253,18 @@ def test_machines_of_which_the_same_is_to_be_said_share_a_sentence() -> None:
     assert not any("would go first" in sentence for sentence in said)
 
 
+def test_of_idle_machines_the_price_alone_is_told_whatever_their_interruptions() -> None:
+    machines: list[Entry] = [
+        {"id": "a", "t": "T4", "st": "Idle", "iprob": 0.5},
+        {"id": "b", "t": "T4", "st": "Idle"},
+        {"id": "c", "t": "T4", "st": "Idle"},
+    ]
+
+    said = sentences(World(machines, [{**PLAIN, "ipb": 5}]).need())
+
+    assert "It takes a and b, which are idle, each at $1.00/h." in said
+
+
 def test_of_many_rows_those_are_asked_about_a_machine_that_take_it_or_that_it_fits() -> None:
     misfits = [{"id": f"x{n}", "t": "PG", "prio": 900, "agg": {"gpu": "8"}} for n in range(ROWS_ASKED_MAX + 5)]
     world = World([{"id": "m", "t": "T4", "st": "Idle"}], [*misfits, {**PLAIN, "prio": 1}])
@@ -263,6 +277,182 @@ def test_of_many_rows_those_are_asked_about_a_machine_that_take_it_or_that_it_fi
     assert sentences(told)[-1] == "6 more rows were not asked about it: less urgent, or no match for it."
 
 
+def test_a_machine_that_the_others_make_good_for_is_said_to_be_spare() -> None:
+    small: list[Entry] = [{"ids": ["s1", "s2"], "t": "T4", "st": "Idle"}]
+    big: list[Entry] = [{"id": "z", "t": "T4", "st": "Idle", "alloc": {"cpu": "64"}}]
+    wants = {**PLAIN, "agg": {"cpu": "12"}}
+
+    told = World([*small, *big, {"id": "zz", "t": "T4", "st": "Idle"}], [wants]).need()
+
+    assert [(taken.record.machine, taken.is_spare) for taken in told.acquired] == [
+        ("s1", True),
+        ("s2", True),
+        ("z", False),
+    ]
+    said = sentences(told)
+    assert (
+        "It takes s1 and s2, which are idle, each at $1.00/h; the row's other machines would cover everything without "
+        "any one of them."
+    ) in said
+    assert "It takes z, which is idle at $1.00/h." in said
+    assert "The runner-up zz costs the same and lost by the order of ids." in said
+
+
+def test_the_machine_too_is_said_to_be_spare() -> None:
+    world = World(
+        [{"id": "s", "t": "T4", "st": "Idle"}, {"id": "z", "t": "T4", "st": "Idle", "alloc": {"cpu": "64"}}],
+        [{**PLAIN, "agg": {"cpu": "12"}}],
+    )
+
+    assert sentences(world.machine("s"), row_name=lambda row: "web") == [
+        "web takes s, which is idle at $1.00/h; the row's other machines would cover everything without it.",
+    ]
+    assert sentences(world.machine("z"), row_name=lambda row: "web") == [
+        "web takes z, which is idle at $1.00/h; no other machine of that walk would have replaced it.",
+    ]
+
+
+def test_a_shortfall_tells_first_what_nearly_fits_and_not_who_holds_what_would_not_do() -> None:
+    machines: list[Entry] = [
+        {"id": "held", "t": "T4", "st": "Idle"},
+        {"id": "other", "t": "T4", "st": "Idle"},
+        {"id": "small", "t": "G8", "st": "Idle", "alloc": {"gpu": "4"}},
+    ]
+    rows: list[Entry] = [{**PLAIN, "agg": {"cpu": "4"}}, {"id": "t", "t": "PG", "cluster": "k", "agg": {"gpu": "8"}}]
+
+    told = World(machines, rows).need(1)
+
+    assert shortfall_sentences(told) == [
+        "Machines that fit it, whoever holds them: 0 idle, 0 that could be made, 0 in service.",
+        "Among the idle machines, 1 is too small (small: it has gpu 4, one machine must have gpu 8): small.",
+        "Among the idle machines, 1 does not match "
+        "(other: node.kubernetes.io/instance-type is t4, wanted is In g8): other.",
+    ]
+    assert "It gets no machine and lacks everything that it wants: gpu 8." in sentences(told)
+
+
+def test_a_shortfall_tells_who_holds_what_would_do() -> None:
+    rows: list[Entry] = [{**PLAIN, "agg": {"cpu": "4"}}, {**PLAIN, "cluster": "k", "agg": {"cpu": "4"}}]
+
+    told = World([{"id": "held", "t": "T4", "st": "Idle"}], rows).need(1)
+
+    assert "Among the idle machines, 1 is held by another row (held: by row 1 of c1): held." in shortfall_sentences(
+        told
+    )
+
+
+def test_figures_of_one_row_are_not_read_as_those_of_all() -> None:
+    world = World(
+        [{"id": "m", "t": "T4", "st": "Idle"}],
+        [{**PLAIN, "t": "PG", "cluster": "a"}, {**PLAIN, "t": "", "reqs": [["Z", "In", ["x"]]], "cluster": "b"}],
+    )
+
+    assert (
+        "Not taken as an idle machine for row 1 of a, row 2 of b: it does not match "
+        "(for row 1 of a: node.kubernetes.io/instance-type is t4, wanted is In g8)."
+    ) in sentences(world.machine("m"))
+
+
+def test_a_count_of_machines_that_stopped_at_its_bound_says_at_least() -> None:
+    crowd: list[Entry] = [{"ids": [f"m{n:03}" for n in range(300)], "t": "G8", "st": "Idle", "zone": "za"}]
+
+    said = sentences(World(crowd, [GANG]).need())
+
+    assert said[1] == (
+        "No single machine could host it whole, so all its machines must share one domain; at least 256 machines match "
+        "but are too small."
+    )
+
+
+# ---- asking the decision -----------------------------------------------------------------------------------------
+
+BOTH = pytest.mark.parametrize(
+    "decide_with", [decide, columnar_decide, decide_from_columns], ids=["reference", "columnar", "columns alone"]
+)
+Decide = Callable[[Snapshot, Sequence[Need], Options], Decision]
+
+
+def decision_of(world: World, decide_with: Decide) -> Decision:
+    return decide_with(world.snapshot, world.demand, world.options)
+
+
+@BOTH
+def test_a_decision_explains_its_rows_and_machines_as_explain_does(decide_with: Decide) -> None:
+    world = World([*VICTIMS, {"id": "i", "t": "T4", "st": "Idle"}], [STARVED, PLAIN])
+
+    decision = decision_of(world, decide_with)
+
+    for position, need in enumerate(world.demand):
+        assert decision.explain(need) == world.need(position)
+        assert decision.explain(need.key) == world.need(position)
+    for machine_id in world.snapshot.machines:
+        assert decision.explain(machine_id) == world.machine(machine_id)
+
+
+@BOTH
+def test_a_decision_explains_its_own_rows_folded_and_parked_ones_too(decide_with: Decide) -> None:
+    gang = {"cluster": "c1", "reqs": [["R", "Same"]], "agg": {"cpu": "4"}}
+    rows: list[Entry] = [
+        {**gang, "id": "a", "group": "a"},
+        {**gang, "id": "b", "group": "b"},
+        {**GANG, "agg": {"gpu": "64"}},
+    ]
+    world = World([{"ids": ["m1", "m2"], "t": "T4", "st": "Idle", "labels": {"R": "r0"}}], rows)
+    stuck = world.demand[2]
+    world.options = replace(world.options, parking_ages={ParkingKey(stuck.cluster, stuck.group, stuck.fingerprint): 8})
+
+    decision = decision_of(world, decide_with)
+
+    folded, parked = decision.rows
+    assert (folded.folded, parked.need.parked, parked.need == stuck) == (True, True, False)
+    assert decision.explain(folded.need) == decision.explain(folded.need.key) == world.need(0)
+    assert decision.explain(world.demand[1]) == world.need(1)
+    assert decision.explain(parked.need) == decision.explain(stuck) == world.need(2)
+
+
+@BOTH
+def test_of_rows_of_one_key_a_decision_explains_the_one_that_is_given(decide_with: Decide) -> None:
+    machines = [{"ids": ["m1", "m2"], "t": "T4", "st": "Idle"}]
+    world = World(machines, [{**PLAIN, "agg": {"cpu": "4"}}, {**PLAIN, "agg": {"cpu": "4"}}])
+
+    decision = decision_of(world, decide_with)
+
+    first, second = (decision.explain(need) for need in world.demand)
+    assert (first, second) == (world.need(0), world.need(1))
+    assert first != second
+
+
+@BOTH
+def test_what_took_no_part_in_a_decision_is_refused(decide_with: Decide) -> None:
+    world = World(SLOTS, [PLAIN])
+    decision = decision_of(world, decide_with)
+
+    with pytest.raises(ValueError, match=r"the demand has no row \('elsewhere', "):
+        decision.explain(need_of({**PLAIN, "cluster": "elsewhere"}))
+    with pytest.raises(ValueError, match=r"the demand has no row \('c1', 'p=1', ''\)"):
+        decision.explain(("c1", "p=1", ""))
+    with pytest.raises(ValueError, match="no machine has the id 'zz'"):
+        decision.explain(MachineId("zz"))
+
+
+def test_a_decision_without_a_basis_says_so() -> None:
+    world = World(SLOTS, [PLAIN])
+    bare = replace(decision_of(world, decide), basis=None)
+
+    with pytest.raises(ValueError, match="does not know what it was made of"):
+        bare.explain(world.demand[0])
+
+
+def test_the_basis_is_no_part_of_the_answer() -> None:
+    world = World(SLOTS, [PLAIN])
+    decision = decision_of(world, decide)
+
+    other = replace(decision, basis=Basis(demand=(), options=world.options, snapshot=lambda: Snapshot.of(())))
+
+    assert decision == other
+    assert repr(decision) == repr(other)
+
+
 @pytest.mark.parametrize(
     ("dollars", "text"),
     [
@@ -270,6 +460,9 @@ def test_of_many_rows_those_are_asked_about_a_machine_that_take_it_or_that_it_fi
         (1.5, "$1.50"),
         (-2.0, "-$2.00"),
         (0.0125, "$0.0125"),
+        (4.375, "$4.375"),
+        (0.12001, "$0.12"),
+        (28.125, "$28.12"),
         (1e-7, "$1e-07"),
         (12345.6, "$12,345.60"),
         (math.inf, "unbounded dollars"),

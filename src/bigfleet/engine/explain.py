@@ -50,7 +50,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
-from bigfleet.model.vector import is_useful
+from bigfleet.model.vector import covers, is_useful, subtract
 
 #: Machines, or rows, that a count of rejections names.
 SAMPLE_MAX = 5
@@ -104,6 +104,9 @@ class AcquiredMachine:
 
     record: Acquired
     flips: tuple[Flip, ...]
+    #: Whether the row's other machines cover everything without it, which is why nothing would have replaced it; only
+    #: `explain` knows it, for it takes the machines themselves.
+    is_spare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +385,9 @@ def explain(
     story = MachineStory(machine, weights=options.weights, positions=asked)
     decide(snapshot, demand, options, story)
     told = story.told()
-    acquired = None if told.acquired is None else _with_penalty_flip(told.acquired, snapshot)
+    acquired = told.acquired
+    if acquired is not None:
+        acquired = _with_machines(acquired, rows[acquired.record.row.position], snapshot)
     return replace(told, acquired=acquired, rows_left_out=len(rows) - len(asked))
 
 
@@ -410,12 +415,12 @@ def explain_needs(
     explained = []
     for place in places:
         position = position_of[id(demand[place])]
-        told = stories.told(position)
+        told, row = stories.told(position), decision.rows[position]
         explained.append(
             replace(
                 told,
-                acquired=tuple(_with_penalty_flip(taken, snapshot) for taken in told.acquired),
-                victim_priority=_victim_priority(decision.rows[position], snapshot, options, holders),
+                acquired=tuple(_with_machines(taken, row, snapshot) for taken in told.acquired),
+                victim_priority=_victim_priority(row, snapshot, options, holders),
             )
         )
     return explained
@@ -460,9 +465,15 @@ class _StoriesByRow:
         return explanation
 
 
-def _with_penalty_flip(taken: AcquiredMachine, snapshot: Snapshot) -> AcquiredMachine:
+def _with_machines(taken: AcquiredMachine, row: RowResult, snapshot: Snapshot) -> AcquiredMachine:
+    """Add what the machines tell and the records do not."""
     flip = penalty_flip(taken.record, snapshot.machines)
-    return taken if flip is None else replace(taken, flips=(*taken.flips, flip))
+    others = subtract(row.held, snapshot.machines[MachineId(taken.record.machine)].supply)
+    return replace(
+        taken,
+        flips=taken.flips if flip is None else (*taken.flips, flip),
+        is_spare=not taken.record.runner_up and covers(others, row.need.aggregate),
+    )
 
 
 def _victim_priority(

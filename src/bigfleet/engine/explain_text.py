@@ -1,12 +1,11 @@
 """Says an explanation in sentences for a person, with figures and units (docs/spec/engine.md §12).
 
 `sentences` is the one place where a decision becomes prose: the commands, the audit log and the console print what it
-returns. It adds nothing to the explanation and leaves out only what a count stands for.
+returns. Figures and reasons get their words in `bigfleet.engine.explain_words`. It adds nothing to the explanation and
+leaves out only what a count stands for or another sentence says.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bigfleet.engine.decision import ActionKind
@@ -16,12 +15,27 @@ from bigfleet.engine.explain import (
     Explanation,
     MachineExplanation,
     NeedExplanation,
-    PassedOver,
     RejectionCount,
     Victim,
 )
+from bigfleet.engine.explain_words import (
+    RowName,
+    amounts_text,
+    counted,
+    dollars_text,
+    figure_text,
+    hourly_text,
+    joined,
+    listed,
+    not_taken_sentence,
+    percent_text,
+    rejection_sentence,
+    seconds_text,
+    share_text,
+)
 from bigfleet.engine.flips import Flip, FlipKind
 from bigfleet.engine.records import (
+    MATCHING_COUNT_MAX,
     Acquired,
     HeldReason,
     MachineHeld,
@@ -39,51 +53,21 @@ from bigfleet.engine.records import (
     SparedReason,
     Stage,
 )
-from bigfleet.model.profile import Operator
-from bigfleet.model.vector import Vector, format_vector
 
-#: Above this nobody reads parts of a cent.
-_FINE_DOLLARS_MAX: Final = 10
-#: Says which row is meant.
-RowName = Callable[[RowRef], str]
+__all__ = ["RowName", "amounts_text", "default_row_name", "dollars_text", "sentences", "shortfall_sentences"]
 
-#: What the machines of a walk are, one of them and all.
-_MACHINES_OF: Final[Mapping[Stage, tuple[str, str]]] = {
-    Stage.CREDIT: ("a machine that is bound or being made", "the machines that are bound or being made"),
-    Stage.DOMAIN: ("a part of a domain", "the machines that might make up a domain"),
-    Stage.IDLE: ("an idle machine", "the idle machines"),
-    Stage.SPECULATIVE: ("a machine to be made", "the machines that could be made"),
-    Stage.COMING: ("a draining machine", "the draining machines"),
-    Stage.VICTIM: ("a machine to preempt", "the machines in service"),
-}
-#: What is wrong with them, one and several.
-_WRONG: Final[Mapping[Rejection, tuple[str, str]]] = {
-    Rejection.UNJOINED: ("never joined its cluster", "never joined their cluster"),
-    Rejection.RESERVED: ("is kept for another shard", "are kept for another shard"),
-    Rejection.NOT_OWN: ("is meant for another row", "are meant for other rows"),
-    Rejection.CLAIMED: ("is held by another row", "are held by other rows"),
-    Rejection.EARMARKED: ("is counted on by an earlier gang", "are counted on by earlier gangs"),
-    Rejection.TAKEN: ("is already being drained for another row", "are already being drained for other rows"),
-    Rejection.ASSIGNED_PRIORITY: (
-        "serves a priority that is not below the row's",
-        "serve a priority that is not below the row's",
-    ),
-    Rejection.CLAIMED_BY_PEER: (
-        "is held by a row of equal or higher precedence",
-        "are held by rows of equal or higher precedence",
-    ),
-    Rejection.PROFILE: ("does not match", "do not match"),
-    Rejection.MIN_UNIT: ("is too small", "are too small"),
-    Rejection.NOT_USEFUL: ("has nothing of what was still wanted", "have nothing of what was still wanted"),
-    Rejection.NO_TOPOLOGY_VALUE: (
-        "does not carry the label that the row is spread over",
-        "do not carry the label that the row is spread over",
-    ),
-    Rejection.OTHER_DOMAIN: ("lies in another domain", "lie in another domain"),
-    Rejection.SKEW: ("would make the spread uneven", "would make the spread uneven"),
-    Rejection.COVERED: ("came after everything was covered", "came after everything was covered"),
-}
-
+#: Reasons that are found before it is known whether the machine fits.
+_WHATEVER_FITS: Final = frozenset(
+    {
+        Rejection.UNJOINED,
+        Rejection.RESERVED,
+        Rejection.CLAIMED,
+        Rejection.EARMARKED,
+        Rejection.TAKEN,
+        Rejection.ASSIGNED_PRIORITY,
+        Rejection.CLAIMED_BY_PEER,
+    }
+)
 
 _PARKED: Final = (
     "It is parked after too many cycles without progress: it keeps what it has, and takes and preempts nothing."
@@ -113,65 +97,29 @@ def shortfall_sentences(told: NeedExplanation, *, row_name: RowName = default_ro
     if told.finished.matching is not None:
         found.append(_matching_sentence(told.finished.matching))
     found += _best_domains(told)
-    found += [_rejection_sentence(count, row_name) for count in told.rejections if _tells_why_short(count, told)]
+    telling = [count for count in told.rejections if _tells_why_short(count, told)]
+    # What nearly fitted tells more than what never could, of which there is often most.
+    telling.sort(key=lambda count: (list(Stage).index(count.stage), count.reason is Rejection.PROFILE))
+    found += [rejection_sentence(count, row_name) for count in telling]
     return found + _victim_priority(told)
 
 
 def _tells_why_short(count: RejectionCount, told: NeedExplanation) -> bool:
     if count.stage is Stage.DOMAIN and told.domain is not None and told.domain.chosen is not None:
         return False  # the walks in the chosen domain say it again
+    if count.reason in _WHATEVER_FITS and _fitting(count.stage, told.finished.matching) == 0:
+        return False  # of machines none of which would do, it does not matter who holds them
     # That a machine was not needed for what was covered says nothing about what was not.
     return count.reason not in (Rejection.COVERED, Rejection.NOT_OWN)
 
 
-# ---- figures -----------------------------------------------------------------------------------------------------
-
-
-def dollars_text(dollars: float) -> str:
-    """Return dollars with cents; small amounts that are finer than that with what is finer."""
-    if math.isinf(dollars):
-        return "unbounded dollars"
-    is_fine = abs(dollars) < _FINE_DOLLARS_MAX and round(dollars, 2) != round(dollars, 6)
-    fine = 4 if is_fine else 2
-    text = f"{abs(dollars):,.{fine}f}"
-    if float(text.replace(",", "")) == 0 and dollars != 0:
-        text = f"{abs(dollars):.3g}"
-    return f"-${text}" if dollars < 0 else f"${text}"
-
-
-def amounts_text(amounts: Vector) -> str:
-    """Return a vector as `cpu 8, memory 16Gi`, or `nothing`."""
-    return ", ".join(f"{name} {text}" for name, text in format_vector(amounts).items()) or "nothing"
-
-
-def _hourly(dollars: float) -> str:
-    return f"{dollars_text(dollars)}/h"
-
-
-def _figure(number: float) -> str:
-    return f"{number:,.0f}" if number == int(number) else f"{number:.4g}"
-
-
-def _share(probability: float) -> str:
-    return f"{100 * probability:.4g}%"
-
-
-def _percent(coverage: str) -> str:
-    share = Fraction(coverage)
-    return f"{float(100 * share):.1f}".removesuffix(".0") + "%"
-
-
-def _counted(count: int, one: str, several: str) -> str:
-    return f"{count:,} {one if count == 1 else several}"
-
-
-def _listed(names: Sequence[str], total: int) -> str:
-    rest = total - len(names)
-    return ", ".join(names) + (f" and {rest:,} more" if rest > 0 else "")
-
-
-def _seconds(seconds: float) -> str:
-    return f"{_figure(seconds)} s"
+def _fitting(stage: Stage, matching: MatchingCounts | None) -> int | None:
+    """Return how many machines of a walk fit the row, whoever holds them; None when it is not known."""
+    if matching is None:
+        return None
+    return {Stage.IDLE: matching.idle, Stage.SPECULATIVE: matching.speculative, Stage.VICTIM: matching.configured}.get(
+        stage
+    )
 
 
 # ---- a row -------------------------------------------------------------------------------------------------------
@@ -190,7 +138,7 @@ def _need_sentences(told: NeedExplanation, row_name: RowName) -> list[str]:
         *_more_taken(told),
         *_finish_sentences(told),
         *_victim_sentences(told, row_name),
-        *(_rejection_sentence(count, row_name) for count in told.rejections),
+        *(rejection_sentence(count, row_name) for count in told.rejections),
     ]
 
 
@@ -199,18 +147,21 @@ def _row_intro(told: NeedExplanation, row_name: RowName) -> list[str]:
     least = f", at least {amounts_text(start.min_unit)} on each machine," if start.min_unit else ""
     intro = (
         f"{row_name(start.row)} wants {amounts_text(start.aggregate)}{least} at priority {start.priority:,}; "
-        f"{_counted(start.rank, 'row was', 'rows were')} served before it."
+        f"{counted(start.rank, 'row was', 'rows were')} served before it."
     )
     found = [intro]
     if told.folded is not None:
         count, proof = len(told.folded.members), told.folded.proof_machine
         found.append(
-            f"It stands for {_counted(count, 'gang, which needs', 'gangs, which need')} no common domain, because "
+            f"It stands for {counted(count, 'gang, which needs', 'gangs, which need')} no common domain, because "
             f"{proof} alone could host {'it' if count == 1 else 'any one of them'} whole."
         )
     if told.not_folded is not None:
         small = told.not_folded.matching_machines
-        matching = f"; {_counted(small, 'machine matches but is', 'machines match but are')} too small" if small else ""
+        least = "at least " if small >= MATCHING_COUNT_MAX else ""
+        matching = (
+            f"; {least}{counted(small, 'machine matches but is', 'machines match but are')} too small" if small else ""
+        )
         found.append(f"No single machine could host it whole, so all its machines must share one domain{matching}.")
     if start.mode is Mode.PARKED:
         found.append(_PARKED)
@@ -248,7 +199,7 @@ def _rule_sentence(choice: DomainChoice, first: RankedDomain, second: RankedDoma
         else ("could be covered", "is covered by machines that serve its cluster", "is covered by its own machines")
     )[place]
     # A coverage sums over the dimensions, so that of two dimensions covered whole is 200%.
-    left, right = _percent(first.coverages[place]), _percent(second.coverages[place])
+    left, right = percent_text(first.coverages[place]), percent_text(second.coverages[place])
     both = "both could cover it whole" if choice.decided_by == 2 else "neither could cover it whole"
     better = "tighter" if (choice.decided_by, place) == (2, 2) else "better"
     return (
@@ -261,8 +212,8 @@ def _credit_sentences(told: NeedExplanation) -> list[str]:
     if not told.credited:
         return []
     names = [f"{record.machine} ({record.state.label})" for record in told.credited_sample]
-    count = _counted(told.credited, "machine counts", "machines count")
-    return [f"{count} for it already: {_listed(names, told.credited)}."]
+    count = counted(told.credited, "machine counts", "machines count")
+    return [f"{count} for it already: {listed(names, told.credited)}."]
 
 
 def _acquired_groups(acquired: Sequence[AcquiredMachine]) -> list[list[AcquiredMachine]]:
@@ -278,23 +229,34 @@ def _acquired_groups(acquired: Sequence[AcquiredMachine]) -> list[list[AcquiredM
 
 def _alike(taken: AcquiredMachine) -> tuple[object, ...]:
     record = taken.record
-    return (record.kind, record.price, record.probability, record.cost, record.runner_up, record.cost_difference)
+    # An idle machine is taken for its price alone; nothing is said of its interruptions.
+    interruptions = (record.probability, record.cost) if record.kind is ActionKind.PROVISION else None
+    return (
+        record.kind,
+        record.price,
+        interruptions,
+        record.runner_up,
+        record.cost_difference,
+        taken.is_spare,
+    )
 
 
 def _acquired_sentences(group: Sequence[AcquiredMachine], subject: str, row_name: RowName) -> list[str]:
     record = group[0].record
     who = subject if subject == "It" else row_name(record.row)
-    names = _joined([taken.record.machine for taken in group])
+    names = joined([taken.record.machine for taken in group])
     one = len(group) == 1
     if record.kind is ActionKind.BOOTSTRAP:
-        how = f"{who} takes {names}, which {'is idle at' if one else 'are idle, each at'} {_hourly(record.price)}"
+        how = f"{who} takes {names}, which {'is idle at' if one else 'are idle, each at'} {hourly_text(record.price)}"
     else:
         how = f"{who} has {names} made {'at' if one else 'each at'} {_made_at(record)}"
     if record.domain is not None:
         how += (
-            f"; {record.domain or 'its domain'} held {record.count} of its machines when the fewest were "
-            f"{record.minimum} and the skew may be {record.skew}"
+            f"; {record.domain or 'its domain'} held {record.count} of the row's machines, the fewest in a domain were "
+            f"{record.minimum}, and the skew may be {record.skew}"
         )
+    if group[0].is_spare:
+        return [f"{how}; the row's other machines would cover everything without {'it' if one else 'any one of them'}."]
     if not record.runner_up or record.cost_difference is None:
         return [f"{how}; no other machine of that walk would have replaced {'it' if one else 'them'}."]
     second = _runner_up_sentence(record.runner_up, record.cost_difference)
@@ -305,10 +267,11 @@ def _acquired_sentences(group: Sequence[AcquiredMachine], subject: str, row_name
 
 def _made_at(record: Acquired) -> str:
     if not (record.probability and record.penalty_dollars):
-        return _hourly(record.price)
+        return hourly_text(record.price)
     return (
-        f"an effective {_hourly(record.cost)}: {_hourly(record.price)} and a {_share(record.probability)} chance an "
-        f"hour of an interruption that costs {dollars_text(record.penalty_dollars)}"
+        f"an effective {hourly_text(record.cost)}: {hourly_text(record.price)} and a "
+        f"{share_text(record.probability)} chance an hour of an interruption that costs "
+        f"{dollars_text(record.penalty_dollars)}"
     )
 
 
@@ -316,7 +279,7 @@ def _runner_up_sentence(runner_up: str, difference: float) -> str:
     if difference == 0:
         return f"The runner-up {runner_up} costs the same and lost by the order of ids."
     less = "less, but the spread does not allow it" if difference < 0 else "more"
-    return f"The runner-up {runner_up} costs {_hourly(abs(difference))} {less}."
+    return f"The runner-up {runner_up} costs {hourly_text(abs(difference))} {less}."
 
 
 def _flip_sentence(flip: Flip) -> str:
@@ -324,13 +287,15 @@ def _flip_sentence(flip: Flip) -> str:
     match flip.kind:
         case FlipKind.PRICE:
             assert flip.to is not None, "a price is known"
-            rise = f"{_hourly(flip.change)} more than now"
-            return f"{flip.instead} would go first if the price of {flip.machine} {reach} {_hourly(flip.to)}, {rise}."
+            rise = f"{hourly_text(flip.change)} more than now"
+            return (
+                f"{flip.instead} would go first if the price of {flip.machine} {reach} {hourly_text(flip.to)}, {rise}."
+            )
         case FlipKind.INTERRUPTION_PROBABILITY:
             assert flip.to is not None, "a probability is known"
             return (
                 f"{flip.instead} would go first if the chance of an interruption of {flip.machine} {reach} "
-                f"{_share(flip.to)} an hour."
+                f"{share_text(flip.to)} an hour."
             )
         case FlipKind.ROW_PENALTY:
             assert flip.to is not None, "a penalty is known"
@@ -340,8 +305,8 @@ def _flip_sentence(flip: Flip) -> str:
         case FlipKind.ASSIGNED_PRIORITY:
             assert flip.to is not None, "a priority is known"
             return (
-                f"{flip.instead} would be drained first if {flip.machine} served a priority of {_figure(flip.to)} "
-                f"or more, {_figure(flip.change)} above its own."
+                f"{flip.instead} would be drained first if {flip.machine} served a priority of {figure_text(flip.to)} "
+                f"or more, {figure_text(flip.change)} above its own."
             )
         case FlipKind.ASSIGNED_PENALTY:
             assert flip.to is not None, "a penalty is known"
@@ -356,7 +321,7 @@ def _more_taken(told: NeedExplanation) -> list[str]:
     if rest <= 0:
         return []
     return [
-        f"It takes {_counted(rest, 'more machine', 'more machines')} in the same way: in all "
+        f"It takes {counted(rest, 'more machine', 'more machines')} in the same way: in all "
         f"{told.bootstraps:,} idle and {told.provisions:,} to be made."
     ]
 
@@ -365,7 +330,9 @@ def _finish_sentences(told: NeedExplanation) -> list[str]:
     finish = told.finished
     if finish.satisfied:
         return ["With these it has everything it wants."]
-    found = [f"Then it still lacks {amounts_text(finish.deficit)}."]
+    lacks = amounts_text(finish.deficit)
+    then = "Then it still lacks" if finish.claimed else "It gets no machine and lacks everything that it wants:"
+    found = [f"{then} {lacks}."]
     if finish.matching is not None:
         found.append(_matching_sentence(finish.matching))
     return found + _best_domains(told)
@@ -390,10 +357,10 @@ def _matching_sentence(matching: MatchingCounts) -> str:
 def _victim_sentences(told: NeedExplanation, row_name: RowName) -> list[str]:
     found = []
     if told.coming:
-        found.append(f"{_counted(told.coming, 'machine is', 'machines are')} being drained for it already.")
+        found.append(f"{counted(told.coming, 'machine is', 'machines are')} being drained for it already.")
     if told.preempted:
         found.append(
-            f"Of {_counted(told.possible_victims, 'machine', 'machines')} of lower priority "
+            f"Of {counted(told.possible_victims, 'machine', 'machines')} of lower priority "
             f"it preempts {told.preempted:,}."
         )
     for victim in told.victims:
@@ -430,74 +397,14 @@ def _victim_of(victim: Victim, subject: str, row_name: RowName) -> list[str]:
     return found + [_flip_sentence(flip) for flip in victim.flips]
 
 
-# ---- rejections --------------------------------------------------------------------------------------------------
-
-
-def _rejection_sentence(count: RejectionCount, row_name: RowName) -> str:
-    wrong = _WRONG[count.reason][0 if count.count == 1 else 1]
-    machines = _listed([over.machine for over in count.sample], count.count)
-    compared = _compared(count.reason, count.sample[0], row_name)
-    because = f" ({count.sample[0].machine}: {compared})" if compared else ""
-    return f"Among {_MACHINES_OF[count.stage][1]}, {count.count:,} {wrong}{because}: {machines}."
-
-
-def _compared(reason: Rejection, over: PassedOver, row_name: RowName) -> str:
-    """Return what a reason compared, for one machine; empty when the reason says everything."""
-    detail = over.detail
-    match reason:
-        case Rejection.NOT_OWN:
-            differs = _texts(detail["differs"])
-            return f"its {_joined(differs)} {'differs' if len(differs) == 1 else 'differ'}"
-        case Rejection.CLAIMED | Rejection.EARMARKED | Rejection.TAKEN | Rejection.CLAIMED_BY_PEER:
-            row = detail["row"]
-            return f"by {row_name(row)}" if isinstance(row, RowRef) else ""
-        case Rejection.ASSIGNED_PRIORITY:
-            return f"{detail['assigned']}, the row has {detail['row']}"
-        case Rejection.PROFILE:
-            value = "absent" if detail["value"] is None else _value(detail["value"])
-            operator = detail["operator"]
-            label = operator.label if isinstance(operator, Operator) else operator
-            wanted = f"{label} {', '.join(_texts(detail['values']))}".strip()
-            return f"{detail['key']} is {value}, wanted is {wanted}"
-        case Rejection.MIN_UNIT:
-            name, have, want = str(detail["dimension"]), detail["have"], detail["want"]
-            assert isinstance(have, int), "a dimension is an integer"
-            assert isinstance(want, int), "a dimension is an integer"
-            has = amounts_text({name: have}) if have else f"no {name}"
-            return f"it has {has}, one machine must have {amounts_text({name: want})}"
-        case Rejection.OTHER_DOMAIN:
-            value = "no domain" if detail["value"] is None else _value(detail["value"])
-            return f"{value}, chosen was {_value(detail['chosen'])}"
-        case Rejection.SKEW:
-            return (
-                f"{detail['domain']} has {detail['count']}, the fewest are {detail['minimum']}, "
-                f"the skew may be {detail['skew']}"
-            )
-        case Rejection.NO_TOPOLOGY_VALUE:
-            return str(detail["key"])
-        case _:
-            return ""
-
-
-def _value(value: object) -> str:
-    """Return a label's value, an empty one so that it can be seen."""
-    return str(value) or '""'
-
-
-def _joined(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _texts(values: object) -> list[str]:
-    return [str(value) for value in values] if isinstance(values, tuple) else [str(values)]
-
-
 # ---- a machine ---------------------------------------------------------------------------------------------------
 
 
 def _machine_sentences(told: MachineExplanation, row_name: RowName) -> list[str]:
     found: list[str] = []
-    if told.outcome is not None:
+    # That a machine that is taken is not released goes without saying.
+    is_plain = isinstance(told.outcome, MachineHeld) and told.outcome.reason is HeldReason.CLAIMED
+    if told.outcome is not None and not (is_plain and told.acquired is not None):
         found.append(_outcome_sentence(told.outcome, row_name))
     if told.credited is not None:
         found.append(
@@ -511,14 +418,9 @@ def _machine_sentences(told: MachineExplanation, row_name: RowName) -> list[str]
         found.append(f"{told.machine} is being drained for {row_name(told.coming.row)}.")
     if told.earmarked is not None:
         found.append(f"{row_name(told.earmarked.row)} counted on {told.machine} when it chose its domain.")
-    for count in told.rejections:
-        rows = _listed([row_name(over.row) for over in count.sample], count.count)
-        compared = _compared(count.reason, count.sample[0], row_name)
-        because = f" ({compared})" if compared else ""
-        stage, wrong = _MACHINES_OF[count.stage][0], _WRONG[count.reason][0]
-        found.append(f"Not taken as {stage}: it {wrong}{because}, for {rows}.")
+    found += [not_taken_sentence(count, row_name) for count in told.rejections]
     if told.rows_left_out:
-        rows = _counted(told.rows_left_out, "more row was", "more rows were")
+        rows = counted(told.rows_left_out, "more row was", "more rows were")
         found.append(f"{rows} not asked about it: less urgent, or no match for it.")
     return found or [f"Nothing was decided about {told.machine}, and no row looked at it."]
 
@@ -555,10 +457,10 @@ def _outcome_sentence(outcome: MachineRecord, row_name: RowName) -> str:
         case MachineReleased():
             return (
                 f"{machine} ({outcome.capacity_type.label}) is released: it has been idle for "
-                f"{_seconds(outcome.idle_seconds)} and is held for {_seconds(outcome.hold_seconds)}."
+                f"{seconds_text(outcome.idle_seconds)} and is held for {seconds_text(outcome.hold_seconds)}."
             )
         case MachineHeld():
-            left = "" if outcome.seconds_left is None else f"; {_seconds(outcome.seconds_left)} are left"
+            left = "" if outcome.seconds_left is None else f"; {seconds_text(outcome.seconds_left)} are left"
             return f"{machine} is not released: {_HELD_REASONS[outcome.reason]}{left}."
 
 
@@ -566,11 +468,11 @@ def _reclaimed_sentence(record: MachineReclaimed) -> str:
     price = record.keep_key[0]
     found = (
         f"{record.machine} is reclaimed from {record.cluster}: {_RECLAIM_REASONS[record.reason]}. It costs "
-        f"{_hourly(price)} and is number {record.position + 1:,} in the order of keeping, cheap ones first"
+        f"{hourly_text(price)} and is number {record.position + 1:,} in the order of keeping, cheap ones first"
     )
     if record.last_kept and record.price_difference is not None:
         found += (
-            f"; {record.last_kept}, the last one kept before it, costs {_hourly(record.price_difference)} less"
+            f"; {record.last_kept}, the last one kept before it, costs {hourly_text(record.price_difference)} less"
             if record.price_difference
             else f"; {record.last_kept}, the last one kept before it, costs the same"
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bigfleet.engine.acquire import acquire_from, may_acquire
 from bigfleet.engine.credit import credit_plain, credit_same
-from bigfleet.engine.decision import Action, ActionKind, Decision, Options, Preemptor, RowResult
+from bigfleet.engine.decision import Action, ActionKind, Basis, Decision, Options, Preemptor, RowResult
 from bigfleet.engine.folding import FoldedRow, fold
 from bigfleet.engine.observer import Observer
 from bigfleet.engine.outcomes import report_outcomes
@@ -53,7 +53,11 @@ def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options, reporte
         *reclaims(snapshot, options, book),
         *releases(snapshot, options, book),
     ]
-    return Decision(actions=tuple(actions), rows=tuple(_result(row) for row in rows))
+    return Decision(
+        actions=tuple(actions),
+        rows=tuple(_result(row) for row in rows),
+        basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot),
+    )
 
 
 def processing_order(rows: Sequence[Row]) -> list[Row]:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 
 from bigfleet.engine.columnar.arrays import Bytes, Fleet, Int32s, Int64s, Rows, Work
-from bigfleet.engine.columnar.demand import Folded, joined
+from bigfleet.engine.columnar.folds import Arranged, Folded, joined
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.sweeps import sum_supply
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Preemptor, RowResult
@@ -73,12 +73,14 @@ class Answer:
     rows: Rows
     work: Work
     folded: Folded
+    #: The rows given, in list order, cluster by cluster, and what each asks of one machine if it folds.
     demand: Sequence[Need]
+    arranged: Arranged
+    folded_ask: Int32s
     #: Values of each topology key in the order of the domains' numbers.
     values: Sequence[Sequence[str]]
-    #: Processing place → place in the folded list, and the other way round.
-    in_order: Int64s
-    rank_of: Int64s
+    #: The rows in list order.
+    rows_in_list: Int64s
     #: Rows that are parked by their age alone.
     newly_parked: Bytes
     unjoined: frozenset[str]
@@ -97,16 +99,20 @@ class Answer:
         sizes = [len(self.acquired_row), len(self.victim_row), len(self.reclaimed), len(self.released)]
         return ActionColumns(self, sizes)
 
-    def results(self) -> LazySequence[RowResult]:
+    def results(self) -> "RowColumns":
         """Return one result per row of the folded list."""
-        return LazySequence(len(self.folded.place), self._result)
+        return RowColumns(self)
+
+    def result(self, place: int) -> RowResult:
+        """Return the result of the row at a place of the folded list."""
+        return self._result(int(self.rows_in_list[place]))
 
     # ---- actions -----------------------------------------------------------------------------------------------
 
     def acquisition(self, place: int) -> Action:
         """Return a Bootstrap or Provision."""
         machine = int(self.acquired_machine[place])
-        need = self.need(int(self.in_order[self.acquired_row[place]]))
+        need = self.need(int(self.acquired_row[place]))
         is_idle = self.view.columns.state[machine] == MachineState.IDLE
         return Action(
             kind=ActionKind.BOOTSTRAP if is_idle else ActionKind.PROVISION,
@@ -120,7 +126,7 @@ class Answer:
     def preemption(self, place: int) -> Action:
         """Return a Preempt."""
         machine = int(self.victim_machine[place])
-        need = self.need(int(self.in_order[self.victim_row[place]]))
+        need = self.need(int(self.victim_row[place]))
         columns, vocabulary = self.view.columns, self.view.vocabulary
         priority = need.profile.priority
         return Action(
@@ -152,28 +158,35 @@ class Answer:
 
     # ---- rows --------------------------------------------------------------------------------------------------
 
-    def need(self, position: int) -> Need:
-        """Return the row at a place of the folded list, folded and stamped."""
-        known = self._needs.get(position)
+    def need(self, row: int) -> Need:
+        """Return a row, folded and stamped."""
+        known = self._needs.get(row)
         if known is None:
-            known = self.demand[self.folded.place[position]]
-            if self.folded.members[position]:
-                known = joined(self.members(position))
-            elif self.newly_parked[position]:
+            known = self._first(row)
+            if self.folded.members[row]:
+                known = joined(self.members(row))
+            elif self.newly_parked[row]:
                 known = replace(known, parked=True)
-            self._needs[position] = known
+            self._needs[row] = known
         return known
 
-    def members(self, position: int) -> tuple[Need, ...]:
-        """Return the rows that were folded into the row, or the row itself."""
-        if not self.folded.members[position]:
-            return (self.demand[self.folded.place[position]],)
-        return tuple(self.demand[place] for place in self.folded.member_places[position].tolist())
+    def members(self, row: int) -> tuple[Need, ...]:
+        """Return the rows that were folded into the row, in list order, or the row itself."""
+        if not self.folded.members[row]:
+            return (self._first(row),)
+        start = int(self.arranged.start[self.folded.cluster[row]])
+        stop = start + int(self.arranged.size[self.folded.cluster[row]])
+        own = np.flatnonzero(self.folded_ask[start:stop] == self.folded.ask[row])
+        return tuple(self.demand[place] for place in self.arranged.places[start:stop][own].tolist())
 
-    def _result(self, position: int) -> RowResult:
+    def _first(self, row: int) -> Need:
+        start = self.arranged.start[self.folded.cluster[row]]
+        return self.demand[int(self.arranged.places[start + self.folded.local[row]])]
+
+    def _result(self, row: int) -> RowResult:
         if self._tails is None:
             self._tails = _Tails(self)
-        tails, row, need, ids = self._tails, int(self.rank_of[position]), self.need(position), self.view.ids
+        tails, need, ids = self._tails, self.need(row), self.view.ids
         claimed = tails.claimed(row)
         states = self.view.columns.state[claimed]
         held = self._unscaled(tails.held[row])
@@ -188,8 +201,8 @@ class Answer:
             victims = _names(ids, tails.victims(row))
         return RowResult(
             need=need,
-            members=(need,) if need is self.demand[self.folded.place[position]] else self.members(position),
-            folded=bool(self.folded.members[position]),
+            members=(need,) if need is self._first(row) else self.members(row),
+            folded=bool(self.folded.members[row]),
             claimed=_names(ids, claimed),
             bootstraps=_names(ids, np.sort(claimed[states == MachineState.IDLE])),
             provisions=_names(ids, np.sort(claimed[states == MachineState.SPECULATIVE])),
@@ -237,29 +250,47 @@ class ActionColumns(LazySequence[Action]):
         raise IndexError(place)
 
 
+class RowColumns(LazySequence[RowResult]):
+    """The rows of one decision, of which the short ones can be had without making the others."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(len(answer.rows_in_list), answer.result)
+        self._answer = answer
+
+    def short(self) -> tuple[RowResult, ...]:
+        """Return all and only the rows that Phase 1 left short, in list order."""
+        work = self._answer.work
+        is_short = work.want != 0
+        # Phase 2 serves short rows alone, and may have left them nothing to want.
+        is_short[work.taken_row[: work.lengths[2]]] = True
+        return tuple(self[place] for place in np.flatnonzero(is_short[self._answer.rows_in_list]).tolist())
+
+
 class _Tails:
-    """What each row holds and frees, by processing place; made once, when the first result is looked at."""
+    """What each row holds and frees; made once, when the first result is looked at."""
 
     def __init__(self, answer: Answer) -> None:
         work = answer.work
-        taken = int(work.lengths[1])
-        is_victim = work.taken_victim[:taken] != 0
-        rows, machines = work.taken_row[:taken], work.taken_machine[:taken]
-        # Phase 2 serves row by row: the log is in processing order.
-        self._victims = machines[is_victim]
-        self._victims_from = np.searchsorted(rows[is_victim], np.arange(len(answer.rows.mode) + 1))
+        taken = int(work.lengths[2])
+        rows = work.taken_row[:taken]
+        # A row's machines stay in the order in which they were taken.
+        order = np.argsort(rows, kind="stable")
+        victims, others = order[work.taken_victim[order] != 0], order[work.taken_victim[order] == 0]
+        of_rows = np.arange(len(answer.rows.mode) + 1)
+        self._victims, coming = work.taken_machine[victims], work.taken_machine[others]
+        self._victims_from = np.searchsorted(rows[victims], of_rows)
+        coming_from = np.searchsorted(rows[others], of_rows)
         self._work = work
-        self.held = _sums(answer, work.claimed, work.credit_from, work.credit_to)
-        self.held += _sums(answer, work.claimed, work.acquire_from, work.acquire_to)
+        self.held = _sums(answer, work.credited, work.credit_from, work.credit_to)
+        self.held += _sums(answer, work.acquired, work.acquire_from, work.acquire_to)
         self.freed = _sums(answer, self._victims, self._victims_from[:-1], self._victims_from[1:])
-        coming_from = np.searchsorted(rows[~is_victim], np.arange(len(answer.rows.mode) + 1))
-        self.coming = _sums(answer, machines[~is_victim], coming_from[:-1], coming_from[1:])
+        self.coming = _sums(answer, coming, coming_from[:-1], coming_from[1:])
 
     def claimed(self, row: int) -> Int32s:
         """Return the machines that the row holds, in claim order."""
         work = self._work
-        credited = work.claimed[work.credit_from[row] : work.credit_to[row]]
-        return np.concatenate([credited, work.claimed[work.acquire_from[row] : work.acquire_to[row]]])
+        credited = work.credited[work.credit_from[row] : work.credit_to[row]]
+        return np.concatenate([credited, work.acquired[work.acquire_from[row] : work.acquire_to[row]]])
 
     def victims(self, row: int) -> Int32s:
         """Return the row's victims in pick order."""

@@ -1,8 +1,9 @@
 """The groups of arrays that travel between the engine's Python and its kernels.
 
-Named tuples, because compiled code takes them as they are. Field comments give shape and meaning; R rows in processing
-order, N machines in id order, S shapes, U distinct supplies, D resource dimensions, V views, G gang classes. Nothing
-here computes anything.
+Named tuples, because compiled code takes them as they are. Field comments give shape and meaning; R rows, cluster by
+cluster, each cluster's in list order; N machines in id order; P places of bound machines and machines in creation,
+cluster by cluster; C clusters, S shapes, U distinct supplies, D resource dimensions, L listings, G gang classes.
+Nothing here computes anything.
 """
 
 from typing import NamedTuple
@@ -15,7 +16,7 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Claim of a machine that nobody holds, and of one that no phase but the third may see.
+#: Holder of a machine that nobody holds, and of one that no phase but the third may see.
 FREE = -1
 HIDDEN = -2
 #: How a row is served.
@@ -33,29 +34,46 @@ class Fleet(NamedTuple):
     shape: Int32s  # N
     offer: Int32s  # N
     stamp: Int32s  # N
+    cluster: Int32s  # N: number in the vocabulary
+    cluster_of: Int32s  # vocabulary's cluster number -> C
     supply_of: Int32s  # S: supply number
     supply: Int64s  # U x D, scaled
     helps: Int64s  # U: bit d set when dimension d is positive
-    stamp_pair: Int32s  # stamps: number of (fingerprint, group)
-    stamp_intended: Int32s  # stamps: cluster number, 0 for none
     offer_price: Floats  # offers
     idle: Int32s  # Idle machines, acquisition order
     speculative: Int32s  # buckets x Speculative machines, acquisition order of each bucket
-    creating: Int32s  # Creating machines by (pair, id)
     coming: Int32s  # Draining machines with a preemptor by (preemptor, id)
+    coming_for: Int64s  # the preemptor of each: cluster << 32 | pair
     fits: Bytes  # F x S: whether the shape fits
     domain_of: Int32s  # K x S: rank of the value of topology key k, NO_DOMAIN without one
     domains: Int32s  # K: how many values the topology key has
 
 
+class Bound(NamedTuple):
+    """Bound machines and machines in creation, one segment per cluster: Configured, Configuring, each in keep-priority
+    order, then Creating by (pair, id). The segment of no cluster has the Creating machines recorded for none.
+    """
+
+    machines: Int32s  # P
+    shapes: Int32s  # P: walking along is what keeps a walk fast
+    pairs: Int32s  # P: number of (fingerprint, group) of the stamps
+    held: Int32s  # P: place of the holder among its cluster's rows, FREE or HIDDEN
+    place_of: Int32s  # N: place of the machine, -1 for what is neither bound nor in creation
+    start: Int64s  # C
+    configuring: Int64s  # C: where the Configuring part starts
+    creating: Int64s  # C: where the Creating part starts
+    stop: Int64s  # C
+
+
 class Rows(NamedTuple):
-    """What a decision reads of the rows, in processing order. Read only."""
+    """What a decision reads of the rows. Read only."""
 
     mode: Bytes  # R
     parked: Bytes  # R
     fit: Int32s  # R
-    listing: Int32s  # R: number of the (cluster, fit) view
+    listing: Int32s  # R: number of the (cluster, fit) listing, of rows that are credited anew
     cluster: Int32s  # R
+    row_start: Int64s  # C: first row of the cluster
     pair: Int32s  # R
     precedence: Int64s  # R
     priority: Int64s  # R
@@ -67,20 +85,16 @@ class Rows(NamedTuple):
     gang: Int32s  # R: gang class of Same rows, -1
     weight: Int64s  # R x D: common denominator over the aggregate, 0 where nothing is wanted
     is_exact: Bytes  # R: whether coverages fit the integers
-    creating_start: Int64s  # R
-    creating_stop: Int64s  # R
-    coming_start: Int64s  # R
-    coming_stop: Int64s  # R
+    is_fresh: Bytes  # R: whether the row is credited anew; the others keep what they were credited
 
 
-class Views(NamedTuple):
-    """Bound machines that fit, per (cluster, fit), Configured before Configuring, each in keep-priority order."""
+class Listings(NamedTuple):
+    """Places of bound machines that fit, per (cluster, fit), in the order of the segment."""
 
-    machines: Int32s
-    shapes: Int32s  # of the machines: walking along is what keeps a walk fast
-    pairs: Int32s  # of the machines' stamps
-    start: Int64s  # V
-    length: Int64s  # V: shrinks as claimed machines are dropped
+    places: Int32s
+    is_shared: Bytes  # L: 1 when the listing is written down; 0 when its only row walks the segment itself
+    start: Int64s  # L: into `places`, or into the segment
+    length: Int64s  # L: shrinks as claimed machines are dropped
 
 
 class Gangs(NamedTuple):
@@ -101,27 +115,42 @@ class Gangs(NamedTuple):
     claim_from: Int64s  # cells: everything before is claimed
 
 
+class Memo(NamedTuple):
+    """What open gangs could be credited in the domains that may win: enough to choose again later."""
+
+    start: Int64s  # R
+    stop: Int64s  # R
+    domain: Int32s
+    members: Int64s
+    credit: Int64s  # x D
+    own: Int64s  # x D
+    size: Int64s  # [entries written, 1 when there was no room]
+
+
 class Work(NamedTuple):
     """What a decision writes."""
 
-    claim: Int32s  # N: row that holds the machine, FREE or HIDDEN
+    claim: Int32s  # N: row that takes the free machine, FREE or HIDDEN
     taken: Int32s  # N: row that the machine drains for in Phase 2, -1
     earmarked: Bytes  # N
     remaining: Int64s  # R x D
     want: Int64s  # R: bit d set while dimension d remains
     domain: Int32s  # R
     satisfiable: Bytes  # R
-    claimed: Int32s  # machines in the order of their claims
-    credit_from: Int64s  # R: the row's credited machines in `claimed`, from and to
+    is_open: Bytes  # R: whether free machines have a say in the gang's choice of a domain
+    credited: Int32s  # machines in the order of their claims, kept from decision to decision
+    credit_from: Int64s  # R: the row's machines in `credited`, from and to
     credit_to: Int64s  # R
-    acquire_from: Int64s  # R: and its acquired ones
+    acquired: Int32s  # free machines in the order of their claims
+    acquire_from: Int64s  # R: the row's machines in `acquired`, from and to
     acquire_to: Int64s  # R
     taken_row: Int32s  # coming machines and victims in order
     taken_machine: Int32s
     taken_victim: Bytes  # 1 for a victim, 0 for a coming machine
-    lengths: Int64s  # [claimed, taken]
+    lengths: Int64s  # [credited, acquired, taken]
     cursor_idle: Int64s  # F
     cursor_speculative: Int64s  # buckets x F
+    disputed: Bytes  # C: clusters in which a kept choice no longer holds
 
 
 class Scratch(NamedTuple):
@@ -135,6 +164,7 @@ class Scratch(NamedTuple):
     credit: Int64s  # domains x D
     own: Int64s  # domains x D
     touched: Int32s  # domains
+    covered_own: Int64s  # domains: own coverage where creditable machines alone cover the row, else -1; by `touched`
     queue: Int32s  # N: candidates of the row at hand, in order
     following: Int32s  # N: place of the next candidate of the same domain, -1
     preference: Floats  # N

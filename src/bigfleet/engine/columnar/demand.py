@@ -1,27 +1,19 @@
-"""Turns rows of demand into integers, once per row object, and folds gangs (docs/spec/engine.md §1.8, §4).
+"""Turns rows of demand into integers, once per row object (docs/spec/engine.md §1.8).
 
 A need is a frozen value, so what is worked out for one object holds for as long as the object does; a table that keeps
-its rows between cycles pays for the changed ones alone. Folding asks per (cluster, folded profile, aggregate), not per
-row. Nothing here may look at claims, prices or states beyond what folding asks.
+its rows between cycles pays for the changed ones alone. Profiles, vectors and the questions that rows put to matching
+are numbered too. Nothing here may look at machines beyond what matching asks.
 """
 
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.arrays import (
-    MODE_PLAIN,
-    MODE_SAME,
-    MODE_SPREAD,
-    Bytes,
-    Int32s,
-    Int64s,
-)
+from bigfleet.engine.columnar.arrays import MODE_PLAIN, MODE_SAME, MODE_SPREAD, Bytes, Int32s, Int64s
 from bigfleet.engine.columnar.kernels import COVERAGE_MAX
 from bigfleet.engine.columnar.tables import NOWHERE, Numbers, Tables
 from bigfleet.engine.folding import folded_profile
@@ -31,6 +23,8 @@ from bigfleet.model.vector import Vector
 
 #: A demand is stale when it knows this many needs more than twice the current ones.
 STALE_NEEDS_MAX: Final = 1000
+#: No question: the row folds under none.
+NO_ASK: Final = -1
 
 
 class ProfileColumns(NamedTuple):
@@ -43,8 +37,6 @@ class ProfileColumns(NamedTuple):
     #: Number of the topology key, -1 for plain profiles.
     key: Int32s
     skew: Int64s
-    #: Number of the folded profile, the profile itself without Same.
-    folded: Int32s
 
 
 class NeedColumns(NamedTuple):
@@ -53,9 +45,84 @@ class NeedColumns(NamedTuple):
     cluster: Int32s
     profile: Int32s
     aggregate: Int32s
-    min_unit: Int32s
+    #: What it asks of one machine: profile and min unit.
+    ask: Int32s
+    #: What its folded row asks of one machine, NO_ASK for a row without Same.
+    folded_ask: Int32s
+    #: Its class among gangs: profile, min unit and the dimensions that it wants; NO_ASK for a row without Same.
+    gang: Int32s
     pair: Int32s
     parked: Bytes
+
+
+NEED_TYPES: Final = (np.int32, np.int32, np.int32, np.int32, np.int32, np.int32, np.int32, np.uint8)
+PROFILE_TYPES: Final = (np.int64, np.int64, np.int32, np.uint8, np.int32, np.int64)
+
+
+def _extended(columns: Sequence[npt.NDArray[Any]], added: Sequence[list[int]]) -> list[npt.NDArray[Any]]:
+    """Return the columns with what was added, and forget that it was."""
+    grown = [
+        np.concatenate([column, np.array(values, column.dtype)]) for column, values in zip(columns, added, strict=True)
+    ]
+    for values in added:
+        values.clear()
+    return grown
+
+
+class Asks:
+    """Questions to matching, (profile, vector): which shapes match and cover the vector; answered once per fleet."""
+
+    def __init__(self, tables: Tables, profiles: list[Profile], vectors: list[Vector]) -> None:
+        self._tables = tables
+        self._profiles = profiles
+        self._vectors = vectors
+        self._numbers: dict[tuple[int, int], int] = {}
+        #: Profile and vector of each question.
+        self.profile: list[int] = []
+        self.vector: list[int] = []
+        self._version = -1
+        self._fit: Int32s = np.zeros(0, np.int32)
+        self._proving: Int32s = np.zeros(0, np.int32)
+
+    def number(self, profile: int, vector: int) -> int:
+        """Return the number of a question."""
+        number = self._numbers.setdefault((profile, vector), len(self.profile))
+        if number == len(self.profile):
+            self.profile.append(profile)
+            self.vector.append(vector)
+        return number
+
+    def fits(self, asks: Int32s) -> Int32s:
+        """Return the fit of each question."""
+        self._follow()
+        for ask in np.flatnonzero(self._is_asked(asks) & (self._fit < 0)).tolist():
+            profile = self._profiles[self.profile[ask]]
+            self._fit[ask] = self._tables.fit(profile.requirements, self._vectors[self.vector[ask]])
+        fits: Int32s = self._fit[asks]
+        return fits
+
+    def proving_fits(self, asks: Int32s) -> Int32s:
+        """Return the fit of each question among machines that carry the profile's strict-spread key (§4)."""
+        fits = self.fits(asks)
+        for ask in np.flatnonzero(self._is_asked(asks) & (self._proving < 0)).tolist():
+            spread = self._profiles[self.profile[ask]].strict_spread
+            fit = int(self._fit[ask])
+            self._proving[ask] = fit if spread is None else self._tables.carrying(fit, spread.topology_key)
+        del fits
+        proving: Int32s = self._proving[asks]
+        return proving
+
+    def _is_asked(self, asks: Int32s) -> npt.NDArray[np.bool_]:
+        return np.bincount(asks, minlength=len(self.profile)) > 0
+
+    def _follow(self) -> None:
+        if self._version != self._tables.fits_version:
+            self._version = self._tables.fits_version
+            self._fit = self._proving = np.zeros(0, np.int32)
+        missing = np.full(len(self.profile) - len(self._fit), -1, np.int32)
+        if len(missing):
+            self._fit = np.concatenate([self._fit, missing])
+            self._proving = np.concatenate([self._proving, missing])
 
 
 class Vectors:
@@ -64,6 +131,7 @@ class Vectors:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._numbers: dict[frozenset[tuple[str, int]], int] = {}
+        self._multiples: dict[tuple[int, int], int] = {}
         self.vectors: list[Vector] = []
         self._version = -1
         self.scaled: Int64s = np.zeros((0, 1), np.int64)
@@ -77,6 +145,14 @@ class Vectors:
         if number == len(self.vectors):
             self.vectors.append(vector)
         return number
+
+    def multiple(self, number: int, times: int) -> int:
+        """Return the number of a multiple of a vector."""
+        known = self._multiples.get((number, times))
+        if known is None:
+            many = {name: milli * times for name, milli in self.vectors[number].items()}
+            known = self._multiples[(number, times)] = self.number(many)
+        return known
 
     def follow(self) -> None:
         """Work out what was added since, or everything when the scale changed."""
@@ -124,8 +200,12 @@ class Demand:
         self.vectors = Vectors(tables)
         self._profile_numbers: dict[str, int] = {}
         self.profiles: list[Profile] = []
-        self._profile_lists: tuple[list[int], ...] = tuple([] for _ in ProfileColumns._fields)
-        self.profile_columns = self._profile_arrays()
+        self._new_profiles: tuple[list[int], ...] = tuple([] for _ in ProfileColumns._fields)
+        self.profile_columns = ProfileColumns._make(np.zeros(0, dtype) for dtype in PROFILE_TYPES)
+        #: Number of the folded profile of each profile, itself without Same.
+        self._folded: list[int] = []
+        self.asks = Asks(tables, self.profiles, self.vectors.vectors)
+        self._gangs = Numbers()
         self._keys = Numbers()
         #: Topology keys in the order of their numbers.
         self.keys: list[str] = []
@@ -134,52 +214,56 @@ class Demand:
         self.rows: list[Need] = []
         self._last_numbers: Int64s = np.zeros(0, np.int64)
         self._need_numbers: dict[int, int] = {}
-        self._need_lists: tuple[list[int], ...] = tuple([] for _ in NeedColumns._fields)
-        self.need_columns = self._need_arrays()
+        self._new_needs: tuple[list[int], ...] = tuple([] for _ in NeedColumns._fields)
+        self.need_columns = NeedColumns._make(np.zeros(0, dtype) for dtype in NEED_TYPES)
 
     def is_stale(self, rows: int) -> bool:
         """Say whether most of what is kept belongs to rows that are gone; then a new object is cheaper to keep."""
         return len(self._needs) > 2 * rows + STALE_NEEDS_MAX
 
     def numbers_of(self, demand: Sequence[Need]) -> Int64s:
-        """Return the number of every need, in the order given."""
+        """Return the number of every need, in the order given; the same array while the objects are the same."""
         if len(demand) == len(self.rows) and all(map(operator.is_, demand, self.rows)):
             self.vectors.follow()
             return self._last_numbers
-        find = self._need_numbers.get
-        found = list(map(find, map(id, demand)))
+        # The list keeps the objects alive, so that their ids stay their own.
+        rows = list(demand)
+        found = list(map(self._need_numbers.get, map(id, rows)))
         if None in found:
             for place, number in enumerate(found):
                 if number is None:
-                    found[place] = self._add_need(demand[place])
-            self.profile_columns = self._profile_arrays()
-            self.need_columns = self._need_arrays()
+                    found[place] = self._add_need(rows[place])
+            self.profile_columns = ProfileColumns._make(_extended(self.profile_columns, self._new_profiles))
+            self.need_columns = NeedColumns._make(_extended(self.need_columns, self._new_needs))
         self.vectors.follow()
-        self.rows, self._last_numbers = list(demand), np.array(found, np.int64)
+        self.rows, self._last_numbers = rows, np.array(found, np.int64)
         return self._last_numbers
 
     def _add_need(self, need: Need) -> int:
         known = self._need_numbers.get(id(need))
         if known is not None:
             return known
-        # The list keeps the object alive, so that its id stays its own.
         number = self._need_numbers[id(need)] = len(self._needs)
         self._needs.append(need)
+        profile = self.profile_number(need.profile)
+        aggregate, min_unit = self.vectors.number(need.aggregate), self.vectors.number(need.min_unit)
+        folded_ask = gang = NO_ASK
+        if need.profile.same_key is not None:
+            folded_ask = self.asks.number(self._folded[profile], aggregate)
+            gang = self._gangs.number((profile, min_unit, frozenset(need.aggregate)))
         line = (
             self._tables.clusters.number(need.cluster),
-            self.profile_number(need.profile),
-            self.vectors.number(need.aggregate),
-            self.vectors.number(need.min_unit),
+            profile,
+            aggregate,
+            self.asks.number(profile, min_unit),
+            folded_ask,
+            gang,
             self._tables.pairs.number((need.fingerprint, need.group)),
             int(need.parked),
         )
-        for column, value in zip(self._need_lists, line, strict=True):
+        for column, value in zip(self._new_needs, line, strict=True):
             column.append(value)
         return number
-
-    def scaled_times(self, number: int, times: int) -> list[int]:
-        """Return a multiple of a wanted vector in scaled units."""
-        return self._tables.scaled(self.vectors.vectors[number], times)[0]
 
     def profile_number(self, profile: Profile) -> int:
         """Return the number of a profile; equal profiles have one."""
@@ -192,6 +276,7 @@ class Demand:
         priority, interruption, reclamation = profile.precedence
         number = self._profile_numbers[profile.fingerprint] = len(self.profiles)
         self.profiles.append(profile)
+        self._folded.append(number)
         line = [
             # A whole order of (priority, interruption, reclamation) in one integer: ordinals take five bits.
             (priority << 10) + (interruption << 5) + reclamation,
@@ -200,12 +285,11 @@ class Demand:
             mode,
             -1 if key is None else self._key_number(key),
             0 if spread is None else spread.skew_max,
-            number,
         ]
-        for column, value in zip(self._profile_lists, line, strict=True):
+        for column, value in zip(self._new_profiles, line, strict=True):
             column.append(value)
         if mode == MODE_SAME:
-            self._profile_lists[-1][number] = self.profile_number(folded_profile(profile))
+            self._folded[number] = self.profile_number(folded_profile(profile))
         return number
 
     def _key_number(self, key: str) -> int:
@@ -213,128 +297,3 @@ class Demand:
         if number == len(self.keys):
             self.keys.append(key)
         return number
-
-    def _profile_arrays(self) -> ProfileColumns:
-        lists = self._profile_lists
-        types = (np.int64, np.int64, np.int32, np.uint8, np.int32, np.int64, np.int32)
-        return ProfileColumns(*(np.array(column, dtype) for column, dtype in zip(lists, types, strict=True)))
-
-    def _need_arrays(self) -> NeedColumns:
-        types = (np.int32, np.int32, np.int32, np.int32, np.int32, np.uint8)
-        return NeedColumns(*(np.array(column, dtype) for column, dtype in zip(self._need_lists, types, strict=True)))
-
-
-class Folded(NamedTuple):
-    """The folded list: one entry per row, in list order."""
-
-    #: Place of the row's first member in the demand.
-    place: Int64s
-    cluster: Int32s
-    profile: Int32s
-    #: Number of the wanted vector; of a folded row that of one member.
-    aggregate: Int32s
-    min_unit: Int32s
-    pair: Int32s
-    parked: Bytes
-    #: How many rows were folded into this one, 0 when it is not folded.
-    members: Int64s
-    #: Places of the members of each folded row, by its place in this list.
-    member_places: dict[int, Int64s]
-
-
-def unfolded(columns: NeedColumns, numbers: Int64s) -> Folded:
-    """Return the list of a demand in which nothing folds."""
-    return Folded(
-        place=np.arange(len(numbers)),
-        cluster=columns.cluster[numbers],
-        profile=columns.profile[numbers],
-        aggregate=columns.aggregate[numbers],
-        min_unit=columns.min_unit[numbers],
-        pair=columns.pair[numbers],
-        parked=columns.parked[numbers],
-        members=np.zeros(len(numbers), np.int64),
-        member_places={},
-    )
-
-
-class FoldQuestions(NamedTuple):
-    """The distinct (cluster, folded profile, aggregate) of the Same rows: each folds or does not as a whole."""
-
-    #: Places of the Same rows in the demand, and the question of each.
-    places: Int64s
-    question: Int64s
-    cluster: Int64s
-    profile: Int64s
-    aggregate: Int64s
-
-
-def fold_questions(rows: Folded, profiles: ProfileColumns) -> FoldQuestions:
-    """Return what must be asked to fold the demand."""
-    places = np.flatnonzero(profiles.mode[rows.profile] == MODE_SAME)
-    cluster, aggregate = rows.cluster[places].astype(np.int64), rows.aggregate[places].astype(np.int64)
-    folded = profiles.folded[rows.profile[places]].astype(np.int64)
-    if len(places) == 0:
-        return FoldQuestions(places, cluster, cluster, folded, aggregate)
-    profile_count, vector_count = int(folded.max()) + 1, int(aggregate.max()) + 1
-    key = (cluster * profile_count + folded) * vector_count + aggregate
-    distinct, question = np.unique(key, return_inverse=True)
-    rest, asked_aggregate = np.divmod(distinct, vector_count)
-    asked_cluster, asked_profile = np.divmod(rest, profile_count)
-    return FoldQuestions(places, question, asked_cluster, asked_profile, asked_aggregate)
-
-
-def fold_rows(rows: Folded, questions: FoldQuestions, folds: Bytes, group_pairs: Int64s) -> Folded:
-    """Return the folded list: a folded row stands where its first member stood (§4).
-
-    `folds` and `group_pairs`, the pair of (folded fingerprint, no group), are per question.
-    """
-    folding = folds[questions.question] != 0
-    if not folding.any():
-        return rows
-    places, question = questions.places[folding], questions.question[folding]
-    order = np.argsort(question, kind="stable")
-    asked, starts, counts = np.unique(question[order], return_index=True, return_counts=True)
-    grouped = places[order]
-    firsts = grouped[starts]
-    keep = np.ones(len(rows.place), np.bool_)
-    keep[places] = False
-    keep[firsts] = True
-    changed: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = {
-        "profile": (rows.profile, questions.profile[asked]),
-        "min_unit": (rows.min_unit, questions.aggregate[asked]),
-        "pair": (rows.pair, group_pairs[asked]),
-        "parked": (rows.parked, np.zeros(len(asked))),
-        "members": (rows.members, counts),
-    }
-    columns = {}
-    for name, (column, values) in changed.items():
-        column = column.copy()
-        column[firsts] = values
-        columns[name] = column[keep]
-    position = np.cumsum(keep) - 1
-    members = {
-        int(position[first]): grouped[start : start + count]
-        for first, start, count in zip(firsts.tolist(), starts.tolist(), counts.tolist(), strict=True)
-    }
-    return Folded(
-        place=rows.place[keep],
-        cluster=rows.cluster[keep],
-        aggregate=rows.aggregate[keep],
-        member_places=members,
-        **columns,
-    )
-
-
-def joined(members: Sequence[Need]) -> Need:
-    """Return the folded row of equal gangs: their aggregates summed, the earliest known arrival (§4)."""
-    first = members[0]
-    arrivals = [need.arrival_unix_nanos for need in members if need.arrival_unix_nanos]
-    return replace(
-        first,
-        profile=folded_profile(first.profile),
-        min_unit=first.aggregate,
-        group="",
-        parked=False,
-        aggregate={name: milli * len(members) for name, milli in first.aggregate.items()},
-        arrival_unix_nanos=min(arrivals, default=0),
-    )

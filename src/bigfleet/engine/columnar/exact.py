@@ -6,7 +6,7 @@ The same question to the same function that the reference engine asks. Nothing h
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from bigfleet.engine.columnar.arrays import FREE, NO_DOMAIN, Fleet, Gangs, Rows, Views, Work
+from bigfleet.engine.columnar.arrays import FREE, NO_DOMAIN, Bound, Fleet, Gangs, Rows, Work
 from bigfleet.engine.domains import Domain, rank_domains
 from bigfleet.model import vector
 from bigfleet.model.vector import Vector
@@ -19,30 +19,29 @@ def choose_exactly(
     supplies: list[Vector],
     values: list[str],
     fleet: Fleet,
+    bound: Bound,
     rows: Rows,
-    views: Views,
     gangs: Gangs,
     work: Work,
 ) -> tuple[int, bool]:
     """Return the row's best domain, NO_DOMAIN when there is none, and whether it is satisfiable."""
-    key, pair, listing = rows.key[row], rows.pair[row], rows.listing[row]
+    key, pair, cluster = rows.key[row], rows.pair[row], int(rows.cluster[row])
     held: defaultdict[int, Counter[int]] = defaultdict(Counter)
     own: defaultdict[int, Counter[int]] = defaultdict(Counter)
     free: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    start = views.start[listing]
-    candidates = [(machine, False) for machine in views.machines[start : start + views.length[listing]].tolist()]
-    for machine in fleet.creating[rows.creating_start[row] : rows.creating_stop[row]].tolist():
-        if fleet.stamp_intended[fleet.stamp[machine]] in (0, rows.cluster[row]):
-            candidates.append((machine, True))
-    for machine, is_creating in candidates:
-        shape = fleet.shape[machine]
+    candidates = list(range(bound.start[cluster], bound.creating[cluster]))
+    for segment in {cluster, 0}:
+        creating = range(bound.creating[segment], bound.stop[segment])
+        candidates += [place for place in creating if bound.pairs[place] == pair]
+    for place in candidates:
+        shape = bound.shapes[place]
         supply, domain = int(fleet.supply_of[shape]), int(fleet.domain_of[key, shape])
-        if work.claim[machine] != FREE or domain == NO_DOMAIN or not fleet.fits[rows.fit[row], shape]:
+        if bound.held[place] != FREE or domain == NO_DOMAIN or not fleet.fits[rows.fit[row], shape]:
             continue
         if not fleet.helps[supply] & rows.mask[row]:
             continue
         held[domain][supply] += 1
-        if is_creating or fleet.stamp_pair[fleet.stamp[machine]] == pair:
+        if bound.pairs[place] == pair:
             own[domain][supply] += 1
     if not rows.parked[row]:
         _count_free(free, int(rows.gang[row]), fleet, gangs, work)

@@ -1,61 +1,24 @@
-"""Sorts the machines of one view into the orders in which the phases walk them (docs/spec/engine.md §1.3, §5.2).
+"""Keeps the orders in which the phases walk the machines of a view, and brings them up to the next one.
 
-Rows are in id order, so a key of (rank, row) packed into one integer is the whole order. Orders depend on the view
-alone: which machines a decision may not see is the caller's business. Nothing here may drop or prefer a machine.
+docs/spec/engine.md §1.3, §5.2. Orders depend on the view alone: which machines a decision may not see is the caller's
+business. What changed between two views costs what it touches; where that is not known everything is sorted anew.
+Nothing here may drop or prefer a machine.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.arrays import Int32s, Int64s
+from bigfleet.engine.columnar.arrays import Bytes, Floats, Int32s, Int64s
+from bigfleet.engine.columnar.segments import Segments
+from bigfleet.engine.columnar.sorting import sort_by
 from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columnar.sweeps import merge_order
 from bigfleet.engine.columnar.tables import Tables, ranks
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.states import MachineState
 
-_PACKED_BITS_MAX = 62
-_DIGIT_BITS = 16
-
-
-def sort_by(columns: list[Int64s], rows: npt.NDArray[np.integer]) -> Int32s:
-    """Return `rows`, given ascending, sorted by the columns, most significant first, then by row."""
-    if len(rows) < 2:
-        return rows.astype(np.int32)
-    widths = [int(column.max()).bit_length() for column in columns]
-    row_bits = int(rows[-1]).bit_length()
-    if sum(widths) == 0:
-        return rows.astype(np.int32)
-    if max(widths) <= _DIGIT_BITS:
-        return rows[_digit_order(columns, widths)].astype(np.int32)
-    if sum(widths) + row_bits > _PACKED_BITS_MAX:
-        return rows[np.lexsort(columns[::-1])].astype(np.int32)
-    key = np.zeros(len(rows), np.int64)
-    for column, width in zip(columns, widths, strict=True):
-        key <<= width
-        key |= column
-    key <<= row_bits
-    key |= rows
-    key.sort()
-    return (key & ((1 << row_bits) - 1)).astype(np.int32)
-
-
-def _digit_order(columns: list[Int64s], widths: list[int]) -> Int64s:
-    """Return the stable order of the columns, as many of them at a time as make one digit of a radix sort.
-
-    NumPy sorts integers of 16 bits by counting, three times faster than it compares longer ones.
-    """
-    digits = [np.zeros(len(columns[0]), np.int64)]
-    bits = 0
-    for column, width in zip(reversed(columns), reversed(widths), strict=True):
-        if bits + width > _DIGIT_BITS:
-            digits.append(np.zeros(len(column), np.int64))
-            bits = 0
-        digits[-1] |= column << bits
-        bits += width
-    order = np.argsort(digits[0].astype(np.uint16), kind="stable")
-    for digit in digits[1:]:
-        order = order[np.argsort(digit[order].astype(np.uint16), kind="stable")]
-    return order
+#: More changed rows than this share of all are cheaper to sort anew.
+_CHANGED_SHARE = 8
 
 
 class Orders:
@@ -63,72 +26,148 @@ class Orders:
 
     def __init__(self, view: ColumnSnapshot, tables: Tables) -> None:
         self._tables = tables
-        columns = view.columns
-        self._columns = columns
-        self.clusters = len(view.vocabulary.clusters)
-        state = columns.state
-        #: Machines of each state, ids ascending.
-        self.idle_by_id = np.flatnonzero(state == MachineState.IDLE).astype(np.int32)
-        self.configured = np.flatnonzero(state == MachineState.CONFIGURED).astype(np.int32)
-        self.speculative_by_id = np.flatnonzero(state == MachineState.SPECULATIVE).astype(np.int32)
-        self._price_rank = ranks(tables.offer_price)
-        self.idle = self._by_price(self.idle_by_id)
-        self._sort_bound(np.flatnonzero(state == MachineState.CONFIGURING))
-        self._sort_stamped(
-            np.flatnonzero(state == MachineState.CREATING), np.flatnonzero(state == MachineState.DRAINING)
-        )
+        self.view = view
+        self.segments = Segments(view, tables)
+        state = view.columns.state
+        self.idle = self._sorted_by(tables.offer_price, np.flatnonzero(state == MachineState.IDLE))
+        self._sort_coming()
         self._buckets: list[int] = []
+        self._lines: dict[bytes, int] = {}
         #: Line of `speculative` for each bucket in use; buckets that order alike share one.
         self.line_of: dict[int, int] = {}
-        self.speculative: Int32s = np.zeros((1, len(self.speculative_by_id)), np.int32)
+        self.speculative: Int32s = np.zeros((1, 0), np.int32)
+        self._configured: Int32s | None = None
+        self._free_shapes: Int32s | None = None
 
-    def _by_price(self, rows: Int32s) -> Int32s:
-        return sort_by([self._price_rank[self._columns.offer[rows]]], rows)
+    @property
+    def configured(self) -> Int32s:
+        """Configured machines, ids ascending."""
+        if self._configured is None:
+            found = np.flatnonzero(self.view.columns.state == MachineState.CONFIGURED)
+            self._configured = found.astype(np.int32)
+        return self._configured
 
-    def _sort_bound(self, configuring: npt.NDArray[np.integer]) -> None:
-        """Lay out bound machines: cluster by cluster Configured, then Configuring, each in keep-priority order."""
-        columns = self._columns
-        is_bound = np.zeros(len(columns.state), np.bool_)
-        is_bound[self.configured] = True
-        is_bound[configuring] = True
-        is_bound &= columns.cluster != 0
-        rows = np.flatnonzero(is_bound)
-        part = columns.cluster[rows].astype(np.int64) * 2 + (columns.state[rows] == MachineState.CONFIGURING)
-        reclamation = ranks(-self._tables.stamp_reclamation)
-        self.bound = sort_by([part, self._price_rank[columns.offer[rows]], reclamation[columns.stamp[rows]]], rows)
-        #: Shape, and pair of the stamps, of each bound machine, in the same order.
-        self.bound_shapes: Int32s = columns.shape[self.bound]
-        self.bound_pairs: Int32s = self._tables.stamp_pair[columns.stamp[self.bound]]
-        sizes = np.bincount(part, minlength=2 * self.clusters)
-        #: Where each cluster's Configured part starts (even places), and its Configuring part (odd ones).
-        self.bound_starts: Int64s = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    def follow(self, view: ColumnSnapshot) -> npt.NDArray[np.integer] | None:
+        """Bring the orders up to a later view; returns the clusters whose bound or coming machines changed.
 
-    def _sort_stamped(self, creating: npt.NDArray[np.integer], draining: npt.NDArray[np.integer]) -> None:
-        pair = self._tables.stamp_pair[self._columns.stamp[creating]].astype(np.int64)
-        self.creating = sort_by([pair], creating)
-        self.creating_pair = np.sort(pair)
-        wanted = self._tables.stamp_for[self._columns.stamp[draining]]
+        None when the way from the one view to the other is not known, or too long: then nothing was done.
+        """
+        old = self.view
+        changed = view.changed_since(old.generation) if view.layout == old.layout else None
+        if changed is None or len(changed) > len(view.ids) // _CHANGED_SHARE:
+            return None
+        moved = self.segments.follow(view, self._tables, changed)
+        was, now = old.columns.state[changed], view.columns.state[changed]
+        repriced = old.columns.offer[changed] != view.columns.offer[changed]
+        self._follow_free(view, changed, was, now, repriced)
+        self.view = view
+        if ((was == MachineState.DRAINING) | (now == MachineState.DRAINING)).any():
+            self._sort_coming()
+        self._configured = self._free_shapes = None
+        return moved
+
+    def _follow_free(
+        self,
+        view: ColumnSnapshot,
+        changed: npt.NDArray[np.integer],
+        was: Bytes,
+        now: Bytes,
+        repriced: npt.NDArray[np.bool_],
+    ) -> None:
+        for state in (MachineState.IDLE, MachineState.SPECULATIVE):
+            leaves = changed[(was == state) & ((now != state) | repriced)]
+            joins = changed[(now == state) & ((was != state) | repriced)].astype(np.int32)
+            if len(leaves) == 0 and len(joins) == 0:
+                continue
+            is_dropped = np.zeros(len(view.ids), np.uint8)
+            is_dropped[leaves] = 1
+            offer = view.columns.offer
+            if state is MachineState.IDLE:
+                self.idle = _merged(self.idle, is_dropped, len(leaves), joins, offer, self._tables.offer_price)
+            elif self._buckets:
+                costs = self._line_costs()
+                if costs is None:
+                    self._buckets = []
+                    continue
+                lines = [
+                    _merged(line, is_dropped, len(leaves), joins, offer, cost)
+                    for line, cost in zip(self.speculative, costs, strict=True)
+                ]
+                self.speculative = np.array(lines, np.int32)
+
+    def _sort_coming(self) -> None:
+        columns = self.view.columns
+        draining = np.flatnonzero(columns.state == MachineState.DRAINING)
+        wanted = self._tables.stamp_for[columns.stamp[draining]]
         draining, wanted = draining[wanted >= 0], wanted[wanted >= 0]
+        #: Draining machines with a preemptor, by (preemptor, id), and the preemptor of each.
         self.coming = draining[np.argsort(wanted, kind="stable")].astype(np.int32)
-        self.coming_for = np.sort(wanted)
+        self.coming_for: Int64s = np.sort(wanted)
+
+    def _sorted_by(self, cost_of_offer: Floats, rows: npt.NDArray[np.integer]) -> Int32s:
+        return sort_by([ranks(cost_of_offer)[self.view.columns.offer[rows]]], rows)
+
+    def _cost(self, bucket: int) -> Floats:
+        price, probability = self._tables.offer_price, self._tables.offer_probability
+        cost = price.copy()
+        risky = probability != 0
+        cost[risky] = price[risky] + probability[risky] * max(0.0, bucket_upper_dollars(bucket))
+        return cost
+
+    def _line_costs(self) -> list[Floats] | None:
+        """Return the costs that each line is ordered by; None when buckets that share a line no longer order alike."""
+        costs: list[Floats | None] = [None] * len(self.speculative)
+        rank_of: dict[int, bytes] = {}
+        for bucket, line in self.line_of.items():
+            cost = self._cost(bucket)
+            rank = ranks(cost).tobytes()
+            if costs[line] is None:
+                costs[line] = cost
+                rank_of[line] = rank
+            elif rank_of[line] != rank:
+                return None
+        return [cost for cost in costs if cost is not None]
 
     def use_buckets(self, buckets: list[int]) -> None:
         """Make the orders of Speculative machines for some interruption buckets, one line for all that order alike."""
-        if buckets == self._buckets:
+        if self._buckets and set(buckets) <= set(self._buckets):
             return
-        tables, rows = self._tables, self.speculative_by_id
-        offers = self._columns.offer[rows]
-        used = np.unique(offers)
-        price, probability = tables.offer_price[used], tables.offer_probability[used]
-        risky = probability != 0
+        rows = np.flatnonzero(self.view.columns.state == MachineState.SPECULATIVE)
+        self.line_of = {}
         known: dict[bytes, int] = {}
         lines: list[Int32s] = []
         for bucket in buckets:
-            cost = price.copy()
-            cost[risky] = price[risky] + probability[risky] * max(0.0, bucket_upper_dollars(bucket))
-            rank = ranks(cost)
-            line = self.line_of[bucket] = known.setdefault(rank.tobytes(), len(lines))
+            cost = self._cost(bucket)
+            line = self.line_of[bucket] = known.setdefault(ranks(cost).tobytes(), len(lines))
             if line == len(lines):
-                lines.append(sort_by([rank[np.searchsorted(used, offers)]], rows))
+                lines.append(self._sorted_by(cost, rows))
         self._buckets = buckets
         self.speculative = np.array(lines, np.int32).reshape(len(lines), len(rows))
+
+    def free_shapes(self, hidden: npt.NDArray[np.integer]) -> Int32s:
+        """Return the distinct shapes of the Idle and Speculative machines that are not hidden."""
+        columns = self.view.columns
+        if len(hidden) == 0 and self._free_shapes is not None:
+            return self._free_shapes
+        state = columns.state
+        is_free = (state == MachineState.IDLE) | (state == MachineState.SPECULATIVE)
+        is_free[hidden] = False
+        counts = np.bincount(columns.shape[is_free])
+        shapes = np.flatnonzero(counts).astype(np.int32)
+        if len(hidden) == 0:
+            self._free_shapes = shapes
+        return shapes
+
+
+def _merged(
+    order: Int32s,
+    is_dropped: Bytes,
+    dropped: int,
+    joins: Int32s,
+    offer: Int32s,
+    cost_of_offer: Floats,
+) -> Int32s:
+    joins = joins[np.lexsort((joins, cost_of_offer[offer[joins]]))]
+    merged = np.empty(len(order) - dropped + len(joins), np.int32)
+    merge_order(np.ascontiguousarray(order), is_dropped, joins, offer, cost_of_offer, merged)
+    return merged

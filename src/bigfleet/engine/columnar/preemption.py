@@ -8,9 +8,11 @@ penalties are in the order already.
 import numba
 import numpy as np
 
-from bigfleet.engine.columnar.arrays import MODE_PLAIN, MODE_SAME, MODE_SPREAD, NO_DOMAIN
+from bigfleet.engine.columnar.acquiring import is_useful, next_pick, open_round
+from bigfleet.engine.columnar.arrays import FREE, HIDDEN, MODE_PLAIN, MODE_SPREAD, NO_DOMAIN
 from bigfleet.engine.columnar.kernels import (
     BOOL,
+    BOUND_T,
     FLEET_T,
     I4_T,
     I8_T,
@@ -18,11 +20,9 @@ from bigfleet.engine.columnar.kernels import (
     ROWS_T,
     SCRATCH_T,
     WORK_T,
+    first_at_least,
     inlined,
-    is_useful,
     kernel,
-    next_pick,
-    open_round,
     subtract,
 )
 
@@ -31,12 +31,12 @@ from bigfleet.engine.columnar.kernels import (
 def take(fleet, work, row, machine, is_victim):  # type: ignore[no-untyped-def]
     """Count a machine that will be free for the row."""
     work.taken[machine] = row
-    place = work.lengths[1]
+    place = work.lengths[2]
     work.taken_row[place] = row
     work.taken_machine[place] = machine
     work.taken_victim[place] = is_victim
-    work.lengths[1] = place + 1
-    subtract(fleet, work, row, machine)
+    work.lengths[2] = place + 1
+    subtract(fleet, work, row, fleet.supply_of[fleet.shape[machine]])
 
 
 @inlined(BOOL(FLEET_T, ROWS_T, WORK_T, INT, INT))
@@ -54,9 +54,12 @@ def is_allowed(fleet, rows, work, row, machine):  # type: ignore[no-untyped-def]
 @kernel(numba.void(FLEET_T, ROWS_T, WORK_T, INT))
 def count_coming(fleet, rows, work, row):  # type: ignore[no-untyped-def]
     """Subtract what drains for the row already (§6.2)."""
-    for i in range(rows.coming_start[row], rows.coming_stop[row]):
-        machine = fleet.coming[i]
-        if work.taken[machine] >= 0 or work.claim[machine] < -1:
+    preemptor = np.int64(rows.cluster[row]) << 32 | np.int64(rows.pair[row])
+    place = first_at_least(fleet.coming_for, 0, len(fleet.coming_for), preemptor)
+    while place < len(fleet.coming_for) and fleet.coming_for[place] == preemptor:
+        machine = fleet.coming[place]
+        place += 1
+        if work.taken[machine] >= 0 or work.claim[machine] == HIDDEN:
             continue
         if fleet.fits[rows.fit[row], fleet.shape[machine]] == 0 or not is_allowed(fleet, rows, work, row, machine):
             continue
@@ -64,22 +67,26 @@ def count_coming(fleet, rows, work, row):  # type: ignore[no-untyped-def]
             take(fleet, work, row, machine, False)
 
 
-@inlined(BOOL(FLEET_T, ROWS_T, WORK_T, INT, INT))
-def is_out_of_reach(fleet, rows, work, row, machine):  # type: ignore[no-untyped-def]
+@inlined(BOOL(FLEET_T, BOUND_T, ROWS_T, WORK_T, INT, INT))
+def is_out_of_reach(fleet, bound, rows, work, row, machine):  # type: ignore[no-untyped-def]
     """Say whether neither the row nor a later one of its kind may have the machine, whatever they still want."""
     if work.taken[machine] >= 0 or fleet.fits[rows.fit[row], fleet.shape[machine]] == 0:
         return True
-    holder = work.claim[machine]
-    return holder >= 0 and rows.precedence[holder] >= rows.precedence[row]
+    place = bound.place_of[machine]
+    local = bound.held[place] if place >= 0 else np.int32(FREE)
+    if local < 0:
+        return False
+    holder = rows.row_start[fleet.cluster_of[fleet.cluster[machine]]] + local
+    return rows.precedence[holder] >= rows.precedence[row]
 
 
-@kernel(numba.void(FLEET_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, INT, INT, INT, I8_T, I8_T))
-def pick_spread(fleet, rows, work, scratch, ranked, row, start, taken_from, heads, counts):  # type: ignore[no-untyped-def]
+@kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, INT, INT, INT, I8_T, I8_T))
+def pick_spread(fleet, bound, rows, work, scratch, ranked, row, start, taken_from, heads, counts):  # type: ignore[no-untyped-def]
     """Pick victims under the row's strict spread: as in Phase 1, by place in the order of victims (§6.3)."""
     size = 0
     for i in range(start, len(ranked)):
         machine = ranked[i]
-        if is_out_of_reach(fleet, rows, work, row, machine) or not is_allowed(fleet, rows, work, row, machine):
+        if is_out_of_reach(fleet, bound, rows, work, row, machine) or not is_allowed(fleet, rows, work, row, machine):
             continue
         if is_useful(fleet, work, row, machine):
             scratch.queue[size] = machine
@@ -97,34 +104,32 @@ def pick_spread(fleet, rows, work, scratch, ranked, row, start, taken_from, head
         take(fleet, work, row, scratch.queue[place], True)
 
 
-@kernel(numba.void(FLEET_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, I8_T, INT, INT))
-def preempt(fleet, rows, work, scratch, ranked, cursors, first, last):  # type: ignore[no-untyped-def]
-    """Serve the short rows from `first` up to `last`, which share one priority and so one order of victims.
+@kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, I8_T, I4_T))
+def preempt(fleet, bound, rows, work, scratch, ranked, cursors, agenda):  # type: ignore[no-untyped-def]
+    """Serve the rows of the agenda, which share one priority and so one order of victims.
 
     `cursors` is per fit and starts at zero.
     """
     heads, counts = np.zeros(len(scratch.seen), np.int64), np.zeros(len(scratch.seen), np.int64)
-    for row in range(first, last):
-        if work.want[row] == 0 or rows.parked[row] != 0:
-            continue
-        if rows.mode[row] == MODE_SAME and work.domain[row] == NO_DOMAIN:
-            continue
-        taken_from = work.lengths[1]
+    for row in agenda:
+        taken_from = work.lengths[2]
         count_coming(fleet, rows, work, row)
         fit = rows.fit[row]
         start = cursors[fit]
-        while start < len(ranked) and is_out_of_reach(fleet, rows, work, row, ranked[start]):
+        while start < len(ranked) and is_out_of_reach(fleet, bound, rows, work, row, ranked[start]):
             start += 1
         cursors[fit] = start
         if rows.mode[row] == MODE_SPREAD:
             if work.want[row] != 0:
-                pick_spread(fleet, rows, work, scratch, ranked, row, start, taken_from, heads, counts)
+                pick_spread(fleet, bound, rows, work, scratch, ranked, row, start, taken_from, heads, counts)
             continue
         for i in range(start, len(ranked)):
             if work.want[row] == 0:
                 break
             machine = ranked[i]
-            if is_out_of_reach(fleet, rows, work, row, machine) or not is_allowed(fleet, rows, work, row, machine):
+            if is_out_of_reach(fleet, bound, rows, work, row, machine) or not is_allowed(
+                fleet, rows, work, row, machine
+            ):
                 continue
             if is_useful(fleet, work, row, machine):
                 take(fleet, work, row, machine, True)

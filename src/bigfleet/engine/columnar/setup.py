@@ -1,10 +1,9 @@
-"""Lays out the arrays of one decision: rows in processing order, listings, gang classes, room for the answer.
+"""Lays out the arrays of one decision: rows, listings, gang classes, room for the answer.
 
 Between the columns that live across calls and the kernels that run once. Nothing here may serve a row.
 """
 
-from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +15,18 @@ from bigfleet.engine.columnar.arrays import (
     MODE_SAME,
     NO_DOMAIN,
     QUANTITY_MAX,
-    UNDECIDED,
+    Bound,
     Bytes,
     Fleet,
     Gangs,
     Int32s,
     Int64s,
+    Listings,
     Rows,
     Scratch,
-    Views,
-    Work,
 )
-from bigfleet.engine.columnar.demand import Demand, Folded
+from bigfleet.engine.columnar.demand import Demand
+from bigfleet.engine.columnar.folds import Arranged, Folded, short_keys
 from bigfleet.engine.columnar.orders import Orders
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.sweeps import list_bound, list_free
@@ -42,17 +41,24 @@ CELLS_MAX: Final = 20_000_000
 ENTRIES_MAX: Final = 100_000_000
 
 
-def visible_claims(view: ColumnSnapshot, rows_of: Mapping[MachineId, int], options: Options) -> Int32s:
-    """Return the claims before anybody claims: HIDDEN for what no phase but the third may see (§1.1)."""
-    claims = np.full(len(view.ids), FREE, np.int32)
+def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
+    """Return the rows of the machines that no phase but the third may see, ascending (§1.1)."""
+    hidden = []
     for machine_id in options.unjoined:
-        row = rows_of.get(MachineId(machine_id))
+        row = view.rows.get(MachineId(machine_id))
         if row is not None:
-            claims[row] = HIDDEN
+            hidden.append(row)
     for machine_id in options.reserved:
-        row = rows_of.get(MachineId(machine_id))
+        row = view.rows.get(MachineId(machine_id))
         if row is not None and view.columns.state[row] in RESERVABLE_STATES:
-            claims[row] = HIDDEN
+            hidden.append(row)
+    return np.unique(np.array(hidden, np.int64))
+
+
+def visible_claims(machines: int, hidden: Int64s) -> Int32s:
+    """Return the claims before anybody claims."""
+    claims = np.full(machines, FREE, np.int32)
+    claims[hidden] = HIDDEN
     return claims
 
 
@@ -87,121 +93,118 @@ def fleet_arrays(view: ColumnSnapshot, tables: Tables, orders: Orders, keys: lis
         shape=columns.shape,
         offer=columns.offer,
         stamp=columns.stamp,
+        cluster=columns.cluster,
+        cluster_of=tables.cluster_of,
         supply_of=tables.supply_of,
         supply=tables.supply,
         helps=tables.helps,
-        stamp_pair=tables.stamp_pair,
-        stamp_intended=tables.stamp_intended,
         offer_price=tables.offer_price,
         idle=orders.idle,
         speculative=orders.speculative,
-        creating=orders.creating,
         coming=orders.coming,
+        coming_for=orders.coming_for,
         fits=tables.fits,
         domain_of=domain_of,
         domains=np.array([len(attribute.values) for attribute in attributes] or [0], np.int32),
     )
 
 
-def cluster_parts(clusters: Int32s, tables: Tables, view: ColumnSnapshot, orders: Orders) -> tuple[Int64s, Int64s]:
-    """Return where each row's cluster starts and ends among the bound machines."""
-    names = list(tables.clusters.of)
-    known = view.vocabulary.cluster_numbers()
-    part_of = np.array([known.get(str(name), -1) for name in names], np.int64)
-    # A cluster that was first seen after the view was taken has no machines in it; neither has "".
-    part_of[(part_of >= orders.clusters) | (part_of == 0)] = -1
-    part = part_of[clusters]
-    starts = np.where(part >= 0, orders.bound_starts[2 * part], 0)
-    stops = np.where(part >= 0, orders.bound_starts[np.where(part >= 0, 2 * part + 2, 0)], 0)
-    return starts, stops
+def row_starts(folded: Folded, clusters: int) -> Int64s:
+    """Return the first row of each cluster."""
+    sizes = np.bincount(folded.cluster, minlength=clusters)
+    return (np.cumsum(sizes) - sizes).astype(np.int64)
 
 
 def row_arrays(
-    folded: Folded,
-    fits: Int32s,
-    in_order: Int64s,
-    newly_parked: Bytes,
-    *,
-    demand: Demand,
-    orders: Orders,
+    folded: Folded, row_start: Int64s, fits: Int32s, parked: Bytes, *, demand: Demand, orders: Orders
 ) -> Rows:
-    """Gather the rows in processing order. `listing` and `gang` are still those of no one."""
+    """Gather the rows. `listing`, `gang` and `is_fresh` are still those of no one."""
     profiles, vectors = demand.profile_columns, demand.vectors
-    profile, aggregate = folded.profile[in_order], folded.aggregate[in_order]
-    cluster, pair = folded.cluster[in_order], folded.pair[in_order]
-    scaled = vectors.scaled[aggregate]
-    for rank in np.flatnonzero(folded.members[in_order] > 1).tolist():
-        times = int(folded.members[in_order[rank]])
-        scaled[rank] = demand.scaled_times(int(aggregate[rank]), times)
+    profile, aggregate = folded.profile, folded.aggregate
     lines = np.zeros(len(ORDINALS), np.int32)
     lines[list(orders.line_of)] = list(orders.line_of.values())
-    key = cluster.astype(np.int64) << 32 | pair
     return Rows(
         mode=profiles.mode[profile],
-        parked=(folded.parked | newly_parked)[in_order],
-        fit=fits[in_order],
-        listing=np.zeros(len(in_order), np.int32),
-        cluster=cluster,
-        pair=pair,
+        parked=parked,
+        fit=fits,
+        listing=np.zeros(len(profile), np.int32),
+        cluster=folded.cluster,
+        row_start=row_start,
+        pair=folded.pair,
         precedence=profiles.precedence[profile],
         priority=profiles.priority[profile],
-        aggregate=scaled,
+        aggregate=vectors.scaled[aggregate],
         mask=vectors.mask[aggregate],
         key=profiles.key[profile],
         skew=profiles.skew[profile],
         bucket=lines[profiles.bucket[profile]],
-        gang=np.full(len(in_order), -1, np.int32),
+        gang=np.full(len(profile), -1, np.int32),
         weight=vectors.weight[aggregate],
         is_exact=vectors.is_exact[aggregate],
-        creating_start=_places(orders.creating_pair, pair, "left"),
-        creating_stop=_places(orders.creating_pair, pair, "right"),
-        coming_start=_places(orders.coming_for, key, "left"),
-        coming_stop=_places(orders.coming_for, key, "right"),
+        is_fresh=np.ones(len(profile), np.uint8),
     )
 
 
-def _places(ordered: Int64s, wanted: npt.NDArray[np.integer], side: Literal["left", "right"]) -> Int64s:
-    # Searching among nothing costs as much as among something.
-    return np.searchsorted(ordered, wanted, side) if len(ordered) else np.zeros(len(wanted), np.int64)
+def list_order(folded: Folded, arranged: Arranged) -> Int64s:
+    """Return the rows in list order: each stands where its first member stands."""
+    place = arranged.places[arranged.start[folded.cluster] + folded.local]
+    row_at = np.full(len(arranged.places), -1, np.int64)
+    row_at[place] = np.arange(len(place))
+    return row_at[row_at >= 0]
 
 
-def make_views(fleet: Fleet, rows: Rows, orders: Orders, starts: Int64s, stops: Int64s) -> tuple[Views, Rows]:
-    """List the bound machines that fit, once per (cluster, fit); `starts` and `stops` are per row.
+def processing_order(rows_in_list: Int64s, folded: Folded, demand: Demand) -> Int32s:
+    """Return the rows in the order in which they are served: precedence, then list order (§5.1)."""
+    rank_of_profile = np.unique(-demand.profile_columns.precedence, return_inverse=True)[1]
+    keys = short_keys(rank_of_profile, len(rank_of_profile))[folded.profile[rows_in_list]]
+    return rows_in_list[np.argsort(keys, kind="stable")].astype(np.int32)
 
-    What one row alone walks once is walked where it is, in the order of all bound machines.
+
+def make_listings(fleet: Fleet, bound: Bound, rows: Rows, fresh: Int64s) -> tuple[Listings, Int32s]:
+    """List the bound machines that fit, once per (cluster, fit) of the fresh rows; also return each such row's listing.
+
+    What one row alone walks once is walked where it is, in its segment.
     """
-    key = rows.cluster.astype(np.int64) * (len(fleet.fits) + 1) + rows.fit
+    key = rows.cluster[fresh].astype(np.int64) * (len(fleet.fits) + 1) + rows.fit[fresh]
     _, first, listing, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    order_start, order_stop, fit = starts[first], stops[first], rows.fit[first]
-    is_shared = ((count > 1) | (rows.mode[first] == MODE_SAME)).astype(np.uint8)
-    room = int(((order_stop - order_start) * is_shared).sum())
+    firsts = fresh[first]
+    cluster = rows.cluster[firsts]
+    segment_start, segment_stop = bound.start[cluster], bound.creating[cluster]
+    is_shared = ((count > 1) | (rows.mode[firsts] == MODE_SAME)).astype(np.uint8)
+    room = int(((segment_stop - segment_start) * is_shared).sum())
     if room > ENTRIES_MAX:
         raise DoesNotFit(f"{room} bound machines by cluster and fit are too many")
-    columns = [orders.bound, orders.bound_shapes, orders.bound_pairs]
-    if room:
-        # Shared listings follow the whole order; without any, nothing is written and the orders serve as they are.
-        columns = [_with_room(whole, room) for whole in columns]
-    machines, shapes, pairs = columns
-    views = Views(machines, shapes, pairs, np.zeros(len(first), np.int64), np.zeros(len(first), np.int64))
-    list_bound(fleet.fits, order_start, order_stop, fit, is_shared, views, len(orders.bound))
-    return views, rows._replace(listing=listing.astype(np.int32))
+    none = np.zeros(len(first), np.int64)
+    listings = Listings(np.empty(max(1, room), np.int32), is_shared, none, none.copy())
+    list_bound(fleet.fits, bound, segment_start, segment_stop, rows.fit[firsts], listings)
+    return listings, listing.astype(np.int32)
 
 
-def _with_room(column: Int32s, room: int) -> Int32s:
-    # What is never written to takes no memory.
-    grown = np.empty(len(column) + room, np.int32)
-    grown[: len(column)] = column
-    return grown
+def gang_classes(rows: Rows, folded: Folded) -> tuple[Int64s, Int32s]:
+    """Return the distinct classes of gangs, (fit, key, mask, bucket) line by line, and the class of each row, -1 none.
 
-
-def make_gangs(fleet: Fleet, rows: Rows, claims: Int32s) -> tuple[Gangs, Rows]:
-    """List free machines once per class of gangs: fit, topology key, wanted dimensions, bucket."""
+    Rows of one gang number ask alike, so few have to be looked at.
+    """
+    gang = np.full(len(rows.mode), -1, np.int32)
     same = np.flatnonzero(rows.mode == MODE_SAME)
-    classes = np.stack([rows.fit[same], rows.key[same], rows.mask[same], rows.bucket[same]]).astype(np.int64)
-    distinct, gang_of = np.unique(classes, axis=1, return_inverse=True) if len(same) else (classes, same)
-    gang = rows.gang.copy()
-    gang[same] = gang_of.reshape(-1)
-    fit, key, mask, bucket = (np.ascontiguousarray(line) for line in distinct)
+    if len(same) == 0:
+        return np.zeros((4, 0), np.int64), gang
+    numbers = folded.gang[same]
+    row_of = np.full(int(numbers.max()) + 1, -1, np.int64)
+    row_of[numbers] = same
+    used = np.flatnonzero(row_of >= 0)
+    some = row_of[used]
+    classes = np.stack([rows.fit[some], rows.key[some], rows.mask[some], rows.bucket[some]]).astype(np.int64)
+    distinct, inverse = np.unique(classes, axis=1, return_inverse=True)
+    class_of = np.zeros(len(row_of), np.int32)
+    class_of[used] = inverse.reshape(-1)
+    gang[same] = class_of[numbers]
+    return distinct, gang
+
+
+def make_gangs(fleet: Fleet, classes: Int64s, claims: Int32s) -> Gangs:
+    """List free machines once per class of gangs."""
+    fit, key, mask, bucket = (np.ascontiguousarray(line) for line in classes)
     base = np.concatenate([[0], np.cumsum(fleet.domains[key])]).astype(np.int64)
     cells = int(base[-1])
     if cells > CELLS_MAX:
@@ -235,43 +238,22 @@ def make_gangs(fleet: Fleet, rows: Rows, claims: Int32s) -> tuple[Gangs, Rows]:
         claim_from=start[:-1].copy(),
     )
     list_free(fleet, gangs, claims, True)
-    gangs.claim_from[:] = start[:-1]
-    gangs.earmark_from[:] = start[:-1]
-    return gangs, rows._replace(gang=gang)
+    return again(gangs)
 
 
-def make_work(fleet: Fleet, rows: Rows, claims: Int32s) -> Work:
-    """Make room for the answer; Same rows start undecided."""
-    machines, size, fits = len(fleet.shape), len(rows.mode), len(fleet.fits)
-    domain = np.full(size, NO_DOMAIN, np.int32)
-    domain[rows.mode == MODE_SAME] = UNDECIDED
-    return Work(
-        claim=claims,
-        taken=np.full(machines, -1, np.int32),
-        earmarked=np.zeros(machines, np.uint8),
-        remaining=rows.aggregate.copy(),
-        want=rows.mask.copy(),
-        domain=domain,
-        satisfiable=np.ones(size, np.uint8),
-        claimed=np.empty(machines, np.int32),
-        credit_from=np.zeros(size, np.int64),
-        credit_to=np.zeros(size, np.int64),
-        acquire_from=np.zeros(size, np.int64),
-        acquire_to=np.zeros(size, np.int64),
-        taken_row=np.empty(machines, np.int32),
-        taken_machine=np.empty(machines, np.int32),
-        taken_victim=np.empty(machines, np.uint8),
-        lengths=np.zeros(2, np.int64),
-        cursor_idle=np.zeros(fits, np.int64),
-        cursor_speculative=np.zeros((len(fleet.speculative), fits), np.int64),
+def again(gangs: Gangs) -> Gangs:
+    """Return gang classes as they are before anybody earmarks or claims; the listed machines are shared."""
+    start = gangs.start[:-1]
+    return gangs._replace(
+        members=gangs.members.copy(), total=gangs.total.copy(), earmark_from=start.copy(), claim_from=start.copy()
     )
 
 
-def make_scratch(fleet: Fleet, rows: Rows) -> Scratch:
+def make_scratch(fleet: Fleet, modes: npt.NDArray[np.uint8]) -> Scratch:
     """Make room for what one row needs for a while."""
     domains = int(fleet.domains.max())
-    # Plain rows queue no candidates up.
-    queue = len(fleet.shape) if (rows.mode != MODE_PLAIN).any() else 0
+    # Plain rows queue no candidates up; a gathering writes one place beyond its last candidate.
+    queue = len(fleet.shape) + 1 if (modes != MODE_PLAIN).any() else 0
     dimensions = fleet.supply.shape[1]
     return Scratch(
         gathering=np.zeros(1, np.int64),
@@ -282,6 +264,7 @@ def make_scratch(fleet: Fleet, rows: Rows) -> Scratch:
         credit=np.zeros((domains, dimensions), np.int64),
         own=np.zeros((domains, dimensions), np.int64),
         touched=np.zeros(domains, np.int32),
+        covered_own=np.zeros(domains, np.int64),
         queue=np.empty(queue, np.int32),
         following=np.empty(queue, np.int32),
         preference=np.empty(queue, np.float64),

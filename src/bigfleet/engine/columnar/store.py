@@ -25,7 +25,7 @@ from bigfleet.model.vector import Vector
 #: The state column of a row whose machine was removed; the row goes away when rows are next merged.
 REMOVED: Final = 0
 #: Changed rows are remembered for so many views back; an older buffer is copied whole.
-HISTORY_MAX: Final = 4
+HISTORY_MAX: Final = 8
 #: A vocabulary with more entries than this per machine, and this many, is made anew from what is still used.
 VOCABULARY_PER_MACHINE_MAX: Final = 8
 VOCABULARY_SPARE: Final = 100_000
@@ -202,8 +202,8 @@ class ColumnSnapshot:
     layout: int
     #: Rises by one with each view of a store that differs from the one before.
     generation: int
-    #: Rows that changed since the view before this one; None when they are not known.
-    changed: npt.NDArray[np.int64] | None
+    #: Rows that each of the last generations changed, by generation.
+    history: Mapping[int, npt.NDArray[np.int64]]
     #: The object form of the same moment; None when the store was not made from one.
     source: Snapshot | None = None
     #: Where engines keep what they derive from this view alone.
@@ -211,6 +211,16 @@ class ColumnSnapshot:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def changed_since(self, generation: int) -> npt.NDArray[np.int64] | None:
+        """Return the rows that differ from an earlier view of the same layout, ascending; None when not known."""
+        missing = range(generation + 1, self.generation + 1)
+        if generation > self.generation or any(number not in self.history for number in missing):
+            return None
+        parts = [self.history[number] for number in missing]
+        if len(parts) == 1:
+            return parts[0]
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -302,7 +312,6 @@ class ColumnStore:
         self._history[self._generation] = changed
         self._history.pop(self._generation - HISTORY_MAX, None)
         columns = self._published()
-        is_known = (self._generation - 1) in self._history
         view = ColumnSnapshot(
             ids=self._ids,
             rows=self._rows,
@@ -310,7 +319,7 @@ class ColumnStore:
             vocabulary=self.vocabulary,
             layout=self._layout,
             generation=self._generation,
-            changed=changed if is_known else None,
+            history=dict(self._history),
             source=source,
         )
         self._buffers.append(_Buffer(columns, self._generation, weakref.ref(view)))

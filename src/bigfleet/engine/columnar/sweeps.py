@@ -6,44 +6,44 @@ may choose between machines: an order comes in, a subset in the same order goes 
 
 import numba
 
-from bigfleet.engine.columnar.arrays import FREE, NO_DOMAIN
+from bigfleet.engine.columnar.arrays import FREE, HIDDEN, NO_DOMAIN
 from bigfleet.engine.columnar.kernels import (
     BOOL,
+    BOUND_T,
+    F8_T,
     FLEET_T,
     GANGS_T,
     I4_T,
     I8_T,
     I8X_T,
     INT,
+    LISTINGS_T,
     U1_T,
     U1X_T,
-    VIEWS_T,
-    WORK_T,
+    inlined,
     kernel,
 )
 
 
-@kernel(INT(U1X_T, I8_T, I8_T, I4_T, U1_T, VIEWS_T, INT))
-def list_bound(fits, order_start, order_stop, fit, is_shared, views, place):  # type: ignore[no-untyped-def]
-    """List the bound machines that fit each shared listing, from `place` on; other listings stay where they are.
+@kernel(INT(U1X_T, BOUND_T, I8_T, I8_T, I4_T, LISTINGS_T))
+def list_bound(fits, bound, segment_start, segment_stop, fit, listings):  # type: ignore[no-untyped-def]
+    """Write down the places that fit each shared listing; the others are the segments themselves.
 
-    The listings begin with the order of all bound machines.
+    Returns how many places that takes.
     """
+    size = 0
     for listing in range(len(fit)):
-        if is_shared[listing] == 0:
-            views.start[listing] = order_start[listing]
-            views.length[listing] = order_stop[listing] - order_start[listing]
+        if listings.is_shared[listing] == 0:
+            listings.start[listing] = segment_start[listing]
+            listings.length[listing] = segment_stop[listing] - segment_start[listing]
             continue
-        views.start[listing] = place
-        for i in range(order_start[listing], order_stop[listing]):
-            shape = views.shapes[i]
-            if fits[fit[listing], shape] != 0:
-                views.machines[place] = views.machines[i]
-                views.shapes[place] = shape
-                views.pairs[place] = views.pairs[i]
-                place += 1
-        views.length[listing] = place - views.start[listing]
-    return place
+        listings.start[listing] = size
+        for place in range(segment_start[listing], segment_stop[listing]):
+            if fits[fit[listing], bound.shapes[place]] != 0:
+                listings.places[size] = place
+                size += 1
+        listings.length[listing] = size - listings.start[listing]
+    return size
 
 
 @kernel(INT(FLEET_T, GANGS_T, I4_T, BOOL))
@@ -60,11 +60,11 @@ def list_free(fleet, gangs, claim, writes):  # type: ignore[no-untyped-def]
             order = fleet.idle if part == 0 else fleet.speculative[gangs.bucket[gang]]
             for machine in order:
                 shape = fleet.shape[machine]
+                if fleet.fits[fit, shape] == 0:
+                    continue
                 supply = fleet.supply_of[shape]
                 domain = fleet.domain_of[key, shape]
-                if claim[machine] != FREE or fleet.fits[fit, shape] == 0 or domain == NO_DOMAIN:
-                    continue
-                if fleet.helps[supply] & mask == 0:
+                if claim[machine] != FREE or domain == NO_DOMAIN or fleet.helps[supply] & mask == 0:
                     continue
                 entries += 1
                 cell = base + domain
@@ -88,15 +88,30 @@ def sum_supply(shape, supply_of, supply, machines, starts, stops, sums):  # type
                 sums[row, d] += supply[number, d]
 
 
-@kernel(INT(WORK_T, I4_T, I8_T, I8_T, I4_T))
-def list_excess(work, order, starts, stops, machines):  # type: ignore[no-untyped-def]
-    """List the machines of the segments that are neither held nor taken, in order; returns how many (§7)."""
+@kernel(INT(BOUND_T, I4_T, I8_T, I8_T, I4_T, INT))
+def list_excess(bound, clusters, excess_start, excess_stop, excess, size):  # type: ignore[no-untyped-def]
+    """List the Configured machines of each cluster that no row holds, from `size` on, in keep-priority order (§7).
+
+    Returns how many entries there are then.
+    """
+    for cluster in clusters:
+        excess_start[cluster] = size
+        for place in range(bound.start[cluster], bound.configuring[cluster]):
+            if bound.held[place] < 0:
+                excess[size] = bound.machines[place]
+                size += 1
+        excess_stop[cluster] = size
+    return size
+
+
+@kernel(INT(I4_T, I4_T, I8_T, I8_T, I4_T, I4_T))
+def list_reclaimed(taken, clusters, excess_start, excess_stop, excess, machines):  # type: ignore[no-untyped-def]
+    """List the excess of the clusters that is not preempted either; returns how many machines that is (§7)."""
     size = 0
-    for segment in range(len(starts)):
-        for i in range(starts[segment], stops[segment]):
-            machine = order[i]
-            if work.claim[machine] < 0 and work.taken[machine] < 0:
-                machines[size] = machine
+    for cluster in clusters:
+        for i in range(excess_start[cluster], excess_stop[cluster]):
+            if taken[excess[i]] < 0:
+                machines[size] = excess[i]
                 size += 1
     return size
 
@@ -113,15 +128,15 @@ def prove_folds(shapes, fits, fit, starts, stops, proven):  # type: ignore[no-un
                 break
 
 
-@kernel(INT(I4_T, I4_T, I4_T, I8_T, I8_T, I8_T, I8_T, I4_T))
-def distinct_shapes(shapes, claim, order, starts, stops, out_start, last_seen, out):  # type: ignore[no-untyped-def]
-    """List the distinct shapes of each segment's visible machines; `last_seen` is per shape and starts at -1."""
+@kernel(INT(BOUND_T, I8_T, I8_T, I8_T, I8_T, I4_T))
+def distinct_shapes(bound, starts, stops, out_start, last_seen, out):  # type: ignore[no-untyped-def]
+    """List the distinct shapes of each stretch's visible machines; `last_seen` is per shape and starts at -1."""
     size = 0
     for segment in range(len(starts)):
         out_start[segment] = size
-        for i in range(starts[segment], stops[segment]):
-            number = shapes[i]
-            if last_seen[number] != segment and claim[order[i]] == FREE:
+        for place in range(starts[segment], stops[segment]):
+            number = bound.shapes[place]
+            if last_seen[number] != segment and bound.held[place] != HIDDEN:
                 last_seen[number] = segment
                 out[size] = number
                 size += 1
@@ -129,8 +144,15 @@ def distinct_shapes(shapes, claim, order, starts, stops, out_start, last_seen, o
     return size
 
 
-@kernel(INT(I4_T, I4_T, I4_T, I4_T, I8_T, I4_T))
-def rank_victims(configured, stamp, claim, rank_of_stamp, sizes, out):  # type: ignore[no-untyped-def]
+@inlined(BOOL(BOUND_T, INT))
+def is_hidden(bound, machine):  # type: ignore[no-untyped-def]
+    """Say whether no phase but the third may see the bound machine."""
+    place = bound.place_of[machine]
+    return place >= 0 and bound.held[place] == HIDDEN
+
+
+@kernel(INT(I4_T, I4_T, BOUND_T, I4_T, I8_T, I4_T))
+def rank_victims(configured, stamp, bound, rank_of_stamp, sizes, out):  # type: ignore[no-untyped-def]
     """Sort the visible Configured machines, given by id, by the rank of their stamp; rank -1 is left out (§6.4).
 
     `sizes` has one more entry than there are ranks, all zero. Returns how many machines are ranked.
@@ -138,14 +160,39 @@ def rank_victims(configured, stamp, claim, rank_of_stamp, sizes, out):  # type: 
     total = 0
     for machine in configured:
         rank = rank_of_stamp[stamp[machine]]
-        if rank >= 0 and claim[machine] >= FREE:
+        if rank >= 0 and not is_hidden(bound, machine):
             sizes[rank + 1] += 1
             total += 1
     for rank in range(1, len(sizes)):
         sizes[rank] += sizes[rank - 1]
     for machine in configured:
         rank = rank_of_stamp[stamp[machine]]
-        if rank >= 0 and claim[machine] >= FREE:
+        if rank >= 0 and not is_hidden(bound, machine):
             out[sizes[rank]] = machine
             sizes[rank] += 1
     return total
+
+
+@kernel(INT(I4_T, U1_T, I4_T, I4_T, F8_T, I4_T))
+def merge_order(order, is_dropped, added, offer, cost_of_offer, merged):  # type: ignore[no-untyped-def]
+    """Merge two orders by (cost, id), leaving out what is dropped from the first; returns how many machines remain."""
+    size, next_added = 0, 0
+    for machine in order:
+        if is_dropped[machine] != 0:
+            continue
+        cost = cost_of_offer[offer[machine]]
+        while next_added < len(added):
+            other = added[next_added]
+            other_cost = cost_of_offer[offer[other]]
+            if other_cost > cost or (other_cost == cost and other > machine):
+                break
+            merged[size] = other
+            size += 1
+            next_added += 1
+        merged[size] = machine
+        size += 1
+    while next_added < len(added):
+        merged[size] = added[next_added]
+        size += 1
+        next_added += 1
+    return size

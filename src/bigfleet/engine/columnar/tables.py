@@ -117,6 +117,8 @@ class Tables:
         self.supply: Int64s = np.zeros((0, 1), np.int64)
         self.helps: Int64s = np.zeros(0, np.int64)
         self.supply_of: Int32s = np.zeros(0, np.int32)
+        #: Number here of each cluster of the vocabulary.
+        self.cluster_of: Int32s = np.zeros(0, np.int32)
         self.stamp_pair: Int32s = np.zeros(0, np.int32)
         self.stamp_intended: Int32s = np.zeros(0, np.int32)
         self.stamp_for: Int64s = np.zeros(0, np.int64)
@@ -139,6 +141,10 @@ class Tables:
         # Stamps refer to clusters, shapes to supplies: each list is read after those that refer to it.
         self._follow_stamps(vocabulary.stamps[len(self.stamp_pair) :])
         self._follow_offers(vocabulary.offers[len(self.offer_price) :])
+        names = vocabulary.clusters[len(self.cluster_of) :]
+        if names:
+            numbers = [self.clusters.number(name) for name in names]
+            self.cluster_of = np.concatenate([self.cluster_of, np.array(numbers, np.int32)])
         added = vocabulary.supply_of_shape[len(self.supply_of) : len(vocabulary.shapes)]
         if added:
             self._follow_supplies()
@@ -173,6 +179,16 @@ class Tables:
         self.offer_probability = np.concatenate([self.offer_probability, numbers[:, 1]])
         types = np.array([offer.capacity_type for offer in added], np.int32)
         self.offer_capacity_type = np.concatenate([self.offer_capacity_type, types])
+
+    @property
+    def price_rank(self) -> Int64s:
+        """Rank of each offer's price."""
+        return ranks(self.offer_price)
+
+    @property
+    def reclamation_rank(self) -> Int64s:
+        """Rank of each stamp's reclamation dollars, largest first."""
+        return ranks(-self.stamp_reclamation)
 
     def row_key(self, cluster: str, fingerprint: str, group: str) -> int:
         """Return the number of (cluster, fingerprint, group)."""

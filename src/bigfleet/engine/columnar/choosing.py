@@ -1,0 +1,263 @@
+"""Chooses a gang's domain: what a cluster has and what is free there, compared in integers (docs/spec/engine.md §5.3).
+
+Sums are gathered once per gang; those of a gang whose choice free machines have a say in are kept, so that a later
+decision can choose again without gathering. Nothing here may compare coverages in floating point.
+"""
+
+import numba
+import numpy as np
+
+from bigfleet.engine.columnar.arrays import FREE, NO_DOMAIN, UNDECIDED
+from bigfleet.engine.columnar.kernels import (
+    BOUND_T,
+    COVERAGE_MAX,
+    FLEET_T,
+    GANGS_T,
+    INT,
+    LISTINGS_T,
+    MEMO_T,
+    ROWS_T,
+    SCRATCH_T,
+    WORK_T,
+    first_at_least,
+    kernel,
+    subtract,
+)
+
+
+@kernel(INT(BOUND_T, INT, INT, INT))
+def own_creating(bound, segment, pair, first):  # type: ignore[no-untyped-def]
+    """Return where the segment's machines in creation with the pair begin, or, unless `first`, where they end."""
+    return first_at_least(bound.pairs, bound.creating[segment], bound.stop[segment], pair if first else pair + 1)
+
+
+@kernel(INT(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, SCRATCH_T, INT))
+def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: ignore[no-untyped-def]
+    """Sum up the row's creditable machines by domain; returns how many domains were touched (§5.3)."""
+    listing, pair, cluster = rows.listing[row], rows.pair[row], rows.cluster[row]
+    key, mask, fit = rows.key[row], rows.mask[row], rows.fit[row]
+    dimensions = fleet.supply.shape[1]
+    scratch.gathering[0] += 1
+    gathering = scratch.gathering[0]
+    start, length = listings.start[listing], listings.length[listing]
+    # Machines in creation come last: those recorded for the cluster, then those recorded for none.
+    recorded = own_creating(bound, cluster, pair, 1)
+    recorded_count = own_creating(bound, cluster, pair, 0) - recorded if cluster != 0 else 0
+    unrecorded = own_creating(bound, 0, pair, 1)
+    unrecorded_count = own_creating(bound, 0, pair, 0) - unrecorded
+    touched, kept, size = 0, start, 0
+    for i in range(length + recorded_count + unrecorded_count):
+        if i < length:
+            place = np.int64(listings.places[start + i])
+            if bound.held[place] != FREE:
+                continue
+            listings.places[kept] = place
+            kept += 1
+            shape = bound.shapes[place]
+        else:
+            place = recorded + i - length
+            if i >= length + recorded_count:
+                place = unrecorded + i - length - recorded_count
+            shape = bound.shapes[place]
+            if bound.held[place] != FREE or fleet.fits[fit, shape] == 0:
+                continue
+        domain, supply = fleet.domain_of[key, shape], fleet.supply_of[shape]
+        if domain == NO_DOMAIN or fleet.helps[supply] & mask == 0:
+            continue
+        scratch.queue[size] = place
+        scratch.following[size] = -1
+        if scratch.seen[domain] != gathering:
+            scratch.seen[domain] = gathering
+            scratch.members[domain] = 0
+            for d in range(dimensions):
+                scratch.credit[domain, d] = 0
+                scratch.own[domain, d] = 0
+            scratch.touched[touched] = domain
+            scratch.first[domain] = size
+            touched += 1
+        else:
+            scratch.following[scratch.last[domain]] = size
+        scratch.last[domain] = size
+        size += 1
+        scratch.members[domain] += 1
+        is_own = bound.pairs[place] == pair
+        for d in range(dimensions):
+            scratch.credit[domain, d] += fleet.supply[supply, d]
+            if is_own:
+                scratch.own[domain, d] += fleet.supply[supply, d]
+    listings.length[listing] = kept - start
+    return touched
+
+
+@kernel(numba.void(MEMO_T, SCRATCH_T, INT, INT))
+def keep_memo(memo, scratch, row, touched):  # type: ignore[no-untyped-def]
+    """Keep what was gathered for the row.
+
+    Where creditable machines alone cover it, only domains with as many of its own can ever win: those are kept.
+    """
+    size = memo.size[0]
+    best_own = np.int64(-1)
+    for i in range(touched):
+        best_own = max(best_own, scratch.covered_own[i])
+    memo.start[row] = size
+    for i in range(touched):
+        if best_own >= 0 and scratch.covered_own[i] != best_own:
+            continue
+        if size == len(memo.domain):
+            memo.size[1] = 1
+            return
+        domain = scratch.touched[i]
+        memo.domain[size] = domain
+        memo.members[size] = scratch.members[domain]
+        for d in range(scratch.credit.shape[1]):
+            memo.credit[size, d] = scratch.credit[domain, d]
+            memo.own[size, d] = scratch.own[domain, d]
+        size += 1
+    memo.stop[row] = size
+    memo.size[0] = size
+
+
+@kernel(INT(MEMO_T, SCRATCH_T, INT))
+def recall(memo, scratch, row):  # type: ignore[no-untyped-def]
+    """Put what was kept for the row where it was gathered; returns how many domains it touches."""
+    scratch.gathering[0] += 1
+    start, stop = memo.start[row], memo.stop[row]
+    for i in range(start, stop):
+        domain = memo.domain[i]
+        scratch.seen[domain] = scratch.gathering[0]
+        scratch.members[domain] = memo.members[i]
+        for d in range(scratch.credit.shape[1]):
+            scratch.credit[domain, d] = memo.credit[i, d]
+            scratch.own[domain, d] = memo.own[i, d]
+        scratch.touched[i - start] = domain
+    return stop - start
+
+
+@kernel(INT(FLEET_T, ROWS_T, INT))
+def full_coverage(fleet, rows, row):  # type: ignore[no-untyped-def]
+    """Return the capped coverage of a domain that covers everything."""
+    full = np.int64(0)
+    for d in range(fleet.supply.shape[1]):
+        full += rows.aggregate[row, d] * rows.weight[row, d]
+    return full
+
+
+@kernel(INT(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, INT, INT))
+def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ignore[no-untyped-def]
+    """Return the row's best domain, NO_DOMAIN, or UNDECIDED; work.satisfiable says whether it could cover the row.
+
+    The sort key of a domain is (1 when unsatisfiable, k1, k2, k3, -members, domain), smallest first: the five rules of
+    §5.3, the value by rank. A domain without anything to credit can only win while none with something to credit is
+    satisfiable: its covered share by creditable machines is zero, theirs is not. Free machines have no say when one
+    domain covers the row by creditable machines alone and no rival does so with as many of the row's own: what is free
+    enters the comparison only after both (`is_open`).
+    """
+    gang, dimensions, full = rows.gang[row], fleet.supply.shape[1], full_coverage(fleet, rows, row)
+    base, first = gangs.base[gang], gangs.active_start[gang]
+    counts_free = rows.parked[row] == 0
+    found, best0, best1, best2, best3, best4, best = False, 0, 0, 0, 0, 0, np.int64(NO_DOMAIN)
+    best_own, rivals = -1, 0
+    for i in range(touched + gangs.active_start[gang + 1] - first):
+        has_credit = i < touched
+        if i == touched and (not counts_free or (found and best0 == 0)):
+            break
+        domain = np.int64(scratch.touched[i]) if has_credit else np.int64(gangs.active[first + i - touched])
+        cell = base + domain
+        if not has_credit and (gangs.members[cell] == 0 or scratch.seen[domain] == scratch.gathering[0]):
+            continue
+        total_share, credit_share, own_share, whole, covers = 0, 0, 0, 0, True
+        for d in range(dimensions):
+            aggregate, weight = rows.aggregate[row, d], rows.weight[row, d]
+            if aggregate == 0:
+                continue
+            credit = scratch.credit[domain, d] if has_credit else 0
+            own = scratch.own[domain, d] if has_credit else 0
+            total = credit + (gangs.total[cell, d] if counts_free else 0)
+            covers = covers and total >= aggregate
+            total_share += min(total, aggregate) * weight
+            credit_share += min(credit, aggregate) * weight
+            own_share += min(own, aggregate) * weight
+            if weight > 0 and total > COVERAGE_MAX // dimensions // weight:
+                whole = -1
+            elif whole >= 0:
+                whole += total * weight
+        if covers and whole < 0:
+            return UNDECIDED
+        k0, k1, k2, k3 = 1, -total_share, -credit_share, -own_share
+        if covers:
+            k0, k1, k2, k3 = 0, -credit_share, -own_share, whole
+        k4 = -(scratch.members[domain] if has_credit else 0) - (gangs.members[cell] if counts_free else 0)
+        if has_credit:
+            scratch.covered_own[i] = own_share if covers and credit_share == full else -1
+            if scratch.covered_own[i] > best_own:
+                best_own, rivals = own_share, 0
+            rivals += scratch.covered_own[i] >= 0 and own_share == best_own
+        if not found or (k0, k1, k2, k3, k4, domain) < (best0, best1, best2, best3, best4, best):
+            found, best0, best1, best2, best3, best4, best = True, k0, k1, k2, k3, k4, domain
+    work.is_open[row] = counts_free and rivals != 1
+    work.satisfiable[row] = found and best0 == 0
+    return best
+
+
+@kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, INT))
+def claim_in_domain(fleet, bound, rows, work, scratch, row):  # type: ignore[no-untyped-def]
+    """Claim the chosen domain's creditable members while useful: own first, then the others (§5.3)."""
+    pair, domain = rows.pair[row], work.domain[row]
+    if scratch.seen[domain] != scratch.gathering[0]:
+        return
+    local = row - rows.row_start[rows.cluster[row]]
+    for wants_own in (True, False):
+        queued = scratch.first[domain]
+        while queued >= 0 and work.want[row] != 0:
+            place = scratch.queue[queued]
+            supply = fleet.supply_of[bound.shapes[place]]
+            is_own = bound.pairs[place] == pair
+            if is_own == wants_own and bound.held[place] == FREE and fleet.helps[supply] & work.want[row] != 0:
+                bound.held[place] = local
+                work.credited[work.lengths[0]] = bound.machines[place]
+                work.lengths[0] += 1
+                subtract(fleet, work, row, supply)
+            queued = scratch.following[queued]
+
+
+@kernel(numba.void(FLEET_T, GANGS_T, WORK_T, INT))
+def earmark(fleet, gangs, work, machine):  # type: ignore[no-untyped-def]
+    """Hide the machine from the totals of every later domain choice."""
+    work.earmarked[machine] = 1
+    shape = fleet.shape[machine]
+    supply = fleet.supply_of[shape]
+    for gang in range(len(gangs.fit)):
+        domain = fleet.domain_of[gangs.key[gang], shape]
+        if domain == NO_DOMAIN or fleet.fits[gangs.fit[gang], shape] == 0:
+            continue
+        if fleet.helps[supply] & gangs.mask[gang] == 0:
+            continue
+        cell = gangs.base[gang] + domain
+        gangs.members[cell] -= 1
+        for d in range(fleet.supply.shape[1]):
+            gangs.total[cell, d] -= fleet.supply[supply, d]
+
+
+@kernel(numba.void(FLEET_T, ROWS_T, GANGS_T, WORK_T, INT))
+def earmark_rest(fleet, rows, gangs, work, row):  # type: ignore[no-untyped-def]
+    """Earmark what the row would still want of its domain's free machines; it claims nothing (§5.3)."""
+    cell = gangs.base[rows.gang[row]] + work.domain[row]
+    start, stop = gangs.earmark_from[cell], gangs.start[cell + 1]
+    while start < stop and work.earmarked[gangs.machines[start]] != 0:
+        start += 1
+    gangs.earmark_from[cell] = start
+    left = work.remaining[row].copy()
+    want = work.want[row]
+    for i in range(start, stop):
+        if want == 0:
+            return
+        machine = gangs.machines[i]
+        supply = fleet.supply_of[fleet.shape[machine]]
+        if work.earmarked[machine] != 0 or fleet.helps[supply] & want == 0:
+            continue
+        earmark(fleet, gangs, work, machine)
+        for d in range(len(left)):
+            if left[d] > 0:
+                left[d] = max(0, left[d] - fleet.supply[supply, d])
+                if left[d] == 0:
+                    want &= ~(np.int64(1) << d)

@@ -1,0 +1,168 @@
+"""Credits rows with what their clusters have: the compiled loops of Phase 1's first pass.
+
+docs/spec/engine.md §5.2, §5.3. Rows are served in processing order. A row that is not fresh keeps what an earlier
+decision credited it with; where free machines have a say in its choice of a domain it chooses again, and a choice that
+would differ marks its cluster as disputed, to be credited anew. Nothing here may take a free machine.
+"""
+
+import numba
+import numpy as np
+
+from bigfleet.engine.columnar.arrays import FREE, MODE_SAME, NO_DOMAIN, UNDECIDED
+from bigfleet.engine.columnar.choosing import (
+    choose_domain,
+    claim_in_domain,
+    earmark_rest,
+    gather_candidates,
+    keep_memo,
+    recall,
+)
+from bigfleet.engine.columnar.kernels import (
+    BOOL,
+    BOUND_T,
+    FLEET_T,
+    GANGS_T,
+    I4_T,
+    INT,
+    LISTINGS_T,
+    MEMO_T,
+    ROWS_T,
+    SCRATCH_T,
+    WORK_T,
+    first_at_least,
+    harmless_claims,
+    kernel,
+    subtract,
+    subtract_times,
+)
+
+
+@kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, WORK_T, INT))
+def credit_bound(fleet, bound, rows, listings, work, row):  # type: ignore[no-untyped-def]
+    """Claim what is bound to the row's cluster and fits, in keep-priority order, while something remains (§5.2)."""
+    listing, fit = rows.listing[row], rows.fit[row]
+    start, length = listings.start[listing], listings.length[listing]
+    is_shared = listings.is_shared[listing] != 0
+    # What is claimed stays claimed: claimed machines at the head of a listing are passed once.
+    while length > 0 and is_shared and bound.held[listings.places[start]] != FREE:
+        start += 1
+        length -= 1
+    listings.start[listing], listings.length[listing] = start, length
+    local = row - rows.row_start[rows.cluster[row]]
+    want, size = work.want[row], work.lengths[0]
+    run, harmless, pending = np.int64(-1), np.int64(0), np.int64(0)
+    for i in range(start, start + length):
+        if want == 0:
+            break
+        place = np.int64(listings.places[i]) if is_shared else i
+        shape = bound.shapes[place]
+        if not is_shared and fleet.fits[fit, shape] == 0:
+            continue
+        supply = fleet.supply_of[shape]
+        if bound.held[place] != FREE or fleet.helps[supply] & want == 0:
+            continue
+        bound.held[place] = local
+        work.credited[size] = bound.machines[place]
+        size += 1
+        if supply == run and pending < harmless:
+            pending += 1
+            continue
+        if pending > 0:
+            subtract_times(fleet, work, row, run, pending)
+        subtract(fleet, work, row, supply)
+        want = work.want[row]
+        run, pending = np.int64(supply), np.int64(0)
+        harmless = harmless_claims(fleet, work, row, supply)
+    if pending > 0:
+        subtract_times(fleet, work, row, run, pending)
+    work.lengths[0] = size
+
+
+@kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, INT))
+def credit_creating(fleet, bound, rows, work, row):  # type: ignore[no-untyped-def]
+    """Claim the row's own machines in creation while something remains: recorded ones first, each by id (§5.2)."""
+    cluster, pair = rows.cluster[row], rows.pair[row]
+    local = row - rows.row_start[cluster]
+    for part in range(2):
+        # Segment 0 has the machines that are recorded for no cluster.
+        segment = cluster if part == 0 else 0
+        if part == 0 and cluster == 0:
+            continue
+        stop = bound.stop[segment]
+        place = first_at_least(bound.pairs, bound.creating[segment], stop, pair)
+        while place < stop and bound.pairs[place] == pair and work.want[row] != 0:
+            shape = bound.shapes[place]
+            supply = fleet.supply_of[shape]
+            is_free = bound.held[place] == FREE and fleet.fits[rows.fit[row], shape] != 0
+            if is_free and fleet.helps[supply] & work.want[row] != 0:
+                bound.held[place] = local
+                work.credited[work.lengths[0]] = bound.machines[place]
+                work.lengths[0] += 1
+                subtract(fleet, work, row, supply)
+            place += 1
+
+
+@kernel(BOOL(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
+def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):  # type: ignore[no-untyped-def]
+    """Choose the row's domain, claim what it may be credited there, earmark the rest; False when undecided (§5.3)."""
+    if work.domain[row] == UNDECIDED and rows.is_exact[row] == 0:
+        return False
+    touched = gather_candidates(fleet, bound, rows, listings, scratch, row)
+    if work.domain[row] == UNDECIDED:
+        chosen = choose_domain(fleet, rows, gangs, work, scratch, row, touched)
+        if chosen == UNDECIDED:
+            return False
+        work.domain[row] = chosen
+        if work.is_open[row] != 0:
+            keep_memo(memo, scratch, row, touched)
+    if work.domain[row] == NO_DOMAIN:
+        return True
+    claim_in_domain(fleet, bound, rows, work, scratch, row)
+    if work.want[row] != 0 and rows.parked[row] == 0:
+        earmark_rest(fleet, rows, gangs, work, row)
+    return True
+
+
+@kernel(numba.void(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
+def choose_again(fleet, rows, gangs, memo, work, scratch, row):  # type: ignore[no-untyped-def]
+    """Let a kept gang choose among today's free machines.
+
+    A choice that differs disputes the cluster, unless the gang was credited with nothing and is with nothing now:
+    then no other row of the cluster can tell.
+    """
+    touched = recall(memo, scratch, row)
+    chosen = choose_domain(fleet, rows, gangs, work, scratch, row, touched)
+    if chosen != work.domain[row]:
+        has_credit = chosen >= 0 and scratch.seen[chosen] == scratch.gathering[0]
+        if chosen == UNDECIDED or has_credit or work.credit_from[row] != work.credit_to[row]:
+            work.disputed[rows.cluster[row]] = 1
+            work.is_open[row] = 1
+            return
+        work.domain[row] = chosen
+    if chosen >= 0 and work.want[row] != 0 and rows.parked[row] == 0:
+        earmark_rest(fleet, rows, gangs, work, row)
+
+
+@kernel(INT(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, I4_T, INT))
+def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, agenda, first):  # type: ignore[no-untyped-def]
+    """Credit the rows of the agenda from `first` on.
+
+    Returns the place in the agenda of a row whose domain must be chosen outside, or the length of the agenda.
+    """
+    for place in range(first, len(agenda)):
+        row = agenda[place]
+        if rows.is_fresh[row] == 0:
+            choose_again(fleet, rows, gangs, memo, work, scratch, row)
+            continue
+        cluster = rows.cluster[row]
+        work.credit_from[row] = work.lengths[0]
+        if rows.mode[row] == MODE_SAME:
+            if not credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):
+                return place
+        else:
+            if listings.length[rows.listing[row]] > 0:
+                credit_bound(fleet, bound, rows, listings, work, row)
+            if bound.creating[cluster] < bound.stop[cluster] or bound.creating[0] < bound.stop[0]:
+                credit_creating(fleet, bound, rows, work, row)
+        work.credit_to[row] = work.lengths[0]
+    return len(agenda)

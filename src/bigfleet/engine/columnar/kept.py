@@ -1,0 +1,131 @@
+"""What one decision leaves for the next, and which clusters the next must look at again (docs/adr/0111).
+
+A cluster's credits depend on its own rows and machines, on whether free machines prove its folds, and, for gangs whose
+choice of a domain free machines have a say in, on what is free. As long as none of that changed they hold. Nothing here
+may keep what depends on other clusters' claims.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bigfleet.engine.columnar.arrays import Bytes, Int32s, Int64s, Memo
+from bigfleet.engine.columnar.demand import Demand
+from bigfleet.engine.columnar.folds import Arranged, Folded
+from bigfleet.engine.columnar.segments import Segments, spans
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Credits(NamedTuple):
+    """What credit came to, row by row, before anything was acquired."""
+
+    remaining: Int64s  # R x D
+    want: Int64s  # R
+    domain: Int32s  # R
+    satisfiable: Bytes  # R
+    is_open: Bytes  # R
+    credit_from: Int64s  # R
+    credit_to: Int64s  # R
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Kept:
+    """The rows, folds and credits of the last decision."""
+
+    numbers: Int64s
+    arranged: Arranged
+    hidden: Int64s
+    #: For each ask: whether a free machine proved the fold.
+    by_free: Bytes
+    #: Values of each topology key; another list means other numbers for domains.
+    values: list[list[str]]
+    scale_version: int
+    folded: Folded
+    row_start: Int64s
+    parked: Bytes
+    credits: Credits
+    memo: Memo
+    #: Credited machines in the order of their claims: rows say from where to where.
+    credited: Int32s
+    credited_used: int
+    excess: "Excess"
+
+    def holds_for(self, values: list[list[str]], scale_version: int) -> bool:
+        """Say whether numbers still mean what they meant; topology keys may have been added."""
+        same = all(mine is theirs for mine, theirs in zip(self.values, values, strict=False))
+        return same and len(values) >= len(self.values) and scale_version == self.scale_version
+
+
+@dataclass(slots=True, eq=False)
+class Excess:
+    """Configured machines that no row holds, by cluster."""
+
+    machines: Int32s
+    start: Int64s
+    stop: Int64s
+    used: int
+
+    def grow(self, clusters: int) -> None:
+        """Have an entry, empty at first, for each of so many clusters."""
+        missing = np.zeros(max(0, clusters - len(self.start)), np.int64)
+        self.start, self.stop = np.concatenate([self.start, missing]), np.concatenate([self.stop, missing])
+
+
+def mark_changed_rows(kept: Kept, arranged: Arranged, fresh: Flags) -> None:
+    """Mark the clusters whose rows are not, object for object and in the same order, those of the last decision."""
+    old = kept.arranged
+    if arranged is old:
+        return
+    clusters = len(arranged.size)
+    missing = np.zeros(clusters - len(old.size), np.int64)
+    old_size, old_start = np.concatenate([old.size, missing]), np.concatenate([old.start, missing])
+    is_same_size = arranged.size == old_size
+    fresh |= ~is_same_size
+    rows = np.flatnonzero(is_same_size[arranged.cluster])
+    cluster = arranged.cluster[rows]
+    differs = arranged.numbers[rows] != old.numbers[old_start[cluster] + rows - arranged.start[cluster]]
+    fresh[cluster[differs]] = True
+
+
+def mark_changed_proofs(kept: Kept, by_free: Bytes, arranged: Arranged, demand: Demand, fresh: Flags) -> None:
+    """Mark the clusters with gangs whose fold free machines prove now and did not, or the other way round."""
+    known = min(len(by_free), len(kept.by_free))
+    changed = np.zeros(len(by_free) + 1, np.bool_)
+    changed[:known] = by_free[:known] != kept.by_free[:known]
+    if changed.any():
+        # The last entry answers for NO_ASK, which is -1.
+        fresh[arranged.cluster[changed[demand.need_columns.folded_ask[arranged.numbers]]]] = True
+
+
+def mark_changed_visibility(kept: Kept, hidden: Int64s, segments: Segments, fresh: Flags) -> None:
+    """Mark the clusters whose machines came into sight or left it."""
+    if len(hidden) or len(kept.hidden):
+        places = segments.bound.place_of[np.setxor1d(hidden, kept.hidden)]
+        fresh[segments.clusters_at(places[places >= 0])] = True
+
+
+class Spliced(NamedTuple):
+    """Rows of clusters that are kept and of clusters that were folded anew, and where the kept ones stood."""
+
+    folded: Folded
+    row_start: Int64s
+    #: The row's number in the last decision; not below the number of its rows for those folded anew.
+    source: Int64s
+
+
+def splice(kept: Kept, part: Folded, part_start: Int64s, fresh: Flags) -> Spliced:
+    """Return the rows of all clusters: `part` has those of the fresh ones."""
+    clusters = len(fresh)
+    old_rows = len(kept.folded.local)
+    old_size = np.bincount(kept.folded.cluster, minlength=clusters)
+    missing = np.zeros(clusters - len(kept.row_start), np.int64)
+    size = np.where(fresh, np.bincount(part.cluster, minlength=clusters), old_size)
+    start = np.where(fresh, old_rows + part_start, np.concatenate([kept.row_start, missing]))
+    source = spans(start, size)
+    row_start = np.cumsum(size) - size
+    if not fresh.any():
+        return Spliced(kept.folded, row_start, source)
+    return Spliced(kept.folded.followed_by(part).taken(source), row_start, source)

@@ -1,0 +1,149 @@
+"""Runs what follows credit: acquisition's answer, Phase 2 by priority, and what Phase 3 gives back.
+
+docs/spec/engine.md §5.6 to §7. Each function turns claims into the columns of an answer. Nothing here may change a
+claim of Phase 1.
+"""
+
+import numpy as np
+
+from bigfleet.engine.columnar.acquiring import list_acquired
+from bigfleet.engine.columnar.arrays import MODE_SAME, NO_DOMAIN, Bound, Fleet, Int32s, Int64s, Rows, Scratch, Work
+from bigfleet.engine.columnar.kept import Excess, Flags
+from bigfleet.engine.columnar.orders import Orders
+from bigfleet.engine.columnar.preemption import preempt
+from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columnar.sweeps import list_excess, list_reclaimed, rank_victims
+from bigfleet.engine.columnar.tables import DoesNotFit, Tables, capacity_holds, ranks
+from bigfleet.engine.decision import Options
+from bigfleet.engine.preempt import DRAIN_SECONDS_FLOOR, PENALTY_DOLLARS_FLOOR
+from bigfleet.engine.reclaim import RELEASABLE
+from bigfleet.model.ids import MachineId
+from bigfleet.model.states import MachineState
+
+
+def short_rows(rows: Rows, work: Work, order: Int32s) -> Int32s:
+    """Return the unparked rows that still want something, in processing order."""
+    short: Int32s = order[((work.want != 0) & (rows.parked == 0))[order]]
+    return short
+
+
+def acquisitions(view: ColumnSnapshot, work: Work, agenda: Int32s) -> tuple[Int32s, Int32s]:
+    """Return row and machine of every acquisition: by row, Bootstraps before Provisions, ids ascending (§5.6)."""
+    rows, machines = np.empty((2, int(work.lengths[1])), np.int32)
+    list_acquired(work, view.columns.state, int(MachineState.SPECULATIVE), agenda, rows, machines)
+    return rows, machines
+
+
+# ---- Phase 2 ---------------------------------------------------------------------------------------------------
+
+
+def preempt_all(
+    fleet: Fleet,
+    rows: Rows,
+    work: Work,
+    scratch: Scratch,
+    agenda: Int32s,
+    *,
+    orders: Orders,
+    tables: Tables,
+    options: Options,
+) -> None:
+    """Serve the short rows, priority by priority: each priority has its own order of victims (§6)."""
+    is_stuck = (rows.mode[agenda] == MODE_SAME) & (work.domain[agenda] == NO_DOMAIN)
+    short = agenda[(work.want[agenda] != 0) & ~is_stuck]
+    if len(short) == 0:
+        return
+    bound = orders.segments.bound
+    priorities = rows.priority[short]
+    firsts = np.flatnonzero(np.diff(priorities, prepend=priorities[0] + 1))
+    ranked: Int32s | None = None
+    for same in np.split(short, firsts[1:]):
+        rank_of_stamp, size = _victim_ranks(tables, int(rows.priority[same[0]]), options)
+        total = 0
+        if ranked is None:
+            ranked = np.empty(len(orders.configured), np.int32)
+        if (rank_of_stamp >= 0).any():
+            sizes = np.zeros(size + 1, np.int64)
+            total = rank_victims(orders.configured, fleet.stamp, bound, rank_of_stamp, sizes, ranked)
+        cursors = np.zeros(len(fleet.fits), np.int64)
+        preempt(fleet, bound, rows, work, scratch, ranked[:total], cursors, np.ascontiguousarray(same))
+
+
+def _victim_ranks(tables: Tables, priority: int, options: Options) -> tuple[Int32s, int]:
+    """Return the rank of each stamp by score, best first, -1 for stamps that make no victim (§6.4)."""
+    weights = options.weights
+    gap = np.maximum(0, priority - tables.stamp_priority).astype(np.float64)
+    interruption, reclamation = tables.stamp_interruption, tables.stamp_reclamation
+    # Added from left to right, as it is written.
+    score = gap * weights.priority
+    score = score + (1 / max(DRAIN_SECONDS_FLOOR, options.drain_seconds)) * weights.drain
+    score = score + (1 / np.maximum(PENALTY_DOLLARS_FLOOR, interruption)) * weights.interruption
+    score = score + (1 / np.maximum(PENALTY_DOLLARS_FLOOR, reclamation)) * weights.reclamation
+    if np.isnan(score).any():
+        raise DoesNotFit("a victim score is not a number")
+    rank = ranks(-score).astype(np.int32)
+    size = int(rank.max()) + 1 if len(rank) else 0
+    rank[tables.stamp_priority >= priority] = -1
+    return rank, size
+
+
+# ---- Phase 3 ---------------------------------------------------------------------------------------------------
+
+
+def excess_of(bound: Bound, clusters: int) -> Excess:
+    """Return what no row holds, cluster by cluster, with room for as much again."""
+    configured = int((bound.configuring - bound.start).sum())
+    none = np.zeros(clusters, np.int64)
+    excess = Excess(np.empty(2 * configured + 1, np.int32), none, none.copy(), 0)
+    all_clusters = np.flatnonzero(bound.configuring > bound.start).astype(np.int32)
+    excess.used = list_excess(bound, all_clusters, excess.start, excess.stop, excess.machines, 0)
+    return excess
+
+
+def followed_excess(excess: Excess | None, bound: Bound, fresh: Flags) -> Excess:
+    """Return what no row holds after some clusters were credited anew."""
+    if excess is None or fresh.all():
+        return excess_of(bound, len(fresh))
+    clusters = np.flatnonzero(fresh).astype(np.int32)
+    needed = int((bound.configuring[clusters] - bound.start[clusters]).sum())
+    if excess.used + needed > len(excess.machines):
+        return excess_of(bound, len(fresh))
+    excess.grow(len(fresh))
+    excess.used = list_excess(bound, clusters, excess.start, excess.stop, excess.machines, excess.used)
+    return excess
+
+
+def reclaims(excess: Excess, work: Work, tables: Tables, options: Options) -> Int32s:
+    """Return the machines that are given back: by cluster id, then keep-priority (§7)."""
+    sizes = excess.stop - excess.start
+    names = list(tables.clusters.of)
+    having = [(str(names[number]), number) for number in np.flatnonzero(sizes).tolist()]
+    numbers = np.array([number for name, number in sorted(having) if name in options.reported], np.int32)
+    machines = np.empty(int(sizes[numbers].sum()), np.int32)
+    found = list_reclaimed(work.taken, numbers, excess.start, excess.stop, excess.machines, machines)
+    return machines[:found]
+
+
+def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: Tables, options: Options) -> Int32s:
+    """Return the Idle machines whose hold is over, by id (§7)."""
+    columns, machines = view.columns, orders.idle
+    holds = capacity_holds({int(kind): seconds for kind, seconds in options.hold_seconds.items()})
+    is_kept = ~np.isin(np.arange(len(holds)), [int(kind) for kind in RELEASABLE]) | ~(holds > 0)
+    kept = is_kept[tables.offer_capacity_type]
+    if kept.all():
+        return np.zeros(0, np.int32)
+    machines = machines[~kept[columns.offer[machines]]]
+    machines = machines[work.claim[machines] < 0]
+    hold = holds[tables.offer_capacity_type[columns.offer[machines]]]
+    since = columns.idle_since_seconds[machines]
+    left = hold - (options.now_seconds - since)
+    machines = np.sort(machines[left <= 0])
+    reserved = [view.rows.get(MachineId(machine_id), -1) for machine_id in options.reserved]
+    return machines[~np.isin(machines, reserved)]
+
+
+def free_hidden(view: ColumnSnapshot, hidden: Int64s) -> Int64s:
+    """Return the hidden rows that are Idle or Speculative."""
+    state = view.columns.state[hidden]
+    free: Int64s = hidden[(state == MachineState.IDLE) | (state == MachineState.SPECULATIVE)]
+    return free

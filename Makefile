@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.synced
 UV := $(shell command -v uv 2>/dev/null)
 ARGS ?=
+# How many random fleets `make test-long` compares the two engines on; every other proof of the engines runs in proportion.
+EXAMPLES ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint types format bench proto lock setup clean
+.PHONY: help up test test-long lint types format bench proto lock setup clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The lock file pins every version with its hashes. uv reads it when it is there, pip otherwise.
 $(STAMP): requirements.lock pyproject.toml
@@ -35,6 +37,9 @@ up: $(STAMP) ## run a provider, a shard and simulated clusters: make up ARGS="--
 test: $(STAMP) ## run the tests: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-long: $(STAMP) ## prove the engines on many more random fleets: make test-long EXAMPLES=100000 ARGS="-n 2"
+	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine $(ARGS)
+
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,7 +58,7 @@ proto: $(STAMP) ## generate the Python code from proto/
 
 lock: ## resolve the versions anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --upgrade --group dev --extra uvloop --extra bound pyproject.toml --output-file requirements.lock
+	  --upgrade --group dev --extra uvloop --extra bound --extra parquet pyproject.toml --output-file requirements.lock
 
 clean: ## remove what the targets made, and the state of `make up`
 	rm -rf $(VENV) .bigfleet .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,11 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from rich.console import Console
 from typer.testing import CliRunner
 
 from bigfleet.cli.faults import UsageFault
@@ -15,6 +18,7 @@ from bigfleet.cli.plan import bound as bound_module
 from bigfleet.cli.plan.bound import Bound, bound_of
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven
 from bigfleet.cli.plan.planning import make_plan, plan_input
+from bigfleet.cli.plan.tables import show_bound
 from tests.engine_cases import Entry, machine_of, need_of
 from tests.strategies import FleetInput, fleets
 
@@ -116,6 +120,24 @@ def test_the_command_prints_the_gap(tmp_path: Path) -> None:
     assert "What 1 row takes anew costs $1.00/h, expected interruptions included." in text
     assert "costs less than $0.75/h: the plan is at most 33.3% above the best." in text
     assert document["bound"]["gap"] == pytest.approx(1 / 3)
+
+
+def shown(bound: Bound) -> str:
+    console = Console(width=1000, file=StringIO())
+    with console.capture() as captured:
+        show_bound(console, bound)
+    return captured.get().strip().splitlines()[-1]
+
+
+def test_a_bound_of_nothing_says_no_share() -> None:
+    free = Bound(ours_usd_per_hour=0.0, least_usd_per_hour=0.0, rows=2, classes=3)
+
+    assert shown(free) == "What 2 rows take anew costs nothing, and nothing costs less."
+    assert shown(replace(free, ours_usd_per_hour=1.5)) == (
+        "What 2 rows take anew costs $1.50/h, expected interruptions included. No choice among the 3 classes of "
+        "machines costs less than $0.00/h: parts of machines that cost nothing would do, so there is no share to tell."
+    )
+    assert shown(replace(free, rows=0)) == "Nothing is taken anew, so there is no cost to bound."
 
 
 @settings(max_examples=60, deadline=None)

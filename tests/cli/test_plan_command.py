@@ -168,6 +168,16 @@ def test_an_id_of_both_kinds_or_of_neither_is_refused(files: Files) -> None:
     assert "'web' is the id of no machine" in files.refusal("--explain", "machine:web")
 
 
+def test_what_a_change_took_away_is_said_to_be_gone(files: Files) -> None:
+    files.write_patches([{"lose_machines": {"zone": "a"}}, {"remove_cluster": "lab"}])
+
+    for asked in ("i1", "jobs", "machine:i1", "need:jobs"):
+        line = files.refusal("--what-if", str(files.patches), "--explain", asked)
+        assert f"{asked.split(':')[-1]!r} is gone with the change; ask about it without --what-if" in line
+    line = files.refusal("--what-if", str(files.patches), "--explain", "machine:jobs")
+    assert "'jobs' is the id of no machine" in line
+
+
 @pytest.mark.parametrize("text", ["", "[]\n", "# nothing\n"])
 def test_an_empty_patch_changes_nothing(files: Files, text: str) -> None:
     files.patches.write_text(text, encoding="utf-8")
@@ -314,6 +324,7 @@ def test_a_wrong_machine_is_named_with_file_and_line(files: Files, text: str, fa
     [
         ("", "the file is empty"),
         ("id,size\nm,3\n", "line 1: column 'size' is unknown; write id, state"),
+        ("zone,state\na,Idle\n", "line 1: there is no column 'id', which every machine needs"),
         ("id,id\nm,m\n", "line 1: a column stands twice"),
         ("id,zone\nm\n", "line 2: 1 cells where the header has 2 columns"),
         ("id,allocatable\nm,cpu:4\n", "line 2: column allocatable: 'cpu:4' is no name=value"),
@@ -384,6 +395,10 @@ def test_a_wrong_row_is_named_with_file_place_and_field(files: Files, needs: obj
         ([{"lose_machines": {"capacity_type": "Leased"}}], " [0].lose_machines.capacity_type: 'Leased' is unknown"),
         ([{"price_factor": {"zone": "a"}}], " [0].price_factor: Object missing required field `factor`"),
         ([{"price_factor": {"factor": -1}}], " [0].price_factor.factor: -1.0 is no factor"),
+        (
+            [{"add_machines": {"instance_type": "free"}}, {"price_factor": {"instance_type": "free", "factor": 2}}],
+            " [1].price_factor: the machines that match (1) cost nothing and stay so at any factor",
+        ),
         ([{"set_need": {"id": "web"}}], " [0].set_need: nothing is set"),
         ([{"set_need": {"id": "zz", "priority": 1}}], " [0].set_need.id: the demand has no row 'zz'"),
         ([{"set_need": {"id": "web", "reclamation_bucket": 99}}], " [0].set_need.reclamation_bucket: 99 is no penalty"),

@@ -144,8 +144,8 @@ async def test_a_row_is_explained_from_its_start_to_what_it_lacks(live: LiveShar
     }
     rejected = events["candidate_rejected", "m3"]
     assert rejected.text == (
-        "m3: not taken as an idle machine: it does not match "
-        "(node.kubernetes.io/instance-type is t8, wanted is In t4), for row 1 of c1."
+        "m3: not taken as an idle machine for row 1 of c1: it does not match "
+        "(node.kubernetes.io/instance-type is t8, wanted is In t4)."
     )
     assert (rejected.attributes["reason"], rejected.attributes["detail.value"]) == ("profile", "t8")
     assert rejected.attributes["detail.values"] == '["t4"]'
@@ -239,7 +239,7 @@ async def test_a_machine_is_explained_with_what_was_done_to_it(live: LiveShard) 
     assert kept.events[-1].text == "m1 stays with c1: row 1 of c1 holds it."
     assert kinds(reclaimed.events) == ["candidate_considered", "candidate_rejected", "machine_reclaimed"]
     assert reclaimed.events[1].text == (
-        "m2: not taken as a machine that is bound or being made: it came after everything was covered, for row 1 of c1."
+        "m2: not taken as a machine that is bound or being made for row 1 of c1: it came after everything was covered."
     )
     assert reclaimed.events[2].attributes["keep_key"] == '["1.0", "0.0"]'
     assert [(action.kind, action.decided_cycle) for action in reclaimed.actions] == [("Reclaim", 2), ("Reclaim", 1)]

@@ -1,22 +1,28 @@
-"""`bigfleet engine check` and `bigfleet engine decide`: an engine on case files and fleets, without a shard.
+"""`bigfleet engine check` and `bigfleet engine decide`: the engines on case files and fleets, without a shard.
 
-Exit 2 for a wrong call or a file that cannot be read, 1 for a case that fails or an engine that gives up, else 0.
+Exit 2 for a wrong call or a file that cannot be read, 1 for a case that fails and for engines that differ, else 0.
 """
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.engine.registry import DEFAULT_ENGINE, ENGINES, engine_named
+from bigfleet.cli.engine.registry import BOTH, CHOICES, DEFAULT_ENGINE, check_engine_name, engine_named
 from bigfleet.cli.faults import RunFault, UsageFault
+
+if TYPE_CHECKING:
+    from bigfleet.cli.engine.registry import Decide
+    from bigfleet.cli.engine.runner import Outcome, Trial
 
 app = typer.Typer(help="Run cases and fleets through an engine, offline.", no_args_is_help=True)
 
-#: Characters of one failure's line; a whole decision would fill pages.
+#: Characters of one fault's text; a whole decision would fill pages.
 FAULT_CHARACTERS_MAX: Final = 1000
 
-_Engine = Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(ENGINES)}.")]
+_Engine = Annotated[
+    str, typer.Option(metavar="NAME", help=f"One of: {', '.join(CHOICES)}. {BOTH} holds them to one answer.")
+]
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of case files: *.yaml and *.jsonl.")]
 _Fleets = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="One fleet a line.")]
 _Out = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Where the decisions go, one a line.")]
@@ -24,17 +30,20 @@ _Out = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Where the decisio
 
 @app.command()
 def check(folder: _Folder, engine: _Engine = DEFAULT_ENGINE) -> None:
-    """Run every case of a folder; print one line per failure, then how many passed and failed."""
+    """Run every case of a folder; print one line per failure, then how many passed and failed.
+
+    With both engines, a case also fails when they decide or explain differently.
+    """
     from bigfleet.cli.engine.cases import CaseFileFault
     from bigfleet.cli.engine.runner import run_folder
 
-    decide = engine_named(engine)
+    trial = _trial(engine)
     passed = failed = 0
     try:
-        for outcome in run_folder(folder, decide):
-            if outcome.fault:
+        for outcome in run_folder(folder, trial):
+            if outcome.faults:
                 failed += 1
-                typer.echo(f"FAILED {outcome.name}: {_one_line(outcome.fault)}")
+                typer.echo(_failure(outcome))
             else:
                 passed += 1
     except CaseFileFault as fault:
@@ -45,17 +54,25 @@ def check(folder: _Folder, engine: _Engine = DEFAULT_ENGINE) -> None:
 
 @app.command()
 def decide(fleets: _Fleets, out: _Out, engine: _Engine = DEFAULT_ENGINE) -> None:
-    """Decide every fleet of a file and write one {seed, decision} a line."""
+    """Decide every fleet of a file and write one {seed, decision} a line.
+
+    With both engines nothing is written unless every decision of the two is the same.
+    """
     import json
 
+    from bigfleet.cli.engine.both import EnginesDiffer, EveryEngine
     from bigfleet.cli.engine.fleets import FleetFault, decide_fleet, decision_record, read_fleets
 
-    run = engine_named(engine)
+    check_engine_name(engine)
+    run: Decide = EveryEngine(with_records=False).decide if engine == BOTH else engine_named(engine)
     written = []
     try:
         for number, fleet in read_fleets(fleets):
             try:
                 decided = decide_fleet(fleet, run)
+            except EnginesDiffer as fault:
+                where = f"{fleets} line {number} seed {fleet.get('seed', '?')}"
+                raise RunFault(_one_line(f"{where}: the engines differ: {fault}")) from fault
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise UsageFault(f"{fleets} line {number}: {_wrong_field(error)}") from error
             record = {"seed": fleet.get("seed"), "decision": decision_record(decided)}
@@ -69,6 +86,27 @@ def decide(fleets: _Fleets, out: _Out, engine: _Engine = DEFAULT_ENGINE) -> None
     except OSError as error:
         raise RunFault(f"{out}: {error.strerror}; name a file that can be written") from error
     typer.echo(f"{len(written)} decisions written to {out}")
+
+
+def _trial(engine: str) -> "Trial":
+    check_engine_name(engine)
+    if engine == BOTH:
+        from bigfleet.cli.engine.both import EveryEngine
+
+        return EveryEngine(with_records=True).faults
+    from bigfleet.cli.engine.runner import trial_of
+
+    return trial_of(engine, engine_named(engine))
+
+
+def _failure(outcome: "Outcome") -> str:
+    """Return one line: the case, then each engine whose answer is wrong and what is wrong with it."""
+    texts = [_one_line(fault.text) for fault in outcome.faults]
+    parts = [
+        f" on {fault.engine}: {text}" if fault.engine else f": {text}"
+        for fault, text in zip(outcome.faults, texts, strict=True)
+    ]
+    return f"FAILED {outcome.name}{';'.join(parts)}"
 
 
 def _one_line(text: str) -> str:

@@ -1,36 +1,62 @@
 """The engines that there are, by name.
 
-An engine is a function of (snapshot, demand, options) that returns a Decision (docs/spec/engine.md §2). It is imported
-when it is asked for, so that a command line stays quick. Nothing stands here that cannot be run.
+An engine is a function of (snapshot, demand, options, reporter) that returns a Decision (docs/spec/engine.md §2). It is
+imported when it is asked for, so that a command line stays quick. Nothing stands here that cannot be run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.kernel_cache import keep_kernels
 
 if TYPE_CHECKING:
     from bigfleet.engine.decision import Decision, Options
+    from bigfleet.engine.records import Reporter
     from bigfleet.engine.snapshot import Snapshot
     from bigfleet.model.need import Need
 
+#: What a case asks of an engine.
 Decide = Callable[["Snapshot", "Sequence[Need]", "Options"], "Decision"]
+
+
+class Engine(Protocol):
+    """Decides one cycle, and tells a reporter when there is one."""
+
+    def __call__(
+        self,
+        snapshot: "Snapshot",
+        demand: "Sequence[Need]",
+        options: "Options",
+        reporter: "Reporter | None" = None,
+        /,
+    ) -> "Decision":
+        """Return the decision; equal arguments give equal decisions, with a reporter or without."""
+        ...
+
 
 #: Module and function of each engine.
 ENGINES: Final[Mapping[str, tuple[str, str]]] = {
     "reference": ("bigfleet.engine.reference", "decide"),
-    "columnar": ("bigfleet.engine.columnar.engine", "columnar_decide"),
+    "columnar": ("bigfleet.cli.engine.columns", "decide_from_columns"),
 }
 DEFAULT_ENGINE: Final = "reference"
+#: Every engine, held to one answer (`bigfleet.cli.engine.both`).
+BOTH: Final = "both"
+CHOICES: Final = (*ENGINES, BOTH)
 
 
-def engine_named(name: str) -> Decide:
-    """Return an engine. Raises UsageFault for a name that there is not."""
-    if name not in ENGINES:
-        raise UsageFault(f"--engine: {name!r} is unknown; choose one of {', '.join(ENGINES)}")
+def check_engine_name(name: str) -> None:
+    """Raise UsageFault for a name that is neither an engine nor `both`."""
+    if name not in CHOICES:
+        raise UsageFault(f"--engine: {name!r} is unknown; choose one of {', '.join(CHOICES)}")
+
+
+def engine_named(name: str) -> Engine:
+    """Return one engine. Raises UsageFault for a name that there is not."""
+    check_engine_name(name)
     module, function = ENGINES[name]
     if name != DEFAULT_ENGINE:
         keep_kernels()
-    return cast(Decide, getattr(import_module(module), function))
+    return cast(Engine, getattr(import_module(module), function))

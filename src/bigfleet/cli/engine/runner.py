@@ -4,8 +4,9 @@ A case that is malformed, a stage that is unknown and a file that cannot be read
 folder passes only when everything in it was understood and right.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +20,52 @@ from bigfleet.cli.engine.shard_checks import SHARD_CHECKS
 CHECKS: Final[Mapping[str, Check]] = {**ENGINE_CHECKS, **SHARD_CHECKS}
 
 
+#: Puts one case to an engine. Raises where the answer is wrong or the case cannot be understood.
+Question = Callable[[Decide], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is wrong with one case."""
+
+    text: str
+    #: The engine, or the engines, whose answer is wrong; "" when no engine was asked.
+    engine: str = ""
+
+
+#: Puts a question to one engine or to several and returns what is wrong, nothing when it is answered.
+Trial = Callable[[Question], list[Fault]]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of one case."""
 
     #: File and name of the case.
     name: str
-    #: "" for a case that passed, else one line that says what differs.
-    fault: str = ""
+    #: Empty for a case that passed.
+    faults: tuple[Fault, ...] = ()
+
+
+def trial_of(name: str, decide: Decide) -> Trial:
+    """Return the trial of one engine."""
+
+    def trial(question: Question) -> list[Fault]:
+        text = fault_of(question, decide)
+        return [Fault(engine=name, text=text)] if text else []
+
+    return trial
+
+
+def fault_of(question: Question, decide: Decide) -> str:
+    """Return what is wrong with an engine's answer to a question; "" when it is right."""
+    try:
+        question(decide)
+    except Mismatch as mismatch:
+        return str(mismatch)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def run_case(case: Case, decide: Decide) -> None:
@@ -37,7 +76,7 @@ def run_case(case: Case, decide: Decide) -> None:
     check(case, decide)
 
 
-def run_folder(folder: Path, decide: Decide) -> Iterator[Outcome]:
+def run_folder(folder: Path, trial: Trial) -> Iterator[Outcome]:
     """Yield the outcome of every case of a folder: its YAML files by name, then its JSON lines.
 
     Raises CaseFileFault when the folder has no file with a case that can be read.
@@ -62,33 +101,18 @@ def run_folder(folder: Path, decide: Decide) -> Iterator[Outcome]:
     if not cases and not fleets:
         why = f"; {faults[0][1]}" if faults else "; *.yaml and *.jsonl files are read"
         raise CaseFileFault(f"{folder}: no readable case file{why}")
-    yield from (Outcome(path.name, fault.removeprefix(f"{path}: ")) for path, fault in faults)
+    yield from (Outcome(path.name, (Fault(text=fault.removeprefix(f"{path}: ")),)) for path, fault in faults)
     names: set[str] = set()
     for path, case in cases:
-        repeated = f"the name {case.name!r} stands in the folder already" if case.name in names else ""
+        name = f"{path.name} {case.name}"
+        if case.name in names:
+            yield Outcome(name, (Fault(text=f"the name {case.name!r} stands in the folder already"),))
+            continue
         names.add(case.name)
-        yield Outcome(f"{path.name} {case.name}", repeated or _fault(case, decide))
+        yield Outcome(name, tuple(trial(partial(run_case, case))))
     for path, number, fleet in fleets:
-        yield Outcome(f"{path.name} line {number} seed {fleet.get('seed', '?')}", _fleet_fault(fleet, decide))
-
-
-def _fault(case: Case, decide: Decide) -> str:
-    try:
-        run_case(case, decide)
-    except Mismatch as mismatch:
-        return str(mismatch)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def _fleet_fault(fleet: Entry, decide: Decide) -> str:
-    if not isinstance(fleet.get("decision"), dict):
-        return "decision is missing or no object"
-    try:
-        check_fleet(fleet, decide)
-    except Mismatch as mismatch:
-        return str(mismatch)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+        name = f"{path.name} line {number} seed {fleet.get('seed', '?')}"
+        if isinstance(fleet.get("decision"), dict):
+            yield Outcome(name, tuple(trial(partial(check_fleet, fleet))))
+        else:
+            yield Outcome(name, (Fault(text="decision is missing or no object"),))

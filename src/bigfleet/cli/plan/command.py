@@ -21,7 +21,9 @@ OUTPUTS: Final = ("table", "json")
 #: Width of the tables where there is no terminal.
 WIDTH: Final = 120
 
-_Inventory = Annotated[Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, or nodes of a GPU trace.")]
+_Inventory = Annotated[
+    Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, Parquet, or nodes of a GPU trace.")
+]
 _Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand: a YAML or JSON list.")]
 _Now = Annotated[
     float | None,
@@ -64,7 +66,7 @@ def plan(
         base=base,
         difference=difference,
         final=final,
-        about=None if explain is None else _about(final, explain),
+        about=None if explain is None else _about(final, explain, base=base),
         bound=_bound_of(final) if bound else None,
     )
     if output == "json":
@@ -92,8 +94,8 @@ def _bound_of(plan: "Plan") -> "Bound":
     return bound_of(plan)
 
 
-def _about(plan: "Plan", asked: str) -> "tuple[Explanation, str]":
-    """Find what is to be explained: a row, else a machine, unless a prefix says which."""
+def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation, str]":
+    """Find what is to be explained: a row, else a machine, unless a prefix says which; `base` has no change."""
     kind, colon, name = asked.partition(":")
     if not colon or kind not in ("need", "machine"):
         kind, name = "", asked
@@ -104,6 +106,8 @@ def _about(plan: "Plan", asked: str) -> "tuple[Explanation, str]":
         return plan.explain_need(name), name
     if is_machine and kind != "need":
         return plan.explain_machine(name), name
+    if (kind != "machine" and name in base.needs_by_id) or (kind != "need" and name in base.snapshot.machines):
+        raise UsageFault(f"--explain: {name!r} is gone with the change; ask about it without --what-if")
     raise UsageFault(f"--explain: {name!r} is the id of no {kind or 'row and of no machine'}")
 
 

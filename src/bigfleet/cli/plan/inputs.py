@@ -1,6 +1,7 @@
 """Reads the machines and the demand of a plan from files (docs/planning.md).
 
-Machines: JSON lines or CSV with the field names of docs/spec/engine.md §1.1, or the nodes of a GPU cluster trace.
+Machines: JSON lines, CSV or Parquet with the field names of docs/spec/engine.md §1.1, or the nodes of a GPU cluster
+trace.
 Demand: a YAML or JSON list. Nothing is skipped or guessed: what is wrong is told with file, line or row, and field.
 """
 
@@ -35,8 +36,8 @@ NEEDS_MAX: Final = 100_000
 FILE_BYTES_MAX: Final = 2_000_000_000
 _INT32: Final = range(-(2**31), 2**31)
 _MAP_COLUMNS: Final = ("resources", "allocatable", "labels")
-#: A column that has no form in one cell.
-_JSON_ONLY: Final = "preempted_for"
+#: A column that has no form in one cell of text.
+_NESTED_ONLY: Final = "preempted_for"
 
 
 class MachineEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -125,6 +126,8 @@ def read_machines(path: Path) -> list[MachineGiven]:
     """Return the machines of a file, ids different. Raises UsageFault naming file, line and field."""
     if path.suffix.lower() == ".csv":
         entries = _trace_machines(path) if "sn" in _csv_header(path) else _csv_machines(path)
+    elif path.suffix.lower() == ".parquet":
+        entries = _parquet_machines(path)
     else:
         entries = _json_machines(path)
     found: dict[str, str] = {}
@@ -210,12 +213,14 @@ def _csv_header(path: Path) -> list[str]:
 
 def _csv_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
     header = _csv_header(path)
-    known = [name for name in MachineEntry.__struct_fields__ if name != _JSON_ONLY]
+    known = [name for name in MachineEntry.__struct_fields__ if name != _NESTED_ONLY]
     for column in header:
         if column not in known:
             raise UsageFault(f"{path} line 1: column {column!r} is unknown; write {', '.join(known)}")
     if len(set(header)) != len(header):
         raise UsageFault(f"{path} line 1: a column stands twice")
+    if "id" not in header:
+        raise UsageFault(f"{path} line 1: there is no column 'id', which every machine needs")
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     next(reader)
     while True:
@@ -235,11 +240,31 @@ def _csv_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
         for column in _MAP_COLUMNS:
             if column in values:
                 entry[column] = _cell_map(values[column], f"{place}: column {column}")
-        try:
-            converted = msgspec.convert(entry, MachineEntry, strict=False)
-        except msgspec.MsgspecError as error:
-            raise UsageFault(f"{place}: {_told(error)}") from error
-        yield place, machine_given(converted, place)
+        yield place, machine_given(_cells_converted(entry, place), place)
+
+
+def _parquet_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
+    from bigfleet.cli.plan.parquet import mapping_of, parquet_rows
+
+    _check_size(path)
+    for place, cells in parquet_rows(path, known=MachineEntry.__struct_fields__, required="id"):
+        entry: dict[str, Any] = {"id": "", **cells}
+        for column in _MAP_COLUMNS:
+            if column in cells:
+                where, cell = f"{place}: column {column}", cells[column]
+                entry[column] = _cell_map(cell, where) if isinstance(cell, str) else mapping_of(cell, where)
+        preemptor = entry.get(_NESTED_ONLY)
+        if isinstance(preemptor, Mapping):
+            entry[_NESTED_ONLY] = [preemptor.get(name) for name in ("cluster", "fingerprint", "group")]
+        yield place, machine_given(_cells_converted(entry, place), place)
+
+
+def _cells_converted(cells: Mapping[str, Any], place: str) -> MachineEntry:
+    """Return a row of a table as a machine; a column may hold numbers as text."""
+    try:
+        return msgspec.convert(cells, MachineEntry, strict=False)
+    except msgspec.MsgspecError as error:
+        raise UsageFault(f"{place}: {_told(error)}") from error
 
 
 def _cell_map(text: str, place: str) -> dict[str, str]:
@@ -386,15 +411,22 @@ def _told(error: Exception) -> str:
 
 
 def _text(path: Path) -> str:
+    _check_size(path)
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes > FILE_BYTES_MAX:
-            raise UsageFault(f"{path}: {size_bytes:,} bytes, at most {FILE_BYTES_MAX:,} are read")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageFault(f"{path}: {error.strerror}; name a file that can be read") from error
     except UnicodeDecodeError as error:
         raise UsageFault(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _check_size(path: Path) -> None:
+    try:
+        size_bytes = path.stat().st_size
+    except OSError as error:
+        raise UsageFault(f"{path}: {error.strerror}; name a file that can be read") from error
+    if size_bytes > FILE_BYTES_MAX:
+        raise UsageFault(f"{path}: {size_bytes:,} bytes, at most {FILE_BYTES_MAX:,} are read")
 
 
 def _named(name: str, known: Mapping[str, T], place: str) -> T:

@@ -116,7 +116,10 @@ def _price_factor(given: PlanInput, content: Any, place: str) -> PlanInput:
     if not math.isfinite(entry.factor) or entry.factor < 0:
         raise UsageFault(f"{place}.factor: {entry.factor} is no factor; write a number that is not negative")
     machines = dict(given.machines)
-    for machine_id in _matching(given.machines, entry, place):
+    matching = _matching(given.machines, entry, place)
+    if all(machines[machine_id].machine.price_usd_per_hour == 0 for machine_id in matching):
+        raise UsageFault(f"{place}: the machines that match ({len(matching):,}) cost nothing and stay so at any factor")
+    for machine_id in matching:
         one = machines[machine_id]
         price = one.machine.price_usd_per_hour
         # An unbounded price stays so, also when it is multiplied by zero.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
-from bigfleet.engine.explain import Explanation, NeedExplanation, explain, explain_needs
+from bigfleet.engine.explain import Explanation, NeedExplanation, explain_needs
 from bigfleet.engine.records import RowRef
 from bigfleet.engine.reference import decide
 from bigfleet.engine.snapshot import Snapshot
@@ -124,11 +124,11 @@ class Plan:
 
     def explain_need(self, need_id: str) -> Explanation:
         """Return why a row got what it got. The row must be in the demand."""
-        return explain(self.snapshot, self.demand, self.options, need=self.needs_by_id[need_id])
+        return self.decision.explain(self.needs_by_id[need_id])
 
     def explain_machine(self, machine_id: str) -> Explanation:
         """Return why a machine serves whom it serves. The machine must be in the inventory."""
-        return explain(self.snapshot, self.demand, self.options, machine=machine_id)
+        return self.decision.explain(MachineId(machine_id))
 
 
 def plan_input(

@@ -76,12 +76,20 @@ def show_bound(console: Console, bound: Bound) -> None:
     if not bound.rows:
         _print(console, "Nothing is taken anew, so there is no cost to bound.")
         return
-    rows = "1 row" if bound.rows == 1 else f"{bound.rows:,} rows"
+    rows = "1 row takes" if bound.rows == 1 else f"{bound.rows:,} rows take"
+    if not bound.ours_usd_per_hour:
+        _print(console, f"What {rows} anew costs nothing, and nothing costs less.")
+        return
+    above = (
+        f"the plan is at most {100 * bound.gap:.1f}% above the best"
+        if math.isfinite(bound.gap)
+        else "parts of machines that cost nothing would do, so there is no share to tell"
+    )
     _print(
         console,
-        f"What {rows} {'takes' if bound.rows == 1 else 'take'} anew costs {dollars_text(bound.ours_usd_per_hour)}/h, "
-        f"expected interruptions included. No choice among the {bound.classes:,} classes of machines costs less than "
-        f"{dollars_text(bound.least_usd_per_hour)}/h: the plan is at most {100 * bound.gap:.1f}% above the best.",
+        f"What {rows} anew costs {dollars_text(bound.ours_usd_per_hour)}/h, expected interruptions included. No choice "
+        f"among the {bound.classes:,} classes of machines costs less than {dollars_text(bound.least_usd_per_hour)}/h: "
+        f"{above}.",
     )
 
 
@@ -99,7 +107,7 @@ def _title(console: Console, text: str) -> None:
 
 def _print(console: Console, text: str, *, indent: int = 0) -> None:
     # As text: ids may hold what rich would take for markup.
-    console.print(Padding(Text(text), (0, 0, 0, indent), expand=False))
+    console.print(Padding(Text(text), (0, 0, 0, indent), expand=False) if indent else Text(text))
 
 
 def _counts(actions: Iterable[PlannedAction], head: str = "In all") -> Text:

@@ -392,7 +392,8 @@ def _scaled(unit: Vector, times: int) -> Vector:
     return {name: milli * times for name, milli in unit.items()}
 
 
-def _fleet_machines(machines: int, clusters: int) -> list[Machine]:
+def fleet_machines(machines: int, clusters: int) -> list[Machine]:
+    """Return W8's machines: 80 % bound, 10 % Idle, 10 % Speculative."""
     fleet: list[Machine] = []
     for block, archetype in enumerate(CATALOGUE):
         offer = {name: f"{milli}m" for name, milli in _scaled(archetype.pod, archetype.pods_per_machine).items()}
@@ -484,7 +485,11 @@ def _fleet_row(cluster: int, archetype: Archetype, profile: Profile, pods: int, 
 
 def fleet_workload(machines: int = 500_000, clusters: int = 100) -> Workload:
     """W8: the catalogue over 100 clusters; 80 % bound, 10 % Idle, 10 % Speculative; 5 % more wanted than bound."""
-    fleet = _fleet_machines(machines, clusters)
-    rows = [row for c in range(clusters) for row in cluster_rows(c, machines * 8 // 10 // clusters)]
+    return workload_of(fleet_machines(machines, clusters), clusters)
+
+
+def workload_of(fleet: list[Machine], clusters: int) -> Workload:
+    """W8 on some machines."""
+    rows = [row for c in range(clusters) for row in cluster_rows(c, len(fleet) * 8 // 10 // clusters)]
     demand = in_list_order(rows)
     return Workload(store_of(fleet, len(fleet)), demand, options_of(demand))

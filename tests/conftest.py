@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,15 @@ from bigfleet.sim.virtual_time import VirtualTimeLoop
 
 #: Property that a test leaves for each case it ran: (kind, "plain" or "topology").
 KINDS = {"engine case": "cases", "engine fleet": "fleets"}
+#: Property that a proof by examples leaves: (kind, (examples that ran, examples that held)), and how it is told.
+PROOFS = {
+    "engine equality": "{ran:,} random fleets, {held:,} equal",
+    "engine records": "{ran:,} random fleets, {held:,} explained alike",
+    "engine odd numbers": "{ran:,} random fleets, {held:,} equal",
+    "incremental decisions": "{ran:,} after random changes, {held:,} equal to full ones",
+    "closed loops": "{ran:,} random fleets, {held:,} came to rest",
+    "closed loops of the excepted kind": "{ran:,} met, {held:,} shown to be of it",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,18 +37,28 @@ def pytest_asyncio_loop_factories(
     return {"real": asyncio.new_event_loop}
 
 
+def _properties(terminalreporter: pytest.TerminalReporter, kind: str) -> list[Any]:
+    """Return what the tests left under one name."""
+    return [
+        value
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, ())
+        for name, value in getattr(report, "user_properties", ())
+        if name == kind
+    ]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the number of cases and fleets run, and of those that need neither Same nor spread nor folding."""
+    """Print how many cases, fleets and examples ran: a proof that ran on nothing proves nothing."""
     for kind, plural in KINDS.items():
-        ran = [
-            value
-            for outcome in ("passed", "failed")
-            for report in terminalreporter.stats.get(outcome, ())
-            for name, value in getattr(report, "user_properties", ())
-            if name == kind
-        ]
+        ran = _properties(terminalreporter, kind)
         if ran:
             terminalreporter.write_line(
                 f"{kind.split()[0]} {plural}: {len(ran)} run, of them {ran.count('plain')}"
                 " need neither Same nor spread nor folding"
             )
+    for kind, sentence in PROOFS.items():
+        counts = _properties(terminalreporter, kind)
+        if counts:
+            told = sentence.format(ran=sum(ran for ran, _ in counts), held=sum(held for _, held in counts))
+            terminalreporter.write_line(f"{kind}: {told}")

@@ -1,5 +1,7 @@
 """Hypothesis strategies for machines, needs and small fleets; new features of the model join them here.
 
+Fleets full of gangs that tie are in `tests.engine.crowds`.
+
 The universes are tiny on purpose: a few clusters, zones, types and sizes, so that rows meet, compete and tie. Every
 machine holds the invariant of docs/spec/engine.md §1.2.
 """
@@ -228,3 +230,36 @@ def fleets(
             reserved=draw(flagged),
         ),
     )
+
+
+# ---- what is legal and rare --------------------------------------------------------------------------------------
+
+unusual_prices = st.sampled_from([float("inf"), -0.0, 0.1 + 0.2, 0.3, 5e-324])
+unusual_dollars = st.sampled_from([float("inf"), 0.01, 0.009, 1e300])
+unusual_priorities = st.sampled_from([-(2**31), 2**31 - 1, 99, 100, 101])
+FREE_STATES = (MachineState.IDLE, MachineState.SPECULATIVE, MachineState.DELETING)
+
+
+@st.composite
+def unusual_machines(draw: st.DrawFn, machine: Machine, rows: Sequence[Need]) -> Machine:
+    """Draw a change of a machine that the invariant allows and providers rarely make."""
+    kind = draw(st.integers(0, 4))
+    if kind == 0:
+        return replace(machine, price_usd_per_hour=draw(unusual_prices), interruption_probability=1.0)
+    if kind == 1:
+        return replace(
+            machine,
+            assigned_priority=draw(unusual_priorities),
+            assigned_need_fingerprint=draw(st.sampled_from([machine.assigned_need_fingerprint, Fingerprint("gone")])),
+            assigned_interruption_penalty_dollars=draw(unusual_dollars),
+            assigned_reclamation_penalty_dollars=draw(unusual_dollars),
+        )
+    if kind == 2 and machine.state in FREE_STATES and rows:
+        # A free machine may come with the stamps, and some with the cluster, of whom it served.
+        row = draw(st.sampled_from(rows))
+        cluster = "" if machine.state is MachineState.SPECULATIVE else row.cluster
+        stamped = replace(machine, assigned_need_fingerprint=row.fingerprint, assigned_group=row.group)
+        return replace(stamped, cluster=ClusterId(cluster), intended_cluster=ClusterId(row.cluster))
+    if kind == 3:
+        return replace(machine, labels={**machine.labels, keys.ZONE: "za", keys.INSTANCE_TYPE: "y"}, zone="")
+    return replace(machine, resources={}, allocatable=draw(st.sampled_from([{}, {"cpu": "0"}, {"gpu": "64"}])))

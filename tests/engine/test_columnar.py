@@ -1,32 +1,29 @@
 """Two engines, one answer: the columnar engine decides what the reference engine decides, field for field."""
 
-import os
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.cli.engine.checks import ENGINE_CHECKS, check_fleet
 from bigfleet.cli.engine.runner import run_case
 from bigfleet.engine import reference
 from bigfleet.engine.columnar.answer import ActionColumns, LazySequence
-from bigfleet.engine.columnar.engine import columnar_decide, warm_up
-from bigfleet.engine.decision import Decision, Options, ParkingKey, Weights
+from bigfleet.engine.columnar.engine import ColumnarEngine, columnar_decide, warm_up
+from bigfleet.engine.columnar.store import ColumnStore
+from bigfleet.engine.decision import ActionKind, Decision, Options, Weights
 from bigfleet.engine.records import RecordLog, Reporter
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
+from bigfleet.model.states import CapacityType, MachineState
+from tests.engine.crowds import varied_fleets
+from tests.engine.proof import EQUALITY_EXAMPLES_USUAL, Proof, RecordProperty, examples
 from tests.engine_cases import Case, Entry, cases_of, fleet_need_of, fleet_options_of, fleet_snapshot_of, load_fleets
 from tests.strategies import FleetInput, fleets
-
-#: More examples on demand: BIGFLEET_HYPOTHESIS_EXAMPLES=5000.
-EXAMPLES = settings(
-    max_examples=int(os.environ.get("BIGFLEET_HYPOTHESIS_EXAMPLES", "300")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
 
 
 def assert_equal(expected: Decision, actual: Decision) -> None:
@@ -68,26 +65,81 @@ def test_a_case_gets_the_decision_that_it_says(case: Case) -> None:
     run_case(case, both_decide)
 
 
-@st.composite
-def inputs(draw: st.DrawFn) -> FleetInput:
-    """Draw a fleet with everything on, and now and then another weighting and gangs that are due to be parked."""
-    fleet = draw(fleets(machines_max=24, rows_max=8))
-    ages = {
-        ParkingKey(need.cluster, need.group, need.fingerprint): draw(st.sampled_from([0, 7, 8, 31, 32, 33]))
-        for need in fleet.demand
-        if need.profile.same_key is not None and draw(st.integers(0, 3)) == 0
+# ---- random fleets -----------------------------------------------------------------------------------------------
+
+#: What the fleets of the comparison must have had in them.
+FEATURES = frozenset(
+    {
+        *(f"action {kind.label}" for kind in ActionKind),
+        *(f"state {state.label}" for state in MachineState if state is not MachineState.UNSPECIFIED),
+        *("several clusters", "infinite penalty", "infinite price", "unjoined", "reserved", "idle without stamp"),
+        *("row folded", "row same", "row same, no domain", "row spread", "row parked", "row short after victims"),
+        *("spot", "own stamp", "stamp of another row", "creating unrecorded", "coming", "silent cluster", "weights"),
     }
-    weights = draw(st.just(Weights()) | st.just(Weights(priority=0.0, drain=0.5, interruption=100.0)))
-    options = replace(fleet.options, parking_ages=ages, weights=weights)
-    return FleetInput(fleet.snapshot, fleet.demand, options)
+)
 
 
-@EXAMPLES
-@given(inputs())
-def test_any_fleet_gets_the_reference_decision(fleet: FleetInput) -> None:
-    expected = reference.decide(fleet.snapshot, fleet.demand, fleet.options)
+def features_of(fleet: FleetInput, decision: Decision) -> Iterator[str]:
+    """Say what a fleet and its decision have in them."""
+    options, machines = fleet.options, fleet.snapshot.machines
+    own = {need.key[1:] for need in fleet.demand}
+    for machine in machines.values():
+        yield f"state {machine.state.label}"
+        stamp = (machine.assigned_need_fingerprint, machine.assigned_group)
+        if machine.cluster and any(stamp):
+            yield "own stamp" if stamp in own else "stamp of another row"
+        facts = {
+            "infinite penalty": math.inf in (machine.assigned_reclamation_penalty_dollars,),
+            "infinite price": machine.price_usd_per_hour == math.inf,
+            "unjoined": machine.id in options.unjoined and machine.state is MachineState.CONFIGURED,
+            "reserved": machine.id in options.reserved and machine.state is MachineState.IDLE,
+            "idle without stamp": machine.state is MachineState.IDLE
+            and machine.id not in fleet.snapshot.idle_since_seconds,
+            "spot": machine.capacity_type is CapacityType.SPOT,
+            "creating unrecorded": machine.state is MachineState.CREATING and not machine.intended_cluster,
+            "coming": machine.preempted_for in {need.key for need in fleet.demand},
+            "silent cluster": machine.cluster != "" and machine.cluster not in options.reported,
+        }
+        yield from (name for name, is_so in facts.items() if is_so)
+    if len({machine.cluster for machine in machines.values()} - {""}) > 1:
+        yield "several clusters"
+    if options.weights != Weights():
+        yield "weights"
+    yield from (f"action {action.kind.label}" for action in decision.actions)
+    for row in decision.rows:
+        is_same = row.need.profile.same_key is not None
+        facts = {
+            "row folded": row.folded,
+            "row same": row.has_domain,
+            "row same, no domain": is_same and not row.has_domain,
+            "row spread": row.need.profile.strict_spread is not None and bool(row.claimed),
+            "row parked": row.need.parked,
+            "row short after victims": bool(row.victims and row.unresolved),
+        }
+        yield from (name for name, is_so in facts.items() if is_so)
 
-    assert_equal(expected, columnar_decide(fleet.snapshot, fleet.demand, fleet.options))
+
+def test_any_fleet_gets_the_reference_decision(record_property: RecordProperty) -> None:
+    """Every field of every action and row is equal, and the same reporter hears the same records of both engines, also
+    of machines that are columns and no objects. The fleets have everything in them that a decision looks at."""
+    decided, explained = Proof(), Proof()
+
+    @examples(EQUALITY_EXAMPLES_USUAL)
+    @given(varied_fleets())
+    def check(fleet: FleetInput) -> None:
+        expected, actual = RecordLog(), RecordLog()
+        view = ColumnStore.from_snapshot(fleet.snapshot).snapshot()
+        with decided.example():
+            decision = reference.decide(fleet.snapshot, fleet.demand, fleet.options, expected)
+            decided.features.update(set(features_of(fleet, decision)))
+            assert_equal(decision, ColumnarEngine().decide(view, fleet.demand, fleet.options))
+        with explained.example():
+            assert_equal(decision, ColumnarEngine().decide(view, fleet.demand, fleet.options, actual))
+            assert expected.records == actual.records
+
+    with decided.told(record_property, "engine equality"), explained.told(record_property, "engine records"):
+        check()
+    decided.assert_features(FEATURES)
 
 
 # ---- numbers that do not fit -------------------------------------------------------------------------------------
@@ -126,7 +178,7 @@ def odd_inputs(draw: st.DrawFn) -> FleetInput:
     return FleetInput(Snapshot.of(machines, fleet.snapshot.idle_since_seconds), demand, fleet.options)
 
 
-@EXAMPLES
+@examples(300)
 @given(odd_inputs())
 def test_no_quantity_is_too_odd_or_too_large(fleet: FleetInput) -> None:
     expected = reference.decide(fleet.snapshot, fleet.demand, fleet.options)
@@ -144,7 +196,7 @@ def tall_orders(draw: st.DrawFn) -> FleetInput:
     return FleetInput(fleet.snapshot, demand, fleet.options)
 
 
-@EXAMPLES
+@examples(300)
 @given(tall_orders())
 def test_rows_beyond_the_integers_need_no_other_engine(fleet: FleetInput) -> None:
     expected = reference.decide(fleet.snapshot, fleet.demand, fleet.options)

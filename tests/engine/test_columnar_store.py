@@ -11,7 +11,7 @@ from bigfleet.engine import reference
 from bigfleet.engine.columnar import store as store_module
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.objects import snapshot_of
-from bigfleet.engine.columnar.orders import sort_by
+from bigfleet.engine.columnar.sorting import sort_by
 from bigfleet.engine.columnar.store import ColumnSnapshot, ColumnStore
 from bigfleet.engine.decision import ActionKind, Options
 from bigfleet.engine.snapshot import Snapshot

@@ -1,25 +1,24 @@
 """The invariants of docs/spec/engine.md §13 on generated fleets: one test each, the sentence as its docstring."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
+from bigfleet.engine.decision import ActionKind, Decision, Options, RowResult
 from bigfleet.engine.matching import fits
 from bigfleet.engine.records import RecordLog
 from bigfleet.engine.reference import decide
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
-from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor
+from bigfleet.model.machine import NO_HOST, Machine
 from bigfleet.model.need import Need
-from bigfleet.model.penalty import bucket_upper_dollars
-from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
+from tests.engine.closed_loop import Pace, run
 from tests.strategies import CLUSTERS, HOST, NOW_SECONDS, FleetInput, fleets, machines, needs
 
 EXAMPLES = settings(max_examples=150, deadline=None)
@@ -184,98 +183,17 @@ def test_a_reporter_changes_nothing(fleet: FleetInput) -> None:
 # ---- settling ----------------------------------------------------------------------------------------------------
 
 
-class World:
-    """Carries decisions out, some at once and some cycles later, and keeps the stamps that later cycles read."""
-
-    def __init__(self, fleet: FleetInput, delays: Sequence[int]) -> None:
-        self.machines: dict[MachineId, Machine] = dict(fleet.snapshot.machines)
-        self.idle_since: dict[MachineId, float] = dict(fleet.snapshot.idle_since_seconds)
-        self.now = NOW_SECONDS
-        self._delays = delays
-        self._drawn = 0
-        #: Machine id → cycles until its transition ends.
-        self._due: dict[MachineId, int] = {m.id: self._delay() for m in self.machines.values() if m.state in ENDS}
-
-    def _delay(self) -> int:
-        self._drawn += 1
-        return self._delays[self._drawn % len(self._delays)]
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot.of(self.machines.values(), self.idle_since)
-
-    def apply(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            self._store(_begun(self.machines[action.machine_id], action))
-            self._due[action.machine_id] = self._delay()
-        for machine_id, cycles in list(self._due.items()):
-            if cycles > 0:
-                self._due[machine_id] = cycles - 1
-            else:
-                del self._due[machine_id]
-                self._store(_ended(self.machines[machine_id]))
-        self.now += 700.0
-
-    def _store(self, machine: Machine) -> None:
-        was_idle = self.machines[machine.id].state is MachineState.IDLE
-        self.machines[machine.id] = machine
-        if machine.state is not MachineState.IDLE:
-            self.idle_since.pop(machine.id, None)
-        elif not was_idle:
-            self.idle_since[machine.id] = self.now
-
-
-#: What a transitional state ends in.
-ENDS: Mapping[MachineState, MachineState] = {
-    MachineState.CREATING: MachineState.IDLE,
-    MachineState.CONFIGURING: MachineState.CONFIGURED,
-    MachineState.DRAINING: MachineState.IDLE,
-    MachineState.DELETING: MachineState.SPECULATIVE,
-}
-
-
-def _begun(machine: Machine, action: Action) -> Machine:
-    """Return the machine with its transition begun and the stamps of docs/spec/engine.md §11."""
-    if action.kind is ActionKind.DELETE:
-        return replace(machine.without_binding(), state=MachineState.DELETING)
-    if action.kind in (ActionKind.RECLAIM, ActionKind.PREEMPT):
-        preempted_for = PreemptedFor(*action.preemptor) if action.preemptor else None
-        return replace(machine, state=MachineState.DRAINING, preempted_for=preempted_for)
-    assert action.profile is not None
-    stamped = replace(machine, assigned_need_fingerprint=action.profile.fingerprint, assigned_group=action.group)
-    if action.kind is ActionKind.PROVISION:
-        return replace(stamped, state=MachineState.CREATING, intended_cluster=action.cluster)
-    profile: Profile = action.profile
-    return replace(
-        stamped,
-        state=MachineState.CONFIGURING,
-        cluster=action.cluster,
-        assigned_priority=profile.priority,
-        assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
-        assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
-    )
-
-
-def _ended(machine: Machine) -> Machine:
-    state = ENDS[machine.state]
-    if state is MachineState.CONFIGURED:
-        return replace(machine, state=state)
-    host = NO_HOST if state is MachineState.SPECULATIVE else HOST
-    return replace(machine.without_binding(), state=state, host=host)
-
-
 @settings(max_examples=80, deadline=None)
 @given(fleets(same=False, flags=False), st.lists(st.integers(0, 4), min_size=1, max_size=5))
 def test_it_settles(fleet: FleetInput, delays: Sequence[int]) -> None:
     """It settles: with constant demand and supply and every action carried out, nothing more is decided after finitely
-    many cycles, however slowly machines are created, configured and drained. (Fleets without gangs.)"""
-    world, quiet = World(fleet, delays), 0
-    for _ in range(SETTLE_CYCLES_MAX):
-        decision = decide(world.snapshot(), fleet.demand, replace(fleet.options, now_seconds=world.now))
-        quiet = 0 if decision.actions else quiet + 1
-        if quiet >= QUIET_CYCLES:
-            return
-        world.apply(decision.actions)
-    raise AssertionError("the fleet never came to rest")
+    many cycles, however slowly machines are created, configured and drained. (Fleets without gangs; tests of gangs are
+    in test_settling.)"""
+    pace = Pace(delays=tuple(delays), cycle_seconds=700.0)
+
+    course = run(fleet, pace, cycles_max=SETTLE_CYCLES_MAX, quiet_cycles=QUIET_CYCLES)
+
+    assert course.settled_after is not None
 
 
 # ---- cheapest first ----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Parking: which cycles age a class, and what a parked gang still may (docs/spec/engine.md §9)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,9 @@ KEY = parking_key(GANG)
 
 
 def short(need: Need = GANG, *, satisfiable: bool = False) -> RowResult:
-    return RowResult(need=need, members=(need,), deficit=need.aggregate, satisfiable=satisfiable)
+    return RowResult(
+        need=need, members=(need,), deficit=need.aggregate, unresolved=need.aggregate, satisfiable=satisfiable
+    )
 
 
 def test_a_woken_cycle_keeps_an_age_and_starts_none() -> None:
@@ -33,6 +36,12 @@ def test_ages_are_handed_out_anew_and_the_old_ones_left_alone() -> None:
 
     assert next_ages(ages, [short()], advance=True) == {KEY: 2}
     assert ages == {KEY: 1}
+
+
+def test_a_gang_that_a_drain_is_under_way_for_is_not_stalled() -> None:
+    awaiting = replace(short(), unresolved={name: milli // 2 for name, milli in GANG.aggregate.items()})
+
+    assert next_ages({KEY: 7}, [awaiting], advance=True) == {}
 
 
 def test_rows_without_same_never_age() -> None:

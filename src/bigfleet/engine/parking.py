@@ -37,18 +37,20 @@ def stamp_parked(rows: Sequence[Need], ages: Mapping[ParkingKey, int]) -> list[N
 
 
 def next_ages(ages: Mapping[ParkingKey, int], results: Iterable[RowResult], *, advance: bool) -> dict[ParkingKey, int]:
-    """Return the ages after a cycle, from what Phase 1 left: stalled classes and no others.
+    """Return the ages after a cycle, from what the phases left: stalled classes and no others.
 
-    A class is stalled when it has an unsatisfied row and none of its unsatisfied rows acquired a machine or had a
-    satisfiable domain. Its age rises by one per cycle, however many rows share it; with `advance` False (a woken
-    cycle, docs/spec/shard.md §3) ages are only kept or forgotten.
+    A class is stalled when it has an unsatisfied row and none of its unsatisfied rows acquired a machine, had a
+    satisfiable domain, or has a machine that drains for it, picked now or before (docs/adr/0112). Its age rises by
+    one per cycle, however many rows share it; with `advance` False (a woken cycle, docs/spec/shard.md §3) ages are
+    only kept or forgotten.
     """
     stalled: dict[ParkingKey, bool] = {}
     for result in results:
         if result.satisfied or result.need.profile.same_key is None:
             continue
         key = parking_key(result.need)
-        has_hope = result.acquired > 0 or result.satisfiable
+        is_awaiting = result.unresolved != result.deficit
+        has_hope = result.acquired > 0 or result.satisfiable or is_awaiting
         stalled[key] = stalled.get(key, True) and not has_hope
     kept = (key for key, is_stalled in stalled.items() if is_stalled)
     if advance:

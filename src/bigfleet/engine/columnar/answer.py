@@ -230,6 +230,13 @@ class ActionColumns(LazySequence[Action]):
         self._sizes = sizes
         self._answer = answer
 
+    def machines(self) -> Int32s:
+        """Return the row of each action's machine in the view, in emission order, without making any action."""
+        answer = self._answer
+        parts = (answer.acquired_machine, answer.victim_machine, answer.reclaimed, answer.released)
+        machines: Int32s = np.concatenate(parts)
+        return machines
+
     def counts(self) -> Mapping[ActionKind, int]:
         """Return how many actions there are of each kind, without making any."""
         states = self._answer.view.columns.state[self._answer.acquired_machine]

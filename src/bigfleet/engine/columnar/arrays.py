@@ -165,6 +165,7 @@ class Scratch(NamedTuple):
     own: Int64s  # domains x D
     touched: Int32s  # domains
     covered_own: Int64s  # domains: own coverage where creditable machines alone cover the row, else -1; by `touched`
+    totals_max: Int64s  # D: beyond, the uncapped coverage of the row at hand would not fit
     queue: Int32s  # N: candidates of the row at hand, in order
     following: Int32s  # N: place of the next candidate of the same domain, -1
     preference: Floats  # N

@@ -133,12 +133,14 @@ def recall(memo, scratch, row):  # type: ignore[no-untyped-def]
     return stop - start
 
 
-@kernel(INT(FLEET_T, ROWS_T, INT))
-def full_coverage(fleet, rows, row):  # type: ignore[no-untyped-def]
-    """Return the capped coverage of a domain that covers everything."""
-    full = np.int64(0)
-    for d in range(fleet.supply.shape[1]):
-        full += rows.aggregate[row, d] * rows.weight[row, d]
+@kernel(INT(FLEET_T, ROWS_T, SCRATCH_T, INT))
+def full_coverage(fleet, rows, scratch, row):  # type: ignore[no-untyped-def]
+    """Return the capped coverage of a domain that covers everything, and note how large a total may be."""
+    full, dimensions = np.int64(0), fleet.supply.shape[1]
+    for d in range(dimensions):
+        weight = rows.weight[row, d]
+        full += rows.aggregate[row, d] * weight
+        scratch.totals_max[d] = COVERAGE_MAX // dimensions // max(weight, 1)
     return full
 
 
@@ -152,7 +154,7 @@ def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ign
     domain covers the row by creditable machines alone and no rival does so with as many of the row's own: what is free
     enters the comparison only after both (`is_open`).
     """
-    gang, dimensions, full = rows.gang[row], fleet.supply.shape[1], full_coverage(fleet, rows, row)
+    gang, dimensions, full = rows.gang[row], fleet.supply.shape[1], full_coverage(fleet, rows, scratch, row)
     base, first = gangs.base[gang], gangs.active_start[gang]
     counts_free = rows.parked[row] == 0
     found, best0, best1, best2, best3, best4, best = False, 0, 0, 0, 0, 0, np.int64(NO_DOMAIN)
@@ -177,7 +179,7 @@ def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ign
             total_share += min(total, aggregate) * weight
             credit_share += min(credit, aggregate) * weight
             own_share += min(own, aggregate) * weight
-            if weight > 0 and total > COVERAGE_MAX // dimensions // weight:
+            if weight > 0 and total > scratch.totals_max[d]:
                 whole = -1
             elif whole >= 0:
                 whole += total * weight
@@ -192,7 +194,20 @@ def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ign
             if scratch.covered_own[i] > best_own:
                 best_own, rivals = own_share, 0
             rivals += scratch.covered_own[i] >= 0 and own_share == best_own
-        if not found or (k0, k1, k2, k3, k4, domain) < (best0, best1, best2, best3, best4, best):
+        # Numba compares tuples several times slower.
+        if k0 != best0:
+            wins = k0 < best0
+        elif k1 != best1:
+            wins = k1 < best1
+        elif k2 != best2:
+            wins = k2 < best2
+        elif k3 != best3:
+            wins = k3 < best3
+        elif k4 != best4:
+            wins = k4 < best4
+        else:
+            wins = bool(domain < best)
+        if wins or not found:
             found, best0, best1, best2, best3, best4, best = True, k0, k1, k2, k3, k4, domain
     work.is_open[row] = counts_free and rivals != 1
     work.satisfiable[row] = found and best0 == 0

@@ -265,6 +265,7 @@ def make_scratch(fleet: Fleet, modes: npt.NDArray[np.uint8]) -> Scratch:
         own=np.zeros((domains, dimensions), np.int64),
         touched=np.zeros(domains, np.int32),
         covered_own=np.zeros(domains, np.int64),
+        totals_max=np.zeros(dimensions, np.int64),
         queue=np.empty(queue, np.int32),
         following=np.empty(queue, np.int32),
         preference=np.empty(queue, np.float64),

@@ -221,7 +221,7 @@ class TestAnswers:
         listing = await provider.list(b"")
 
         assert len(listing.records) == 2_600
-        assert world.clock.turns == 5
+        assert world.clock.turns == 6
 
     async def test_a_list_may_be_larger_than_grpcs_own_limit(self, world: World, provider: Provider) -> None:
         """gRPC refuses messages over 4 MiB unless told otherwise."""

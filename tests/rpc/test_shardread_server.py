@@ -67,7 +67,7 @@ async def test_rows_are_shown_as_they_were_reported_and_decided(live: LiveShard)
     live.world.connect("c1").report(met)
     live.world.connect("c2").report(unmet)
     for _ in range(2):
-        await live.shard.step()
+        await live.world.step()
     header, one, two = await all_of(live.read.InspectNeeds(shardread_pb2.InspectNeedsRequest()))
 
     assert (header.header.cycle, header.header.total_needs) == (2, 2)
@@ -131,7 +131,7 @@ def need_views(count: int) -> tuple[NeedView, ...]:
 
 async def test_twenty_thousand_rows_are_streamed(live: LiveShard) -> None:
     """All of them, in order, as they were when the reader came: a cycle that ends meanwhile changes nothing."""
-    live.shard.view = CycleView(cycle=7, computed_at_unix_nanos=1, needs=need_views(20_000))
+    live.shard.view = CycleView(cycle=7, computed_at_unix_nanos=1, make_needs=lambda: need_views(20_000))
     call = live.read.InspectNeeds(shardread_pb2.InspectNeedsRequest())
     answer = aiter(call)
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -190,6 +190,27 @@ async def test_a_machine_that_comes_or_goes_between_pages_is_in_or_out(live: Liv
     await live.world.cycle()
 
     assert (first, await ids(live, page_size=3, page_token="m2")) == (["m0", "m1", "m2"], ["m3", "m5", "m9"])
+
+
+async def test_what_changed_since_the_last_cycle_is_shown_as_it_is(live: LiveShard) -> None:
+    """The inventory is live: what came, went or moved is in its place, in or out, on whatever page."""
+    live.world.provider.add(*(machine(f"m{number}", S.IDLE) for number in range(8)))
+    await live.world.cycle()
+    inventory = live.shard.inventory
+    inventory.remove("m2")
+    inventory.insert(machine("a", S.CONFIGURED, cluster="c1"), now_seconds=0.0)
+    inventory.insert(machine("m45", S.IDLE), now_seconds=0.0)
+    inventory.observe(machine("m6", S.CONFIGURED, cluster="c1"), now_seconds=0.0)
+    inventory.insert(machine("m7z", S.IDLE), now_seconds=0.0)
+    inventory.remove("m7z")
+
+    assert await ids(live, states=[provider_pb2.MACHINE_STATE_CONFIGURED]) == ["a", "m6"]
+    token = ""
+    for expected, following in ((["m0", "m1", "m3"], "m3"), (["m4", "m45", "m5"], "m5"), (["m7"], "")):
+        total, machines, token = await page(
+            live, states=[provider_pb2.MACHINE_STATE_IDLE], page_size=3, page_token=token
+        )
+        assert (total, [view.machine.id for view in machines], token) == (7, expected, following)
 
 
 async def test_every_filter_narrows(live: LiveShard) -> None:
@@ -263,7 +284,7 @@ async def test_a_machine_is_shown_with_what_the_shard_knows_of_it(live: LiveShar
         labels.ASSIGNED_GROUP: "gang",
     }
     live.world.connect("c1").report()
-    await live.shard.step()
+    await live.world.step()
     _total, (view,), _token = await page(live)
 
     assert (view.machine.id, view.machine.cluster, view.machine.node_name) == ("m1", "c1", "n1")
@@ -291,7 +312,7 @@ async def test_actions_are_listed_newest_first(live: LiveShard) -> None:
     live.world.connect("c1").report(need("c1", "4"))
     await live.world.cycle()
     live.world.connect("c2").report()
-    await live.shard.step()
+    await live.world.step()
     running, newer, older = await actions(live)
 
     assert (older.kind, older.machine_id, older.cluster_id) == ("Bootstrap", "m1", "c1")

@@ -124,7 +124,7 @@ def test_a_refused_row_is_backed_off_for_twice_as_long_each_time(clock: HandCloc
         waits.append(clock.now_seconds - started)
 
     assert waits == [30, 60, 120, 240, 480, 600, 600]
-    assert refusals.is_refused("c1", FINGERPRINT, "")
+    assert refusals.refused() == {("c1", FINGERPRINT, "")}
     refusals.succeeded("c1", FINGERPRINT, "")
     refusals.refuse("c1", FINGERPRINT, "")
     clock.now_seconds += 30
@@ -169,10 +169,10 @@ def test_a_row_that_left_the_demand_is_forgotten(clock: HandClock) -> None:
     """What is kept is bounded by what is asked for."""
     refusals = Refusals(clock)
     refusals.refuse("c1", FINGERPRINT, "")
-    refusals.keep_only({("c1", FINGERPRINT, "")})
-    assert refusals.is_refused("c1", FINGERPRINT, "")
-    refusals.keep_only(set())
-    assert not refusals.is_refused("c1", FINGERPRINT, "")
+    refusals.keep_only(lambda key: key == ("c1", FINGERPRINT, ""))
+    assert refusals.refused() == {("c1", FINGERPRINT, "")}
+    refusals.keep_only(lambda _key: False)
+    assert refusals.refused() == frozenset()
 
 
 # ---- the blob breaker -------------------------------------------------------------------------------------------

@@ -369,7 +369,7 @@ async def test_a_full_queue_drops_and_the_next_cycle_derives_again() -> None:
     """Nothing blocks, and what was dropped leaves no trace in the ledger."""
     world = World(idle_fleet(6), settings=ShardSettings(execute_concurrency_max=1))
     world.connect("c1").report(need("c1", "24"))
-    report = await world.shard.step()
+    report = await world.step()
     assert (report.enqueued, world.metric("actions_dropped_total")) == (2, 4)
     assert [f"m0{n}" for n in range(6) if world.shard.actuator.is_pending(f"m0{n}")] == ["m00", "m01"]
 
@@ -382,7 +382,7 @@ async def test_a_machine_in_flight_is_decided_on_but_not_queued_twice() -> None:
     """The second decision is dropped and counted."""
     world = World(idle_fleet(1))
     world.connect("c1").report(need("c1", "4"))
-    first, second = await world.shard.step(), await world.shard.step()
+    first, second = await world.step(), await world.shard.step()
 
     assert (first.enqueued, second.enqueued, world.metric("actions_deduped_total")) == (1, 0, 1)
 
@@ -391,7 +391,7 @@ async def test_an_action_that_no_longer_applies_is_not_carried_out() -> None:
     """The live record counts: a machine that left its state between decision and start is left alone."""
     world = World(idle_fleet(1))
     world.connect("c1").report(need("c1", "4"))
-    await world.shard.step()
+    await world.step()
     record = world.shard.actuator.history[0]
     world.shard.ingest.fail(world.machine("m00"), "something happened")
     await world.shard.actuator.run_inline()

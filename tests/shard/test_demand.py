@@ -1,7 +1,9 @@
 """What becomes of a roll-up between its frame and the table (docs/spec/shard.md §4, §6 rail 2)."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from bigfleet.model.frames import (
     MalformedMessage,
 )
 from bigfleet.model.need import Need
+from bigfleet.shard.controller import ROWS_ON_LOOP_MAX
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.ports import ShardSettings
 from tests.shard.world import FakeOperator, Offer, ScriptedProvider, World, need
@@ -236,3 +239,83 @@ async def test_a_roll_up_that_breaks_the_shard_costs_itself_only() -> None:
     assert len(world.shard.intake.table.in_list_order()) == 3
     world.shard.stop_sessions()
     await lane
+
+
+# ---- large roll-ups ---------------------------------------------------------------------------------------------
+
+
+class Apart:
+    """A compute that notes what it runs, and runs it when it is let."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.works = 0
+
+    async def __call__(self, work: Callable[[], Any]) -> Any:
+        self.works += 1
+        await self.gate.wait()
+        return work()
+
+
+def large(timestamp_unix_nanos: int, *, count: int = ROWS_ON_LOOP_MAX + 1, cpu: str = "4") -> CountingOffer:
+    """Return a roll-up of many rows."""
+    return CountingOffer("c1", rows(count, cpu=cpu), timestamp_unix_nanos)
+
+
+async def test_a_large_roll_up_is_read_off_the_loop_and_in_its_turn() -> None:
+    """The loop goes on while it is read; what came later on this session waits, other sessions do not."""
+    apart = Apart()
+    world = World(compute=apart)
+    slow, quick = world.connect("c1"), world.connect("c2")
+    lanes = [asyncio.create_task(world.shard.serve_rollups(each.session)) for each in (slow, quick)]
+    world.shard.sessions.receive_rollup(slow.session, large(1))
+    assert await acks(slow, ECHO_ROLLUP) == []
+    world.shard.sessions.receive_rollup(slow.session, Offer("c1", rows(200), 2))
+    world.shard.sessions.receive_rollup(quick.session, Offer("c2", (need("c2", "4"),), 3))
+    assert [ack.rollup_timestamp_unix_nanos for ack in await acks(quick, ECHO_ROLLUP)] == [3]
+    assert await acks(slow, ECHO_ROLLUP) == []
+
+    apart.gate.set()
+    assert [ack.rollup_timestamp_unix_nanos for ack in await acks(slow, ECHO_ROLLUP)] == [1, 2]
+    assert len(world.shard.intake.table.rows_of("c1")) == 200
+    world.shard.stop_sessions()
+    await asyncio.gather(*lanes)
+
+
+async def test_a_large_roll_up_is_judged_like_any_other() -> None:
+    """Unchanged ones are not read, malformed ones are refused with the place of the fault, misrouted ones dropped."""
+    apart = Apart()
+    apart.gate.set()
+    world = World(compute=apart)
+    operator = world.connect("c1", CAPABILITY_NEED_STATUS)
+    lane = asyncio.create_task(world.shard.serve_rollups(operator.session))
+    fault = MalformedMessage("needs[7].group", "is too long")
+    many = ROWS_ON_LOOP_MAX + 1
+    again = large(2)
+    misrouted = CountingOffer("c9", rows(many), 3)
+    for offer in (large(1), again, misrouted, Offer("c1", rows(many, cpu="5"), 4, fault=fault), large(5, cpu="6")):
+        world.shard.sessions.receive_rollup(operator.session, offer)
+        await acks(operator, ECHO_ROLLUP)
+
+    assert [ack.rollup_timestamp_unix_nanos for ack in await acks(operator, ECHO_ROLLUP)] == [1, 2, 5]
+    assert [ack.error for ack in await acks(operator, ECHO_ROLLUP_REJECTED)] == [str(fault)]
+    assert (again.reads, misrouted.reads) == ([], [])
+    results = ("accepted", "unchanged", "misrouted", "rejected")
+    assert [world.metric("rollups_total", result=result) for result in results] == [2, 1, 1, 1]
+    world.shard.stop_sessions()
+    await lane
+
+
+async def test_a_large_roll_up_of_a_session_that_has_ended_changes_nothing() -> None:
+    """It was being read when the session was replaced: the newer one speaks for the cluster."""
+    apart = Apart()
+    world = World(compute=apart)
+    former = world.connect("c1")
+    lane = asyncio.create_task(world.shard.serve_rollups(former.session))
+    world.shard.sessions.receive_rollup(former.session, large(1))
+    await acks(former, ECHO_ROLLUP)
+    world.connect("c1")
+    apart.gate.set()
+    await lane
+
+    assert world.shard.intake.reported == set()

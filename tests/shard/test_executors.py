@@ -121,7 +121,7 @@ async def test_a_machine_that_moved_on_is_left_alone(kind: ActionKind, state: Ma
     provider = ScriptedProvider()
     provider.add(machine("m1", state, capacity_type=CapacityType.SPOT, **bound, **cause))
     world = World(provider)
-    await world.shard.step()
+    await world.step()
     action = Action(
         kind=kind,
         machine_id=MachineId("m1"),
@@ -239,7 +239,7 @@ async def test_only_actions_that_hold_a_slot_are_counted_in_flight() -> None:
     operator = world.connect("c1")
     operator.answer = None
     operator.report(need("c1", "4"))
-    await world.shard.step()
+    await world.step()
     workers = asyncio.create_task(world.shard.actuator.run())
     await world.shard._clock.sleep(1)
     assert (world.metric("execute_inflight"), world.metric("execute_waiting", **{"for": "blob"})) == (0, 1)
@@ -261,5 +261,5 @@ async def test_a_scrape_never_builds_a_snapshot() -> None:
 
     labels = {"capacity_type": "BareMetal", "interruption_penalty_bucket": "unspecified"}
     assert world.metric("inventory_machines", state="Idle", **labels) == 1
-    assert world.shard.inventory.snapshot().of_state(S.FAILED)[0].id == "m1"
+    assert world.shard.inventory.snapshot().columns.state.tolist() == [S.FAILED]
     assert world.metric("inventory_machines", state="Failed", **labels) == 1

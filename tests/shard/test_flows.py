@@ -249,7 +249,7 @@ async def test_a_silent_operator_parks_one_machine_at_a_time() -> None:
     operator.report(need("c1", "24"))
     async with running(world):
         for _ in range(2):
-            await world.shard.step()
+            await world.step()
             await world.shard._clock.sleep(31)
 
     outcomes = [outcome for _kind, _machine, outcome in world.outcomes()]
@@ -388,7 +388,7 @@ async def test_slow_operators_do_not_hold_worker_slots() -> None:
     silent.answer = None
     silent.report(need("silent", "4", priority=900))
     answering.report(need("answering", "4"))
-    await world.shard.step()
+    await world.step()
     async with running(world):
         await world.shard._clock.sleep(10)
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigfleet.engine.columnar.objects import snapshot_of
 from bigfleet.model.ids import ClusterId
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import MachineState, is_legal_transition
 from bigfleet.shard.inventory import Inventory
 from tests.shard.world import machine
 
@@ -51,5 +52,52 @@ def test_a_snapshot_is_of_its_moment() -> None:
     assert inventory.latest_snapshot is first
     second = inventory.snapshot()
     assert (inventory.latest_snapshot is second, second is first) == (True, False)
-    assert [snapshot.of_state(S.IDLE)[0].price_usd_per_hour for snapshot in (first, second)] == [1.0, 2.0]
-    assert set(second.idle_since_seconds.values()) == {5.0}
+    shown = [snapshot_of(snapshot) for snapshot in (first, second)]
+    assert [snapshot.of_state(S.IDLE)[0].price_usd_per_hour for snapshot in shown] == [1.0, 2.0]
+    assert set(shown[1].idle_since_seconds.values()) == {5.0}
+
+
+STATES = (S.IDLE, S.CONFIGURED, S.SPECULATIVE, S.DELETING)
+steps = st.tuples(st.sampled_from("abcd"), st.sampled_from((*STATES, None)), st.booleans())
+
+
+@given(st.lists(steps, max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_the_columns_hold_what_the_inventory_holds(story: list[tuple[str, MachineState | None, bool]]) -> None:
+    """After any inserts, driven and observed changes and removals, with snapshots taken at any time."""
+    inventory = Inventory()
+    kept = []
+    for moment, (name, state, looks) in enumerate(story):
+        known = inventory.get(name)
+        if state is None:
+            if known is not None:
+                inventory.remove(name)
+        else:
+            cluster = ClusterId("c1" if state is S.CONFIGURED else "")
+            shown = machine(name, state, cluster=cluster, price_usd_per_hour=float(moment))
+            if known is None:
+                inventory.insert(shown, now_seconds=float(moment))
+            elif is_legal_transition(known.state, state):
+                inventory.apply(shown, now_seconds=float(moment))
+            else:
+                inventory.observe(shown, now_seconds=float(moment))
+        if looks:
+            kept.append((inventory.snapshot(), _account(inventory)))
+            assert not inventory.changed_since_snapshot
+        else:
+            latest = {machine_id for machine_id, *_rest in kept[-1][1]} if kept else set()
+            assert {each.id for each in inventory} ^ latest <= set(inventory.changed_since_snapshot)
+    for snapshot, account in kept[-4:]:
+        machines = snapshot_of(snapshot)
+        told = [
+            (each.id, each.state, each.cluster, each.price_usd_per_hour, machines.idle_since_seconds.get(each.id))
+            for each in machines.machines.values()
+        ]
+        assert told == account
+
+
+def _account(inventory: Inventory) -> list[tuple[object, ...]]:
+    return sorted(
+        (each.id, each.state, each.cluster, each.price_usd_per_hour, inventory.idle_since_seconds(each.id))
+        for each in inventory
+    )

@@ -1,5 +1,6 @@
 """What a full List means for the inventory (docs/spec/shard.md §5.1, §5.3, §6 rail 4); deltas: test_reconcile_delta."""
 
+import asyncio
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from bigfleet.model.machine import NO_HOST, Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.ingest import BOUND_ELSEWHERE, NO_LONGER_REPORTED
 from bigfleet.shard.ports import Listing, Record, RefusalKind, ShardSettings
+from bigfleet.shard.reconcile import RECORDS_PER_TURN_MAX
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time
@@ -415,6 +417,37 @@ async def test_a_list_that_does_not_come_is_given_up() -> None:
     assert (world.shard._clock.monotonic_seconds(), world.shard.is_ready) == (120.0, False)
 
 
+async def test_a_long_list_is_applied_in_turns() -> None:
+    """Whoever else wants the loop gets it in between: streams, workers, health."""
+    world = World(provider_of(*fleet(3 * RECORDS_PER_TURN_MAX + 1)))
+    turns = []
+
+    async def other() -> None:
+        while not world.shard.is_ready:
+            turns.append(len(world.shard.inventory))
+            await world.shard._clock.sleep(0)
+
+    task = asyncio.create_task(other())
+    await world.cycle()
+    await task
+
+    assert {RECORDS_PER_TURN_MAX, 2 * RECORDS_PER_TURN_MAX, 3 * RECORDS_PER_TURN_MAX} <= set(turns)
+
+
+async def test_the_first_inventory_is_told_once() -> None:
+    """Whoever keeps the process tidy hears when the machines are there; a List that fails is none."""
+    world = World(provider_of(*fleet(3)))
+    told = []
+    world.shard.on_inventory = lambda: told.append(len(world.shard.inventory))
+    world.provider.list_fails = True
+    await world.cycle()
+    world.provider.list_fails = False
+    await world.cycle()
+    await world.cycle()
+
+    assert told == [3]
+
+
 # ---- in flight --------------------------------------------------------------------------------------------------
 
 
@@ -424,9 +457,9 @@ async def test_a_list_answered_before_a_call_and_applied_after_it_is_skipped() -
     provider.add(machine("m1", S.IDLE))
     world = World(provider)
     world.connect("c1").report(need("c1", "4"))
-    await world.shard.step()
+    await world.step()
     provider.during_list = world.shard.actuator.run_inline
-    await world.shard.step()
+    await world.step()
 
     assert (world.state("m1"), world.machine("m1").cluster) == (S.CONFIGURED, "c1")
     assert world.metric("observed_jumps_total", **{"from": "Configured", "to": "Idle"}) == 0
@@ -440,10 +473,10 @@ async def test_a_list_answered_after_a_call_and_applied_before_its_ack_is_skippe
     world = World(provider)
     operator = world.connect("c1")
     operator.report(need("c1", "4", priority=7))
-    await world.shard.step()
+    await world.step()
     listing = Listing(records=[Record(machine("m1", S.FAILED, last_error="half applied"), {})])
     provider.listings = [listing]
-    await world.shard.step()
+    await world.step()
     assert S.IDLE is world.state("m1")
 
     await world.shard.actuator.run_inline()
@@ -457,9 +490,9 @@ async def test_a_pending_machine_that_is_not_listed_is_not_removed() -> None:
     provider = provider_of(machine("m1", S.IDLE))
     world = World(provider)
     world.connect("c1").report(need("c1", "4"))
-    await world.shard.step()
+    await world.step()
     del provider.records["m1"]
-    await world.shard.step()
+    await world.step()
     assert "m1" in world.shard.inventory
 
     await world.shard.actuator.run_inline()

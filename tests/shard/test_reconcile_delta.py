@@ -183,9 +183,9 @@ async def test_a_record_skipped_in_flight_is_read_again() -> None:
     provider = revisioned(machine("m1", S.IDLE))
     world = delta_world(provider)
     world.connect("c1").report(need("c1", "4"))
-    await world.shard.step()
+    await world.step()
     provider.add(machine("m1", S.IDLE, price_usd_per_hour=5.0))
-    await world.shard.step()
+    await world.step()
     assert (provider.gets, world.machine("m1").price_usd_per_hour) == ([], 1.0)
 
     await world.shard.actuator.run_inline()
@@ -304,7 +304,7 @@ async def drain_wait(provider: ScriptedProvider) -> tuple[World, "asyncio.Task[N
     operator.drain = None
     operator.report()
     workers = asyncio.create_task(world.shard.actuator.run())
-    await world.shard.step()
+    await world.step()
     await world.shard._clock.sleep(1)
     assert S.DRAINING is world.state("m1")
     return world, workers
@@ -320,7 +320,7 @@ async def test_a_configured_machine_in_a_drain_wait_stays_draining() -> None:
     """Draining here, Configured there: that is what the wait is."""
     world, workers = await drain_wait(ScriptedProvider())
     for _ in range(3):
-        await world.shard.step()
+        await world.step()
 
     assert (world.state("m1"), world.machine("m1").cluster) == (S.DRAINING, "c1")
     assert world.provider.calls == []
@@ -333,7 +333,7 @@ async def test_any_other_state_ends_a_drain_wait(shown: MachineState) -> None:
     world, workers = await drain_wait(ScriptedProvider())
     cluster = "" if shown is S.IDLE else "c1"
     world.provider.add(machine("m1", shown, cluster=cluster, last_error="" if shown is not S.FAILED else "broken"))
-    await world.shard.step()
+    await world.step()
     await world.shard._clock.sleep(1)
 
     assert shown is world.state("m1")
@@ -345,7 +345,7 @@ async def test_a_refused_record_does_not_end_a_drain_wait() -> None:
     """Garbage says nothing about the drain."""
     world, workers = await drain_wait(ScriptedProvider())
     world.provider.add(machine("m1", S.IDLE, price_usd_per_hour=-1.0))
-    await world.shard.step()
+    await world.step()
     await world.shard._clock.sleep(1)
 
     assert (world.state("m1"), world.outcomes()) == (S.DRAINING, [("Reclaim", "m1", "")])
@@ -356,7 +356,7 @@ async def test_a_machine_that_goes_in_a_drain_wait_is_removed() -> None:
     """A drain wait does not count as pending for removals."""
     world, workers = await drain_wait(ScriptedProvider())
     world.provider.records.clear()
-    await world.shard.step()
+    await world.step()
     await world.shard._clock.sleep(1)
 
     assert "m1" not in world.shard.inventory

@@ -115,7 +115,7 @@ async def test_a_session_that_reads_nothing_ends_when_an_instruction_finds_no_ro
     await world.cycle()
     world.shard.intake.reported.add("c1")
     workers = asyncio.create_task(world.shard.actuator.run())
-    await world.shard.step()
+    await world.step()
     await world.shard._clock.sleep(1)
 
     assert (session.outbox.closed, world.shard.sessions.of("c1")) == (CloseReason.OVERFLOWED, None)
@@ -148,16 +148,16 @@ async def test_a_bootstrap_request_that_finds_no_room_is_a_lost_session() -> Non
 async def test_a_session_that_caught_up_after_an_overflow_is_resynchronised() -> None:
     """What was dropped is told again, as of now."""
     world = bound_world(6, ShardSettings(outbox_frames_max=4))
-    await world.shard.step()
+    await world.step()
     session = world.shard.sessions.open(Hello(cluster_id="c1"))
     take_all(session.outbox)
     for number in range(6):
         world.provider.add(machine(f"m{number}", S.CONFIGURED, cluster="c1", allocatable={"cpu": "2"}))
-    await world.shard.step()
+    await world.step()
     assert session.outbox.dropped == 2
 
     assert len(take_all(session.outbox)) == 4
-    await world.shard.step()
+    await world.step()
     repeated = take_all(session.outbox)
     assert [frame.machine_id for frame in repeated if isinstance(frame, NodeStateUpdate)] == [
         f"m{number}" for number in range(6)
@@ -183,7 +183,7 @@ async def test_a_blob_is_taken_from_the_session_that_was_asked_only() -> None:
     asked, other = world.connect("c1"), world.connect("c2")
     asked.answer = None
     asked.report(need("c1", "4"))
-    await world.shard.step()
+    await world.step()
     action = asyncio.create_task(world.shard.actuator.run_inline())
     await read()
     request = next(frame for frame in asked.frames if isinstance(frame, BootstrapRequest))
@@ -206,7 +206,7 @@ async def test_a_lost_session_ends_the_wait_for_its_blobs() -> None:
     operator = world.connect("c1")
     operator.answer = None
     operator.report(need("c1", "4"))
-    await world.shard.step()
+    await world.step()
     action = asyncio.create_task(world.shard.actuator.run_inline())
     await read()
     world.shard.sessions.close(operator.session, CloseReason.GONE)
@@ -224,7 +224,7 @@ async def test_a_new_session_gets_the_instruction_of_a_running_drain_again() -> 
     first.drain = None
     first.report()
     workers = asyncio.create_task(world.shard.actuator.run())
-    await world.shard.step()
+    await world.step()
     await world.shard._clock.sleep(100)
     world.shard.sessions.close(first.session, CloseReason.GONE)
     await world.shard._clock.sleep(20)
@@ -249,7 +249,7 @@ async def test_only_the_bound_clusters_operator_can_end_a_drain() -> None:
     owner.drain = None
     owner.report()
     workers = asyncio.create_task(world.shard.actuator.run())
-    await world.shard.step()
+    await world.step()
     await world.shard._clock.sleep(1)
     instruction = instructions(owner)[0].instruction_id
 

@@ -1,5 +1,6 @@
 """What readers are shown of the last cycle: every row as reported, and why it is short (docs/spec/shard.md §12)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -215,3 +216,27 @@ async def test_a_row_that_its_operator_cannot_boot_is_short(row: Need) -> None:
     await world.settle()
     (shown,) = world.shard.view.needs
     assert (shown.satisfied, shown.reason, shown.unmet_age_cycles) == (True, UnmetReason.UNSPECIFIED, 0)
+
+
+async def test_rows_are_made_when_somebody_asks_for_them() -> None:
+    """Off the loop, once, and of the cycle that had finished then: most cycles are never looked at."""
+    works: list[object] = []
+
+    async def compute(work: Callable[[], Any]) -> Any:
+        result = work()
+        works.append(result)
+        return result
+
+    provider = ScriptedProvider()
+    provider.add(machine("m1", S.IDLE))
+    world = World(provider, compute=compute)
+    world.connect("c1").report(need("c1", "4"))
+    await world.cycle()
+    assert not any(isinstance(result, tuple) and result and isinstance(result[0], NeedView) for result in works)
+    first = await world.shard.inspect()
+    (row,) = first.needs
+    assert works[-1] is first.needs
+    await world.cycle()
+
+    assert (first.needs[0] is row, first.cycle, world.shard.view.cycle) == (True, 1, 2)
+    assert (await world.shard.inspect()).cycle == 2

@@ -32,8 +32,10 @@ from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector
 from bigfleet.shard.controller import CycleReport, Shard
+from bigfleet.shard.deciding import EngineMaker, columnar_engine
 from bigfleet.shard.outbox import SessionClosed
 from bigfleet.shard.ports import (
+    Compute,
     FenceToken,
     Listing,
     ProviderRefusal,
@@ -248,20 +250,25 @@ class Offer:
     """A roll-up offer made of values."""
 
     cluster_id: str
-    rows: tuple[Need, ...]
+    content: tuple[Need, ...]
     timestamp_unix_nanos: int = 1
     fault: MalformedMessage | None = None
 
     @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.content)
+
+    @property
     def digest(self) -> bytes:
         """Over the rows alone."""
-        return xxhash.xxh3_128_digest(repr((self.cluster_id, self.rows, self.fault)).encode())
+        return xxhash.xxh3_128_digest(repr((self.cluster_id, self.content, self.fault)).encode())
 
     def needs(self) -> tuple[Need, ...]:
         """Return the rows, or raise the fault."""
         if self.fault is not None:
             raise self.fault
-        return self.rows
+        return self.content
 
 
 class FakeOperator:
@@ -317,7 +324,13 @@ class World:
     """One shard, its provider and its operators."""
 
     def __init__(
-        self, provider: ScriptedProvider | None = None, *, epoch: int = 1, settings: ShardSettings | None = None
+        self,
+        provider: ScriptedProvider | None = None,
+        *,
+        epoch: int = 1,
+        settings: ShardSettings | None = None,
+        compute: Compute = compute_inline,
+        make_engine: EngineMaker = columnar_engine,
     ) -> None:
         self.provider = provider or ScriptedProvider()
         self.registry = CollectorRegistry()
@@ -328,17 +341,23 @@ class World:
             provider=self.provider,
             clock=LoopClock(),
             ids=SequentialIds(),
-            compute=compute_inline,
+            compute=compute,
             registry=self.registry,
+            make_engine=make_engine,
         )
 
     def connect(self, cluster: str, *capabilities: str) -> FakeOperator:
         """Open a session; capabilities default to drain-result."""
         return FakeOperator(self, cluster, frozenset(capabilities or (CAPABILITY_DRAIN_RESULT,)))
 
+    async def step(self, *, is_timer: bool = True) -> CycleReport:
+        """Run one cycle, with the engine ready, and carry out nothing."""
+        await self.shard.make_ready()
+        return await self.shard.step(is_timer=is_timer)
+
     async def cycle(self, *, is_timer: bool = True) -> CycleReport:
         """Run one cycle and carry out everything that it queued."""
-        report = await self.shard.step(is_timer=is_timer)
+        report = await self.step(is_timer=is_timer)
         await self.shard.actuator.run_inline()
         # Let the operators read what was sent.
         for _ in range(8):

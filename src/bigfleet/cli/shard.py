@@ -38,6 +38,12 @@ _ExecuteTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline
 _BootstrapTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one bootstrap request.")]
 _ListTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one List.")]
 _MaxActions = Annotated[int, typer.Option(min=0, help="Most actions of one cycle; 0 is unlimited.")]
+_VerifyEvery = Annotated[
+    int,
+    typer.Option(
+        metavar="CYCLES", min=0, help="Cycles between those whose decision is checked against a full pass; 0 is off."
+    ),
+]
 _Incremental = Annotated[
     bool, typer.Option("--incremental-reconcile", help="Read changes instead of the whole inventory.")
 ]
@@ -74,6 +80,7 @@ def shard(
     bootstrap_timeout: _BootstrapTimeout = "30s",
     list_timeout: _ListTimeout = "120s",
     max_actions_per_cycle: _MaxActions = 0,
+    engine_verify_every: _VerifyEvery = 100,
     incremental_reconcile: _Incremental = False,
     full_list_every: _FullListEvery = 30,
     reclaim_cap_fraction: _CapFraction = 0.05,
@@ -100,6 +107,7 @@ def shard(
         bootstrap_timeout_seconds=parse_positive_duration_seconds(bootstrap_timeout, "--bootstrap-timeout"),
         list_timeout_seconds=parse_positive_duration_seconds(list_timeout, "--list-timeout"),
         actions_per_cycle_max=max_actions_per_cycle,
+        engine_verify_every_cycles=engine_verify_every,
         incremental_reconcile=incremental_reconcile,
         full_list_every_cycles=full_list_every,
         reclaim_cap_fraction=reclaim_cap_fraction,

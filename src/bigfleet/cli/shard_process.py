@@ -1,10 +1,12 @@
 """One shard process put together: state file, provider channel, sessions, HTTP, and the order of a clean stop.
 
-docs/spec/shard.md §1. The epoch is committed before anything is served, and sessions are served before the first
-reconcile. Nothing here decides anything; the parts are made and handed to each other.
+docs/spec/shard.md §1. The epoch is committed before anything is served; sessions and health are served before the first
+reconcile, and while the engine's kernels are loaded or compiled. Nothing here decides anything; the parts are made and
+handed to each other.
 """
 
 import asyncio
+import gc
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,12 +18,14 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from bigfleet.cli.faults import RunFault
+from bigfleet.cli.kernel_cache import keep_kernels
 from bigfleet.cli.runtime import SystemClock, SystemIds, serve_http, stop_on_signals
 from bigfleet.model.ids import ShardId
 from bigfleet.rpc import session_server, shardread_server
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.provider_client import GrpcProvider, ProviderDeadlines
 from bigfleet.shard.controller import Shard
+from bigfleet.shard.deciding import Divergence, Engine, EngineMaker, columnar_engine
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.state_file import StateFile, StateFileFault
 
@@ -50,7 +54,15 @@ async def compute_in_thread(work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-async def serve_shard(place: ShardPlace, settings: ShardSettings) -> int:
+def make_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
+    """Return the engine, its kernels kept on disk for the next start where a directory can be written."""
+    # Before the import that loads the kernels, and not on the loop: finding the compiler takes a second.
+    if keep_kernels() is None:
+        _log.warning("kernels_not_kept", advice="set NUMBA_CACHE_DIR to a directory that can be written")
+    return columnar_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
+
+
+async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: EngineMaker = make_engine) -> int:
     """Run the shard until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
     stop = stop_on_signals()
@@ -82,7 +94,10 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings) -> int:
             ids=SystemIds(),
             compute=compute_in_thread,
             registry=registry,
+            make_engine=engine_maker,
         )
+        # Half a million machines hold no garbage, and looking through them takes the collector a second each time.
+        shard.on_inventory = gc.freeze
         server = _grpc_server(shard, clock)
         try:
             bound = await server.start(*place.listen_address)

@@ -8,12 +8,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
+from functools import lru_cache
 
 from bigfleet.model import labels
 from bigfleet.model.ids import Fingerprint
 from bigfleet.model.machine import Machine
 
 _INT32 = range(-(2**31), 2**31)
+#: Stamps repeat: a fleet has some dozens of priorities and penalties, a List shows them for every machine.
+_STAMPS_SHARED_MAX = 4096
 
 
 def encode_metadata(machine: Machine) -> dict[str, str]:
@@ -55,6 +58,7 @@ def dollars_text(dollars: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+@lru_cache(maxsize=_STAMPS_SHARED_MAX)
 def _read_priority(text: str) -> int:
     if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
         raise ValueError(f"{text!r} is no decimal integer")
@@ -64,6 +68,7 @@ def _read_priority(text: str) -> int:
     return priority
 
 
+@lru_cache(maxsize=_STAMPS_SHARED_MAX)
 def _read_dollars(text: str) -> float:
     if "_" in text or not text.isascii() or text != text.strip():
         raise ValueError(f"{text!r} is no number")

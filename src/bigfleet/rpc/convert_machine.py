@@ -17,6 +17,10 @@ from bigfleet.rpc.gen import provider_pb2
 
 #: Shapes that are kept shared: a fleet has some hundreds, a List shows each of them hundreds of thousands of times.
 _SHAPES_MAX = 16384
+#: Sets of labels that are kept shared: there is one per rack and type, some ten thousand in a large fleet.
+_LABELS_MAX = 65536
+#: Prices and probabilities that are kept shared.
+_NUMBERS_MAX = 4096
 
 _STATES = {state.value: state for state in MachineState}
 _CAPACITY_TYPES = {kind.value: kind for kind in CapacityType}
@@ -61,9 +65,9 @@ def machine_from_wire(message: provider_pb2.Machine) -> tuple[Machine, dict[str,
         capacity_type=capacity_type_from_wire(message.capacity_type),
         resources=resources_from_wire(message.resources),
         allocatable=resources_from_wire(message.allocatable),
-        labels={intern(key): intern(value) for key, value in message.labels.items()},
-        price_usd_per_hour=message.price_per_hour,
-        interruption_probability=message.interruption_probability,
+        labels=_shared_labels(tuple(sorted(message.labels.items()))),
+        price_usd_per_hour=_number(message.price_per_hour),
+        interruption_probability=_number(message.interruption_probability),
         last_error=message.last_error,
         node_name=message.node_name,
     )
@@ -93,6 +97,21 @@ def resources_to_wire(quantities: Mapping[str, str]) -> provider_pb2.Resources |
 def resources_from_wire(message: provider_pb2.Resources) -> Mapping[str, str]:
     """Return the quantities of a message as declared; equal ones are the same object."""
     return _shared(tuple(sorted(message.resources.items())))
+
+
+@lru_cache(maxsize=_NUMBERS_MAX)
+def _shared_number(number: float) -> float:
+    return number
+
+
+def _number(number: float) -> float:
+    # Zeros of both signs are one key.
+    return _shared_number(number) if number else number
+
+
+@lru_cache(maxsize=_LABELS_MAX)
+def _shared_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return MappingProxyType({intern(key): intern(value) for key, value in items})
 
 
 @lru_cache(maxsize=_SHAPES_MAX)

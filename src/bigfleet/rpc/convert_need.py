@@ -60,6 +60,11 @@ class ReceivedRollUp:
         return self._timestamp_unix_nanos
 
     @property
+    def rows(self) -> int:
+        """How many rows the message has."""
+        return len(self._message.needs)
+
+    @property
     def digest(self) -> bytes:
         """16 bytes (XXH3) that are equal for messages that differ in nothing but their timestamp."""
         if self._digest is None:

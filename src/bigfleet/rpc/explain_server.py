@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import grpc
 
 from bigfleet.engine import reference
+from bigfleet.engine.columnar.objects import snapshot_of
 from bigfleet.engine.explain import rows_to_ask
 from bigfleet.engine.records import (
     Acquired,
@@ -38,6 +39,7 @@ from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
 from bigfleet.rpc.convert_explain import explanation_to_wire
 from bigfleet.rpc.gen import shardread_pb2
+from bigfleet.shard.census import row_of
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.ports import Compute
 from bigfleet.shard.views import CycleView, DecidedOn, NeedView
@@ -95,7 +97,10 @@ class Explainer:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 "profile_fingerprint is empty; InspectNeeds lists the rows with their fingerprints",
             )
-        view, decided_on = self._last_cycle()
+        _decided_on(self._shard.view)
+        # The rows are made off the loop, unless somebody has looked at them before.
+        view = await self._shard.inspect()
+        decided_on = _decided_on(view)
         row = next((row for row in view.needs if row.need.key == (cluster, fingerprint, group)), None)
         if row is None:
             gang = f" and group {group!r}" if group else " and no group"
@@ -104,40 +109,47 @@ class Explainer:
                 f"cycle {view.cycle} had no row of cluster {cluster!r} with fingerprint {fingerprint!r}{gang}; "
                 "InspectNeeds lists the rows",
             )
-        return await self._told(view, row, lambda: _need_events(decided_on, row))
+        events, truncated = await self._line.run(self._shard.compute, lambda: _need_events(decided_on, row))
+        return _told(view, row, events, truncated)
 
     async def machine(self, machine_id: str) -> Told[Machine]:
-        """Return why the machine serves whom it serves and what becomes of it. Raises ExplanationRefusal."""
+        """Return why the machine serves whom it serves and what becomes of it. Raises ExplanationRefusal.
+
+        The subject is the machine as far as decisions look at it: without host, node name and cause of a failure.
+        """
         _refuse_malformed("machine_id", machine_id, "ListMachines lists the machines")
-        view, decided_on = self._last_cycle()
-        machine = decided_on.snapshot.machines.get(MachineId(machine_id))
-        if machine is None:
+        view = self._shard.view
+        decided_on = _decided_on(view)
+        if row_of(decided_on.snapshot, machine_id) is None:
             is_new = self._shard.inventory.get(MachineId(machine_id)) is not None
             hint = "it came after that, so ask again after the next one" if is_new else "ListMachines lists them"
             raise ExplanationRefusal(
                 grpc.StatusCode.NOT_FOUND, f"cycle {view.cycle} had no machine with the id {machine_id!r}; {hint}"
             )
-        return await self._told(view, machine, lambda: _machine_events(decided_on, machine))
-
-    def _last_cycle(self) -> tuple[CycleView, DecidedOn]:
-        view = self._shard.view
-        if view.decided_on is None:
-            raise ExplanationRefusal(
-                grpc.StatusCode.UNAVAILABLE,
-                "no cycle has finished yet, so there is nothing to explain; the first one needs the provider's list "
-                "of machines",
-            )
-        return view, view.decided_on
-
-    async def _told(self, view: CycleView, subject: T, work: Callable[[], Events]) -> Told[T]:
-        events, truncated = await self._line.run(self._shard.compute, work)
-        return Told(
-            cycle=view.cycle,
-            computed_at_unix_nanos=view.computed_at_unix_nanos,
-            subject=subject,
-            events=events,
-            truncated=truncated,
+        machine, (events, truncated) = await self._line.run(
+            self._shard.compute, lambda: _machine_events(decided_on, MachineId(machine_id))
         )
+        return _told(view, machine, events, truncated)
+
+
+def _decided_on(view: CycleView) -> DecidedOn:
+    if view.decided_on is None:
+        raise ExplanationRefusal(
+            grpc.StatusCode.UNAVAILABLE,
+            "no cycle has finished yet, so there is nothing to explain; the first one needs the provider's list "
+            "of machines",
+        )
+    return view.decided_on
+
+
+def _told(view: CycleView, subject: T, events: list[shardread_pb2.Explanation], truncated: bool) -> Told[T]:
+    return Told(
+        cycle=view.cycle,
+        computed_at_unix_nanos=view.computed_at_unix_nanos,
+        subject=subject,
+        events=events,
+        truncated=truncated,
+    )
 
 
 class _Line:
@@ -187,14 +199,16 @@ def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
         if any(member is asked.need for member in result.members)
     )
     heard = _RowEar(position)
-    reference.decide(decided_on.snapshot, decided_on.demand, decided_on.options, heard)
+    reference.decide(snapshot_of(decided_on.snapshot), decided_on.demand, decided_on.options, heard)
     return heard.events.told()
 
 
-def _machine_events(decided_on: DecidedOn, machine: Machine) -> Events:
-    heard = _MachineEar(machine.id, positions=rows_to_ask(decided_on.rows, machine))
-    reference.decide(decided_on.snapshot, decided_on.demand, decided_on.options, heard)
-    return heard.events.told()
+def _machine_events(decided_on: DecidedOn, machine_id: MachineId) -> tuple[Machine, Events]:
+    snapshot = snapshot_of(decided_on.snapshot)
+    machine = snapshot.machines[machine_id]
+    heard = _MachineEar(machine_id, positions=rows_to_ask(decided_on.rows, machine))
+    reference.decide(snapshot, decided_on.demand, decided_on.options, heard)
+    return machine, heard.events.told()
 
 
 class _Heard(NamedTuple):

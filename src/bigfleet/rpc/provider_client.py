@@ -6,7 +6,7 @@ the caller has.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.rpc.convert_machine import machine_from_wire
 from bigfleet.rpc.gen import provider_pb2
+from bigfleet.rpc.wire_parts import parts_of
 from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
 
 #: 500,000 records of 600 B are 300 MB.
@@ -167,29 +168,32 @@ class GrpcProvider:
     async def list(self, since_revision: bytes) -> Listing:
         """Return every record, or what changed since the cursor when there is one; no filter and no cap."""
         request = provider_pb2.ListFilter(since_revision=since_revision)
-        message = await self._call("List", request, provider_pb2.MachineList, self._deadlines.list_seconds)
-        records = []
-        for position, machine in enumerate(message.machines, start=1):
-            records.append(Record(*machine_from_wire(machine)))
-            if position % _RECORDS_PER_TURN_MAX == 0:
-                # Sessions are served while a large fleet is read.
-                await self._clock.sleep(0)
-        return Listing(
-            records=records,
-            revision=message.revision,
-            removed_ids=tuple(message.removed_ids),
-            tombstones=message.tombstones,
-        )
+        content = await self._content("List", request, self._deadlines.list_seconds)
+        records: list[Record] = []
+        removed_ids: list[str] = []
+        revision, tombstones = b"", False
+        # Part by part: as one message, half a million machines take a GiB and hold the loop for a second.
+        for part in _list_parts(content):
+            message = _parsed(provider_pb2.MachineList, part)
+            records.extend(Record(*machine_from_wire(machine)) for machine in message.machines)
+            removed_ids.extend(message.removed_ids)
+            revision, tombstones = message.revision or revision, message.tombstones or tombstones
+            # Sessions are served while a large fleet is read.
+            await self._clock.sleep(0)
+        return Listing(records=records, revision=revision, removed_ids=tuple(removed_ids), tombstones=tombstones)
 
     async def _mutate(self, method: str, request: Message) -> TransitionAck:
         ack = await self._call(method, request, provider_pb2.TransitionAck, self._deadlines.call_seconds)
         return TransitionAck(operation_id=ack.operation_id, record=Record(*machine_from_wire(ack.machine)))
 
     async def _call(self, method: str, request: Message, answer: type[M], deadline_seconds: float) -> M:
+        return _parsed(answer, await self._content(method, request, deadline_seconds))
+
+    async def _content(self, method: str, request: Message, deadline_seconds: float) -> bytes:
         started_seconds = self._clock.monotonic_seconds()
         code = grpc.StatusCode.CANCELLED
         try:
-            content = await self._methods[method](request.SerializeToString(), timeout=deadline_seconds)
+            content: bytes = await self._methods[method](request.SerializeToString(), timeout=deadline_seconds)
             code = grpc.StatusCode.OK
         except aio.AioRpcError as error:
             code = error.code()
@@ -205,12 +209,27 @@ class GrpcProvider:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "the connection to the provider was closed") from error
         finally:
             self._on_call(method, code.name, self._clock.monotonic_seconds() - started_seconds)
-        try:
-            return answer.FromString(content)
-        except DecodeError as error:
-            # It was taken, and nobody can say what it answered.
-            text = f"the answer is no {answer.DESCRIPTOR.name}; is this address a capacity provider?"
-            raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, text) from error
+        return content
+
+
+def _parsed(answer: type[M], content: bytes) -> M:
+    try:
+        return answer.FromString(content)
+    except DecodeError as error:
+        raise _unreadable(answer) from error
+
+
+def _list_parts(content: bytes) -> Iterator[bytes]:
+    try:
+        yield from parts_of(content, _RECORDS_PER_TURN_MAX)
+    except DecodeError as error:
+        raise _unreadable(provider_pb2.MachineList) from error
+
+
+def _unreadable(answer: type[Message]) -> ProviderRefusal:
+    # It was taken, and nobody can say what it answered.
+    text = f"the answer is no {answer.DESCRIPTOR.name}; is this address a capacity provider?"
+    return ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, text)
 
 
 def _is_task_cancelled() -> bool:

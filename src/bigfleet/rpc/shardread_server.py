@@ -4,11 +4,14 @@ docs/spec/wire.md §9, docs/spec/shard.md §12. Readers stream from values that 
 decided comes from `bigfleet.rpc.explain_server`. Nothing here changes a shard.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterable, Iterator, Set
+from heapq import merge
 from itertools import islice
 from typing import Any
 
 import grpc
+import numpy as np
 from grpc import aio
 
 from bigfleet.model.clock import Clock
@@ -19,6 +22,7 @@ from bigfleet.rpc.convert_machine import machine_to_wire
 from bigfleet.rpc.convert_session import need_to_wire
 from bigfleet.rpc.explain_server import Explainer, ExplanationRefusal
 from bigfleet.rpc.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
+from bigfleet.shard.census import Wanted, find, first_after
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.views import NeedView
@@ -48,7 +52,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
         """Stream a header, then the rows of the last finished cycle."""
         if request.limit < 0:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"limit {request.limit} must not be negative")
-        view = self._shard.view
+        view = await self._shard.inspect()
         needs = [row for row in view.needs if request.cluster_id in ("", row.need.cluster)]
         yield shardread_pb2.InspectNeedsResponse(
             header=shardread_pb2.InspectNeedsHeader(
@@ -66,21 +70,19 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
         fault = _page_fault(request)
         if fault:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
-        matching = sorted(machine.id for machine in self._shard.inventory if self._is_asked_for(machine, request))
-        rest = [machine_id for machine_id in matching if machine_id > request.page_token]
-        page = rest[: request.page_size or PAGE_MACHINES_DEFAULT]
+        asked = _Asked(self._shard, request)
         yield shardread_pb2.ListMachinesResponse(
             header=shardread_pb2.ListMachinesHeader(
                 cycle=self._shard.cycle,
                 computed_at_unix_nanos=self._clock.unix_nanos(),
-                total_matched=len(matching),
+                total_matched=asked.total,
             )
         )
-        for machine_id in page:
+        for machine_id in asked.page:
             machine = self._shard.inventory.get(machine_id)
             if machine is not None:
                 yield shardread_pb2.ListMachinesResponse(machine=self._machine_view(machine))
-        token = page[-1] if len(page) < len(rest) else ""
+        token = asked.page[-1] if asked.has_more else ""
         yield shardread_pb2.ListMachinesResponse(end=shardread_pb2.ListMachinesEnd(next_page_token=token))
 
     async def ListActions(
@@ -129,21 +131,6 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             actions=[_action_view(record) for record in actions],
         )
 
-    def _is_asked_for(self, machine: Machine, request: shardread_pb2.ListMachinesRequest) -> bool:
-        return (
-            request.cluster_id in ("", machine.cluster)
-            and request.instance_type in ("", machine.instance_type)
-            and request.zone in ("", machine.zone)
-            and (not request.states or machine.state.value in request.states)
-            and (not request.capacity_types or machine.capacity_type.value in request.capacity_types)
-            and all(self._has_flag(machine.id, flag) for flag in request.flags)
-        )
-
-    def _has_flag(self, machine_id: MachineId, flag: str) -> bool:
-        if flag == "pending":
-            return self._shard.actuator.is_pending(machine_id)
-        return flag == "held" and self._shard.strikes.is_held(machine_id)
-
     def _machine_view(self, machine: Machine) -> shardread_pb2.MachineView:
         pending = self._shard.actuator.pending(machine.id)
         return shardread_pb2.MachineView(
@@ -157,6 +144,56 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             pending_action=pending.action.kind.label if pending is not None else "",
             held=self._shard.strikes.is_held(machine.id),
         )
+
+
+class _Asked:
+    """The machines that a ListMachines asks for, as they are now: those of the last snapshot, and what changed since.
+
+    The snapshot is searched in columns; what changed, or carries a flag that is asked for, is looked at one by one.
+    """
+
+    def __init__(self, shard: Shard, request: shardread_pb2.ListMachinesRequest) -> None:
+        wanted = Wanted(
+            cluster=request.cluster_id,
+            instance_type=request.instance_type,
+            zone=request.zone,
+            states=frozenset(request.states),
+            capacity_types=frozenset(request.capacity_types),
+        )
+        size = request.page_size or PAGE_MACHINES_DEFAULT
+        if request.flags:
+            names = sorted(_holding(shard, wanted, _flagged(shard, set(request.flags))))
+            rest = names[bisect_right(names, request.page_token) :]
+            self.total, self.page, left = len(names), rest[:size], len(rest)
+        else:
+            # In this order: should the first snapshot be ready in between, what it holds is merely looked at twice.
+            changed = shard.inventory.changed_since_snapshot
+            view = shard.inventory.latest_snapshot
+            fresh = sorted(_holding(shard, wanted, changed))
+            rows = find(view, wanted, but_for=changed)
+            self.total = len(rows) + len(fresh)
+            rows = rows[np.searchsorted(rows, first_after(view, request.page_token)) :]
+            fresh = fresh[bisect_right(fresh, request.page_token) :]
+            # Two runs in order: a page can hold only the head of each.
+            heads = merge((view.ids[row] for row in rows[:size].tolist()), fresh[:size])
+            self.page, left = list(islice(heads, size)), len(rows) + len(fresh)
+        #: Whether ids after the page's last one match.
+        self.has_more = len(self.page) < left
+
+
+def _flagged(shard: Shard, flags: Set[str]) -> Iterable[str]:
+    """Return the machines that carry all of the flags."""
+    carriers: dict[str, Set[str]] = {"pending": shard.actuator.in_flight(), "held": shard.strikes.held()}
+    first, *others = (carriers.get(flag, frozenset()) for flag in sorted(flags))
+    return frozenset(first).intersection(*others)
+
+
+def _holding(shard: Shard, wanted: Wanted, machine_ids: Iterable[str]) -> Iterator[MachineId]:
+    """Yield those of the machines that are known and asked for."""
+    for machine_id in machine_ids:
+        machine = shard.inventory.get(machine_id)
+        if machine is not None and wanted.holds(machine):
+            yield machine.id
 
 
 def _page_fault(request: shardread_pb2.ListMachinesRequest) -> str:

@@ -5,8 +5,8 @@ has at most one action in flight, whatever its end. Waiting for an operator give
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -76,6 +76,8 @@ class Actuator:
         self._touched: set[MachineId] = set()
         self._queue: deque[ActionRecord] = deque()
         self._queue_max = 2 * settings.execute_concurrency_max
+        #: As many actions as are worth handing to `enqueue`: some may have become moot since they were decided.
+        self.candidates_max = 4 * self._queue_max
         self._slots = asyncio.Semaphore(settings.execute_concurrency_max)
         self._arrived = asyncio.Event()
         self._running: dict[asyncio.Task[None], MachineId] = {}
@@ -101,6 +103,10 @@ class Actuator:
         """Remember from now on which machines are pending at any time: a List is about to be sent."""
         self._touched = set(self._ledger)
 
+    def touched(self) -> frozenset[MachineId]:
+        """Return the machines that are pending or were at any time since `begin_view`."""
+        return frozenset(self._touched.union(self._ledger))
+
     def was_pending_since_view(self, machine_id: str) -> bool:
         """Say whether the machine was pending at any time since `begin_view`; such a view may predate the call."""
         return machine_id in self._touched
@@ -118,33 +124,37 @@ class Actuator:
         self.history.append(record)
         return record
 
-    def suppress(self, actions: Iterator[Action] | tuple[Action, ...], cycle: int, posture: Disposition) -> None:
-        """Count actions that pause or dry run keep from being carried out."""
+    def suppress(self, actions: Sequence[Action], cycle: int, posture: Disposition) -> None:
+        """Count actions that pause or dry run keep from being carried out, and note as many as the history holds."""
         counter = (
             self._metrics.actions_suppressed if posture is Disposition.SUPPRESSED else self._metrics.actions_dry_run
         )
-        for action in actions:
-            counter.labels(action.kind.label).inc()
+        for kind, number in Counter(action.kind for action in actions).items():
+            counter.labels(kind.label).inc(number)
+        if posture is Disposition.DRY_RUN:
+            for action in actions:
+                _log.info("dry_run", kind=action.kind.label, machine=action.machine_id, cluster=action.cluster)
+        for action in actions[-self._settings.action_history_max :]:
             record = self.record(action, cycle)
             record.disposition = posture.value
             record.finished_unix_nanos = record.decided_unix_nanos
-            if posture is Disposition.DRY_RUN:
-                _log.info("dry_run", kind=action.kind.label, machine=action.machine_id, cluster=action.cluster)
 
-    def is_open_to(self, action: Action) -> bool:
-        """Say whether the machine has no action in flight."""
-        return action.machine_id not in self._ledger
+    def in_flight(self) -> frozenset[MachineId]:
+        """Return the machines whose action waits or runs."""
+        return frozenset(self._ledger)
 
     def enqueue(self, actions: tuple[Action, ...], cycle: int) -> EnqueueCounts:
         """Queue what is still applicable; never waits (docs/spec/shard.md §8)."""
         counts = EnqueueCounts()
-        for action in actions:
+        for position, action in enumerate(actions):
+            if len(self._queue) >= self._queue_max:
+                # Of what finds no room it does not matter whether it would have been applicable.
+                counts.dropped = len(actions) - position
+                break
             if action.machine_id in self._ledger or not self._is_applicable(action):
                 counts.deduped += 1
             elif self._is_backed_off(action):
                 counts.refused += 1
-            elif len(self._queue) >= self._queue_max:
-                counts.dropped += 1
             else:
                 record = self.record(action, cycle)
                 self._ledger[action.machine_id] = record

@@ -4,11 +4,12 @@ docs/spec/shard.md §9.2 and §9.6. Everything is bounded: a hold doubles to a d
 both end by themselves. Nothing here removes a machine or a row.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.clock import Clock
+from bigfleet.model.need import RowKey
 from bigfleet.model.states import MachineState
 
 STRIKES_MAX = 3
@@ -61,6 +62,10 @@ class Strikes:
         """Say whether the machine is held."""
         return machine_id in self._holds
 
+    def held(self) -> Set[str]:
+        """Return the held machines; a live view."""
+        return self._holds.keys()
+
     def expired(self) -> list[str]:
         """Return the held machines whose time is up, ids ascending; `keeps` lets go of each when it is read again."""
         now_seconds = self._clock.monotonic_seconds()
@@ -96,7 +101,7 @@ class Refusals:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._rows: dict[tuple[str, str, str], _RowBackoff] = {}
+        self._rows: dict[RowKey, _RowBackoff] = {}
         self._unanswered: dict[str, int] = {}
         self._probing: set[str] = set()
 
@@ -120,10 +125,6 @@ class Refusals:
         known = self._rows.get((action.cluster, action.profile.fingerprint, action.group))
         return known is not None and self._clock.monotonic_seconds() < known.until_seconds
 
-    def is_refused(self, cluster: str, fingerprint: str, group: str) -> bool:
-        """Say whether the operator's last word about the row was an error, in back-off or past it."""
-        return (cluster, fingerprint, group) in self._rows
-
     def succeeded(self, cluster: str, fingerprint: str, group: str) -> None:
         """The row was bootstrapped: its back-off is over."""
         self._rows.pop((cluster, fingerprint, group), None)
@@ -135,10 +136,19 @@ class Refusals:
         self._unanswered.pop(cluster, None)
         self._probing.discard(cluster)
 
-    def keep_only(self, rows: Set[tuple[str, str, str]]) -> None:
-        """Forget rows that left the demand."""
-        for key in [key for key in self._rows if key not in rows]:
+    def keep_only(self, is_wanted: Callable[[RowKey], bool]) -> None:
+        """Forget rows that left the demand; `is_wanted` is asked about the rows that are refused alone."""
+        for key in [key for key in self._rows if not is_wanted(key)]:
             del self._rows[key]
+
+    def backed_off(self) -> frozenset[RowKey]:
+        """Return the rows of which a Bootstrap or Provision must be left out for now."""
+        now_seconds = self._clock.monotonic_seconds()
+        return frozenset(key for key, row in self._rows.items() if now_seconds < row.until_seconds)
+
+    def refused(self) -> frozenset[RowKey]:
+        """Return the rows about which the operator's last word was an error, in back-off or past it."""
+        return frozenset(self._rows)
 
     # ---- the blob breaker: three unanswered requests in a row let one through at a time --------------------------
 

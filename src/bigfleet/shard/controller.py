@@ -1,30 +1,31 @@
 """The shard itself: it cycles on a timer and on changed demand, and puts the parts of this package together.
 
 docs/spec/shard.md §3. One cycle at a time: reconcile, snapshot, decide on that one snapshot off the loop, rails,
-enqueue, show. The cycle never waits for an action. What a cycle could not do is derived again by the next one.
+enqueue, show. What takes time in proportion to a decision is worked out off the loop, on values that nobody changes.
+The cycle never waits for an action. What a cycle could not do is derived again by the next one.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry
 
-from bigfleet.engine import parking, reference, shortfalls
-from bigfleet.engine.decision import Decision, Options, ParkingKey
-from bigfleet.engine.snapshot import Snapshot
-from bigfleet.model import vector
+from bigfleet.engine import shortfalls
+from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.decision import Action, Decision, Options
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.frames import MalformedMessage, NodeStateUpdate
 from bigfleet.model.ids import IdSource, MachineId, ShardId
 from bigfleet.model.need import RowKey
-from bigfleet.model.states import MachineState
 from bigfleet.shard import rails
 from bigfleet.shard.actuation import Actuator
+from bigfleet.shard.ages import Ages, next_ages
 from bigfleet.shard.backoff import Refusals, Strikes
+from bigfleet.shard.census import configured_by_cluster
+from bigfleet.shard.deciding import Decider, EngineMaker, columnar_engine
 from bigfleet.shard.demand import Intake, RollUpOutcome
 from bigfleet.shard.executors import Executors
 from bigfleet.shard.ingest import Ingest
@@ -32,10 +33,14 @@ from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Compute, Provider, ProviderRefusal, ShardSettings, TokenSource
 from bigfleet.shard.reconcile import Reconciler
+from bigfleet.shard.rollups import read_offer
 from bigfleet.shard.sessions import RollUpOffer, Session, Sessions
-from bigfleet.shard.views import CycleView, ViewContext, build_view, short_of, split_residual
+from bigfleet.shard.views import CycleView, ViewContext, build_view
 
 _log = structlog.get_logger("bigfleet.shard")
+
+#: A roll-up with more rows is read off the loop; so many rows take it some ten milliseconds.
+ROWS_ON_LOOP_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,7 @@ class Shard:
         ids: IdSource,
         compute: Compute,
         registry: CollectorRegistry,
+        make_engine: EngineMaker = columnar_engine,
     ) -> None:
         self.shard_id = shard_id
         self.epoch = epoch
@@ -77,49 +83,61 @@ class Shard:
         self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
         self._clock = clock
         self._compute = compute
+        self._decider = Decider(
+            make_engine=make_engine,
+            verify_every_cycles=settings.engine_verify_every_cycles,
+            compute=compute,
+            metrics=self.metrics,
+        )
+        self._make_hands(provider, ids)
+        #: The last finished cycle; replaced, never changed.
+        self.view = CycleView()
+        #: Called once, when the first List has been applied.
+        self.on_inventory: Callable[[], None] = lambda: None
+        self.cycle = 0
+        self._has_reconciled = False
+        self._has_decided = False
+        self._wakeup = asyncio.Event()
+        self._inspecting = asyncio.Lock()
+        self._ages = Ages()
+        self._reclaims_spent: dict[str, int] = {}
+        self._connect_parts()
+
+    def _make_hands(self, provider: Provider, ids: IdSource) -> None:
+        """Make the parts that call the provider: those that carry out, and the one that reads."""
         self.executors = Executors(
-            settings=settings,
+            settings=self.settings,
             inventory=self.inventory,
             ingest=self.ingest,
             sessions=self.sessions,
             provider=provider,
-            tokens=TokenSource(shard_id, epoch),
+            tokens=TokenSource(self.shard_id, self.epoch),
             metrics=self.metrics,
-            clock=clock,
+            clock=self._clock,
             ids=ids,
             strikes=self.strikes,
             refusals=self.refusals,
             revisit=lambda machine_id: self.reconciler.revisit(machine_id),
         )
         self.actuator = Actuator(
-            settings=settings,
+            settings=self.settings,
             inventory=self.inventory,
             metrics=self.metrics,
-            clock=clock,
+            clock=self._clock,
             ids=ids,
             execute=self.executors.execute,
             is_backed_off=self.refusals.is_backed_off,
         )
         self.reconciler = Reconciler(
-            settings=settings,
+            settings=self.settings,
             provider=provider,
             inventory=self.inventory,
             ingest=self.ingest,
             executors=self.executors,
             strikes=self.strikes,
             metrics=self.metrics,
+            clock=self._clock,
         )
-        #: The last finished cycle; replaced, never changed.
-        self.view = CycleView()
-        #: Latched by the first successful reconcile; a later provider error never takes it back.
-        self.is_ready = False
-        self.cycle = 0
-        self._wakeup = asyncio.Event()
-        self._parking_ages: dict[ParkingKey, int] = {}
-        self._ledger: shortfalls.Ledger = {}
-        self._row_ages: dict[RowKey, int] = {}
-        self._reclaims_spent: dict[str, int] = {}
-        self._connect_parts()
 
     def _connect_parts(self) -> None:
         self.sessions.on_open = self._session_opened
@@ -130,15 +148,36 @@ class Shard:
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
+    @property
+    def is_ready(self) -> bool:
+        """Say whether the first reconcile has succeeded and the engine is ready.
+
+        Latched: a later provider error never takes it back.
+        """
+        return self._has_reconciled and self._decider.is_ready
+
     async def run(self) -> None:
-        """Cycle until cancelled; workers run beside."""
+        """Cycle until cancelled; workers run beside. Raises what making the engine raises."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.make_ready(), name="engine")
             group.create_task(self.actuator.run(), name="actuator")
             group.create_task(self._cycles(), name="cycles")
 
     def wake(self) -> None:
         """Ask for a cycle soon; many requests give one."""
         self._wakeup.set()
+
+    async def make_ready(self) -> None:
+        """Make the engine ready, off the loop: sessions are served and the inventory is read meanwhile."""
+        if not self._decider.is_ready:
+            await self._decider.make_ready()
+            self._tell_ready()
+            if self.is_ready:
+                self.wake()
+
+    def _tell_ready(self) -> None:
+        if self.is_ready:
+            _log.info("ready", machines=len(self.inventory), cycle=self.cycle)
 
     async def _cycles(self) -> None:
         next_tick_seconds = self._clock.monotonic_seconds()
@@ -175,7 +214,10 @@ class Shard:
                 continue
 
     async def step(self, *, is_timer: bool = True) -> CycleReport:
-        """Run one cycle; an error inside is logged and counted, and nothing after it is enqueued."""
+        """Run one cycle; an error inside is logged and counted, and nothing after it is enqueued.
+
+        Before `make_ready` has returned it reconciles and does nothing else.
+        """
         self.cycle += 1
         self.actuator.cycle = self.cycle
         started_seconds = self._clock.monotonic_seconds()
@@ -196,25 +238,26 @@ class Shard:
         await self._reconcile()
         lap.end("reconcile")
         if not self.is_ready:
-            # An unread inventory is not an empty one: no phase runs on it.
+            # An unread inventory is not an empty one: no phase runs on it, nor without an engine.
             return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
         computed_at_unix_nanos = self._clock.unix_nanos()
-        snapshot = self.inventory.snapshot()
+        snapshot = await self._snapshot()
         demand = self.intake.table.in_list_order()
         options = Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=frozenset(self.intake.reported),
-            parking_ages=self._parking_ages,
+            parking_ages=self._ages.parking,
         )
         lap.end("snapread")
-        decision = await self._compute(lambda: reference.decide(snapshot, demand, options))
+        decision = await self._decider.decide(snapshot, demand, options)
+        self._has_decided = True
         lap.end("decide")
-        self.refusals.keep_only({need.key for need in demand} | {result.need.key for result in decision.rows})
-        refused = frozenset(result.need.key for result in decision.rows if self.refusals.is_refused(*result.need.key))
-        self._age(decision, snapshot, refused, is_timer)
+        self.refusals.keep_only(self.intake.table.wants)
+        refused = self.refusals.refused()
+        await self._age(decision, snapshot, refused, is_timer)
         self._refresh_overflowed_sessions()
         lap.end("emit")
-        report = self._carry_out(decision, snapshot, is_timer)
+        report = await self._carry_out(decision, snapshot, is_timer)
         lap.end("execute")
         context = ViewContext(
             cycle=self.cycle,
@@ -222,13 +265,13 @@ class Shard:
             snapshot=snapshot,
             demand=demand,
             options=options,
-            parking_ages=self._parking_ages,
-            row_ages=self._row_ages,
+            parking_ages=self._ages.parking,
+            row_ages=self._ages.rows,
             refused=refused,
         )
-        self.view = await self._compute(lambda: build_view(decision, context))
+        self.view = build_view(decision, context)
         self.metrics.demand_rows.set(len(demand))
-        self.metrics.shortfalls.set(len(self._ledger))
+        self.metrics.shortfalls.set(len(self._ages.ledger))
         return report
 
     async def _reconcile(self) -> None:
@@ -237,56 +280,67 @@ class Shard:
         except (ProviderRefusal, TimeoutError) as error:
             _log.warning("reconcile_failed", cycle=self.cycle, error=str(error) or "List timed out")
             return
-        if not self.is_ready:
-            self.is_ready = True
-            _log.info("ready", machines=len(self.inventory), cycle=self.cycle)
+        if not self._has_reconciled:
+            self._has_reconciled = True
+            self._tell_ready()
+            self.on_inventory()
             for session in self.sessions:
                 self._resync(session)
+                # Each takes a moment that grows with its cluster.
+                await self._clock.sleep(0)
 
-    def _age(self, decision: Decision, snapshot: Snapshot, refused: Set[RowKey], is_timer: bool) -> None:
-        self._parking_ages = parking.next_ages(self._parking_ages, decision.rows, advance=is_timer)
-        self._ledger = shortfalls.record(self._ledger, decision.rows, advance=is_timer)
-        ages: dict[RowKey, int] = {}
-        for result in decision.rows:
-            is_refused = result.need.key in refused
-            short = short_of(result, result.unresolved, is_refused=is_refused, snapshot=snapshot)
-            if not short:
-                continue
-            covered = vector.subtract(result.need.aggregate, short)
-            for member, residual in split_residual(result.members, covered):
-                if residual:
-                    known = self._row_ages.get(member.key)
-                    ages[member.key] = 1 if known is None else known + int(is_timer)
-        self._row_ages = ages
+    async def _snapshot(self) -> ColumnSnapshot:
+        if not self._has_decided:
+            # The first one writes every machine into its row. Nothing has been decided, so no action is under way
+            # that could change a machine meanwhile, and this cycle's reconcile is over.
+            return await self._compute(self.inventory.snapshot)
+        return self.inventory.snapshot()
 
-    def _carry_out(self, decision: Decision, snapshot: Snapshot, is_timer: bool) -> CycleReport:
-        actions = tuple(action for action in decision.actions if self.actuator.is_open_to(action))
-        self.metrics.actions_deduped.inc(len(decision.actions) - len(actions))
+    async def _age(self, decision: Decision, snapshot: ColumnSnapshot, refused: Set[RowKey], is_timer: bool) -> None:
+        ages = self._ages
+        self._ages = await self._compute(
+            lambda: next_ages(ages, decision.rows, snapshot=snapshot, refused=refused, advance=is_timer)
+        )
+
+    async def _carry_out(self, decision: Decision, snapshot: ColumnSnapshot, is_timer: bool) -> CycleReport:
         posture = rails.disposition(paused=self.settings.actuation_paused, dry_run=self.settings.dry_run)
-        if posture is not rails.Disposition.EXECUTE:
-            self.actuator.suppress(actions, self.cycle, posture)
-            return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision)
         if is_timer:
             self._reclaims_spent = {}
-        capped = rails.cap_reclaims(
-            actions,
-            fraction=self.settings.reclaim_cap_fraction,
-            configured_by_cluster=Counter(machine.cluster for machine in snapshot.of_state(MachineState.CONFIGURED)),
-            spent=self._reclaims_spent,
+        # What starts meanwhile is caught when the actions are enqueued.
+        in_flight, spent = self.actuator.in_flight(), self._reclaims_spent
+        if posture is not rails.Disposition.EXECUTE:
+            open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
+            self.metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))
+            self.actuator.suppress(open_actions, self.cycle, posture)
+            return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision)
+        backed_off = self.refusals.backed_off()
+        chosen = await self._compute(
+            lambda: rails.choose(
+                decision.actions,
+                in_flight=in_flight,
+                backed_off=backed_off,
+                fraction=self.settings.reclaim_cap_fraction,
+                configured_by_cluster=configured_by_cluster(snapshot),
+                spent=spent,
+                actions_max=self.settings.actions_per_cycle_max,
+                room=self.actuator.candidates_max,
+            )
         )
-        self._reclaims_spent = dict(capped.spent)
-        self.metrics.reclaims_capped.inc(capped.capped)
-        limited, postponed = rails.limit_actions(capped.kept, self.settings.actions_per_cycle_max)
-        self.metrics.actions_deferred.inc(postponed)
-        counts = self.actuator.enqueue(limited, self.cycle)
-        if postponed:
+        self._reclaims_spent = dict(chosen.spent)
+        self.metrics.actions_deduped.inc(chosen.in_flight)
+        self.metrics.actions_refused.inc(chosen.refused)
+        self.metrics.actions_dropped.inc(chosen.left)
+        self.metrics.reclaims_capped.inc(chosen.capped)
+        self.metrics.actions_deferred.inc(chosen.postponed)
+        counts = self.actuator.enqueue(chosen.actions, self.cycle)
+        if chosen.postponed:
             self.wake()
         return CycleReport(
             cycle=self.cycle,
             is_timer=is_timer,
             decision=decision,
-            capped=capped.capped,
-            postponed=postponed,
+            capped=chosen.capped,
+            postponed=chosen.postponed,
             enqueued=counts.enqueued,
         )
 
@@ -298,7 +352,14 @@ class Shard:
     @property
     def shortfall_ledger(self) -> shortfalls.Ledger:
         """What the fleet lacks, by fingerprint, as of the last cycle."""
-        return self._ledger
+        return self._ages.ledger
+
+    async def inspect(self) -> CycleView:
+        """Return the last finished cycle with its rows made, off the loop when nobody has asked for them before."""
+        view = self.view
+        async with self._inspecting:
+            await self._compute(lambda: view.needs)
+        return view
 
     # ---- sessions -----------------------------------------------------------------------------------------------
 
@@ -345,9 +406,20 @@ class Shard:
             if offer is None or not self.sessions.is_current(session):
                 continue
             try:
+                if offer.rows > ROWS_ON_LOOP_MAX:
+                    offer = await self._read_apart(session, offer)
+                    if not self.sessions.is_current(session):
+                        continue
                 self.take_rollup(session, offer)
             except Exception:  # the next roll-up must still find its taker, and the last good demand stays
                 _log.exception("rollup_failed", cluster=session.cluster)
+
+    async def _read_apart(self, session: Session, offer: RollUpOffer) -> RollUpOffer:
+        """Read a large roll-up off the loop; one that would not be read at all comes back as it is."""
+        digest = await self._compute(lambda: offer.digest)
+        if offer.cluster_id != session.cluster or self.intake.knows(session.cluster, digest):
+            return offer
+        return await self._compute(lambda: read_offer(offer))
 
     def stop_sessions(self) -> None:
         """Refuse new sessions and end every stream: the first step of a clean stop."""
@@ -386,6 +458,10 @@ class Shard:
         if machine is None or machine.cluster != cluster:
             return None
         return self.ingest.node_state(machine, machine.cluster)
+
+
+def _open_actions(decision: Decision, in_flight: Set[MachineId]) -> tuple[Action, ...]:
+    return tuple(action for action in decision.actions if action.machine_id not in in_flight)
 
 
 class _Lap:

@@ -7,21 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from bigfleet.model.need import Need
+from bigfleet.engine.folding import folded_profile
+from bigfleet.model.need import Need, RowKey
 from bigfleet.shard.rails import Quarantine, Verdict
 
 _FirstSight = tuple[int, int]
+#: Priority negated, arrival, cluster, rank of first sight, place in the message; no two rows agree in the last three.
+_Entry = tuple[int, int, str, int, int, Need]
 
 
 class NeedsTable:
-    """Rows of every cluster; `replace` swaps one cluster's whole contribution."""
+    """Rows of every cluster; `replace` swaps one cluster's whole contribution.
+
+    A row that is reported again as it was stays the same object, so that whoever works on rows may remember them by
+    identity.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[Need, ...]] = {}
         #: (arrival, rank) by cluster and (fingerprint, group) of the rows in force.
         self._first_sight: dict[str, dict[tuple[str, str], _FirstSight]] = {}
         self._next_rank = 0
-        self._ordered: tuple[Need, ...] | None = ()
+        #: Sorted rows of the clusters that were replaced since `_entries` was brought up to date.
+        self._replaced: dict[str, list[_Entry]] = {}
+        self._entries: list[_Entry] = []
+        self._ordered: tuple[Need, ...] = ()
 
     @property
     def clusters(self) -> frozenset[str]:
@@ -32,42 +42,81 @@ class NeedsTable:
         """Return a cluster's rows in message order."""
         return self._rows.get(cluster, ())
 
+    def wants(self, key: RowKey) -> bool:
+        """Say whether a row with that key is in force, as it was reported or as it would be folded."""
+        cluster, fingerprint, group = key
+        if (fingerprint, group) in self._first_sight.get(cluster, ()):
+            return True
+        gangs = {row.fingerprint: row.profile for row in self.rows_of(cluster) if row.profile.same_key is not None}
+        return not group and any(folded_profile(profile).fingerprint == fingerprint for profile in gangs.values())
+
     def replace(self, cluster: str, rows: Sequence[Need], *, now_unix_nanos: int) -> None:
         """Put rows in the place of the cluster's former ones; an empty list clears it.
 
-        A (fingerprint, group) that was there keeps the arrival and rank of its first sight.
+        A (fingerprint, group) that was there keeps the arrival and rank of its first sight, and its object when
+        nothing of it changed.
         """
         known = self._first_sight.get(cluster, {})
+        former = _by_identity(self._rows.get(cluster, ()))
         sights: dict[tuple[str, str], _FirstSight] = {}
         stamped = []
-        for row in rows:
+        entries: list[_Entry] = []
+        for position, row in enumerate(rows):
             identity = (row.fingerprint, row.group)
             sight = sights.get(identity) or known.get(identity)
             if sight is None:
                 self._next_rank += 1
                 sight = (now_unix_nanos, self._next_rank)
             sights[identity] = sight
-            stamped.append(replace(row, arrival_unix_nanos=sight[0]))
+            same = former.get(identity)
+            kept = _kept(same.pop(), row) if same else None
+            if kept is None:
+                kept = replace(row, arrival_unix_nanos=sight[0])
+            stamped.append(kept)
+            entries.append((-row.profile.priority, sight[0], cluster, sight[1], position, kept))
         if stamped:
             self._rows[cluster] = tuple(stamped)
             self._first_sight[cluster] = sights
         else:
             self._rows.pop(cluster, None)
             self._first_sight.pop(cluster, None)
-        self._ordered = None
+        entries.sort()
+        self._replaced[cluster] = entries
 
     def in_list_order(self) -> tuple[Need, ...]:
-        """Return every row: priority descending, arrival, cluster, rank of first sight, message order."""
-        if self._ordered is None:
-            keyed = []
-            for cluster, rows in self._rows.items():
-                sights = self._first_sight[cluster]
-                for position, row in enumerate(rows):
-                    arrival, rank = sights[(row.fingerprint, row.group)]
-                    keyed.append(((-row.profile.priority, arrival, cluster, rank, position), row))
-            keyed.sort(key=lambda item: item[0])
-            self._ordered = tuple(row for _key, row in keyed)
+        """Return every row: priority descending, arrival, cluster, rank of first sight, message order.
+
+        The same object while nothing was replaced. Cost: one merge of what was replaced into what was sorted before.
+        """
+        if self._replaced:
+            entries = [entry for entry in self._entries if entry[2] not in self._replaced]
+            for replaced in self._replaced.values():
+                entries.extend(replaced)
+            # Sorted runs one after the other: the sort finds them and merges.
+            entries.sort()
+            self._replaced = {}
+            self._entries = entries
+            self._ordered = tuple(entry[-1] for entry in entries)
         return self._ordered
+
+
+def _by_identity(rows: Sequence[Need]) -> dict[tuple[str, str], list[Need]]:
+    """Return the rows by (fingerprint, group); of those that share one the first is last."""
+    found: dict[tuple[str, str], list[Need]] = {}
+    for row in reversed(rows):
+        found.setdefault((row.fingerprint, row.group), []).append(row)
+    return found
+
+
+def _kept(former: Need, row: Need) -> Need | None:
+    """Return the former object when the row says what it said, its way of writing included."""
+    is_same = (former.aggregate, former.min_unit, former.families, former.parked) == (
+        row.aggregate,
+        row.min_unit,
+        row.families,
+        row.parked,
+    )
+    return former if is_same else None
 
 
 class RollUpOutcome(Enum):
@@ -96,6 +145,11 @@ class Intake:
         self.reported: set[str] = set()
         self._guard = guard
         self._clusters: dict[str, _ClusterIntake] = {}
+
+    def knows(self, cluster: str, digest: bytes) -> bool:
+        """Say whether the roll-up equals the cluster's last accepted one."""
+        intake = self._clusters.get(cluster)
+        return intake is not None and intake.digest == digest
 
     def is_unchanged(self, cluster: str, digest: bytes) -> bool:
         """Say whether the roll-up equals the cluster's last accepted one; if so it counts as a report.

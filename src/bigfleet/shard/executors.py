@@ -6,7 +6,7 @@ end of a transition is never invented here.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,6 +126,10 @@ class Executors:
     def is_draining_with_operator(self, machine_id: str) -> bool:
         """Say whether the machine's drain waits for its operator: Draining here, Configured at the provider."""
         return machine_id in self._drain_waits
+
+    def draining(self) -> Set[str]:
+        """Return the machines whose drain waits for its operator; a live view."""
+        return self._drain_waits.keys()
 
     def end_drain_wait(self, machine_id: str) -> None:
         """End the wait: the provider shows that the drain is over or the machine is gone."""

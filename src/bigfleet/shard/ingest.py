@@ -7,6 +7,8 @@ machine is on its way or bound, and end together with the cluster when it is obs
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
 
 import structlog
 
@@ -27,6 +29,52 @@ _log = structlog.get_logger("bigfleet.shard.ingest")
 NO_LONGER_REPORTED = "no longer reported by the provider"
 BOUND_ELSEWHERE = "bound to another cluster by the provider"
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+#: Everything that a provider declares but state, cluster and the cause of a failure, which we change as well.
+_FACTS = attrgetter(
+    "host",
+    "instance_type",
+    "zone",
+    "capacity_type",
+    "resources",
+    "allocatable",
+    "labels",
+    "price_usd_per_hour",
+    "interruption_probability",
+    "node_name",
+)
+
+
+_TOLD = attrgetter("state", "cluster", "last_error")
+#: What a machine without a binding has none of.
+_BINDING = attrgetter(
+    "cluster",
+    "assigned_priority",
+    "assigned_interruption_penalty_dollars",
+    "assigned_reclamation_penalty_dollars",
+    "assigned_need_fingerprint",
+    "assigned_group",
+    "intended_cluster",
+    "preempted_for",
+)
+
+
+class Moment(NamedTuple):
+    """One reading of both clocks."""
+
+    seconds: float
+    unix_nanos: int
+
+
+class _Told(NamedTuple):
+    """What a record says of a machine beside its facts."""
+
+    state: MachineState
+    cluster: ClusterId
+    last_error: str
+
+    @classmethod
+    def of(cls, machine: Machine) -> "_Told":
+        return cls(*_TOLD(machine))
 
 
 class Ingest:
@@ -34,11 +82,13 @@ class Ingest:
 
     def __init__(self, *, inventory: Inventory, sessions: Sessions, metrics: ShardMetrics, clock: Clock) -> None:
         self._inventory = inventory
+        self._machines = inventory.machines
         self._sessions = sessions
         self._metrics = metrics
         self._clock = clock
-        #: Last record applied, by machine: what the provider said, without our stamps.
-        self._applied: dict[MachineId, Machine] = {}
+        #: What the last record applied told, of all and only machines of which our view says something else by now;
+        #: the facts of our view are always those of that record.
+        self._applied: dict[MachineId, _Told] = {}
         #: Newest (observed Unix nanoseconds, node name) that the bound cluster's operator reported, by machine.
         self._node_names: dict[str, tuple[int, str]] = {}
 
@@ -49,30 +99,44 @@ class Ingest:
             now_seconds=self._clock.monotonic_seconds(),
             now_unix_nanos=self._clock.unix_nanos(),
         )
+        self._applied.setdefault(machine.id, _Told.of(before))
         self._tell(before, machine)
 
     def is_unchanged(self, record: Record) -> bool:
         """Say whether the record equals the last applied one and our view has not moved away from it since."""
-        known = self._inventory.get(record.machine.id)
-        if known is None or self._applied.get(record.machine.id) != record.machine:
+        shown = record.machine
+        known = self._machines.get(shown.id)
+        if known is None or known.state is not shown.state or known.cluster != shown.cluster:
             return False
-        return known.state is record.machine.state and known.cluster == record.machine.cluster
+        applied = self._applied.get(shown.id)
+        if applied is not None and applied != (shown.state, shown.cluster, shown.last_error):
+            return False
+        told_error = known.last_error if applied is None else applied.last_error
+        return told_error == shown.last_error and bool(_FACTS(known) == _FACTS(shown))
 
-    def observe(self, record: Record) -> bool:
+    def moment(self) -> Moment:
+        """Return the present, for several records that are shown at the same time."""
+        return Moment(self._clock.monotonic_seconds(), self._clock.unix_nanos())
+
+    def observe(self, record: Record, moment: Moment | None = None) -> bool:
         """Take what the provider shows; return False when the record was refused and the last good one stays."""
         known = self._inventory.get(record.machine.id)
         observed = self._merged(record, known)
-        now_seconds, now_unix_nanos = self._clock.monotonic_seconds(), self._clock.unix_nanos()
+        seconds, unix_nanos = moment or self.moment()
         try:
             if known is None:
-                self._inventory.insert(observed, now_seconds=now_seconds, now_unix_nanos=now_unix_nanos)
+                self._inventory.insert(observed, now_seconds=seconds, now_unix_nanos=unix_nanos)
             else:
-                self._inventory.observe(observed, now_seconds=now_seconds, now_unix_nanos=now_unix_nanos)
+                self._inventory.observe(observed, now_seconds=seconds, now_unix_nanos=unix_nanos)
         except InventoryRefusal as refusal:
             self._metrics.machines_rejected.labels(refusal.reason).inc()
             _log.warning("record_refused", machine=record.machine.id, reason=refusal.reason, fault=str(refusal))
             return False
-        self._applied[observed.id] = record.machine
+        shown = record.machine
+        if _TOLD(shown) == _TOLD(observed):
+            self._applied.pop(observed.id, None)
+        else:
+            self._applied[observed.id] = _Told.of(shown)
         if known is not None and not is_legal_transition(known.state, observed.state):
             self._metrics.observed_jumps.labels(known.state.label, observed.state.label).inc()
         if observed.state is MachineState.SPECULATIVE and known is not None and known.state is MachineState.DELETING:
@@ -86,12 +150,16 @@ class Ingest:
         before = self._inventory.observe(
             failed, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
         )
+        self._applied.setdefault(machine.id, _Told.of(before))
         self._tell(before, failed)
 
     def applied_state(self, machine_id: MachineId) -> MachineState | None:
         """Return the state of the last record applied, None when there was none."""
         applied = self._applied.get(machine_id)
-        return applied.state if applied is not None else None
+        if applied is not None:
+            return applied.state
+        known = self._inventory.get(machine_id)
+        return known.state if known is not None else None
 
     def remove(self, machine_id: MachineId) -> None:
         """Forget a machine that the provider does not report any more; its cluster is told that it failed."""
@@ -135,7 +203,8 @@ class Ingest:
     def _merged(self, record: Record, known: Machine | None) -> Machine:
         machine, metadata = record
         if machine.state in UNBOUND_STATES:
-            return machine.without_binding()
+            # Most are without one already, and then our view and the record are one object.
+            return machine.without_binding() if any(_BINDING(machine)) else machine
         if known is None:
             return self._restored(machine, metadata)
         if machine.state is known.state is MachineState.CONFIGURING and not machine.cluster:
@@ -174,9 +243,10 @@ class Ingest:
             self._node_names.pop(after.id, None)
             self._sessions.send_node_state(self.node_state(after, after.cluster))
             return
-        update = self.node_state(after, ClusterId(cluster))
-        if before is None or self.node_state(before, ClusterId(cluster)) != update:
-            self._sessions.send_node_state(update)
+        if self._sessions.of(cluster) is not None:
+            update = self.node_state(after, ClusterId(cluster))
+            if before is None or self.node_state(before, ClusterId(cluster)) != update:
+                self._sessions.send_node_state(update)
         if not after.cluster:
             self._node_names.pop(after.id, None)
 

@@ -11,8 +11,9 @@ from prometheus_client.registry import Collector
 
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model.machine import InvariantFault
-from bigfleet.model.penalty import ORDINALS, bucket_for_dollars, bucket_label
+from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.shard.census import machines_by_kind
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.outcomes import Outcome
@@ -44,6 +45,9 @@ class ShardMetrics:
         self.cycle_phase = histogram("cycle_phase_duration_seconds", "One phase of a cycle", _BUCKETS_A, ["phase"])
         self.cycle_failures = counter("cycle_failures_total", "Cycles that ended in an error")
         self.cycle_last_success = gauge("cycle_last_success_timestamp_seconds", "When a cycle last finished")
+        self.engine_divergences = counter(
+            "engine_divergences_total", "Checks of the engine against a full pass that found another answer"
+        )
         self.reconciles = counter("reconcile_total", "Reconciles", ["mode", "outcome"])
         self.observed_jumps = counter("observed_jumps_total", "Observed transitions outside the table", ["from", "to"])
         self.binding_conflicts = counter("binding_conflicts_total", "Machines that the provider had bound otherwise")
@@ -126,10 +130,8 @@ class _InventoryCollector(Collector):
             for capacity_type in CapacityType:
                 counts[(state.label, capacity_type.label, bucket_label(ORDINALS[0]))] = 0
         # Scrapes are rendered in another thread: only what is immutable may be read here, as of the last cycle.
-        for machine in self._inventory.latest_snapshot.machines.values():
-            bucket = bucket_for_dollars(machine.assigned_interruption_penalty_dollars) if machine.cluster else 0
-            key = (machine.state.label, machine.capacity_type.label, bucket_label(bucket))
-            counts[key] = counts.get(key, 0) + 1
+        for (state, capacity_type, bucket), number in machines_by_kind(self._inventory.latest_snapshot).items():
+            counts[(state.label, capacity_type.label, bucket_label(bucket))] = number
         for labels, number in counts.items():
             family.add_metric(labels, number)
         yield family

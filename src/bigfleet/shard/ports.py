@@ -136,6 +136,8 @@ class ShardSettings:
     list_timeout_seconds: float = 120.0
     #: 0 is unlimited.
     actions_per_cycle_max: int = 0
+    #: Decisions between those that are checked against a full pass; 0 checks none.
+    engine_verify_every_cycles: int = 100
     incremental_reconcile: bool = False
     #: Cycles between full lists where deltas carry no tombstones.
     full_list_every_cycles: int = 30

@@ -4,11 +4,13 @@ Pure arithmetic over values (docs/spec/engine.md §8, docs/spec/shard.md §6). A
 executed, never what it is: none of them reorders anything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.model.ids import MachineId
+from bigfleet.model.need import RowKey
 
 #: Rail 2: baselines below this are too small to tell a mistake from a change.
 GUARD_BASELINE_ROWS_MIN = 10
@@ -53,7 +55,7 @@ class CapResult:
 
 
 def cap_reclaims(
-    actions: Sequence[Action],
+    actions: Iterable[Action],
     *,
     fraction: float,
     configured_by_cluster: Mapping[str, int],
@@ -63,18 +65,30 @@ def cap_reclaims(
 
     `spent` counts reclaims already let through in this timer period. A fraction of 0 switches the rail off.
     """
-    used = dict(spent)
-    kept = []
-    capped = 0
-    for action in actions:
-        if action.kind is ActionKind.RECLAIM and fraction > 0:
-            cap = reclaim_cap(fraction, configured_by_cluster.get(action.cluster, 0))
-            if used.get(action.cluster, 0) >= cap:
-                capped += 1
-                continue
-            used[action.cluster] = used.get(action.cluster, 0) + 1
-        kept.append(action)
-    return CapResult(tuple(kept), capped, used)
+    cap = _ReclaimCap(fraction, configured_by_cluster, spent)
+    kept = tuple(action for action in actions if cap.admits(action))
+    return CapResult(kept, cap.capped, cap.used)
+
+
+class _ReclaimCap:
+    """Rail 1 over one cycle's actions, one after the other."""
+
+    def __init__(self, fraction: float, configured_by_cluster: Mapping[str, int], spent: Mapping[str, int]) -> None:
+        self._fraction = fraction
+        self._configured_by_cluster = configured_by_cluster
+        self.used = dict(spent)
+        self.capped = 0
+
+    def admits(self, action: Action) -> bool:
+        """Say whether the action may go on, and count it."""
+        if action.kind is not ActionKind.RECLAIM or self._fraction <= 0:
+            return True
+        used = self.used.get(action.cluster, 0)
+        if used >= reclaim_cap(self._fraction, self._configured_by_cluster.get(action.cluster, 0)):
+            self.capped += 1
+            return False
+        self.used[action.cluster] = used + 1
+        return True
 
 
 def limit_actions(actions: Sequence[Action], actions_max: int) -> tuple[tuple[Action, ...], int]:
@@ -82,6 +96,72 @@ def limit_actions(actions: Sequence[Action], actions_max: int) -> tuple[tuple[Ac
     if actions_max <= 0 or len(actions) <= actions_max:
         return tuple(actions), 0
     return tuple(actions[:actions_max]), len(actions) - actions_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What is left of a decision's actions; the rest is told apart by what became of it."""
+
+    #: In the order that was decided.
+    actions: tuple[Action, ...]
+    #: Their machine has an action in flight.
+    in_flight: int
+    #: Their row is backed off.
+    refused: int
+    capped: int
+    postponed: int
+    #: Not looked at: there are more before them than can be enqueued.
+    left: int
+    #: Reclaims of this period by cluster.
+    spent: Mapping[str, int]
+
+
+def choose(
+    actions: Sequence[Action],
+    *,
+    in_flight: Set[MachineId],
+    backed_off: Set[RowKey],
+    fraction: float,
+    configured_by_cluster: Mapping[str, int],
+    spent: Mapping[str, int],
+    actions_max: int,
+    room: int,
+) -> Chosen:
+    """Return what may be enqueued: free machines, rows that are not backed off, the cap, the limit, in this order.
+
+    Each action is made at most once, and none after `room` have been found, unless there is a limit to tell about. It
+    may take as long as there are actions: it is no work for a loop.
+    """
+    cap = _ReclaimCap(fraction, configured_by_cluster, spent)
+    kept: list[Action] = []
+    seen = busy = refused = 0
+    for action in actions:
+        if actions_max <= 0 and len(kept) >= room:
+            break
+        seen += 1
+        if action.machine_id in in_flight:
+            busy += 1
+        elif _row_of(action) in backed_off:
+            refused += 1
+        elif cap.admits(action):
+            kept.append(action)
+    limited, postponed = limit_actions(kept, actions_max)
+    return Chosen(
+        actions=limited,
+        in_flight=busy,
+        refused=refused,
+        capped=cap.capped,
+        postponed=postponed,
+        left=len(actions) - seen,
+        spent=cap.used,
+    )
+
+
+def _row_of(action: Action) -> RowKey | None:
+    """Return the row that the action binds or buys a machine for; None for other kinds."""
+    if action.profile is None or action.kind not in (ActionKind.BOOTSTRAP, ActionKind.PROVISION):
+        return None
+    return (action.cluster, action.profile.fingerprint, action.group)
 
 
 class Verdict(Enum):

@@ -5,16 +5,18 @@ never reads as a removal. An error changes nothing, and a sudden loss of supply 
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
 from bigfleet.shard.actuation import Actuator
 from bigfleet.shard.backoff import Strikes
 from bigfleet.shard.executors import Executors
-from bigfleet.shard.ingest import Ingest
+from bigfleet.shard.ingest import Ingest, Moment
 from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Listing, Provider, ProviderRefusal, Record, RefusalKind, ShardSettings
@@ -24,6 +26,8 @@ _log = structlog.get_logger("bigfleet.shard.reconcile")
 
 REVISITS_PER_CYCLE_MAX = 256
 REVISITS_AT_ONCE_MAX = 16
+#: Records that are applied before other tasks get their turn, some milliseconds of work.
+RECORDS_PER_TURN_MAX = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +53,10 @@ class Reconciler:
         executors: Executors,
         strikes: Strikes,
         metrics: ShardMetrics,
+        clock: Clock,
     ) -> None:
         self._settings = settings
+        self._clock = clock
         self._provider = provider
         self._inventory = inventory
         self._ingest = ingest
@@ -86,8 +92,7 @@ class Reconciler:
         mode = "full" if is_full else "delta"
         self._knows_tombstones = self._knows_tombstones or listing.tombstones
         known_before = len(self._inventory)
-        for record in listing.records:
-            self._one(record, actuator)
+        await self._take(listing.records, actuator)
         removals = self._removals(listing, is_full, actuator)
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
@@ -108,17 +113,32 @@ class Reconciler:
         too_old = not self._knows_tombstones and self._cycles_since_full >= self._settings.full_list_every_cycles
         return b"" if too_old else self._cursor
 
-    def _one(self, record: Record, actuator: Actuator) -> None:
+    async def _take(self, records: Sequence[Record], actuator: Actuator) -> None:
+        """Apply records in turns: streams, workers and health get theirs in between."""
+        moment = self._ingest.moment()
+        for first in range(0, len(records), RECORDS_PER_TURN_MAX):
+            if first:
+                # Whatever is driven meanwhile was pending at some time since this List was sent, and is skipped.
+                await self._clock.sleep(0)
+            # Most records concern none of these, and of half a million each question counts.
+            marked = self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
+            for record in records[first : first + RECORDS_PER_TURN_MAX]:
+                if record.machine.id in marked:
+                    self._one(record, actuator, moment)
+                elif not self._ingest.is_unchanged(record):
+                    self._ingest.observe(record, moment)
+
+    def _one(self, record: Record, actuator: Actuator, moment: Moment) -> None:
         machine = record.machine
         self._held_removals.discard(machine.id)
         if self._executors.is_draining_with_operator(machine.id):
-            if machine.state is not MachineState.CONFIGURED and self._ingest.observe(record):
+            if machine.state is not MachineState.CONFIGURED and self._ingest.observe(record, moment):
                 self._executors.end_drain_wait(machine.id)
             return
         if actuator.is_pending(machine.id) or actuator.was_pending_since_view(machine.id):
             self._revisit.add(machine.id)
             return
-        self._apply(record)
+        self._apply(record, moment)
 
     def _removals(self, listing: Listing, is_full: bool, actuator: Actuator) -> list[MachineId]:
         """Return what this answer says is gone; what is in flight is asked about again as soon as it is not."""
@@ -126,7 +146,7 @@ class Reconciler:
             seen = {record.machine.id for record in listing.records}
             told = {machine_id for machine_id in self._inventory.machines if machine_id not in seen}
         else:
-            self._held_removals.intersection_update(self._inventory.machines)
+            self._held_removals = {machine_id for machine_id in self._held_removals if machine_id in self._inventory}
             told = self._held_removals.union(
                 MachineId(machine_id) for machine_id in listing.removed_ids if machine_id in self._inventory
             )
@@ -188,12 +208,12 @@ class Reconciler:
             if not actuator.is_pending(machine_id):
                 self._revisit.discard(machine_id)
                 if record.machine.id == machine_id:
-                    self._apply(record)
+                    self._apply(record, self._ingest.moment())
 
         await asyncio.gather(*(read(machine_id) for machine_id in batch))
 
-    def _apply(self, record: Record) -> None:
+    def _apply(self, record: Record, moment: Moment) -> None:
         if self._strikes.is_held(record.machine.id) and self._strikes.keeps(record.machine.id, record.machine.state):
             return
         if not self._ingest.is_unchanged(record):
-            self._ingest.observe(record)
+            self._ingest.observe(record, moment)

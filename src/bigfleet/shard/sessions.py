@@ -44,6 +44,11 @@ class RollUpOffer(Protocol):
     def timestamp_unix_nanos(self) -> int: ...
 
     @property
+    def rows(self) -> int:
+        """How many rows it has as received, before anybody has read them."""
+        ...
+
+    @property
     def digest(self) -> bytes:
         """Over the message without its timestamp."""
         ...

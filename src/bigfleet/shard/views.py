@@ -1,22 +1,22 @@
 """What a reader is shown of the last finished cycle: every row as it was reported, met or not, and why not.
 
-docs/spec/shard.md §10.7 and §12. Built beside the old view and swapped by reference: a reader never stops a cycle and
-a cycle never changes what a reader is streaming. Nothing here decides.
+docs/spec/shard.md §10.7 and §12. A cycle leaves what it decided on and what it came to, swapped by reference; the rows
+are made of it when somebody first asks. A reader never stops a cycle and a cycle never changes what a reader is
+streaming. Nothing here decides.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from enum import IntEnum
 
+from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options, ParkingKey, RowResult
-from bigfleet.engine.matching import Fit, Shapes
 from bigfleet.engine.parking import parking_key
-from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.model.vector import Vector
+from bigfleet.shard.census import ShapeCensus, supply_of
 
 #: Matching machines are counted up to this (docs/spec/engine.md §12).
 MATCHING_MAX = 256
@@ -84,7 +84,7 @@ class NeedView:
 class DecidedOn:
     """What a cycle decided on and what each row got, so that it can be asked afterwards why; held by reference."""
 
-    snapshot: Snapshot
+    snapshot: ColumnSnapshot
     #: In list order.
     demand: Sequence[Need]
     options: Options
@@ -92,17 +92,28 @@ class DecidedOn:
     rows: Sequence[RowResult]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class CycleView:
     """The last finished cycle; cycle 0 means that nothing was computed yet, not that there is no demand."""
 
     cycle: int = 0
     #: Wall clock at which the cycle took its view of demand and machines.
     computed_at_unix_nanos: int = 0
-    #: Priority descending, arrival, cluster, then list order.
-    needs: tuple[NeedView, ...] = ()
     #: None before the first cycle has finished.
     decided_on: DecidedOn | None = None
+    #: Returns the rows, the same each time; it may run in any thread.
+    make_needs: Callable[[], tuple[NeedView, ...]] = tuple
+    _needs: tuple[NeedView, ...] | None = field(default=None, init=False)
+
+    @property
+    def needs(self) -> tuple[NeedView, ...]:
+        """The rows: priority descending, arrival, cluster, then list order.
+
+        Made when they are first asked for, some seconds of work for the largest demand: not on a loop.
+        """
+        if self._needs is None:
+            self._needs = self.make_needs()
+        return self._needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +122,7 @@ class ViewContext:
 
     cycle: int
     computed_at_unix_nanos: int
-    snapshot: Snapshot
+    snapshot: ColumnSnapshot
     #: The rows that were decided on, in list order.
     demand: Sequence[Need]
     #: Those of the decision.
@@ -124,30 +135,35 @@ class ViewContext:
 
 
 def build_view(decision: Decision, context: ViewContext) -> CycleView:
-    """Return the view of a cycle; a folded row is split over the rows that it was folded from."""
+    """Return the view of a cycle, whose rows are made when they are asked for."""
+    return CycleView(
+        cycle=context.cycle,
+        computed_at_unix_nanos=context.computed_at_unix_nanos,
+        decided_on=DecidedOn(
+            snapshot=context.snapshot, demand=context.demand, options=context.options, rows=decision.rows
+        ),
+        make_needs=lambda: need_views(decision, context),
+    )
+
+
+def need_views(decision: Decision, context: ViewContext) -> tuple[NeedView, ...]:
+    """Return what is shown of each row; a folded row is split over the rows that it was folded from."""
     supply = _Supply(context.snapshot)
     needs = [view for result in decision.rows for view in _views_of(result, context, supply)]
     # Equal rows may stand twice in a roll-up, so it is the object that has a place.
     places = {id(need): place for place, need in enumerate(context.demand)}
     needs.sort(key=lambda view: places[id(view.need)])
-    return CycleView(
-        cycle=context.cycle,
-        computed_at_unix_nanos=context.computed_at_unix_nanos,
-        needs=tuple(needs),
-        decided_on=DecidedOn(
-            snapshot=context.snapshot, demand=context.demand, options=context.options, rows=decision.rows
-        ),
-    )
+    return tuple(needs)
 
 
-def short_of(result: RowResult, short: Vector, *, is_refused: bool, snapshot: Snapshot) -> Vector:
+def short_of(result: RowResult, short: Vector, *, is_refused: bool, snapshot: ColumnSnapshot) -> Vector:
     """Return what a row really lacks: `short`, and what it was given anew if its operator cannot bootstrap it."""
     acquired = (*result.bootstraps, *result.provisions)
     if not is_refused or not acquired:
         return short
     kept = result.held
     for machine_id in acquired:
-        kept = vector.subtract(kept, snapshot.machines[machine_id].supply)
+        kept = vector.subtract(kept, supply_of(snapshot, machine_id))
     return vector.subtract(result.need.aggregate, kept)
 
 
@@ -205,38 +221,25 @@ def _reason(result: RowResult, *, is_refused: bool, has_supply: bool) -> UnmetRe
 class _Supply:
     """Counts the machines that could host a row, once per profile and min unit."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: ColumnSnapshot) -> None:
         self._snapshot = snapshot
-        self._shapes: Shapes | None = None
-        #: Machines of each shape by state.
-        self._counts: dict[MachineState, Counter[int]] = {}
-        self._known: dict[Fit, tuple[MatchingSupply, bool]] = {}
+        self._census: ShapeCensus | None = None
+        self._known: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[MatchingSupply, bool]] = {}
 
     def matching(self, need: Need) -> tuple[MatchingSupply, bool]:
         """Return the counts, and whether a machine on its way from one state to another would fit as well."""
-        if self._shapes is None:
+        if self._census is None:
             # Most cycles leave nothing short, and then nobody asks.
-            self._shapes = Shapes(self._snapshot.machines.values())
-            for machine in self._snapshot.machines.values():
-                self._counts.setdefault(machine.state, Counter())[self._shapes.of[machine.id]] += 1
-        fit = self._shapes.fit(need.profile, need.min_unit)
-        known = self._known.get(fit)
+            self._census = ShapeCensus(self._snapshot)
+        key = (need.fingerprint, vector.vector_key(need.min_unit))
+        known = self._known.get(key)
         if known is None:
+            census = self._census
             counts = MatchingSupply(
-                idle=self._count(fit, MachineState.IDLE),
-                configured=self._count(fit, MachineState.CONFIGURED),
-                speculative=self._count(fit, MachineState.SPECULATIVE),
+                idle=min(MATCHING_MAX, census.count(need, MachineState.IDLE)),
+                configured=min(MATCHING_MAX, census.count(need, MachineState.CONFIGURED)),
+                speculative=min(MATCHING_MAX, census.count(need, MachineState.SPECULATIVE)),
             )
-            known = self._known[fit] = counts, any(self._count(fit, state) for state in TRANSITIONAL_STATES)
+            is_elsewhere = any(census.count(need, state) for state in sorted(TRANSITIONAL_STATES))
+            known = self._known[key] = counts, is_elsewhere
         return known
-
-    def _count(self, fit: Fit, state: MachineState) -> int:
-        counts = self._counts.get(state, Counter())
-        shapes = fit.shapes if len(fit.shapes) < len(counts) else counts
-        number = 0
-        for shape in shapes:
-            if shape in fit.shapes:
-                number += counts.get(shape, 0)
-                if number >= MATCHING_MAX:
-                    return MATCHING_MAX
-        return number

@@ -1,0 +1,73 @@
+"""How long gangs have stalled, rows have been short and the fleet has lacked something, after each cycle.
+
+docs/spec/shard.md §3, §7, §11.1. Pure arithmetic over a decision, so that it may run off the loop. It looks at the rows
+that are short and at no others; nothing here decides what is done about them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from bigfleet.engine import parking, shortfalls
+from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.decision import ParkingKey, RowResult
+from bigfleet.model import vector
+from bigfleet.model.need import RowKey
+from bigfleet.shard.views import short_of, split_residual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ages:
+    """What one cycle hands to the next; each part is replaced, never changed."""
+
+    parking: Mapping[ParkingKey, int] = field(default_factory=dict)
+    #: Timer cycles for which a reported row has been short, by row.
+    rows: Mapping[RowKey, int] = field(default_factory=dict)
+    #: What the fleet lacks, by fingerprint.
+    ledger: shortfalls.Ledger = field(default_factory=dict)
+
+
+@runtime_checkable
+class KnowsShort(Protocol):
+    """Rows of which those that are short can be had without making the others."""
+
+    def short(self) -> Iterable[RowResult]:
+        """Return all and only the rows that Phase 1 left short, in order."""
+        ...
+
+
+def next_ages(
+    ages: Ages,
+    rows: Sequence[RowResult],
+    *,
+    snapshot: ColumnSnapshot,
+    refused: Set[RowKey],
+    advance: bool,
+) -> Ages:
+    """Return the ages after a cycle; they rise when `advance` is True (a timer cycle) and are only reset otherwise.
+
+    `refused` names the rows whose operator cannot bootstrap them: what such a row was given anew does not count.
+    """
+    short_rows = list(_short(rows, refused))
+    row_ages: dict[RowKey, int] = {}
+    for result in short_rows:
+        is_refused = result.need.key in refused
+        short = short_of(result, result.unresolved, is_refused=is_refused, snapshot=snapshot)
+        if not short:
+            continue
+        covered = vector.subtract(result.need.aggregate, short)
+        for member, residual in split_residual(result.members, covered):
+            if residual:
+                known = ages.rows.get(member.key)
+                row_ages[member.key] = 1 if known is None else known + int(advance)
+    return Ages(
+        parking=parking.next_ages(ages.parking, short_rows, advance=advance),
+        rows=row_ages,
+        ledger=shortfalls.record(ages.ledger, short_rows, advance=advance),
+    )
+
+
+def _short(rows: Sequence[RowResult], refused: Set[RowKey]) -> Iterable[RowResult]:
+    if not refused and isinstance(rows, KnowsShort):
+        return rows.short()
+    return (result for result in rows if not result.satisfied or result.need.key in refused)

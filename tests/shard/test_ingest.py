@@ -1,0 +1,115 @@
+"""Which records say nothing new: those that equal the last one applied, while our view has not moved away from it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import Machine, invariant_fault
+from bigfleet.model.states import MachineState, is_legal_transition
+from bigfleet.shard.ingest import Ingest
+from bigfleet.shard.inventory import Inventory
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ports import Record
+from bigfleet.shard.sessions import Sessions
+from tests.shard.world import World, machine
+
+pytestmark = pytest.mark.virtual_time
+
+S = MachineState
+KNOWN_STATES = [state for state in S if state is not S.UNSPECIFIED]
+
+
+class StillClock:
+    """Time does not pass."""
+
+    def monotonic_seconds(self) -> float:
+        """Return 5."""
+        return 5.0
+
+    def unix_nanos(self) -> int:
+        """Return 7."""
+        return 7
+
+    async def sleep(self, seconds: float) -> None:
+        """Return at once."""
+
+
+@st.composite
+def shown(draw: st.DrawFn) -> Machine:
+    """Draw what a provider may say of one machine, sound or not."""
+    state = draw(st.sampled_from(KNOWN_STATES))
+    facts: dict[str, Any] = {
+        "cluster": ClusterId(draw(st.sampled_from(["", "c1", "c2"]))),
+        "price_usd_per_hour": draw(st.sampled_from([1.0, 2.0])),
+        "labels": draw(st.sampled_from([{}, {"a": "b"}])),
+        "last_error": draw(st.sampled_from(["", "broken"])),
+        "node_name": draw(st.sampled_from(["", "n1"])),
+    }
+    return machine("m", state, **facts)
+
+
+steps = st.one_of(
+    st.tuples(st.just("observe"), shown()),
+    st.tuples(st.just("drive"), st.sampled_from(KNOWN_STATES)),
+    st.tuples(st.just("fail"), st.just("ours")),
+    st.tuples(st.just("remove"), st.none()),
+)
+
+
+@given(st.lists(steps, max_size=12), shown())
+@settings(max_examples=400, deadline=None)
+def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(
+    story: list[tuple[str, Any]], asked: Machine
+) -> None:
+    """Whatever was observed, driven, failed and removed before; and the state of that record stays known."""
+    inventory = Inventory()
+    ingest = Ingest(
+        inventory=inventory,
+        sessions=Sessions(epoch=1, outbox_frames_max=16),
+        metrics=ShardMetrics(CollectorRegistry(), inventory),
+        clock=StillClock(),
+    )
+    applied: Machine | None = None
+    for kind, told in story:
+        known = inventory.get("m")
+        if kind == "observe":
+            if ingest.observe(Record(told, {})):
+                applied = told
+        elif known is None:
+            continue
+        elif kind == "drive":
+            moved = replace(known, state=told, cluster=ClusterId(known.cluster or "c1"))
+            if is_legal_transition(known.state, told) and invariant_fault(moved) is None:
+                ingest.drive(moved)
+        elif kind == "fail":
+            ingest.fail(known, told)
+        else:
+            ingest.remove(MachineId("m"))
+            applied = None
+
+        known = inventory.get("m")
+        assert ingest.applied_state(MachineId("m")) == (applied.state if applied is not None else None)
+        for record in (asked, *([applied] if applied is not None else [])):
+            expected = (
+                known is not None
+                and applied == record
+                and (known.state, known.cluster) == (record.state, record.cluster)
+            )
+            assert ingest.is_unchanged(Record(record, {})) == expected
+
+
+async def test_a_machine_that_nobody_holds_is_kept_as_its_record() -> None:
+    """Most machines of a large fleet are; a copy of each would take as much again."""
+    world = World()
+    free = machine("m1", S.IDLE)
+    world.shard.ingest.observe(Record(free, {}))
+    stale = machine("m2", S.IDLE, cluster="c1", assigned_priority=7)
+    world.shard.ingest.observe(Record(stale, {}))
+
+    assert world.shard.inventory.get("m1") is free
+    assert world.machine("m2") == machine("m2", S.IDLE)

@@ -1,0 +1,82 @@
+"""The demand that a shard holds: its order, and which rows stay the same objects (docs/spec/engine.md §1.8)."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigfleet.engine.folding import folded_need
+from bigfleet.model.ids import ClusterId
+from bigfleet.model.labels import ZONE
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.quantity import Family
+from bigfleet.model.vector import families
+from bigfleet.shard.demand import NeedsTable
+from tests.shard.world import need
+
+PROFILES = [replace(need("c1", "1").profile, priority=priority) for priority in (50, 100)]
+table_rows = st.lists(
+    st.builds(
+        lambda profile, cpu, group: replace(need("c1", cpu), profile=profile, group=group),
+        st.sampled_from(PROFILES),
+        st.sampled_from(["1", "2"]),
+        st.sampled_from(["", "g"]),
+    ),
+    max_size=4,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), table_rows, st.booleans()), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_the_order_is_that_of_one_sort_of_everything(story: list[tuple[str, list[Need], bool]]) -> None:
+    """However clusters are replaced, and whenever somebody looks."""
+    table = NeedsTable()
+    ranks: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for moment, (cluster, reported, looks) in enumerate(story, start=1):
+        said = [replace(row, cluster=ClusterId(cluster)) for row in reported]
+        table.replace(cluster, said, now_unix_nanos=moment)
+        kept = {row.key for row in said}
+        ranks = {key: rank for key, rank in ranks.items() if key[0] != cluster or key in kept}
+        for row in said:
+            ranks.setdefault(row.key, (moment, len(ranks) + 1000 * moment))
+        if looks:
+            table.in_list_order()
+    everything = [row for cluster in ("a", "b", "c") for row in table.rows_of(cluster)]
+
+    def order(row: Need) -> tuple[object, ...]:
+        arrival, rank = ranks[row.key]
+        return (-row.profile.priority, arrival, row.cluster, rank)
+
+    assert list(table.in_list_order()) == sorted(everything, key=order)
+    assert all(ranks[row.key][0] == row.arrival_unix_nanos for row in everything)
+    assert table.in_list_order() is table.in_list_order()
+
+
+def test_a_row_that_is_reported_as_it_was_stays_the_same_object() -> None:
+    """Whoever works on rows may remember them by identity; a changed one is another object, and twins stay apart."""
+    table = NeedsTable()
+    first, second = need("c1", "4"), need("c1", "4", priority=900)
+    table.replace("c1", [first, second, first], now_unix_nanos=1)
+    before = table.rows_of("c1")
+    table.replace("c1", [replace(first), need("c1", "5", priority=900), replace(first)], now_unix_nanos=2)
+    after = table.rows_of("c1")
+
+    assert [old is new for old, new in zip(before, after, strict=True)] == [True, False, True]
+    assert before[0] is not before[2]
+    rewritten = replace(first, families=families({"cpu": "4000m"}) | {"memory": Family.BINARY})
+    table.replace("c1", [rewritten], now_unix_nanos=3)
+    assert table.rows_of("c1")[0] is not before[0]
+
+
+def test_a_row_is_wanted_as_it_was_reported_and_as_it_folds() -> None:
+    """A gang that one machine can host is decided on under another key."""
+    table = NeedsTable()
+    profile = Profile(requirements=(Requirement(ZONE, Operator.SAME),), priority=100)
+    gang = replace(need("c1", "4"), profile=profile, group="g")
+    table.replace("c1", [gang, need("c1", "4")], now_unix_nanos=1)
+
+    assert [table.wants(key) for key in (gang.key, need("c1", "9").key, folded_need(gang).key)] == [True] * 3
+    assert not table.wants(("c2", gang.fingerprint, "g"))
+    assert not table.wants(("c1", need("c1", "4", priority=7).fingerprint, ""))
+    assert not table.wants(("c1", folded_need(gang).fingerprint, "g"))

@@ -1,0 +1,156 @@
+"""A shard's process while it starts: health answers, kernels are loaded apart, and the flags reach what they set."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typer.testing import CliRunner
+
+from bigfleet.cli import runtime, shard_process
+from bigfleet.cli.main import app
+from bigfleet.cli.shard_process import ShardPlace, serve_shard
+from bigfleet.model.ids import ShardId
+from bigfleet.rpc.gen import provider_pb2
+from bigfleet.shard.deciding import Divergence, Engine, columnar_engine
+from bigfleet.shard.ports import ShardSettings
+from tests.processes import free_port
+
+#: Far beyond anything on loopback; it only turns a hang into a failure.
+PATIENCE_SECONDS = 60.0
+
+
+@asynccontextmanager
+async def empty_provider() -> AsyncIterator[int]:
+    """Serve a provider without machines; yield its port."""
+
+    async def list_nothing(_request: bytes, _context: Any) -> bytes:
+        return provider_pb2.MachineList().SerializeToString()
+
+    name = provider_pb2.DESCRIPTOR.services_by_name["CapacityProvider"].full_name
+    handlers = {"List": grpc.unary_unary_rpc_method_handler(list_nothing)}
+    server = aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+def status_of(port: int, path: str) -> int:
+    """Return the HTTP status of a path, 0 while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_SECONDS) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except urllib.error.URLError:
+        return 0
+
+
+def until_status(port: int, path: str, wanted: int) -> None:
+    """Return once a path answers with the status. Raises AssertionError when it never does."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while status_of(port, path) != wanted:
+        assert time.monotonic() < deadline, f"{path} never answered {wanted}"
+        time.sleep(0.02)
+
+
+async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP and gRPC; the process is not ready before its kernels are warm and its machines are known."""
+    stop, may_end = asyncio.Event(), threading.Event()
+    monkeypatch.setattr(shard_process, "stop_on_signals", lambda: stop)
+
+    def slow(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
+        assert may_end.wait(PATIENCE_SECONDS)
+        return columnar_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
+
+    http, rpc = free_port(), free_port()
+    async with empty_provider() as provider:
+        place = ShardPlace(
+            shard_id=ShardId("s"),
+            data_dir=tmp_path,
+            provider_address=("127.0.0.1", provider),
+            listen_address=("127.0.0.1", rpc),
+            metrics_address=("127.0.0.1", http),
+        )
+        process = asyncio.create_task(serve_shard(place, ShardSettings(cycle_interval_seconds=0.05), slow))
+        try:
+            await asyncio.to_thread(until_status, http, "/healthz", 200)
+            async with aio.insecure_channel(f"127.0.0.1:{rpc}") as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=PATIENCE_SECONDS)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert (await asyncio.to_thread(status_of, http, "/readyz"), process.done()) == (503, False)
+
+            may_end.set()
+            await asyncio.to_thread(until_status, http, "/readyz", 200)
+        finally:
+            may_end.set()
+            stop.set()
+            assert await process == 0
+
+
+def test_a_process_loads_no_kernels_before_it_says_where_they_are_kept() -> None:
+    """Neither the command nor what it puts together imports them, so that the loop runs when they are loaded."""
+    program = (
+        "import sys, bigfleet.cli.shard_process; print([m for m in sys.modules if 'numba' in m or 'kernels' in m])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+
+    assert said.stdout.strip() == "[]"
+
+
+def test_kernels_are_kept_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled before a directory is named is compiled again by the next process."""
+    calls: list[str] = []
+
+    def kept() -> None:
+        calls.append("kept")
+
+    def made(**_arguments: object) -> None:
+        calls.append("made")
+
+    monkeypatch.setattr(shard_process, "keep_kernels", kept)
+    monkeypatch.setattr(shard_process, "columnar_engine", made)
+    shard_process.make_engine(verify_every_cycles=0, on_divergence=lambda _divergence: None)
+
+    assert calls == ["kept", "made"]
+
+
+@pytest.mark.parametrize(("flags", "cycles"), [((), 100), (("--engine-verify-every", "0"), 0)])
+def test_how_often_a_decision_is_checked_is_a_flag(
+    flags: tuple[str, ...], cycles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every 100 decisions unless told otherwise; 0 is off."""
+    given: list[ShardSettings] = []
+
+    async def serve(_place: ShardPlace, settings: ShardSettings) -> int:
+        given.append(settings)
+        return 0
+
+    monkeypatch.setattr(shard_process, "serve_shard", serve)
+    monkeypatch.setattr(runtime, "configure_logging", lambda *_arguments: None)
+    result = CliRunner().invoke(app, ["shard", "--provider-addr", "127.0.0.1:1", *flags])
+
+    assert (result.exit_code, [settings.engine_verify_every_cycles for settings in given]) == (0, [cycles])
+
+
+def test_a_negative_number_of_cycles_is_refused() -> None:
+    """Before anything is started."""
+    result = CliRunner().invoke(app, ["shard", "--provider-addr", "127.0.0.1:1", "--engine-verify-every", "-1"])
+
+    assert (result.exit_code, "--engine-verify-every" in result.output) == (2, True)

@@ -51,10 +51,19 @@ class Shortfall:
     @property
     def priority_class(self) -> str:
         """The gauge's label: `critical`, `service`, `batch` or `other`."""
-        return next((label for smallest, label in _PRIORITY_CLASSES if self.profile.priority >= smallest), "other")
+        return priority_class(self.profile.priority)
 
 
 Ledger = Mapping[Fingerprint, Shortfall]
+
+#: Labels of the gauges, in the order of the classes.
+AGE_CLASSES = tuple(label for _smallest, label in reversed(_AGE_CLASSES))
+PRIORITY_CLASSES = (*(label for _smallest, label in _PRIORITY_CLASSES), "other")
+
+
+def priority_class(priority: int) -> str:
+    """Return `critical` from 1,000,000, `service` from 1,000, `batch` from 100, else `other`."""
+    return next((label for smallest, label in _PRIORITY_CLASSES if priority >= smallest), "other")
 
 
 def record(ledger: Ledger, results: Iterable[RowResult], *, advance: bool) -> dict[Fingerprint, Shortfall]:

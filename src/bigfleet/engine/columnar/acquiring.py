@@ -8,7 +8,7 @@ holds.
 import numba
 import numpy as np
 
-from bigfleet.engine.columnar.arrays import FREE, MODE_SAME, MODE_SPREAD, NO_DOMAIN
+from bigfleet.engine.columnar.arrays import AVAILABLE, CLAIMED, MODE_SAME, MODE_SPREAD, NO_DOMAIN
 from bigfleet.engine.columnar.kernels import (
     BOOL,
     FLEET_T,
@@ -35,7 +35,7 @@ def is_useful(fleet, work, row, machine):  # type: ignore[no-untyped-def]
 @inlined(numba.void(FLEET_T, WORK_T, INT, INT))
 def claim(fleet, work, row, machine):  # type: ignore[no-untyped-def]
     """Give the free machine to the row."""
-    work.claim[machine] = row
+    work.status[machine] = CLAIMED
     work.acquired[work.lengths[1]] = machine
     work.lengths[1] += 1
     subtract(fleet, work, row, fleet.supply_of[fleet.shape[machine]])
@@ -47,14 +47,14 @@ def acquire_in_order(fleet, work, machines, row, fit, start):  # type: ignore[no
     stop = len(machines)
     while start < stop:
         machine = machines[start]
-        if work.claim[machine] == FREE and fleet.fits[fit, fleet.shape[machine]] != 0:
+        if work.status[machine] == AVAILABLE and fleet.fits[fit, fleet.shape[machine]] != 0:
             break
         start += 1
     for i in range(start, stop):
         if work.want[row] == 0:
             break
         machine = machines[i]
-        if work.claim[machine] != FREE or fleet.fits[fit, fleet.shape[machine]] == 0:
+        if work.status[machine] != AVAILABLE or fleet.fits[fit, fleet.shape[machine]] == 0:
             continue
         if is_useful(fleet, work, row, machine):
             claim(fleet, work, row, machine)
@@ -66,14 +66,14 @@ def acquire_in_domain(fleet, rows, gangs, work, row):  # type: ignore[no-untyped
     """Claim free machines of the row's domain, Idle before Speculative, while they help (§5.4)."""
     cell = gangs.base[rows.gang[row]] + work.domain[row]
     start, stop = gangs.claim_from[cell], gangs.start[cell + 1]
-    while start < stop and work.claim[gangs.machines[start]] != FREE:
+    while start < stop and work.status[gangs.machines[start]] != AVAILABLE:
         start += 1
     gangs.claim_from[cell] = start
     for i in range(start, stop):
         if work.want[row] == 0:
             return
         machine = gangs.machines[i]
-        if work.claim[machine] == FREE and is_useful(fleet, work, row, machine):
+        if work.status[machine] == AVAILABLE and is_useful(fleet, work, row, machine):
             claim(fleet, work, row, machine)
 
 
@@ -136,7 +136,7 @@ def acquire_spread(fleet, rows, work, scratch, machines, row, start, heads, coun
     for i in range(start, len(machines)):
         machine = machines[i]
         shape = fleet.shape[machine]
-        if work.claim[machine] != FREE or fleet.fits[rows.fit[row], shape] == 0:
+        if work.status[machine] != AVAILABLE or fleet.fits[rows.fit[row], shape] == 0:
             continue
         if fleet.domain_of[rows.key[row], shape] != NO_DOMAIN and is_useful(fleet, work, row, machine):
             scratch.queue[size] = machine

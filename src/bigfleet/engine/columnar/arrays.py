@@ -19,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 #: Holder of a machine that nobody holds, and of one that no phase but the third may see.
 FREE = -1
 HIDDEN = -2
+#: A machine that is not claimed as a free one, one that is, and one that no phase but the third may see.
+AVAILABLE, CLAIMED, UNSEEN = 0, 1, 2
 #: How a row is served.
 MODE_PLAIN, MODE_SPREAD, MODE_SAME = 0, 1, 2
 #: No domain; and a domain that only exact arithmetic outside the kernels may choose.
@@ -130,8 +132,8 @@ class Memo(NamedTuple):
 class Work(NamedTuple):
     """What a decision writes."""
 
-    claim: Int32s  # N: row that takes the free machine, FREE or HIDDEN
-    taken: Int32s  # N: row that the machine drains for in Phase 2, -1
+    status: Bytes  # N: AVAILABLE, CLAIMED as a free machine, or UNSEEN
+    taken: Bytes  # N: 1 for a machine that some row counts on in Phase 2
     earmarked: Bytes  # N
     remaining: Int64s  # R x D
     want: Int64s  # R: bit d set while dimension d remains
@@ -157,6 +159,7 @@ class Scratch(NamedTuple):
     """Per-domain sums of one row; `seen` says which cells belong to the gathering at hand."""
 
     gathering: Int64s  # [number of the gathering at hand]
+    gathered: Int64s  # [its listing, -1 for none that may be used again; key; mask; domains touched; candidates]
     seen: Int64s  # domains
     members: Int64s  # domains
     first: Int32s  # domains: place of the first candidate

@@ -9,6 +9,7 @@ import numpy as np
 
 from bigfleet.engine.columnar.arrays import FREE, NO_DOMAIN, UNDECIDED
 from bigfleet.engine.columnar.kernels import (
+    BOOL,
     BOUND_T,
     COVERAGE_MAX,
     FLEET_T,
@@ -31,12 +32,44 @@ def own_creating(bound, segment, pair, first):  # type: ignore[no-untyped-def]
     return first_at_least(bound.pairs, bound.creating[segment], bound.stop[segment], pair if first else pair + 1)
 
 
+@kernel(INT(FLEET_T, BOUND_T, ROWS_T, SCRATCH_T, INT))
+def gather_again(fleet, bound, rows, scratch, row):  # type: ignore[no-untyped-def]
+    """Make what the last gang of the kind left into the row's: domains without members go, own machines differ."""
+    key, pair, dimensions = rows.key[row], rows.pair[row], fleet.supply.shape[1]
+    touched = 0
+    for i in range(scratch.gathered[3]):
+        domain = scratch.touched[i]
+        if scratch.members[domain] == 0:
+            scratch.seen[domain] = 0
+            continue
+        scratch.touched[touched] = domain
+        touched += 1
+        for d in range(dimensions):
+            scratch.own[domain, d] = 0
+    for i in range(scratch.gathered[4]):
+        place = scratch.queue[i]
+        if bound.pairs[place] == pair and bound.held[place] == FREE:
+            shape = bound.shapes[place]
+            domain, supply = fleet.domain_of[key, shape], fleet.supply_of[shape]
+            for d in range(dimensions):
+                scratch.own[domain, d] += fleet.supply[supply, d]
+    scratch.gathered[3] = touched
+    return touched
+
+
 @kernel(INT(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, SCRATCH_T, INT))
 def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: ignore[no-untyped-def]
-    """Sum up the row's creditable machines by domain; returns how many domains were touched (§5.3)."""
+    """Sum up the row's creditable machines by domain; returns how many domains were touched (§5.3).
+
+    Gangs of one cluster and kind come one after the other: what the last one left is what the next one finds, unless
+    machines are being created, which are some gangs' own.
+    """
     listing, pair, cluster = rows.listing[row], rows.pair[row], rows.cluster[row]
     key, mask, fit = rows.key[row], rows.mask[row], rows.fit[row]
     dimensions = fleet.supply.shape[1]
+    gathered = scratch.gathered
+    if gathered[0] == listing and gathered[1] == key and gathered[2] == mask:
+        return gather_again(fleet, bound, rows, scratch, row)
     scratch.gathering[0] += 1
     gathering = scratch.gathering[0]
     start, length = listings.start[listing], listings.length[listing]
@@ -86,6 +119,9 @@ def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: igno
             if is_own:
                 scratch.own[domain, d] += fleet.supply[supply, d]
     listings.length[listing] = kept - start
+    is_general = bound.creating[cluster] == bound.stop[cluster] and bound.creating[0] == bound.stop[0]
+    gathered[0], gathered[1], gathered[2] = listing if is_general else -1, key, mask
+    gathered[3], gathered[4] = touched, size
     return touched
 
 
@@ -121,6 +157,7 @@ def keep_memo(memo, scratch, row, touched):  # type: ignore[no-untyped-def]
 def recall(memo, scratch, row):  # type: ignore[no-untyped-def]
     """Put what was kept for the row where it was gathered; returns how many domains it touches."""
     scratch.gathering[0] += 1
+    scratch.gathered[0] = -1
     start, stop = memo.start[row], memo.stop[row]
     for i in range(start, stop):
         domain = memo.domain[i]
@@ -131,6 +168,22 @@ def recall(memo, scratch, row):  # type: ignore[no-untyped-def]
             scratch.own[domain, d] = memo.own[i, d]
         scratch.touched[i - start] = domain
     return stop - start
+
+
+@kernel(BOOL(*[INT] * 12))
+def is_before(k0, k1, k2, k3, k4, k5, l0, l1, l2, l3, l4, l5):  # type: ignore[no-untyped-def]
+    """Say whether the first six numbers come before the last six. Numba compares tuples several times slower."""
+    if k0 != l0:
+        return k0 < l0
+    if k1 != l1:
+        return k1 < l1
+    if k2 != l2:
+        return k2 < l2
+    if k3 != l3:
+        return k3 < l3
+    if k4 != l4:
+        return k4 < l4
+    return k5 < l5
 
 
 @kernel(INT(FLEET_T, ROWS_T, SCRATCH_T, INT))
@@ -148,15 +201,13 @@ def full_coverage(fleet, rows, scratch, row):  # type: ignore[no-untyped-def]
 def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ignore[no-untyped-def]
     """Return the row's best domain, NO_DOMAIN, or UNDECIDED; work.satisfiable says whether it could cover the row.
 
-    The sort key of a domain is (1 when unsatisfiable, k1, k2, k3, -members, domain), smallest first: the five rules of
-    §5.3, the value by rank. A domain without anything to credit can only win while none with something to credit is
-    satisfiable: its covered share by creditable machines is zero, theirs is not. Free machines have no say when one
-    domain covers the row by creditable machines alone and no rival does so with as many of the row's own: what is free
-    enters the comparison only after both (`is_open`).
+    The sort key of a domain is (1 when unsatisfiable, k1, k2, k3, -members, domain), smallest first: the rules of §5.3,
+    the value by rank. A domain with nothing to credit can only win while none with something to credit is satisfiable.
+    The row is open unless one domain covers it by creditable machines alone, and no rival with as many of its own:
+    what is free enters the comparison only after both.
     """
     gang, dimensions, full = rows.gang[row], fleet.supply.shape[1], full_coverage(fleet, rows, scratch, row)
-    base, first = gangs.base[gang], gangs.active_start[gang]
-    counts_free = rows.parked[row] == 0
+    base, first, counts_free = gangs.base[gang], gangs.active_start[gang], rows.parked[row] == 0
     found, best0, best1, best2, best3, best4, best = False, 0, 0, 0, 0, 0, np.int64(NO_DOMAIN)
     best_own, rivals = -1, 0
     for i in range(touched + gangs.active_start[gang + 1] - first):
@@ -167,6 +218,8 @@ def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ign
         cell = base + domain
         if not has_credit and (gangs.members[cell] == 0 or scratch.seen[domain] == scratch.gathering[0]):
             continue
+        if has_credit:
+            scratch.covered_own[i] = -1
         total_share, credit_share, own_share, whole, covers = 0, 0, 0, 0, True
         for d in range(dimensions):
             aggregate, weight = rows.aggregate[row, d], rows.weight[row, d]
@@ -176,6 +229,8 @@ def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ign
             own = scratch.own[domain, d] if has_credit else 0
             total = credit + (gangs.total[cell, d] if counts_free else 0)
             covers = covers and total >= aggregate
+            if found and best0 == 0 and not covers:
+                break
             total_share += min(total, aggregate) * weight
             credit_share += min(credit, aggregate) * weight
             own_share += min(own, aggregate) * weight
@@ -185,28 +240,18 @@ def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ign
                 whole += total * weight
         if covers and whole < 0:
             return UNDECIDED
+        if found and best0 == 0 and not covers:
+            continue
         k0, k1, k2, k3 = 1, -total_share, -credit_share, -own_share
         if covers:
             k0, k1, k2, k3 = 0, -credit_share, -own_share, whole
         k4 = -(scratch.members[domain] if has_credit else 0) - (gangs.members[cell] if counts_free else 0)
-        if has_credit:
-            scratch.covered_own[i] = own_share if covers and credit_share == full else -1
-            if scratch.covered_own[i] > best_own:
+        if has_credit and covers and credit_share == full:
+            scratch.covered_own[i] = own_share
+            if own_share > best_own:
                 best_own, rivals = own_share, 0
-            rivals += scratch.covered_own[i] >= 0 and own_share == best_own
-        # Numba compares tuples several times slower.
-        if k0 != best0:
-            wins = k0 < best0
-        elif k1 != best1:
-            wins = k1 < best1
-        elif k2 != best2:
-            wins = k2 < best2
-        elif k3 != best3:
-            wins = k3 < best3
-        elif k4 != best4:
-            wins = k4 < best4
-        else:
-            wins = bool(domain < best)
+            rivals += own_share == best_own
+        wins = is_before(k0, k1, k2, k3, k4, domain, best0, best1, best2, best3, best4, best)
         if wins or not found:
             found, best0, best1, best2, best3, best4, best = True, k0, k1, k2, k3, k4, domain
     work.is_open[row] = counts_free and rivals != 1
@@ -232,6 +277,9 @@ def claim_in_domain(fleet, bound, rows, work, scratch, row):  # type: ignore[no-
                 work.credited[work.lengths[0]] = bound.machines[place]
                 work.lengths[0] += 1
                 subtract(fleet, work, row, supply)
+                scratch.members[domain] -= 1
+                for d in range(fleet.supply.shape[1]):
+                    scratch.credit[domain, d] -= fleet.supply[supply, d]
             queued = scratch.following[queued]
 
 

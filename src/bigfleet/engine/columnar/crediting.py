@@ -149,6 +149,7 @@ def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, agenda, fir
 
     Returns the place in the agenda of a row whose domain must be chosen outside, or the length of the agenda.
     """
+    scratch.gathered[0] = -1
     for place in range(first, len(agenda)):
         row = agenda[place]
         if rows.is_fresh[row] == 0:
@@ -160,6 +161,7 @@ def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, agenda, fir
             if not credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):
                 return place
         else:
+            scratch.gathered[0] = -1
             if listings.length[rows.listing[row]] > 0:
                 credit_bound(fleet, bound, rows, listings, work, row)
             if bound.creating[cluster] < bound.stop[cluster] or bound.creating[0] < bound.stop[0]:

@@ -28,7 +28,7 @@ from bigfleet.engine.columnar.arrays import (
 from bigfleet.engine.columnar.crediting import credit
 from bigfleet.engine.columnar.kept import Credits, Flags, Kept
 from bigfleet.engine.columnar.segments import Segments, spans
-from bigfleet.engine.columnar.setup import again, make_listings, visible_claims
+from bigfleet.engine.columnar.setup import again, make_listings, statuses
 
 #: Rounds after which every cluster is credited anew.
 ROUNDS_MAX: Final = 4
@@ -133,8 +133,8 @@ class Pass:
             memo = kept.memo._replace(start=memo_start, stop=memo_stop, size=kept.memo.size.copy())
         free = len(fleet.idle) + fleet.speculative.shape[1]
         work = Work(
-            claim=visible_claims(machines, self.hidden),
-            taken=np.full(machines, -1, np.int32),
+            status=statuses(machines, self.hidden),
+            taken=np.zeros(machines, np.uint8),
             earmarked=np.zeros(machines, np.uint8),
             **credits._asdict(),
             credited=credited,

@@ -45,7 +45,7 @@ from bigfleet.engine.columnar.setup import (
     processing_order,
     row_arrays,
     row_starts,
-    visible_claims,
+    statuses,
 )
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.tables import Tables
@@ -87,7 +87,7 @@ class Cycle:
         order = processing_order(rows_in_list, folded, self.demand)
         rows, classes = self._rows()
         fleet = fleet_arrays(self.view, self.tables, self.orders, self.demand.keys)
-        gangs = make_gangs(fleet, classes, visible_claims(len(self.view.ids), self._hidden))
+        gangs = make_gangs(fleet, classes, statuses(len(self.view.ids), self._hidden))
         scratch = make_scratch(fleet, rows.mode)
         work, excess = self._credit(fleet, rows, gangs, scratch, order)
         return self._serve(fleet, rows, gangs, work, scratch, order, rows_in_list, excess)

@@ -7,7 +7,18 @@ claim of Phase 1.
 import numpy as np
 
 from bigfleet.engine.columnar.acquiring import list_acquired
-from bigfleet.engine.columnar.arrays import MODE_SAME, NO_DOMAIN, Bound, Fleet, Int32s, Int64s, Rows, Scratch, Work
+from bigfleet.engine.columnar.arrays import (
+    CLAIMED,
+    MODE_SAME,
+    NO_DOMAIN,
+    Bound,
+    Fleet,
+    Int32s,
+    Int64s,
+    Rows,
+    Scratch,
+    Work,
+)
 from bigfleet.engine.columnar.kept import Excess, Flags
 from bigfleet.engine.columnar.orders import Orders
 from bigfleet.engine.columnar.preemption import preempt
@@ -133,7 +144,7 @@ def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: Tables, o
     if kept.all():
         return np.zeros(0, np.int32)
     machines = machines[~kept[columns.offer[machines]]]
-    machines = machines[work.claim[machines] < 0]
+    machines = machines[work.status[machines] != CLAIMED]
     hold = holds[tables.offer_capacity_type[columns.offer[machines]]]
     since = columns.idle_since_seconds[machines]
     left = hold - (options.now_seconds - since)

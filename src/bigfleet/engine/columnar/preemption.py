@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from bigfleet.engine.columnar.acquiring import is_useful, next_pick, open_round
-from bigfleet.engine.columnar.arrays import FREE, HIDDEN, MODE_PLAIN, MODE_SPREAD, NO_DOMAIN
+from bigfleet.engine.columnar.arrays import FREE, MODE_PLAIN, MODE_SPREAD, NO_DOMAIN, UNSEEN
 from bigfleet.engine.columnar.kernels import (
     BOOL,
     BOUND_T,
@@ -30,7 +30,7 @@ from bigfleet.engine.columnar.kernels import (
 @inlined(numba.void(FLEET_T, WORK_T, INT, INT, BOOL))
 def take(fleet, work, row, machine, is_victim):  # type: ignore[no-untyped-def]
     """Count a machine that will be free for the row."""
-    work.taken[machine] = row
+    work.taken[machine] = 1
     place = work.lengths[2]
     work.taken_row[place] = row
     work.taken_machine[place] = machine
@@ -59,7 +59,7 @@ def count_coming(fleet, rows, work, row):  # type: ignore[no-untyped-def]
     while place < len(fleet.coming_for) and fleet.coming_for[place] == preemptor:
         machine = fleet.coming[place]
         place += 1
-        if work.taken[machine] >= 0 or work.claim[machine] == HIDDEN:
+        if work.taken[machine] != 0 or work.status[machine] == UNSEEN:
             continue
         if fleet.fits[rows.fit[row], fleet.shape[machine]] == 0 or not is_allowed(fleet, rows, work, row, machine):
             continue
@@ -70,7 +70,7 @@ def count_coming(fleet, rows, work, row):  # type: ignore[no-untyped-def]
 @inlined(BOOL(FLEET_T, BOUND_T, ROWS_T, WORK_T, INT, INT))
 def is_out_of_reach(fleet, bound, rows, work, row, machine):  # type: ignore[no-untyped-def]
     """Say whether neither the row nor a later one of its kind may have the machine, whatever they still want."""
-    if work.taken[machine] >= 0 or fleet.fits[rows.fit[row], fleet.shape[machine]] == 0:
+    if work.taken[machine] != 0 or fleet.fits[rows.fit[row], fleet.shape[machine]] == 0:
         return True
     place = bound.place_of[machine]
     local = bound.held[place] if place >= 0 else np.int32(FREE)

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import (
-    FREE,
-    HIDDEN,
     MODE_PLAIN,
     MODE_SAME,
     NO_DOMAIN,
     QUANTITY_MAX,
+    UNSEEN,
     Bound,
     Bytes,
     Fleet,
@@ -55,11 +54,11 @@ def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
     return np.unique(np.array(hidden, np.int64))
 
 
-def visible_claims(machines: int, hidden: Int64s) -> Int32s:
-    """Return the claims before anybody claims."""
-    claims = np.full(machines, FREE, np.int32)
-    claims[hidden] = HIDDEN
-    return claims
+def statuses(machines: int, hidden: Int64s) -> Bytes:
+    """Return the statuses before anybody claims."""
+    status: Bytes = np.zeros(machines, np.uint8)
+    status[hidden] = UNSEEN
+    return status
 
 
 def check_quantities(view: ColumnSnapshot, tables: Tables) -> None:
@@ -202,7 +201,7 @@ def gang_classes(rows: Rows, folded: Folded) -> tuple[Int64s, Int32s]:
     return distinct, gang
 
 
-def make_gangs(fleet: Fleet, classes: Int64s, claims: Int32s) -> Gangs:
+def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes) -> Gangs:
     """List free machines once per class of gangs."""
     fit, key, mask, bucket = (np.ascontiguousarray(line) for line in classes)
     base = np.concatenate([[0], np.cumsum(fleet.domains[key])]).astype(np.int64)
@@ -224,7 +223,7 @@ def make_gangs(fleet: Fleet, classes: Int64s, claims: Int32s) -> Gangs:
         earmark_from=np.zeros(cells, np.int64),
         claim_from=np.zeros(cells, np.int64),
     )
-    entries = list_free(fleet, gangs, claims, False)
+    entries = list_free(fleet, gangs, status, False)
     if entries > ENTRIES_MAX:
         raise DoesNotFit(f"{entries} free machines by gang class are too many")
     start = np.concatenate([[0], np.cumsum(gangs.members)]).astype(np.int64)
@@ -237,7 +236,7 @@ def make_gangs(fleet: Fleet, classes: Int64s, claims: Int32s) -> Gangs:
         active_start=active_start.astype(np.int64),
         claim_from=start[:-1].copy(),
     )
-    list_free(fleet, gangs, claims, True)
+    list_free(fleet, gangs, status, True)
     return again(gangs)
 
 
@@ -257,6 +256,7 @@ def make_scratch(fleet: Fleet, modes: npt.NDArray[np.uint8]) -> Scratch:
     dimensions = fleet.supply.shape[1]
     return Scratch(
         gathering=np.zeros(1, np.int64),
+        gathered=np.full(5, -1, np.int64),
         seen=np.zeros(domains, np.int64),
         members=np.zeros(domains, np.int64),
         first=np.zeros(domains, np.int32),

@@ -6,7 +6,7 @@ may choose between machines: an order comes in, a subset in the same order goes 
 
 import numba
 
-from bigfleet.engine.columnar.arrays import FREE, HIDDEN, NO_DOMAIN
+from bigfleet.engine.columnar.arrays import AVAILABLE, HIDDEN, NO_DOMAIN
 from bigfleet.engine.columnar.kernels import (
     BOOL,
     BOUND_T,
@@ -46,8 +46,8 @@ def list_bound(fits, bound, segment_start, segment_stop, fit, listings):  # type
     return size
 
 
-@kernel(INT(FLEET_T, GANGS_T, I4_T, BOOL))
-def list_free(fleet, gangs, claim, writes):  # type: ignore[no-untyped-def]
+@kernel(INT(FLEET_T, GANGS_T, U1_T, BOOL))
+def list_free(fleet, gangs, status, writes):  # type: ignore[no-untyped-def]
     """List each gang class's free machines by domain, Idle before Speculative; returns how many entries that takes.
 
     With `writes` False machines are counted and supply is summed; with True `start` must hold where cells begin and
@@ -64,7 +64,7 @@ def list_free(fleet, gangs, claim, writes):  # type: ignore[no-untyped-def]
                     continue
                 supply = fleet.supply_of[shape]
                 domain = fleet.domain_of[key, shape]
-                if claim[machine] != FREE or domain == NO_DOMAIN or fleet.helps[supply] & mask == 0:
+                if status[machine] != AVAILABLE or domain == NO_DOMAIN or fleet.helps[supply] & mask == 0:
                     continue
                 entries += 1
                 cell = base + domain
@@ -104,13 +104,13 @@ def list_excess(bound, clusters, excess_start, excess_stop, excess, size):  # ty
     return size
 
 
-@kernel(INT(I4_T, I4_T, I8_T, I8_T, I4_T, I4_T))
+@kernel(INT(U1_T, I4_T, I8_T, I8_T, I4_T, I4_T))
 def list_reclaimed(taken, clusters, excess_start, excess_stop, excess, machines):  # type: ignore[no-untyped-def]
     """List the excess of the clusters that is not preempted either; returns how many machines that is (§7)."""
     size = 0
     for cluster in clusters:
         for i in range(excess_start[cluster], excess_stop[cluster]):
-            if taken[excess[i]] < 0:
+            if taken[excess[i]] == 0:
                 machines[size] = excess[i]
                 size += 1
     return size

@@ -272,16 +272,15 @@ class RowColumns(LazySequence[RowResult]):
         is_short[work.taken_row[: work.lengths[2]]] = True
         return tuple(self[place] for place in np.flatnonzero(is_short[self._answer.rows_in_list]).tolist())
 
-    def claimed_by_bucket(self) -> dict[int, int]:
-        """Return how many machines all rows hold after Phase 1, by interruption bucket, without making any row."""
+    def claims(self) -> tuple[Int64s, Int64s]:
+        """Return, per row, the place of its first member in the demand given, and how many machines it holds.
+
+        No row is made.
+        """
         answer = self._answer
-        work, folded, arranged = answer.work, answer.folded, answer.arranged
-        rows = answer.rows_in_list
-        held = (work.credit_to - work.credit_from + work.acquire_to - work.acquire_from)[rows]
-        first = arranged.places[arranged.start[folded.cluster[rows]] + folded.local[rows]]
-        buckets = np.array([need.profile.interruption_bucket for need in answer.demand], np.int64)
-        counts = np.bincount(buckets[first], weights=held) if len(rows) else np.zeros(0)
-        return {bucket: int(counts[bucket]) for bucket in np.flatnonzero(counts).tolist()}
+        work, folded, arranged, rows = answer.work, answer.folded, answer.arranged, answer.rows_in_list
+        held: Int64s = (work.credit_to - work.credit_from + work.acquire_to - work.acquire_from)[rows]
+        return arranged.places[arranged.start[folded.cluster[rows]] + folded.local[rows]], held
 
 
 class _Tails:

@@ -21,6 +21,8 @@ FREE = -1
 HIDDEN = -2
 #: A machine that is not claimed as a free one, one that is, and one that no phase but the third may see.
 AVAILABLE, CLAIMED, UNSEEN = 0, 1, 2
+#: A dispute that the pass must be run again for, and one that it has settled.
+UNSETTLED, SETTLED = 1, 2
 #: How a row is served.
 MODE_PLAIN, MODE_SPREAD, MODE_SAME = 0, 1, 2
 #: No domain; and a domain that only exact arithmetic outside the kernels may choose.
@@ -68,12 +70,12 @@ class Bound(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a decision reads of the rows. Read only."""
+    """What a decision reads of the rows. Only disputes write, to `listing` and `is_fresh`."""
 
     mode: Bytes  # R
     parked: Bytes  # R
     fit: Int32s  # R
-    listing: Int32s  # R: number of the (cluster, fit) listing, of rows that are credited anew
+    listing: Int32s  # R: number of the (cluster, fit) listing, -1 for rows that walk their cluster's segment
     cluster: Int32s  # R
     row_start: Int64s  # C: first row of the cluster
     pair: Int32s  # R
@@ -87,7 +89,7 @@ class Rows(NamedTuple):
     gang: Int32s  # R: gang class of Same rows, -1
     weight: Int64s  # R x D: common denominator over the aggregate, 0 where nothing is wanted
     is_exact: Bytes  # R: whether coverages fit the integers
-    is_fresh: Bytes  # R: whether the row is credited anew; the others keep what they were credited
+    is_fresh: Bytes  # R: whether the row is credited anew; the others keep their credit unless a dispute ends that
 
 
 class Listings(NamedTuple):
@@ -149,10 +151,10 @@ class Work(NamedTuple):
     taken_row: Int32s  # coming machines and victims in order
     taken_machine: Int32s
     taken_victim: Bytes  # 1 for a victim, 0 for a coming machine
-    lengths: Int64s  # [credited, acquired, taken]
+    lengths: Int64s  # [credited, acquired, taken, places of `credited` that fresh rows may need]
     cursor_idle: Int64s  # F
     cursor_speculative: Int64s  # buckets x F
-    disputed: Bytes  # C: clusters in which a kept choice no longer holds
+    disputed: Bytes  # C: whether a kept choice no longer held: SETTLED when the rest was credited anew at once
 
 
 class Scratch(NamedTuple):

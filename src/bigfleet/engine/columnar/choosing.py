@@ -66,13 +66,16 @@ def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: igno
     """
     listing, pair, cluster = rows.listing[row], rows.pair[row], rows.cluster[row]
     key, mask, fit = rows.key[row], rows.mask[row], rows.fit[row]
-    dimensions = fleet.supply.shape[1]
-    gathered = scratch.gathered
-    if gathered[0] == listing and gathered[1] == key and gathered[2] == mask:
+    dimensions, gathered = fleet.supply.shape[1], scratch.gathered
+    start, length, source = bound.start[cluster], bound.creating[cluster] - bound.start[cluster], np.int64(listing)
+    if listing >= 0:
+        start, length = listings.start[listing], listings.length[listing]
+    else:
+        source = -2 - (np.int64(cluster) * len(fleet.fits) + fit)
+    if gathered[0] == source and gathered[1] == key and gathered[2] == mask:
         return gather_again(fleet, bound, rows, scratch, row)
     scratch.gathering[0] += 1
     gathering = scratch.gathering[0]
-    start, length = listings.start[listing], listings.length[listing]
     # Machines in creation come last: those recorded for the cluster, then those recorded for none.
     recorded = own_creating(bound, cluster, pair, 1)
     recorded_count = own_creating(bound, cluster, pair, 0) - recorded if cluster != 0 else 0
@@ -81,12 +84,13 @@ def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: igno
     touched, kept, size = 0, start, 0
     for i in range(length + recorded_count + unrecorded_count):
         if i < length:
-            place = np.int64(listings.places[start + i])
-            if bound.held[place] != FREE:
-                continue
-            listings.places[kept] = place
-            kept += 1
+            place = np.int64(listings.places[start + i]) if listing >= 0 else start + i
             shape = bound.shapes[place]
+            if bound.held[place] != FREE or (listing < 0 and fleet.fits[fit, shape] == 0):
+                continue
+            if listing >= 0:
+                listings.places[kept] = place
+                kept += 1
         else:
             place = recorded + i - length
             if i >= length + recorded_count:
@@ -118,9 +122,10 @@ def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: igno
             scratch.credit[domain, d] += fleet.supply[supply, d]
             if is_own:
                 scratch.own[domain, d] += fleet.supply[supply, d]
-    listings.length[listing] = kept - start
+    if listing >= 0:
+        listings.length[listing] = kept - start
     is_general = bound.creating[cluster] == bound.stop[cluster] and bound.creating[0] == bound.stop[0]
-    gathered[0], gathered[1], gathered[2] = listing if is_general else -1, key, mask
+    gathered[0], gathered[1], gathered[2] = source if is_general else -1, key, mask
     gathered[3], gathered[4] = touched, size
     return touched
 

@@ -2,13 +2,13 @@
 
 docs/spec/engine.md §5.2, §5.3. Rows are served in processing order. A row that is not fresh keeps what an earlier
 decision credited it with; where free machines have a say in its choice of a domain it chooses again, and a choice that
-would differ marks its cluster as disputed, to be credited anew. Nothing here may take a free machine.
+would credit it otherwise ends the keeping for its cluster's rows from there on. Nothing here may take a free machine.
 """
 
 import numba
 import numpy as np
 
-from bigfleet.engine.columnar.arrays import FREE, MODE_SAME, NO_DOMAIN, UNDECIDED
+from bigfleet.engine.columnar.arrays import FREE, MODE_SAME, NO_DOMAIN, SETTLED, UNDECIDED, UNSETTLED
 from bigfleet.engine.columnar.choosing import (
     choose_domain,
     claim_in_domain,
@@ -40,15 +40,18 @@ from bigfleet.engine.columnar.kernels import (
 @kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, WORK_T, INT))
 def credit_bound(fleet, bound, rows, listings, work, row):  # type: ignore[no-untyped-def]
     """Claim what is bound to the row's cluster and fits, in keep-priority order, while something remains (§5.2)."""
-    listing, fit = rows.listing[row], rows.fit[row]
-    start, length = listings.start[listing], listings.length[listing]
-    is_shared = listings.is_shared[listing] != 0
+    listing, fit, cluster = rows.listing[row], rows.fit[row], rows.cluster[row]
+    start, length, is_shared = bound.start[cluster], bound.creating[cluster] - bound.start[cluster], False
+    if listing >= 0:
+        start, length = listings.start[listing], listings.length[listing]
+        is_shared = listings.is_shared[listing] != 0
     # What is claimed stays claimed: claimed machines at the head of a listing are passed once.
     while length > 0 and is_shared and bound.held[listings.places[start]] != FREE:
         start += 1
         length -= 1
-    listings.start[listing], listings.length[listing] = start, length
-    local = row - rows.row_start[rows.cluster[row]]
+    if is_shared:
+        listings.start[listing], listings.length[listing] = start, length
+    local = row - rows.row_start[cluster]
     want, size = work.want[row], work.lengths[0]
     run, harmless, pending = np.int64(-1), np.int64(0), np.int64(0)
     for i in range(start, start + length):
@@ -123,24 +126,52 @@ def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row): 
     return True
 
 
-@kernel(numba.void(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
+@kernel(BOOL(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
 def choose_again(fleet, rows, gangs, memo, work, scratch, row):  # type: ignore[no-untyped-def]
-    """Let a kept gang choose among today's free machines.
+    """Let a kept gang choose among today's free machines; False when that would credit it otherwise.
 
-    A choice that differs disputes the cluster, unless the gang was credited with nothing and is with nothing now:
-    then no other row of the cluster can tell.
+    Another choice changes nothing for other rows of the cluster when the gang was credited with nothing and is with
+    nothing now.
     """
     touched = recall(memo, scratch, row)
     chosen = choose_domain(fleet, rows, gangs, work, scratch, row, touched)
     if chosen != work.domain[row]:
         has_credit = chosen >= 0 and scratch.seen[chosen] == scratch.gathering[0]
         if chosen == UNDECIDED or has_credit or work.credit_from[row] != work.credit_to[row]:
-            work.disputed[rows.cluster[row]] = 1
-            work.is_open[row] = 1
-            return
+            return False
         work.domain[row] = chosen
     if chosen >= 0 and work.want[row] != 0 and rows.parked[row] == 0:
         earmark_rest(fleet, rows, gangs, work, row)
+    return True
+
+
+@kernel(BOOL(BOUND_T, ROWS_T, WORK_T, I4_T, INT))
+def end_keeping(bound, rows, work, agenda, place):  # type: ignore[no-untyped-def]
+    """Take back what the row at a place of the agenda and the later ones of its cluster were credited with.
+
+    They are fresh then; what rows above them hold stands. False when the log has no room: then nothing was done.
+    """
+    cluster = rows.cluster[agenda[place]]
+    room = bound.stop[cluster] - bound.start[cluster]
+    if work.lengths[3] + room > len(work.credited):
+        return False
+    work.lengths[3] += room
+    for i in range(place, len(agenda)):
+        row = agenda[i]
+        if rows.cluster[row] != cluster:
+            continue
+        for j in range(work.credit_from[row], work.credit_to[row]):
+            bound.held[bound.place_of[work.credited[j]]] = FREE
+        for d in range(work.remaining.shape[1]):
+            work.remaining[row, d] = rows.aggregate[row, d]
+        work.want[row] = rows.mask[row]
+        work.domain[row] = UNDECIDED if rows.mode[row] == MODE_SAME else NO_DOMAIN
+        work.satisfiable[row] = 1
+        work.is_open[row] = 0
+        rows.is_fresh[row] = 1
+        rows.listing[row] = -1
+    work.disputed[cluster] = SETTLED
+    return True
 
 
 @kernel(INT(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, I4_T, INT))
@@ -152,17 +183,20 @@ def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, agenda, fir
     scratch.gathered[0] = -1
     for place in range(first, len(agenda)):
         row = agenda[place]
-        if rows.is_fresh[row] == 0:
-            choose_again(fleet, rows, gangs, memo, work, scratch, row)
-            continue
         cluster = rows.cluster[row]
+        if rows.is_fresh[row] == 0:
+            is_kept = work.is_open[row] == 0 or choose_again(fleet, rows, gangs, memo, work, scratch, row)
+            if not is_kept and not end_keeping(bound, rows, work, agenda, place):
+                work.disputed[cluster] = UNSETTLED
+            if rows.is_fresh[row] == 0:
+                continue
         work.credit_from[row] = work.lengths[0]
         if rows.mode[row] == MODE_SAME:
             if not credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):
                 return place
         else:
             scratch.gathered[0] = -1
-            if listings.length[rows.listing[row]] > 0:
+            if rows.listing[row] < 0 or listings.length[rows.listing[row]] > 0:
                 credit_bound(fleet, bound, rows, listings, work, row)
             if bound.creating[cluster] < bound.stop[cluster] or bound.creating[0] < bound.stop[0]:
                 credit_creating(fleet, bound, rows, work, row)

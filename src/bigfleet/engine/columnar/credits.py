@@ -1,7 +1,8 @@
 """Runs the credit pass: fresh clusters from the start, the others from what is kept (docs/spec/engine.md §5.2, §5.3).
 
-A kept gang that today's free machines would send to another domain makes its cluster fresh, and the pass is run again;
-after a few such rounds every cluster is. Nothing here may acquire.
+A kept gang that today's free machines would send to another domain ends the keeping for its cluster's later rows. Where
+there is no room for that the pass is run again with the whole cluster fresh, and after a few such rounds with every one.
+Nothing here may acquire.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from bigfleet.engine.columnar.arrays import (
     MODE_SAME,
     NO_DOMAIN,
     UNDECIDED,
+    UNSETTLED,
     Fleet,
     Gangs,
     Int32s,
@@ -70,9 +72,9 @@ class Pass:
                 self.kept = None
                 self.fresh[:] = True
             work, memo = self._round()
-            if not work.disputed.any():
-                return work, memo
             self.fresh |= work.disputed != 0
+            if not (work.disputed == UNSETTLED).any():
+                return work, memo
         raise AssertionError("a pass over fresh clusters disputes nothing")
 
     def _has_room(self, kept: Kept) -> bool:
@@ -93,14 +95,13 @@ class Pass:
         listings, listing = make_listings(self.fleet, bound, rows, fresh)
         rows.listing[fresh] = listing
         work, memo = self._start(is_fresh)
-        gangs = again(self.gangs)
-        agenda = self.order[((rows.is_fresh | work.is_open) != 0)[self.order]]
+        gangs, order = again(self.gangs), self.order
         place = 0
         while True:
-            place = credit(self.fleet, bound, rows, listings, gangs, memo, work, self.scratch, agenda, place)
-            if place == len(agenda):
+            place = credit(self.fleet, bound, rows, listings, gangs, memo, work, self.scratch, order, place)
+            if place == len(order):
                 break
-            row = int(agenda[place])
+            row = int(order[place])
             self.is_volatile = True
             work.domain[row], work.satisfiable[row] = self.choose_exactly(row, gangs, work)
         return work, memo
@@ -144,7 +145,7 @@ class Pass:
             taken_row=np.empty(machines, np.int32),
             taken_machine=np.empty(machines, np.int32),
             taken_victim=np.empty(machines, np.uint8),
-            lengths=np.array([used, 0, 0]),
+            lengths=np.array([used, 0, 0, used + self._claims_max()]),
             cursor_idle=np.zeros(fits, np.int64),
             cursor_speculative=np.zeros((len(fleet.speculative), fits), np.int64),
             disputed=np.zeros(len(self.fresh), np.uint8),

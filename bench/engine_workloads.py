@@ -176,6 +176,8 @@ class Churn:
         percent = 103 if is_leaner else 107
         clusters = range(len(self._names))
         rows = [row for c in clusters for row in cluster_rows(c, self._per_cluster, percent=percent)]
+        # A shard's table has asked every row for its fingerprint before any decision.
+        assert all(row.fingerprint for row in rows)
         self.demand = in_list_order(self._kept + rows)
         for machine in self._movers:
             freed = replace(machine, state=MachineState.IDLE, cluster=ClusterId(""))

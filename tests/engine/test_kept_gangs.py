@@ -5,7 +5,6 @@ gangs in clusters that nothing touched. Every decision is held against one that 
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -65,7 +64,7 @@ def needs_of(wants: Wants) -> list[Need]:
 
 
 @pytest.fixture
-def disputes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def disputes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the passes in which a kept choice no longer held."""
     counted: Counter[str] = Counter()
     run_round = Pass._round
@@ -78,7 +77,7 @@ def disputes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         return result
 
     monkeypatch.setattr(Pass, "_round", counting)
-    yield counted
+    return counted
 
 
 places = st.lists(st.tuples(st.sampled_from(RACKS), st.sampled_from(("", *CLUSTERS))), min_size=12, max_size=40)

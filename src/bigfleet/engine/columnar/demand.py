@@ -8,6 +8,7 @@ are numbered too. Nothing here may look at machines beyond what matching asks.
 import math
 import operator
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -228,15 +229,14 @@ class Demand:
             return self._last_numbers
         # The list keeps the objects alive, so that their ids stay their own.
         rows = list(demand)
-        found = list(map(self._need_numbers.get, map(id, rows)))
-        if None in found:
-            for place, number in enumerate(found):
-                if number is None:
-                    found[place] = self._add_need(rows[place])
+        numbers = np.fromiter(map(self._need_numbers.get, map(id, rows), repeat(-1)), np.int64, len(rows))
+        missing = np.flatnonzero(numbers < 0)
+        if len(missing):
+            numbers[missing] = [self._add_need(rows[place]) for place in missing.tolist()]
             self.profile_columns = ProfileColumns._make(_extended(self.profile_columns, self._new_profiles))
             self.need_columns = NeedColumns._make(_extended(self.need_columns, self._new_needs))
         self.vectors.follow()
-        self.rows, self._last_numbers = rows, np.array(found, np.int64)
+        self.rows, self._last_numbers = rows, numbers
         return self._last_numbers
 
     def _add_need(self, need: Need) -> int:

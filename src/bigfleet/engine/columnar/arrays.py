@@ -128,6 +128,8 @@ class Memo(NamedTuple):
     members: Int64s
     credit: Int64s  # x D
     own: Int64s  # x D
+    free_members: Int64s  # free machines of the domain's cell when the gang chose
+    free_total: Int64s  # x D: and their supply
     size: Int64s  # [entries written, 1 when there was no room]
 
 

@@ -14,6 +14,9 @@ from bigfleet.engine.columnar.kernels import (
     COVERAGE_MAX,
     FLEET_T,
     GANGS_T,
+    I4_T,
+    I8_T,
+    I8X_T,
     INT,
     LISTINGS_T,
     MEMO_T,
@@ -128,6 +131,29 @@ def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: igno
     gathered[0], gathered[1], gathered[2] = source if is_general else -1, key, mask
     gathered[3], gathered[4] = touched, size
     return touched
+
+
+@kernel(BOOL(I8_T, I8X_T, I4_T, I8_T, I8X_T, INT, INT, INT))
+def is_free_alike(members, total, domains, free_members, free_total, base, start, stop):  # type: ignore[no-untyped-def]
+    """Say whether the cells of some memo entries are what they were when the gang chose."""
+    for i in range(start, stop):
+        cell = base + domains[i]
+        if members[cell] != free_members[i]:
+            return False
+        for d in range(total.shape[1]):
+            if total[cell, d] != free_total[i, d]:
+                return False
+    return True
+
+
+@kernel(numba.void(I8_T, I8X_T, I4_T, I8_T, I8X_T, INT, INT, INT))
+def note_free(members, total, domains, free_members, free_total, base, start, stop):  # type: ignore[no-untyped-def]
+    """Note what the cells of some memo entries are at this moment."""
+    for i in range(start, stop):
+        cell = base + domains[i]
+        free_members[i] = members[cell]
+        for d in range(total.shape[1]):
+            free_total[i, d] = total[cell, d]
 
 
 @kernel(numba.void(MEMO_T, SCRATCH_T, INT, INT))

@@ -14,7 +14,9 @@ from bigfleet.engine.columnar.choosing import (
     claim_in_domain,
     earmark_rest,
     gather_candidates,
+    is_free_alike,
     keep_memo,
+    note_free,
     recall,
 )
 from bigfleet.engine.columnar.kernels import (
@@ -105,6 +107,13 @@ def credit_creating(fleet, bound, rows, work, row):  # type: ignore[no-untyped-d
             place += 1
 
 
+@kernel(numba.void(ROWS_T, GANGS_T, MEMO_T, INT))
+def note_choice(rows, gangs, memo, row):  # type: ignore[no-untyped-def]
+    """Note among which free machines the row chose."""
+    base, start, stop = gangs.base[rows.gang[row]], memo.start[row], memo.stop[row]
+    note_free(gangs.members, gangs.total, memo.domain, memo.free_members, memo.free_total, base, start, stop)
+
+
 @kernel(BOOL(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
 def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):  # type: ignore[no-untyped-def]
     """Choose the row's domain, claim what it may be credited there, earmark the rest; False when undecided (§5.3)."""
@@ -118,6 +127,7 @@ def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row): 
         work.domain[row] = chosen
         if work.is_open[row] != 0:
             keep_memo(memo, scratch, row, touched)
+            note_choice(rows, gangs, memo, row)
     if work.domain[row] == NO_DOMAIN:
         return True
     claim_in_domain(fleet, bound, rows, work, scratch, row)
@@ -133,6 +143,13 @@ def choose_again(fleet, rows, gangs, memo, work, scratch, row):  # type: ignore[
     Another choice changes nothing for other rows of the cluster when the gang was credited with nothing and is with
     nothing now.
     """
+    if work.want[row] == 0:
+        # Its creditable machines cover it: only rivals that do so too are in its memo, and only they can win.
+        base, start, stop = gangs.base[rows.gang[row]], memo.start[row], memo.stop[row]
+        cells = gangs.members, gangs.total, memo.domain, memo.free_members, memo.free_total
+        if is_free_alike(*cells, base, start, stop):
+            return True
+        note_free(*cells, base, start, stop)
     touched = recall(memo, scratch, row)
     chosen = choose_domain(fleet, rows, gangs, work, scratch, row, touched)
     if chosen != work.domain[row]:

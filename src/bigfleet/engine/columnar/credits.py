@@ -162,6 +162,8 @@ class Pass:
             members=np.empty(room, np.int64),
             credit=np.empty((room, dimensions), np.int64),
             own=np.empty((room, dimensions), np.int64),
+            free_members=np.empty(room, np.int64),
+            free_total=np.empty((room, dimensions), np.int64),
             size=np.zeros(2, np.int64),
         )
 

@@ -38,6 +38,7 @@ _TYPES: Final[dict[str, np.ndarray[Any, Any]]] = {
 _TABLES: Final = frozenset(
     {
         *("supply", "speculative", "fits", "domain_of", "aggregate", "weight", "total", "credit", "own"),
+        "free_total",
         *("remaining", "cursor_speculative"),
     }
 )

@@ -17,6 +17,7 @@ PROOFS = {
     "engine records": "{ran:,} random fleets, {held:,} explained alike",
     "engine odd numbers": "{ran:,} random fleets, {held:,} equal",
     "incremental decisions": "{ran:,} after random changes, {held:,} equal to full ones",
+    "kill points": "{ran:,} points of an action at which a shard died, {held:,} carried on by the next one",
     "closed loops": "{ran:,} random fleets, {held:,} came to rest",
     "closed loops of the excepted kind": "{ran:,} met, {held:,} shown to be of it",
 }

@@ -38,10 +38,17 @@ def run_bigfleet(*arguments: str, cwd: Path | None = None) -> subprocess.Complet
     )
 
 
-def wait_until_serving(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+    """Return a channel, in plain text without credentials."""
+    return grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
+
+
+def wait_until_serving(
+    address: str, process: subprocess.Popen[bytes], log: Path, credentials: grpc.ChannelCredentials | None = None
+) -> None:
     """Return once the gRPC health of an address is SERVING. Raises AssertionError with the log when it never is."""
     deadline = time.monotonic() + READY_SECONDS_MAX
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, credentials) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while time.monotonic() < deadline:
             assert process.poll() is None, f"the process ended with {process.returncode}:\n{log.read_text()}"
@@ -56,12 +63,14 @@ def wait_until_serving(address: str, process: subprocess.Popen[bytes], log: Path
 
 
 @contextmanager
-def serving(address: str, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def serving(
+    address: str, log: Path, *arguments: str, credentials: grpc.ChannelCredentials | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command while the context lasts, from the moment its gRPC address serves; then stop it in order."""
     with log.open("ab") as output:
         process = subprocess.Popen(bigfleet(*arguments), stdout=output, stderr=output)
     try:
-        wait_until_serving(address, process, log)
+        wait_until_serving(address, process, log, credentials)
         yield process
     finally:
         if process.poll() is None:

@@ -8,7 +8,7 @@ from bigfleet.model import frames
 from bigfleet.model.frames import OperatorFrame, ShardFrame
 from bigfleet.operator.ports import EndKind, SessionEnded
 
-BOTH = frozenset({frames.CAPABILITY_NODE_STATUS, frames.CAPABILITY_DRAIN_RESULT})
+EVERYTHING = frozenset({frames.CAPABILITY_NODE_STATUS, frames.CAPABILITY_DRAIN_RESULT, frames.CAPABILITY_NEED_STATUS})
 
 
 class FakeStream:
@@ -57,7 +57,7 @@ class FakeStream:
 class FakeShard:
     """Takes every dial while `up`; each gives a fresh stream, which answers the Hello unless told otherwise."""
 
-    def __init__(self, *, capabilities: frozenset[str] = BOTH, greets: bool = True) -> None:
+    def __init__(self, *, capabilities: frozenset[str] = EVERYTHING, greets: bool = True) -> None:
         self.up = True
         self.streams: list[FakeStream] = []
         self.dialled_at_seconds: list[float] = []

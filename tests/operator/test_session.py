@@ -27,7 +27,7 @@ from bigfleet.operator.drains import Drain
 from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.operator.session import BOOTSTRAPS_AT_ONCE_MAX, SessionClient, SessionSettings, backoff_ceiling_seconds
 from bigfleet.sim.virtual_time import LoopClock
-from tests.operator.fake_shard import BOTH, FakeShard
+from tests.operator.fake_shard import EVERYTHING, FakeShard
 
 pytestmark = pytest.mark.virtual_time
 
@@ -85,6 +85,9 @@ class RecordingAgent:
     def available(self, hint: frames.AvailableCapacity) -> None:
         self.heard.append(hint)
 
+    def need_status(self, update: frames.NeedStatusUpdate) -> None:
+        self.heard.append(update)
+
     def drain_started(self, drain: Drain) -> None:
         self.heard.append(("drain", drain.machine_id))
 
@@ -134,8 +137,8 @@ async def test_the_first_frame_is_hello_with_what_the_operator_can_do(bench: Ben
     stream = await bench.shard.stream()
     await stream.wait_for(RollUp)
 
-    assert stream.received[0] == Hello(cluster_id="c", capabilities=BOTH)
-    assert bench.agent.heard[0] == ("opened", BOTH)
+    assert stream.received[0] == Hello(cluster_id="c", capabilities=EVERYTHING)
+    assert bench.agent.heard[0] == ("opened", EVERYTHING)
     assert bench.client.is_connected
 
 
@@ -355,3 +358,18 @@ async def test_an_operator_that_was_replaced_or_refused_waits_half_a_minute(benc
 
     assert bench.shard.dialled_at_seconds[1] == 30.0
     assert bench.client.replaced_total == (kind is EndKind.REPLACED)
+
+
+async def test_hints_and_verdicts_reach_the_cluster(bench: Bench) -> None:
+    """In the order of their arrival; what follows is the cluster's business."""
+    stream = await bench.shard.stream()
+    hint = frames.AvailableCapacity(
+        fingerprint="p", requirements=(), resources={}, available_count=3, confidence=frames.Confidence.HIGH,
+        price_usd_per_hour=0.5,
+    )  # fmt: skip
+    verdict = frames.NeedStatusUpdate(cycle=7, computed_at_unix_nanos=1, rows=(), rollup_timestamp_unix_nanos=1)
+    stream.say(hint)
+    stream.say(verdict)
+    await asyncio.sleep(1)
+
+    assert [heard for heard in bench.agent.heard if heard in (hint, verdict)] == [hint, verdict]

@@ -13,6 +13,8 @@ from bigfleet.model.frames import (
     DrainOutcome,
     DrainResult,
     Hello,
+    NeedStatus,
+    NeedStatusUpdate,
     NodeStateUpdate,
     NodeStatus,
     OperatorFrame,
@@ -21,6 +23,7 @@ from bigfleet.model.frames import (
     RollUp,
     ShardFrame,
     Taint,
+    UnmetReason,
 )
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Host, Machine
@@ -177,5 +180,25 @@ SHARD_FRAMES: st.SearchStrategy[ShardFrame] = st.one_of(
         available_count=INT32,
         confidence=st.sampled_from(Confidence),
         price_usd_per_hour=MONEY,
+    ),
+    st.builds(
+        NeedStatusUpdate,
+        cycle=INT64,
+        computed_at_unix_nanos=INT64,
+        rows=st.lists(
+            st.builds(
+                NeedStatus,
+                fingerprint=TEXTS,
+                group=TEXTS,
+                residual=TEXT_MAPS,
+                reason=st.sampled_from(UnmetReason),
+                age_cycles=INT32,
+                parked=st.booleans(),
+                message=TEXTS,
+            ),
+            max_size=3,
+        ).map(tuple),
+        rollup_timestamp_unix_nanos=INT64,
+        truncated=st.booleans(),
     ),
 )

@@ -16,7 +16,7 @@ from bigfleet.model.machine import Host
 from bigfleet.model.states import MachineState
 from bigfleet.rpc import session_server
 from bigfleet.rpc.convert_need import needs_to_wire
-from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2
+from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.ports import ShardSettings
 from tests.rpc.live_shard import PATIENCE_SECONDS, LiveShard, Peer, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -407,7 +407,7 @@ async def test_an_operator_without_capabilities_gets_nothing_that_it_does_not_kn
     await peer.hear_until(lambda message: message.node_state_update.state == provider_pb2.MACHINE_STATE_IDLE)
 
     kinds = {message.WhichOneof("payload") for message in peer.heard}
-    assert kinds == {"ack", "bootstrap_request", "node_state_update", "reclaim_instruction"}
+    assert kinds == {"ack", "available_capacity", "bootstrap_request", "node_state_update", "reclaim_instruction"}
     assert {message.ack.echo for message in peer.heard} == {"", "hello", "resync", "rollup"}
     assert live.world.provider.grace_seconds == {"m1": 600}
 
@@ -421,4 +421,24 @@ async def test_a_new_session_is_shown_what_is_the_clusters(live: LiveShard) -> N
 
     hello, *updates, _resync = peer.heard
     assert [update.node_state_update.machine_id for update in updates] == ["x", "y", "z"]
-    assert (hello.ack.shard_epoch, list(hello.ack.capabilities)) == (1, ["drain-result", "node-status"])
+    assert (hello.ack.shard_epoch, list(hello.ack.capabilities)) == (
+        1,
+        ["drain-result", "need-status", "node-status"],
+    )
+
+
+async def test_an_operator_that_reads_verdicts_gets_them(live: LiveShard) -> None:
+    """Of the roll-up that it sent, row by row as it sent them."""
+    peer = await live.connect("c1", "need-status")
+    asked = rollup("c1", timestamp=7)
+    asked.needs[0].aggregate_resources["cpu"] = "4000"
+    await peer.say(rollup=asked)
+    await peer.hear_ack("rollup")
+    await live.world.cycle()
+    update = await peer.hear_kind("need_status")
+
+    assert (update.supersedes_key, update.rollup_timestamp_unix_nanos, update.cycle) == ("needs", 7, 1)
+    (row,) = update.rows
+    assert (row.unmet_reason, row.age_cycles_unmet) == (shardread_pb2.UNMET_REASON_PRIORITY_STARVED, 1)
+    assert row.residual_deficit.resources
+    assert row.message

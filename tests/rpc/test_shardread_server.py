@@ -13,12 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model import labels, vector
+from bigfleet.model.frames import CAPABILITY_NODE_STATUS, UnmetReason
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.gen import provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.outcomes import Outcome
 from bigfleet.shard.ports import RefusalKind, ShardSettings
-from bigfleet.shard.views import CycleView, NeedView, UnmetReason
+from bigfleet.shard.views import CycleView, NeedView
 from bigfleet.sim.virtual_time import START_UNIX_SECONDS
 from tests.rpc.live_shard import PATIENCE_SECONDS, LiveShard, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -294,6 +295,24 @@ async def test_a_machine_is_shown_with_what_the_shard_knows_of_it(live: LiveShar
     assert (view.assigned_group, view.pending_action) == ("gang", "Reclaim")
     assert view.state_since_unix_nanos > START_UNIX_SECONDS * 10**9
     assert [view.joined, view.unjoined, view.stuck, view.held] == [False] * 4
+
+
+async def test_a_machine_that_joined_and_one_that_did_not_are_told_apart() -> None:
+    """By their flags, which narrow a list as well."""
+    # Real time passes here, so the deadline has passed before anything begins.
+    world = World(settings=ShardSettings(join_deadline_seconds=-2.0))
+    async with live_shard(world) as live:
+        world.provider.add(*(machine(f"m{i}", S.CONFIGURED, cluster="c1") for i in range(2)))
+        operator = world.connect("c1", CAPABILITY_NODE_STATUS)
+        await world.step()
+        operator.saw("m0")
+        # The minute that a session gets has passed.
+        operator.session.opened_seconds -= 3600
+        await world.step()
+        _total, views, _token = await page(live)
+
+        assert [(view.joined, view.unjoined) for view in views] == [(True, False), (False, True)]
+        assert await ids(live, flags=["unjoined"]) == ["m1"]
 
 
 # ---- ListActions ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.store import column_snapshot
-from bigfleet.shard.ages import Ages, KnowsShort, next_ages
+from bigfleet.shard.ages import Ages, KnowsShort, next_ages, short_of_cycle
 from tests.strategies import FleetInput, fleets
 
 
@@ -22,8 +22,9 @@ def test_rows_that_are_short_are_all_that_ages_need(fleet: FleetInput) -> None:
     for advance, refused in product((True, False), (frozenset(), acquiring)):
         asked = looked = Ages()
         for _ in range(2):
-            asked = next_ages(asked, decision.rows, snapshot=view, refused=refused, advance=advance)
-            looked = next_ages(looked, tuple(decision.rows), snapshot=view, refused=refused, advance=advance)
+            short, all_short = (short_of_cycle(rows, refused) for rows in (decision.rows, tuple(decision.rows)))
+            asked = next_ages(asked, short, snapshot=view, refused=refused, advance=advance)
+            looked = next_ages(looked, all_short, snapshot=view, refused=refused, advance=advance)
 
         assert asked == looked
         assert set(asked.rows.values()) <= {1 + int(advance)}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Machine, invariant_fault
-from bigfleet.model.states import MachineState, is_legal_transition
+from bigfleet.model.machine import Host, Machine, PreemptedFor, invariant_fault
+from bigfleet.model.states import CapacityType, MachineState, is_legal_transition
 from bigfleet.shard.ingest import Ingest
 from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
@@ -101,6 +101,7 @@ def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(
                 and (known.state, known.cluster) == (record.state, record.cluster)
             )
             assert ingest.is_unchanged(Record(record, {})) == expected
+            assert ingest.changed([Record(record, {})]) == (set() if expected else {MachineId("m")})
 
 
 async def test_a_machine_that_nobody_holds_is_kept_as_its_record() -> None:
@@ -113,3 +114,60 @@ async def test_a_machine_that_nobody_holds_is_kept_as_its_record() -> None:
 
     assert world.shard.inventory.get("m1") is free
     assert world.machine("m2") == machine("m2", S.IDLE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host": Host("other", "host-m")},
+        {"instance_type": "t8"},
+        {"zone": "zb"},
+        {"capacity_type": CapacityType.RESERVED},
+        {"resources": {"cpu": "8"}},
+        {"allocatable": {"cpu": "8"}},
+        {"labels": {"a": "b"}},
+        {"price_usd_per_hour": 2.0},
+        {"interruption_probability": 0.5},
+        {"node_name": "n1"},
+        {"last_error": "broken"},
+        {"cluster": ClusterId("c1")},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+async def test_of_many_records_those_that_say_anything_new_are_found(changes: dict[str, Any]) -> None:
+    """Equal ones are none of them, whether or not their parts are the same objects."""
+    world = World()
+    for name in ("l", "m", "n"):
+        world.shard.ingest.observe(Record(machine(name, S.IDLE, labels={"rack": "r1"}), {}))
+    told = [machine(name, S.IDLE, labels={"rack": "r1"}) for name in ("l", "m", "n")]
+    records = [Record(each, {}) for each in (told[0], replace(told[1], **changes), told[2], machine("o", S.IDLE))]
+
+    assert world.shard.ingest.changed(records) == {MachineId("m"), MachineId("o")}
+
+
+@pytest.mark.parametrize("state", [S.CONFIGURED, S.DRAINING, S.FAILED])
+async def test_new_facts_of_a_bound_machine_take_over_every_stamp_of_ours(state: MachineState) -> None:
+    """And what is derived from them; a preemption only stays with a machine that drains."""
+    world = World()
+    stamps: dict[str, Any] = {
+        "assigned_priority": 7,
+        "assigned_interruption_penalty_dollars": 1.0,
+        "assigned_reclamation_penalty_dollars": 2.0,
+        "assigned_need_fingerprint": "f",
+        "assigned_group": "g",
+        "intended_cluster": ClusterId("c1"),
+        "preempted_for": PreemptedFor("c2", "f2", "g2"),
+    }
+    ours = machine("m", S.DRAINING, cluster=ClusterId("c1"), **stamps)
+    world.shard.inventory.insert(ours, now_seconds=0.0)
+    told = machine("m", state, cluster=ClusterId("c1"), allocatable={"cpu": "8"}, last_error="broken")
+
+    world.shard.ingest.observe(Record(told, {}))
+
+    known = world.shard.inventory.get("m")
+    assert known is not None
+    if state is not S.DRAINING:
+        stamps["preempted_for"] = None
+    assert known == replace(told, **stamps)
+    assert known.supply == {"cpu": 8000}
+    assert known is not told

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.quantity import Family
 from bigfleet.model.vector import families
+from bigfleet.shard import demand
 from bigfleet.shard.demand import NeedsTable
 from tests.shard.world import need
 
@@ -27,10 +29,20 @@ table_rows = st.lists(
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), table_rows, st.booleans()), max_size=12))
-@settings(max_examples=200, deadline=None)
-def test_the_order_is_that_of_one_sort_of_everything(story: list[tuple[str, list[Need], bool]]) -> None:
-    """However clusters are replaced, and whenever somebody looks."""
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), table_rows, st.booleans()), max_size=12),
+    st.sampled_from([0, 3, demand.MOVES_MAX]),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_order_is_that_of_one_sort_of_everything(story: list[tuple[str, list[Need], bool]], moves_max: int) -> None:
+    """However clusters are replaced, whenever somebody looks, and whether rows are moved one by one or merged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demand, "MOVES_MAX", moves_max)
+        check_order(story)
+
+
+def check_order(story: list[tuple[str, list[Need], bool]]) -> None:
+    """Replace as told, and compare the order with one sort of everything."""
     table = NeedsTable()
     ranks: dict[tuple[str, str, str], tuple[int, int]] = {}
     for moment, (cluster, reported, looks) in enumerate(story, start=1):
@@ -48,7 +60,9 @@ def test_the_order_is_that_of_one_sort_of_everything(story: list[tuple[str, list
         arrival, rank = ranks[row.key]
         return (-row.profile.priority, arrival, row.cluster, rank)
 
-    assert list(table.in_list_order()) == sorted(everything, key=order)
+    in_order = table.in_list_order()
+    assert list(in_order) == sorted(everything, key=order)
+    assert {id(row) for row in in_order} == {id(row) for row in everything}
     assert all(ranks[row.key][0] == row.arrival_unix_nanos for row in everything)
     assert table.in_list_order() is table.in_list_order()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bigfleet.model import vector
-from bigfleet.model.frames import BootstrapRequest, BootstrapResponse
+from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, UnmetReason
 from bigfleet.model.labels import ZONE
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
@@ -15,7 +15,7 @@ from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import parse_vector
 from bigfleet.shard.ports import ShardSettings
-from bigfleet.shard.views import MATCHING_MAX, NeedView, UnmetReason, split_residual
+from bigfleet.shard.views import MATCHING_MAX, NeedView, split_residual
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time

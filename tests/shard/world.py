@@ -21,7 +21,9 @@ from bigfleet.model.frames import (
     DrainResult,
     Hello,
     MalformedMessage,
+    NeedStatusUpdate,
     NodeStateUpdate,
+    NodeStatus,
     ReclaimInstruction,
     ShardFrame,
 )
@@ -31,6 +33,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector
+from bigfleet.shard.audit import AuditLog
 from bigfleet.shard.controller import CycleReport, Shard
 from bigfleet.shard.deciding import EngineMaker, columnar_engine
 from bigfleet.shard.outbox import SessionClosed
@@ -306,9 +309,9 @@ class FakeOperator:
                 DrainResult(instruction_id=instruction.instruction_id, machine_id=machine_id, outcome=outcome),
             )
 
-    def report(self, *rows: Need, fault: MalformedMessage | None = None) -> str:
+    def report(self, *rows: Need, fault: MalformedMessage | None = None, at_unix_nanos: int = 1) -> str:
         """Send a roll-up and return what became of it."""
-        offer = Offer(self.session.cluster, tuple(rows), fault=fault)
+        offer = Offer(self.session.cluster, tuple(rows), at_unix_nanos, fault=fault)
         return self.world.shard.take_rollup(self.session, offer).value
 
     def states(self, machine_id: str) -> list[MachineState]:
@@ -318,6 +321,17 @@ class FakeOperator:
     def hints(self) -> Sequence[AvailableCapacity]:
         """Return the capacity hints received."""
         return [frame for frame in self.frames if isinstance(frame, AvailableCapacity)]
+
+    def verdicts(self) -> Sequence[NeedStatusUpdate]:
+        """Return the verdicts received."""
+        return [frame for frame in self.frames if isinstance(frame, NeedStatusUpdate)]
+
+    def saw(self, machine_id: str, *, ready: bool = True, at_unix_nanos: int = 1) -> bool:
+        """Tell what the cluster sees of a machine's node; return whether the shard took it."""
+        status = NodeStatus(
+            machine_id=machine_id, node_name=f"node-{machine_id}", ready=ready, observed_unix_nanos=at_unix_nanos
+        )
+        return self.world.shard.sessions.on_node_status(self.session, status)
 
 
 class World:
@@ -331,6 +345,7 @@ class World:
         settings: ShardSettings | None = None,
         compute: Compute = compute_inline,
         make_engine: EngineMaker = columnar_engine,
+        audit_log: AuditLog | None = None,
     ) -> None:
         self.provider = provider or ScriptedProvider()
         self.registry = CollectorRegistry()
@@ -344,6 +359,7 @@ class World:
             compute=compute,
             registry=self.registry,
             make_engine=make_engine,
+            audit_log=audit_log,
         )
 
     def connect(self, cluster: str, *capabilities: str) -> FakeOperator:

@@ -222,3 +222,27 @@ async def test_a_machine_that_is_free_again_leaves_the_cluster(bench: Bench) -> 
     await asyncio.sleep(1)
 
     assert bench.cluster.statistics().machines == {}
+
+
+async def test_hints_and_verdicts_are_counted(bench: Bench) -> None:
+    """The last verdict stands until the next one."""
+    stream = await bench.shard.stream()
+    starved = frames.NeedStatus(
+        fingerprint="p", group="", residual={"cpu": "1"}, reason=frames.UnmetReason.PRIORITY_STARVED
+    )
+    for rows in ((starved, starved, starved), (starved, starved)):
+        stream.say(frames.NeedStatusUpdate(cycle=1, computed_at_unix_nanos=1, rows=rows, rollup_timestamp_unix_nanos=1))
+    stream.say(
+        frames.AvailableCapacity(
+            fingerprint="p",
+            requirements=(),
+            resources={},
+            available_count=0,
+            confidence=frames.Confidence.NONE,
+            price_usd_per_hour=0.0,
+        )
+    )
+    await asyncio.sleep(1)
+    statistics = bench.cluster.statistics()
+
+    assert (statistics.hints_total, statistics.unmet) == (1, {frames.UnmetReason.PRIORITY_STARVED: 2})

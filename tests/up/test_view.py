@@ -15,7 +15,8 @@ from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, 
 from bigfleet.cli.up.report import COVERAGE_ROWS, RunResult, report_document, summary, write_report
 from bigfleet.cli.up.state_dir import TimelinePoint
 from bigfleet.cli.up.supervisor import ChildStatus
-from bigfleet.cli.up.view import Status, View
+from bigfleet.cli.up.view import Status, View, short_words
+from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import CapacityType, MachineState
 
 GIB_MILLI = 2**30 * 1000
@@ -35,6 +36,8 @@ def figures(clusters: int = 3) -> FleetFigures:
         clusters={f"cluster-{number}": short for number in range(clusters)},
         machines={(state, kind): 111 for state in MachineState if state for kind in CapacityType if kind},
         shortfall_by_model={"any": {"nvidia.com/gpu": 2000}},
+        unmet={UnmetReason.PRIORITY_STARVED: 2, UnmetReason.NO_MATCHING_SUPPLY: 1},
+        unjoined_machines=4,
     )
 
 
@@ -111,6 +114,14 @@ def test_a_log_line_says_the_same_in_one_line() -> None:
     assert line.startswith("1m15s 43% at 3h25m: wanted/bound cpu 7924.5/12.3k")
     assert "57 machines" in line
     assert line.endswith("[shard restarted 1x, last SIGKILL]")
+
+
+def test_the_line_says_why_needs_are_short_and_who_never_joined() -> None:
+    words = "needs short: 2 outranked, 1 nothing fits; 4 machines never joined"
+
+    assert f"; {words} [" in view().plain_line()
+    assert words in "\n".join(rendered(view(), 200, 40))
+    assert short_words(FleetFigures()) == ""
 
 
 POINT = TimelinePoint(

@@ -11,13 +11,18 @@ from typing import Annotated, NoReturn
 import typer
 
 import bigfleet
+from bigfleet.cli.audit.command import app as audit_app
+from bigfleet.cli.certs.command import app as certs_app
 from bigfleet.cli.engine.command import app as engine_app
+from bigfleet.cli.explain.command import app as explain_app
 from bigfleet.cli.faults import CommandFault
+from bigfleet.cli.get.command import app as get_app
 from bigfleet.cli.plan.command import plan
 from bigfleet.cli.provider import app as provider_app
 from bigfleet.cli.shard import shard
 from bigfleet.cli.switches import SwitchCommand
 from bigfleet.cli.up.command import up
+from bigfleet.rpc.tls_floor import require_tls13
 
 app = typer.Typer(
     name="bigfleet",
@@ -32,6 +37,10 @@ app.command(cls=SwitchCommand)(shard)
 app.command(cls=SwitchCommand)(plan)
 app.add_typer(provider_app, name="provider")
 app.add_typer(engine_app, name="engine")
+app.add_typer(certs_app, name="certs")
+app.add_typer(audit_app, name="audit")
+app.add_typer(get_app, name="get")
+app.add_typer(explain_app, name="explain")
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,6 +62,7 @@ def main() -> None:
     """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
     # gRPC's core would print lines of its own beside ours; it reads this when it is first imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    require_tls13()
     try:
         code = app(prog_name="bigfleet", standalone_mode=False)
     except CommandFault as fault:

@@ -13,6 +13,7 @@ import typer
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.switches import SwitchCommand
+from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.values import (
     parse_address,
     parse_duration_seconds,
@@ -22,6 +23,20 @@ from bigfleet.cli.values import (
 from bigfleet.model.ids import identifier_fault
 
 app = typer.Typer(help="Capacity providers: who makes machines real.", no_args_is_help=True)
+
+_StateSync = Annotated[str, typer.Option(help="full survives a lost power supply, normal a killed process only.")]
+_Provider = Annotated[str, typer.Option(help="Name of the provider: of its hosts, and before its ids.")]
+_Calm = Annotated[bool, typer.Option("--calm/--no-calm", help="No price walks, interruptions, stockouts and faults.")]
+_SeedCount = Annotated[
+    int | None, typer.Option(min=1, help="That many slots in the mix of the fake backend, in place of the pools.")
+]
+_MetricsAddr = Annotated[str, typer.Option(help="Address of /metrics, /healthz, /readyz; off closes it.")]
+_TransitionTimeout = Annotated[
+    str | None, typer.Option(help="Timeout of all four kinds of call; by default each has its own.")
+]
+_Certify = Annotated[
+    bool, typer.Option("--certify", help="Let an admin change machines with any token, for a conformance run.")
+]
 
 
 @app.callback()
@@ -33,31 +48,23 @@ def provider() -> None:
 def simulated(
     addr: Annotated[str, typer.Option(help="Address of the gRPC server.")] = "127.0.0.1:9100",
     state: Annotated[Path | None, typer.Option(help="State file; the cloud is kept in FILE.cloud. Required.")] = None,
-    state_sync: Annotated[
-        str, typer.Option(help="full survives a lost power supply, normal a killed process only.")
-    ] = "full",
-    provider: Annotated[
-        str, typer.Option(help="Name of the provider: of its hosts, and before its ids.")
-    ] = "simulated",
+    state_sync: _StateSync = "full",
+    provider: _Provider = "simulated",
     catalog: Annotated[Path | None, typer.Option(help="CSV of instance types; a sample is built in.")] = None,
     world: Annotated[Path | None, typer.Option(help="YAML or JSON of the world; every key has a default.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 1,
     time_scale: Annotated[float, typer.Option(help="Multiplies every duration of the world.")] = 1.0,
-    calm: Annotated[
-        bool, typer.Option("--calm/--no-calm", help="No price walks, interruptions, stockouts and faults.")
-    ] = False,
-    seed_count: Annotated[
-        int | None, typer.Option(min=1, help="That many slots in the mix of the fake backend, in place of the pools.")
-    ] = None,
-    metrics_addr: Annotated[
-        str, typer.Option(help="Address of /metrics, /healthz, /readyz; off closes it.")
-    ] = "127.0.0.1:9101",
+    calm: _Calm = False,
+    seed_count: _SeedCount = None,
+    metrics_addr: _MetricsAddr = "127.0.0.1:9101",
     reflection: Annotated[bool, typer.Option("--reflection/--no-reflection", help="Serve gRPC reflection.")] = True,
-    transition_timeout: Annotated[
-        str | None, typer.Option(help="Timeout of all four kinds of call; by default each has its own.")
-    ] = None,
+    transition_timeout: _TransitionTimeout = None,
     reconcile_interval: Annotated[str, typer.Option(help="Time between inventory passes.")] = "60s",
     failed_hold: Annotated[str, typer.Option(help="Hold before the way out of FAILED; 0 switches it off.")] = "10m",
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    certify: _Certify = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run a provider over a simulated cloud: machines that boot, join, cost money and are taken away."""
@@ -72,6 +79,11 @@ def simulated(
     if seed_count is not None and world is not None:
         raise UsageFault("--seed-count and --world contradict each other: both say which machines there are")
     _check_values(state_sync, provider, time_scale, log_level)
+    tls = read_tls(tls_cert, tls_key, tls_ca)
+    if certify and tls is None:
+        raise UsageFault(
+            "--certify is about certificates: without --tls-cert, --tls-key and --tls-ca nobody is refused"
+        )
     place = ProviderPlace(
         address=parse_address(addr, "--addr"),
         metrics_address=parse_optional_address(metrics_addr, "--metrics-addr"),
@@ -79,6 +91,8 @@ def simulated(
         is_power_safe=state_sync == "full",
         provider=provider,
         reflect=reflection,
+        tls=tls,
+        certify=certify,
     )
     options = CoreOptions(
         transition_timeout_seconds=None

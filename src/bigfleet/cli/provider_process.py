@@ -27,6 +27,7 @@ from bigfleet.provider.simulated.fleet import Offer, build_fleet, build_seed_fle
 from bigfleet.provider.simulated.world import World, WorldFault, load_world
 from bigfleet.provider.sqlite_store import SqliteStore
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
+from bigfleet.rpc.identity import Gate
 from bigfleet.rpc.provider_server import (
     RECEIVE_BYTES_MAX,
     SEND_BYTES_MAX,
@@ -34,11 +35,11 @@ from bigfleet.rpc.provider_server import (
     ProviderServicer,
     encode_list_entry,
 )
+from bigfleet.rpc.tls import TlsFiles, export_expiry, is_loopback
 
 _log = structlog.get_logger("bigfleet.cli.provider_process")
 
 _STOP_SECONDS_MAX = 30.0
-_LOOPBACK = ("127.", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,10 @@ class ProviderPlace:
     #: HostRef.provider and the prefix of ids.
     provider: str
     reflect: bool
+    #: None is plain text.
+    tls: TlsFiles | None = None
+    #: Whether an admin may change machines with any token (docs/spec/provider.md §17).
+    certify: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +137,19 @@ async def serve_provider(
         metrics=metrics,
         options=options,
     )
+    gate = Gate(registry, "bigfleet_provider", services=(SERVICE,), certify=place.certify)
+    if place.tls is not None:
+        export_expiry(place.tls, registry, "bigfleet_provider")
     server = GrpcServer(
         services=(SERVICE,),
-        register=ProviderServicer(core, clock).register,
+        register=ProviderServicer(core, clock, gate).register,
         receive_bytes_max=RECEIVE_BYTES_MAX,
         send_bytes_max=SEND_BYTES_MAX,
         reflect=place.reflect,
         # Every call to a provider has a deadline (docs/spec/wire.md §2).
         keep_alive=False,
+        tls=place.tls,
+        gate=gate,
     )
     stop = stop_on_signals()
     try:
@@ -162,10 +172,10 @@ async def _serve(
 ) -> None:
     host, port = place.address
     bound = await server.start(host, port)
-    is_local = host.startswith(_LOOPBACK)
-    metrics.insecure.set(0 if is_local else 1)
-    if not is_local:
-        _log.warning("provider.insecure", address=f"{host}:{bound}", text="plain text beyond this machine")
+    is_plain = place.tls is None and not is_loopback(host)
+    metrics.insecure.set(1 if is_plain or place.certify else 0)
+    if place.certify:
+        _log.warning("provider.certify", text="an admin may change machines with any token or none")
     health = asyncio.create_task(_follow_health(core, server))
     stopping = asyncio.create_task(stop.wait())
     loaded = asyncio.create_task(core.loaded())

@@ -4,20 +4,28 @@ docs/spec/shard.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails
 process itself is put together in `bigfleet.cli.shard_process`.
 """
 
+import inspect
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.values import (
     parse_address,
     parse_duration_seconds,
     parse_optional_address,
     parse_positive_duration_seconds,
+    parse_size_bytes,
 )
 from bigfleet.model.ids import ShardId, identifier_fault
+
+if TYPE_CHECKING:
+    from bigfleet.cli.shard_process import ShardPlace
+    from bigfleet.shard.ports import ShardSettings
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -63,79 +71,153 @@ _Paused = Annotated[bool, typer.Option("--actuation-paused", help="Decide and re
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="As the pause, with each action logged.")]
 _Outbox = Annotated[int, typer.Option(min=16, help="Frames that may wait for one operator.")]
 _History = Annotated[int, typer.Option(min=1, help="Actions kept for readers.")]
+_AuditLog = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File of one JSON line per action; none by default.")
+]
+_AuditLogMax = Annotated[str, typer.Option(metavar="SIZE", help="Where the audit log begins a new file; 4 are kept.")]
+_StuckCreating = Annotated[str, typer.Option(metavar="DURATION", help="Time in Creating until it is driven again.")]
+_StuckConfiguring = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Configuring.")]
+_StuckDeleting = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Deleting.")]
+_StuckDraining = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Draining, after the grace.")]
+_JoinGate = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE", help="What follows when a machine's node does not become Ready: off, observe or enforce."
+    ),
+]
+_JoinDeadline = Annotated[str, typer.Option(metavar="DURATION", help="Time that a Configured machine has for it.")]
+_SilenceAlert = Annotated[
+    str, typer.Option(metavar="DURATION", help="Time without a session after which a cluster is shown as silent.")
+]
+_HintInterval = Annotated[
+    str, typer.Option(metavar="DURATION", help="Least time between two capacity hints about one need.")
+]
 _LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
 
 
-def shard(
-    provider_addr: _ProviderAddr = "",
-    id: _Id = "shard-0",
-    listen: _Listen = ":7780",
-    metrics_addr: _MetricsAddr = ":8780",
-    data_dir: _DataDir = Path("data"),
-    cycle_interval: _CycleInterval = "10s",
-    wake_min_gap: _WakeMinGap = "500ms",
-    execute_concurrency: _Concurrency = 64,
-    execute_waiting_max: _WaitingMax = 1024,
-    execute_timeout: _ExecuteTimeout = "30s",
-    bootstrap_timeout: _BootstrapTimeout = "30s",
-    list_timeout: _ListTimeout = "120s",
-    max_actions_per_cycle: _MaxActions = 0,
-    engine_verify_every: _VerifyEvery = 100,
-    incremental_reconcile: _Incremental = False,
-    full_list_every: _FullListEvery = 30,
-    reclaim_cap_fraction: _CapFraction = 0.05,
-    empty_rollup_guard: _Guard = True,
-    removal_brake: _Brake = True,
-    actuation_paused: _Paused = False,
-    dry_run: _DryRun = False,
-    outbox_frames: _Outbox = 1024,
-    action_history: _History = 10_000,
-    log_level: _LogLevel = "info",
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Everything that the command line may say of a shard, as it was written."""
+
+    provider_addr: _ProviderAddr = ""
+    id: _Id = "shard-0"
+    listen: _Listen = ":7780"
+    metrics_addr: _MetricsAddr = ":8780"
+    data_dir: _DataDir = Path("data")
+    cycle_interval: _CycleInterval = "10s"
+    wake_min_gap: _WakeMinGap = "500ms"
+    execute_concurrency: _Concurrency = 64
+    execute_waiting_max: _WaitingMax = 1024
+    execute_timeout: _ExecuteTimeout = "30s"
+    bootstrap_timeout: _BootstrapTimeout = "30s"
+    list_timeout: _ListTimeout = "120s"
+    max_actions_per_cycle: _MaxActions = 0
+    engine_verify_every: _VerifyEvery = 100
+    incremental_reconcile: _Incremental = False
+    full_list_every: _FullListEvery = 30
+    reclaim_cap_fraction: _CapFraction = 0.05
+    empty_rollup_guard: _Guard = True
+    removal_brake: _Brake = True
+    actuation_paused: _Paused = False
+    dry_run: _DryRun = False
+    outbox_frames: _Outbox = 1024
+    action_history: _History = 10_000
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    audit_log: _AuditLog = None
+    audit_log_max_bytes: _AuditLogMax = "256MiB"
+    stuck_creating: _StuckCreating = "20m"
+    stuck_configuring: _StuckConfiguring = "15m"
+    stuck_deleting: _StuckDeleting = "20m"
+    stuck_draining_margin: _StuckDraining = "10m"
+    join_gate: _JoinGate = "observe"
+    join_deadline: _JoinDeadline = "15m"
+    cluster_silence_alert: _SilenceAlert = "10m"
+    available_capacity_interval: _HintInterval = "5s"
+    log_level: _LogLevel = "info"
+
+    def check(self) -> None:
+        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        if not self.provider_addr:
+            raise UsageFault("--provider-addr is missing: name the HOST:PORT of the capacity provider")
+        fault = identifier_fault(self.id)
+        if fault:
+            raise UsageFault(f"--id {fault}")
+        if not (math.isfinite(self.reclaim_cap_fraction) and 0 <= self.reclaim_cap_fraction <= 1):
+            raise UsageFault(f"--reclaim-cap-fraction: {self.reclaim_cap_fraction} must be 0 or in (0, 1]")
+        if self.log_level not in LOG_LEVELS:
+            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+
+    def settings(self) -> "ShardSettings":
+        """Return what the flags set. Raises UsageFault naming the flag."""
+        from bigfleet.shard.ports import JoinGate, ShardSettings
+
+        if self.join_gate not in {gate.value for gate in JoinGate}:
+            raise UsageFault(f"--join-gate: {self.join_gate!r} is unknown; choose one of off, observe, enforce")
+        is_woken = self.wake_min_gap != "off"
+        wake_gap_seconds = parse_duration_seconds(self.wake_min_gap, "--wake-min-gap") if is_woken else None
+        return ShardSettings(
+            cycle_interval_seconds=parse_positive_duration_seconds(self.cycle_interval, "--cycle-interval"),
+            wake_gap_seconds=wake_gap_seconds,
+            execute_concurrency_max=self.execute_concurrency,
+            execute_waiting_max=self.execute_waiting_max,
+            execute_timeout_seconds=parse_positive_duration_seconds(self.execute_timeout, "--execute-timeout"),
+            bootstrap_timeout_seconds=parse_positive_duration_seconds(self.bootstrap_timeout, "--bootstrap-timeout"),
+            list_timeout_seconds=parse_positive_duration_seconds(self.list_timeout, "--list-timeout"),
+            actions_per_cycle_max=self.max_actions_per_cycle,
+            engine_verify_every_cycles=self.engine_verify_every,
+            incremental_reconcile=self.incremental_reconcile,
+            full_list_every_cycles=self.full_list_every,
+            reclaim_cap_fraction=self.reclaim_cap_fraction,
+            empty_rollup_guard=self.empty_rollup_guard,
+            removal_brake=self.removal_brake,
+            actuation_paused=self.actuation_paused,
+            dry_run=self.dry_run,
+            outbox_frames_max=self.outbox_frames,
+            join_gate=JoinGate(self.join_gate),
+            join_deadline_seconds=parse_positive_duration_seconds(self.join_deadline, "--join-deadline"),
+            cluster_silence_seconds=parse_positive_duration_seconds(
+                self.cluster_silence_alert, "--cluster-silence-alert"
+            ),
+            available_capacity_interval_seconds=parse_duration_seconds(
+                self.available_capacity_interval, "--available-capacity-interval"
+            ),
+            action_history_max=self.action_history,
+            stuck_creating_seconds=parse_positive_duration_seconds(self.stuck_creating, "--stuck-creating"),
+            stuck_configuring_seconds=parse_positive_duration_seconds(self.stuck_configuring, "--stuck-configuring"),
+            stuck_deleting_seconds=parse_positive_duration_seconds(self.stuck_deleting, "--stuck-deleting"),
+            stuck_draining_margin_seconds=parse_duration_seconds(self.stuck_draining_margin, "--stuck-draining-margin"),
+        )
+
+    def place(self) -> "ShardPlace":
+        """Return who the shard is and where it is. Raises UsageFault naming the flag."""
+        from bigfleet.cli.shard_process import ShardPlace
+        from bigfleet.rpc.identity import Identity, Role
+
+        return ShardPlace(
+            shard_id=ShardId(self.id),
+            data_dir=self.data_dir,
+            provider_address=parse_address(self.provider_addr, "--provider-addr"),
+            listen_address=parse_address(self.listen, "--listen"),
+            metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
+            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=Identity(Role.SHARD, self.id)),
+            audit_log=self.audit_log,
+            audit_log_bytes_max=parse_size_bytes(self.audit_log_max_bytes, "--audit-log-max-bytes"),
+        )
+
+
+def shard(**given: Any) -> None:
     """Run one shard: it owns machines, learns demand from cluster operators, decides and actuates."""
     from bigfleet.cli.runtime import configure_logging, run_loop
-    from bigfleet.cli.shard_process import ShardPlace, serve_shard
-    from bigfleet.shard.ports import ShardSettings
+    from bigfleet.cli.shard_process import serve_shard
 
-    _check(provider_addr, id, reclaim_cap_fraction, log_level)
-    settings = ShardSettings(
-        cycle_interval_seconds=parse_positive_duration_seconds(cycle_interval, "--cycle-interval"),
-        wake_gap_seconds=None if wake_min_gap == "off" else parse_duration_seconds(wake_min_gap, "--wake-min-gap"),
-        execute_concurrency_max=execute_concurrency,
-        execute_waiting_max=execute_waiting_max,
-        execute_timeout_seconds=parse_positive_duration_seconds(execute_timeout, "--execute-timeout"),
-        bootstrap_timeout_seconds=parse_positive_duration_seconds(bootstrap_timeout, "--bootstrap-timeout"),
-        list_timeout_seconds=parse_positive_duration_seconds(list_timeout, "--list-timeout"),
-        actions_per_cycle_max=max_actions_per_cycle,
-        engine_verify_every_cycles=engine_verify_every,
-        incremental_reconcile=incremental_reconcile,
-        full_list_every_cycles=full_list_every,
-        reclaim_cap_fraction=reclaim_cap_fraction,
-        empty_rollup_guard=empty_rollup_guard,
-        removal_brake=removal_brake,
-        actuation_paused=actuation_paused,
-        dry_run=dry_run,
-        outbox_frames_max=outbox_frames,
-        action_history_max=action_history,
-    )
-    place = ShardPlace(
-        shard_id=ShardId(id),
-        data_dir=data_dir,
-        provider_address=parse_address(provider_addr, "--provider-addr"),
-        listen_address=parse_address(listen, "--listen"),
-        metrics_address=parse_optional_address(metrics_addr, "--metrics-addr"),
-    )
-    configure_logging("shard", log_level)
+    flags = Flags(**given)
+    flags.check()
+    settings, place = flags.settings(), flags.place()
+    configure_logging("shard", flags.log_level)
     raise typer.Exit(run_loop(lambda: serve_shard(place, settings)))
 
 
-def _check(provider_addr: str, shard_id: str, reclaim_cap_fraction: float, log_level: str) -> None:
-    if not provider_addr:
-        raise UsageFault("--provider-addr is missing: name the HOST:PORT of the capacity provider")
-    fault = identifier_fault(shard_id)
-    if fault:
-        raise UsageFault(f"--id {fault}")
-    if not (math.isfinite(reclaim_cap_fraction) and 0 <= reclaim_cap_fraction <= 1):
-        raise UsageFault(f"--reclaim-cap-fraction: {reclaim_cap_fraction} must be 0 or in (0, 1]")
-    if log_level not in LOG_LEVELS:
-        raise UsageFault(f"--log-level: {log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+# Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.
+shard.__signature__ = inspect.signature(Flags)  # type: ignore[attr-defined]

@@ -7,8 +7,9 @@ handed to each other.
 
 import asyncio
 import gc
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +24,10 @@ from bigfleet.cli.runtime import SystemClock, SystemIds, serve_http, stop_on_sig
 from bigfleet.model.ids import ShardId
 from bigfleet.rpc import session_server, shardread_server
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
+from bigfleet.rpc.identity import Gate
 from bigfleet.rpc.provider_client import GrpcProvider, ProviderDeadlines
+from bigfleet.rpc.tls import TlsFiles, export_expiry
+from bigfleet.shard.audit_file import AuditFile, AuditFileFault
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.deciding import Divergence, Engine, EngineMaker, columnar_engine
 from bigfleet.shard.ports import ShardSettings
@@ -47,6 +51,11 @@ class ShardPlace:
     listen_address: tuple[str, int]
     #: None serves no HTTP.
     metrics_address: tuple[str, int] | None
+    #: One identity for server and provider; None is plain text.
+    tls: TlsFiles | None = None
+    #: None keeps no audit log.
+    audit_log: Path | None = None
+    audit_log_bytes_max: int = 256 * 1024 * 1024
 
 
 async def compute_in_thread(work: Callable[[], T]) -> T:
@@ -74,6 +83,9 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             state_file = stack.enter_context(StateFile.open(place.data_dir, shard_id=place.shard_id, clock=clock))
         except StateFileFault as fault:
             raise RunFault(str(fault)) from fault
+        audit_file = _open_audit(place)
+        if audit_file is not None:
+            stack.callback(audit_file.close)
         host, port = place.provider_address
         shard: Shard
         provider = GrpcProvider(
@@ -83,6 +95,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             ),
             clock=clock,
             on_call=lambda method, code, seconds: shard.metrics.provider_rpc.labels(method, code).observe(seconds),
+            tls=place.tls,
         )
         stack.push_async_callback(provider.close)
         shard = Shard(
@@ -95,10 +108,13 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             compute=compute_in_thread,
             registry=registry,
             make_engine=engine_maker,
+            audit_log=audit_file,
         )
+        if audit_file is not None:
+            await stack.enter_async_context(_kept(audit_file, clock, shard))
         # Half a million machines hold no garbage, and looking through them takes the collector a second each time.
         shard.on_inventory = gc.freeze
-        server = _grpc_server(shard, clock)
+        server = _grpc_server(shard, clock, registry, place.tls)
         try:
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
@@ -110,12 +126,41 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
     return 0
 
 
-def _grpc_server(shard: Shard, clock: SystemClock) -> GrpcServer:
+def _open_audit(place: ShardPlace) -> AuditFile | None:
+    if place.audit_log is None:
+        return None
+    try:
+        return AuditFile(place.audit_log, size_bytes_max=place.audit_log_bytes_max)
+    except AuditFileFault as fault:
+        raise RunFault(f"--audit-log {fault}") from fault
+
+
+@asynccontextmanager
+async def _kept(audit_file: AuditFile, clock: SystemClock, shard: Shard) -> AsyncIterator[None]:
+    """Keep the audit log on disk while the context lasts, and open it anew at every SIGHUP."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, audit_file.reopen)
+    count = shard.metrics.audit_write_errors.inc
+    syncing = asyncio.create_task(audit_file.keep_synced(clock, compute_in_thread, count), name="audit")
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        syncing.cancel()
+        await asyncio.gather(syncing, return_exceptions=True)
+
+
+def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, tls: TlsFiles | None) -> GrpcServer:
+    gate = Gate(registry, "bigfleet_shard", services=(shardread_server.SERVICE_NAME,))
+    if tls is not None:
+        export_expiry(tls, registry, "bigfleet_shard")
+
     def register(server: aio.Server) -> None:
-        session_server.add_to_server(session_server.SessionServicer(shard), server)
+        session_server.add_to_server(session_server.SessionServicer(shard, gate), server)
         shardread_server.add_to_server(shardread_server.ShardReadServicer(shard, clock), server)
 
-    return GrpcServer(services=(session_server.SERVICE_NAME, shardread_server.SERVICE_NAME), register=register)
+    services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME)
+    return GrpcServer(services=services, register=register, tls=tls, gate=gate)
 
 
 async def _run_until(stop: asyncio.Event, shard: Shard, server: GrpcServer) -> None:

@@ -1,4 +1,4 @@
-"""Values on a command line: durations and addresses, each with an error that names what was expected."""
+"""Values on a command line: durations, sizes and addresses, each with an error that names what was expected."""
 
 import re
 
@@ -6,6 +6,7 @@ from bigfleet.cli.faults import UsageFault
 
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _PORT_MAX = 65535
 
 
@@ -25,6 +26,15 @@ def parse_positive_duration_seconds(text: str, flag: str) -> float:
     if seconds <= 0:
         raise UsageFault(f"{flag}: {text!r} must be longer than zero")
     return seconds
+
+
+def parse_size_bytes(text: str, flag: str) -> int:
+    """Return the bytes of `256MiB`, `1GiB`, `64KiB` or a bare number above zero. Raises UsageFault naming the flag."""
+    found = re.fullmatch(r"([0-9]{1,15})(B|KiB|MiB|GiB)?", text)
+    size_bytes = int(found[1]) * _BYTES[found[2] or "B"] if found else 0
+    if size_bytes < 1:
+        raise UsageFault(f"{flag}: {text!r} is no size; write 256MiB, 1GiB or a number of bytes above zero")
+    return size_bytes
 
 
 def parse_address(text: str, flag: str) -> tuple[str, int]:

@@ -55,6 +55,22 @@ class Confidence(IntEnum):
     HIGH = 4
 
 
+class UnmetReason(IntEnum):
+    """Why a row is short. The numbers are those of the wire; 0 is met."""
+
+    UNSPECIFIED = 0
+    PRIORITY_STARVED = 1
+    NO_MATCHING_SUPPLY = 2
+    TOPOLOGY_UNSATISFIABLE = 3
+    PREEMPTION_EXHAUSTED = 4
+    BOOTSTRAP_REFUSED = 100
+
+    @property
+    def label(self) -> str:
+        """The name in metrics, such as `priority_starved`."""
+        return self.name.lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Taint:
     """A Kubernetes taint."""
@@ -213,5 +229,42 @@ class AvailableCapacity:
         return f"available:{self.fingerprint}"
 
 
-ShardFrame = Acknowledgement | BootstrapRequest | ReclaimInstruction | NodeStateUpdate | AvailableCapacity
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedStatus:
+    """What one unmet need lacks and why."""
+
+    #: As the operator reported them.
+    fingerprint: str
+    group: str
+    #: Kubernetes quantities; never empty.
+    residual: Mapping[str, str]
+    reason: UnmetReason
+    #: Timer cycles for which the row has been a shortfall; 0 while victims cover it.
+    age_cycles: int = 0
+    parked: bool = False
+    #: One sentence for a person.
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedStatusUpdate:
+    """The last cycle's verdict on one roll-up: a need of it that is not listed is met, unless `truncated`."""
+
+    cycle: int
+    computed_at_unix_nanos: int
+    #: Unmet needs alone, highest priority first, at most 1,000.
+    rows: tuple[NeedStatus, ...]
+    #: The roll-up that was judged.
+    rollup_timestamp_unix_nanos: int
+    truncated: bool = False
+
+    @property
+    def supersedes_key(self) -> str:
+        """The key under which a newer frame replaces a queued one."""
+        return "needs"
+
+
+ShardFrame = (
+    Acknowledgement | BootstrapRequest | ReclaimInstruction | NodeStateUpdate | AvailableCapacity | NeedStatusUpdate
+)
 OperatorFrame = Hello | RollUp | BootstrapResponse | ReclaimAck | NodeStatus | DrainResult

@@ -13,6 +13,7 @@ from bigfleet.model.frames import (
     AvailableCapacity,
     BootstrapRequest,
     BootstrapResponse,
+    NeedStatusUpdate,
     NodeStateUpdate,
     NodeStatus,
     OperatorFrame,
@@ -102,6 +103,10 @@ class ClusterAgent(Protocol):
 
     def available(self, hint: AvailableCapacity) -> None:
         """Hear a hint of what could serve a need."""
+        ...
+
+    def need_status(self, update: NeedStatusUpdate) -> None:
+        """Hear the shard's verdict on the needs of one roll-up; a later one takes its place."""
         ...
 
     def drain_started(self, drain: Drain) -> None:

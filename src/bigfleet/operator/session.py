@@ -22,7 +22,7 @@ from bigfleet.operator.ports import ClusterAgent, EndKind, SessionDialer, Sessio
 
 log = structlog.get_logger(__name__)
 
-CAPABILITIES = frozenset({frames.CAPABILITY_NODE_STATUS, frames.CAPABILITY_DRAIN_RESULT})
+CAPABILITIES = frozenset({frames.CAPABILITY_NODE_STATUS, frames.CAPABILITY_DRAIN_RESULT, frames.CAPABILITY_NEED_STATUS})
 HELLO_SECONDS_MAX = 10.0
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
@@ -207,6 +207,8 @@ class SessionClient:
                     self._take_reclaim(instruction)
                 case frames.AvailableCapacity() as hint:
                     self._agent.available(hint)
+                case frames.NeedStatusUpdate() as update:
+                    self._agent.need_status(update)
                 case None:
                     log.debug("frame of an unknown kind skipped", cluster=self._cluster)
 

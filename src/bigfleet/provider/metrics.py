@@ -65,5 +65,5 @@ class ProviderMetrics:
         self.pushes = counter("pushes_total", "Facts pushed by the backend.", "kind")
         self.interruptions = counter("interruptions_total", "Hosts taken away.", "notice")
         self.recoveries = counter("recoveries_total", "Ways out of FAILED taken.", "by", "result")
-        self.insecure = gauge("insecure", "1 when plain text is served beyond this machine.")
+        self.insecure = gauge("insecure", "1 when plain text is served beyond this machine, or an admin may certify.")
         self.build_info = gauge("build_info", "Always 1.", "version")

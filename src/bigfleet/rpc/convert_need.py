@@ -28,6 +28,8 @@ STRING_BYTES_MAX = 1_024
 
 #: Requirements that are kept shared: they repeat from roll-up to roll-up and over the rows of one.
 _REQUIREMENTS_CACHED_MAX = 16_384
+#: Profiles that are kept shared: every cluster asks for much the same kinds of machine.
+_PROFILES_CACHED_MAX = 16_384
 _NAME_SHOWN_CHARACTERS_MAX = 64
 
 _OPERATORS = {operator.value: operator for operator in Operator}
@@ -160,41 +162,66 @@ def _requirement(key: str, operator: Operator, values: tuple[str, ...]) -> Requi
 
 def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, place: str) -> Need:
     _check_count(f"{place}.requirements", len(row.requirements), "requirements", REQUIREMENTS_MAX)
-    requirements = tuple(
-        _checked_requirement(requirement, f"{place}.requirements[{index}]")
-        for index, requirement in enumerate(row.requirements)
+    try:
+        # The bytes of a profile are quicker to have and to look up than what they say.
+        profile = _profile(
+            tuple([requirement.SerializeToString() for requirement in row.requirements]),
+            tuple([spread.SerializeToString() for spread in row.spread]),
+            row.priority,
+            row.interruption_penalty_bucket,
+            row.reclamation_penalty_bucket,
+        )
+    except MalformedMessage as fault:
+        raise MalformedMessage(f"{place}.{fault.place}", fault.fault) from None
+    aggregate, aggregate_texts = _vector(place, "aggregate_resources", row.aggregate_resources)
+    min_unit, min_unit_texts = _vector(place, "min_unit", row.min_unit)
+    group = row.group
+    if group:
+        _check_string(f"{place}.group", group)
+        if profile.same_key is None:
+            raise MalformedMessage(f"{place}.group", "is set, but none of the row's requirements has the operator Same")
+    return Need(
+        cluster=cluster,
+        profile=profile,
+        aggregate=aggregate,
+        min_unit=min_unit,
+        group=group,
+        # Where both maps name a dimension, its sum decides how sums are printed.
+        families=families({**min_unit_texts, **aggregate_texts}),
     )
-    aggregate, aggregate_texts = _vector(f"{place}.aggregate_resources", row.aggregate_resources)
-    for index, spread in enumerate(row.spread):
-        _check_string(f"{place}.spread[{index}].topology_key", spread.topology_key)
-    _check_bucket(f"{place}.interruption_penalty_bucket", row.interruption_penalty_bucket)
-    _check_bucket(f"{place}.reclamation_penalty_bucket", row.reclamation_penalty_bucket)
-    min_unit, min_unit_texts = _vector(f"{place}.min_unit", row.min_unit)
-    profile = Profile(
-        requirements=requirements,
+
+
+@lru_cache(maxsize=_PROFILES_CACHED_MAX)
+def _profile(
+    requirements: tuple[bytes, ...],
+    spreads: tuple[bytes, ...],
+    priority: int,
+    interruption_bucket: int,
+    reclamation_bucket: int,
+) -> Profile:
+    """Return the profile that serialized parts of a row say. Raises MalformedMessage with places within the row."""
+    checked = tuple(
+        _checked_requirement(_WireRequirement.FromString(content), f"requirements[{index}]")
+        for index, content in enumerate(requirements)
+    )
+    topology = [_WireSpread.FromString(content) for content in spreads]
+    for index, spread in enumerate(topology):
+        _check_string(f"spread[{index}].topology_key", spread.topology_key)
+    _check_bucket("interruption_penalty_bucket", interruption_bucket)
+    _check_bucket("reclamation_penalty_bucket", reclamation_bucket)
+    return Profile(
+        requirements=checked,
         spreads=tuple(
             TopologySpread(
                 spread.topology_key,
                 spread.max_skew,
                 _SPREAD_MODES.get(spread.when_unsatisfiable, SpreadMode.UNSPECIFIED),
             )
-            for spread in row.spread
+            for spread in topology
         ),
-        priority=row.priority,
-        interruption_bucket=row.interruption_penalty_bucket,
-        reclamation_bucket=row.reclamation_penalty_bucket,
-    )
-    _check_string(f"{place}.group", row.group)
-    if row.group and profile.same_key is None:
-        raise MalformedMessage(f"{place}.group", "is set, but none of the row's requirements has the operator Same")
-    return Need(
-        cluster=cluster,
-        profile=profile,
-        aggregate=aggregate,
-        min_unit=min_unit,
-        group=row.group,
-        # Where both maps name a dimension, its sum decides how sums are printed.
-        families=families({**min_unit_texts, **aggregate_texts}),
+        priority=priority,
+        interruption_bucket=interruption_bucket,
+        reclamation_bucket=reclamation_bucket,
     )
 
 
@@ -215,10 +242,30 @@ def _checked_requirement(message: capacity_pb2.NodeSelectorRequirement, place: s
     return _requirement(message.key, operator, values)
 
 
-def _vector(place: str, quantities: Mapping[str, str]) -> tuple[Vector, dict[str, str]]:
+def _vector(row: str, field: str, quantities: Mapping[str, str]) -> tuple[Vector, dict[str, str]]:
     """Check a resource map and return its vector, without dimensions that are zero, and its texts."""
-    _check_count(place, len(quantities), "names", RESOURCE_NAMES_MAX)
-    texts = dict(quantities)
+    texts = dict(quantities.items())
+    if not _is_surely_sound(texts):
+        _check_vector(f"{row}.{field}", texts)
+    return parse_vector(texts), texts
+
+
+def _is_surely_sound(texts: Mapping[str, str]) -> bool:
+    """Say whether `_check_vector` can find no fault; every row is asked, and faults and long names are rare."""
+    if len(texts) > RESOURCE_NAMES_MAX:
+        return False
+    try:
+        for name, text in texts.items():
+            if len(name) > _NAME_SHOWN_CHARACTERS_MAX or parse_quantity(text) < 0:
+                return False
+    except QuantityError:
+        return False
+    return True
+
+
+def _check_vector(place: str, texts: Mapping[str, str]) -> None:
+    """Raise MalformedMessage for the first fault of a resource map, names ascending."""
+    _check_count(place, len(texts), "names", RESOURCE_NAMES_MAX)
     for name in sorted(texts):
         _check_string(f"{place}[{_shown(name)}]", name, "the name has")
         try:
@@ -227,7 +274,6 @@ def _vector(place: str, quantities: Mapping[str, str]) -> tuple[Vector, dict[str
             raise MalformedMessage(f"{place}[{_shown(name)}]", str(error)) from error
         if milli < 0:
             raise MalformedMessage(f"{place}[{_shown(name)}]", f"{texts[name]!r} is negative")
-    return parse_vector(texts), texts
 
 
 def _shown(name: str) -> str:

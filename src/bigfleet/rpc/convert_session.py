@@ -18,6 +18,8 @@ from bigfleet.model.frames import (
     DrainResult,
     Hello,
     MalformedMessage,
+    NeedStatus,
+    NeedStatusUpdate,
     NodeStateUpdate,
     NodeStatus,
     OperatorFrame,
@@ -26,6 +28,7 @@ from bigfleet.model.frames import (
     RollUp,
     ShardFrame,
     Taint,
+    UnmetReason,
 )
 from bigfleet.rpc.convert_machine import resources_to_wire, state_from_wire, state_to_wire
 from bigfleet.rpc.convert_need import (
@@ -38,7 +41,7 @@ from bigfleet.rpc.convert_need import (
     rollup_to_wire,
     text_bytes,
 )
-from bigfleet.rpc.gen import shard_pb2
+from bigfleet.rpc.gen import shard_pb2, shardread_pb2
 
 __all__ = [
     "ReceivedOperatorFrame",
@@ -57,6 +60,7 @@ USER_DATA_BYTES_MAX = 1024 * 1024
 _AVAILABLE_PREFIX = "available:"
 _ELLIPSIS = "…"
 _CONFIDENCES = {confidence.value: confidence for confidence in Confidence}
+_UNMET_REASONS = {reason.value: reason for reason in UnmetReason}
 _DRAIN_OUTCOMES = {outcome.value: outcome for outcome in DrainOutcome}
 
 #: An operator's frame as the shard reads it: a roll-up's rows are not read yet.
@@ -220,6 +224,8 @@ def shard_frame_to_wire(frame: ShardFrame) -> shard_pb2.ShardMessage:
                     cost_per_hour=frame.price_usd_per_hour,
                 )
             )
+        case NeedStatusUpdate():
+            return shard_pb2.ShardMessage(need_status=_need_status_update_to_wire(frame))
     assert_never(frame)
 
 
@@ -252,6 +258,28 @@ def _node_state_to_wire(frame: NodeStateUpdate) -> shard_pb2.NodeStateUpdate:
     )
 
 
+def _need_status_update_to_wire(frame: NeedStatusUpdate) -> shard_pb2.NeedStatusUpdate:
+    return shard_pb2.NeedStatusUpdate(
+        supersedes_key=frame.supersedes_key,
+        cycle=frame.cycle,
+        computed_at_unix_nanos=frame.computed_at_unix_nanos,
+        rows=[
+            shard_pb2.NeedStatus(
+                profile_fingerprint=row.fingerprint,
+                group=row.group,
+                residual_deficit=resources_to_wire(row.residual),
+                unmet_reason=shardread_pb2.UnmetReason.ValueType(row.reason.value),
+                age_cycles_unmet=row.age_cycles,
+                acquisition_parked=row.parked,
+                message=_cut(row.message),
+            )
+            for row in frame.rows
+        ],
+        rollup_timestamp_unix_nanos=frame.rollup_timestamp_unix_nanos,
+        truncated=frame.truncated,
+    )
+
+
 def shard_frame_from_wire(message: shard_pb2.ShardMessage) -> ShardFrame | None:
     """Return the frame, None for an unknown member."""
     match message.WhichOneof("payload"):
@@ -265,6 +293,8 @@ def shard_frame_from_wire(message: shard_pb2.ShardMessage) -> ShardFrame | None:
             return _node_state(message.node_state_update)
         case "available_capacity":
             return _available_capacity(message.available_capacity)
+        case "need_status":
+            return _need_status_update(message.need_status)
     return None
 
 
@@ -328,6 +358,27 @@ def _available_capacity(hint: shard_pb2.AvailableCapacityUpdate) -> AvailableCap
         available_count=hint.available_count,
         confidence=_CONFIDENCES.get(hint.confidence, Confidence.UNSPECIFIED),
         price_usd_per_hour=hint.cost_per_hour,
+    )
+
+
+def _need_status_update(update: shard_pb2.NeedStatusUpdate) -> NeedStatusUpdate:
+    return NeedStatusUpdate(
+        cycle=update.cycle,
+        computed_at_unix_nanos=update.computed_at_unix_nanos,
+        rows=tuple(
+            NeedStatus(
+                fingerprint=row.profile_fingerprint,
+                group=row.group,
+                residual=dict(row.residual_deficit.resources),
+                reason=_UNMET_REASONS.get(row.unmet_reason, UnmetReason.UNSPECIFIED),
+                age_cycles=row.age_cycles_unmet,
+                parked=row.acquisition_parked,
+                message=row.message,
+            )
+            for row in update.rows
+        ),
+        rollup_timestamp_unix_nanos=update.rollup_timestamp_unix_nanos,
+        truncated=update.truncated,
     )
 
 

@@ -1,16 +1,21 @@
-"""A gRPC server as every BigFleet process runs it: limits, keepalive, health, reflection, one clear word on failure.
+"""A gRPC server as every BigFleet process runs it: limits, keepalive, TLS, health, reflection, a clear word on a fault.
 
-docs/spec/wire.md §2. It knows no service of ours; the caller adds them. Nothing here decides anything.
+docs/spec/wire.md §2 and §3. It knows no service of ours; the caller adds them. With TLS every RPC stands behind the
+gate of `bigfleet.rpc.identity`. Nothing here decides anything.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+import structlog
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
+
+from bigfleet.rpc.identity import Gate, IdentityInterceptor
+from bigfleet.rpc.tls import TlsFiles, is_loopback, server_credentials
 
 MEBIBYTE = 1024 * 1024
 #: Send and receive, on shard, coordinator, operator and command line.
@@ -24,6 +29,8 @@ KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
+
+_log = structlog.get_logger("bigfleet.rpc.grpc_server")
 
 
 class ListenFault(Exception):
@@ -42,7 +49,10 @@ class GrpcServer:
         send_bytes_max: int = MESSAGE_BYTES_MAX,
         reflect: bool = True,
         keep_alive: bool = True,
+        tls: TlsFiles | None = None,
+        gate: Gate | None = None,
     ) -> None:
+        """Serve plain text without `tls`; with it, what `gate` lets through."""
         options: list[tuple[str, Any]] = [
             *(KEEPALIVE_OPTIONS if keep_alive else ()),
             ("grpc.max_receive_message_length", receive_bytes_max),
@@ -50,7 +60,9 @@ class GrpcServer:
             # Without this a second process would share the port silently and get half of the calls.
             ("grpc.so_reuseport", 0),
         ]
-        self._server = aio.server(options=options)
+        self._tls = tls
+        interceptors = [IdentityInterceptor(gate or Gate())] if tls is not None else []
+        self._server = aio.server(interceptors=interceptors, options=options)
         self._services = tuple(services)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -61,13 +73,19 @@ class GrpcServer:
     async def start(self, host: str, port: int) -> int:
         """Listen and serve; return the port, which differs from the one asked for when that was 0.
 
-        Raises ListenFault when the address cannot be bound.
+        Raises ListenFault when the address cannot be bound. Warns of plain text that other machines can reach.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(address)
+            if self._tls is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError as error:
             raise ListenFault(f"cannot listen on {address}: it is in use or not an address of this machine") from error
+        if self._tls is None and not is_loopback(host):
+            advice = "whoever reaches it may call anything in any name; give --tls-cert, --tls-key and --tls-ca"
+            _log.warning("plain_text", address=address, advice=advice)
         await self._server.start()
         await self.set_serving(serving=True)
         return bound

@@ -18,6 +18,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.rpc.convert_machine import machine_from_wire
 from bigfleet.rpc.gen import provider_pb2
+from bigfleet.rpc.tls import TlsFiles, channel_credentials
 from bigfleet.rpc.wire_parts import parts_of
 from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
 
@@ -27,6 +28,8 @@ RECEIVE_BYTES_MAX = 1024 * 1024 * 1024
 _DETAILS_CHARACTERS_MAX = 1024
 #: Records that are converted before other tasks get their turn, some milliseconds of work.
 _RECORDS_PER_TURN_MAX = 500
+#: How often the certificate's files are looked at, when there are calls.
+_LOOK_SECONDS = 1.0
 
 _SERVICE = provider_pb2.DESCRIPTOR.services_by_name["CapacityProvider"].full_name
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -73,6 +76,9 @@ def _ignore_call(_method: str, _code: str, _seconds: float) -> None: ...
 class GrpcProvider:
     """One provider, over one channel that reconnects by itself. Made on a running event loop.
 
+    A channel presents the certificate that it was made with, so a new certificate gets a new channel; calls that are
+    under way end on the old one.
+
     Each method raises ProviderRefusal when it is not answered with success. A task that is cancelled meanwhile gets its
     CancelledError; the call may have been applied then.
     """
@@ -84,21 +90,57 @@ class GrpcProvider:
         deadlines: ProviderDeadlines | None = None,
         clock: Clock,
         on_call: Callable[[str, str, float], None] = _ignore_call,
+        tls: TlsFiles | None = None,
     ) -> None:
-        """Dial lazily. `on_call` hears (method, status code, seconds) of each finished call, such as `Create`, `OK`."""
+        """Dial lazily, in plain text without `tls`.
+
+        `on_call` hears (method, status code, seconds) of each finished call, such as `Create`, `OK`.
+        """
         self._deadlines = deadlines or ProviderDeadlines()
         self._clock = clock
         self._on_call = on_call
-        self._channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self._methods = {
-            # Bytes in and out: gRPC would log what it cannot parse and return None for it.
-            method: self._channel.unary_unary(f"/{_SERVICE}/{method}", None, None)
-            for method in ("Create", "Configure", "Drain", "Delete", "Get", "List")
-        }
+        self._address = address
+        self._tls = tls
+        self._pair = tls.current() if tls is not None else None
+        self._look_again_at_seconds = 0.0
+        self._channel = self._dial()
+        self._methods = _methods(self._channel)
+        #: Channels that a new certificate has replaced, until their last calls have ended.
+        self._leaving: dict[aio.Channel, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
         """Close the channel; calls that are under way end with an unknown outcome."""
-        await self._channel.close(grace=None)
+        leaving = dict(self._leaving)
+        for task in leaving.values():
+            task.cancel()
+        for channel in (*leaving, self._channel):
+            await channel.close(grace=None)
+
+    def _dial(self) -> aio.Channel:
+        if self._tls is None or self._pair is None:
+            return aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
+        credentials = channel_credentials(self._pair, self._tls.authority)
+        return aio.secure_channel(self._address, credentials, options=_CHANNEL_OPTIONS)
+
+    def _renew(self, tls: TlsFiles) -> None:
+        """Change to a new channel when the certificate has changed."""
+        now_seconds = self._clock.monotonic_seconds()
+        if now_seconds < self._look_again_at_seconds:
+            return
+        self._look_again_at_seconds = now_seconds + _LOOK_SECONDS
+        pair = tls.current()
+        if pair is self._pair:
+            return
+        old, self._pair = self._channel, pair
+        self._channel = self._dial()
+        self._methods = _methods(self._channel)
+        self._leaving[old] = asyncio.create_task(self._leave(old))
+
+    async def _leave(self, channel: aio.Channel) -> None:
+        """Close a channel that gets no more calls when the last one's deadline is over."""
+        await self._clock.sleep(max(self._deadlines.call_seconds, self._deadlines.list_seconds))
+        await channel.close(grace=None)
+        del self._leaving[channel]
 
     async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
         """Give a slot a host."""
@@ -190,6 +232,8 @@ class GrpcProvider:
         return _parsed(answer, await self._content(method, request, deadline_seconds))
 
     async def _content(self, method: str, request: Message, deadline_seconds: float) -> bytes:
+        if self._tls is not None:
+            self._renew(self._tls)
         started_seconds = self._clock.monotonic_seconds()
         code = grpc.StatusCode.CANCELLED
         try:
@@ -210,6 +254,14 @@ class GrpcProvider:
         finally:
             self._on_call(method, code.name, self._clock.monotonic_seconds() - started_seconds)
         return content
+
+
+def _methods(channel: aio.Channel) -> dict[str, "aio.UnaryUnaryMultiCallable[bytes, bytes]"]:
+    return {
+        # Bytes in and out: gRPC would log what it cannot parse and return None for it.
+        method: channel.unary_unary(f"/{_SERVICE}/{method}", None, None)
+        for method in ("Create", "Configure", "Drain", "Delete", "Get", "List")
+    }
 
 
 def _parsed(answer: type[M], content: bytes) -> M:

@@ -20,11 +20,12 @@ from bigfleet.provider.core import Ack
 from bigfleet.provider.fence import NO_TOKEN, Token
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.record import Record
-from bigfleet.provider.refusal import Refused
+from bigfleet.provider.refusal import Code, Refused
 from bigfleet.provider.view import Listing
 from bigfleet.rpc.convert_machine import machine_to_wire, state_from_wire
 from bigfleet.rpc.gen import provider_pb2
 from bigfleet.rpc.grpc_server import MEBIBYTE
+from bigfleet.rpc.identity import Denied, Gate
 
 _log = structlog.get_logger("bigfleet.rpc.provider_server")
 
@@ -82,9 +83,10 @@ def join_list(listing: Listing) -> bytes:
 class ProviderServicer:
     """The handlers of one service."""
 
-    def __init__(self, service: CapacityService, clock: Clock) -> None:
+    def __init__(self, service: CapacityService, clock: Clock, gate: Gate | None = None) -> None:
         self._service = service
         self._clock = clock
+        self._gate = gate or Gate()
 
     def register(self, server: aio.Server) -> None:
         """Add the service to a server."""
@@ -112,6 +114,7 @@ class ProviderServicer:
             started_seconds = self._clock.monotonic_seconds()
             code, message = "OK", ""
             try:
+                self._admit(context, method, request)
                 return await answer(request)
             except Refused as refused:
                 code, message = refused.code.value, refused.message
@@ -125,6 +128,15 @@ class ProviderServicer:
             raise AssertionError("abort always raises")
 
         return grpc.unary_unary_rpc_method_handler(handle, parse, serialize)
+
+    def _admit(self, context: Context, method: str, request: object) -> None:
+        """Return when the caller's certificate allows the call; it comes before everything else (§3)."""
+        try:
+            # None for a read, which carries no token.
+            self._gate.check_token(context, method, getattr(request, "shard_id", None))
+        except Denied as denied:
+            self._gate.tell_token(context, method, denied)
+            raise Refused(Code.PERMISSION_DENIED, str(denied)) from denied
 
     async def _create(self, request: provider_pb2.CreateRequest) -> provider_pb2.TransitionAck:
         return _ack(await self._service.create(request.machine_id, token=_token(request)))

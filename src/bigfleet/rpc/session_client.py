@@ -16,6 +16,7 @@ from bigfleet.model.frames import MalformedMessage, OperatorFrame, ShardFrame
 from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.rpc.convert_session import operator_frame_to_wire, shard_frame_from_wire
 from bigfleet.rpc.gen import shard_pb2
+from bigfleet.rpc.tls import TlsFiles, channel_credentials
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +31,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MILLIS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # A channel to an address that another one holds would share its connection, and with it the old certificate.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 _END_KINDS = {
     grpc.StatusCode.ABORTED: EndKind.REPLACED,
@@ -78,13 +81,15 @@ class GrpcSessionStream:
 class GrpcSessionDialer:
     """Dials one shard; a fresh channel each time, so that credentials are read anew."""
 
-    def __init__(self, shard_address: str) -> None:
+    def __init__(self, shard_address: str, tls: TlsFiles | None = None) -> None:
+        """Dial in plain text without `tls`."""
         self._shard_address = shard_address
+        self._tls = tls
 
     @asynccontextmanager
     async def dial(self) -> AsyncIterator[GrpcSessionStream]:
         """Open the stream; it and its channel close with the context."""
-        async with aio.insecure_channel(self._shard_address, options=_CHANNEL_OPTIONS) as channel:
+        async with self._channel() as channel:
             session = channel.stream_stream(
                 _SESSION_METHOD,
                 request_serializer=_serialize,
@@ -95,6 +100,12 @@ class GrpcSessionDialer:
                 yield GrpcSessionStream(call)
             finally:
                 call.cancel()
+
+    def _channel(self) -> aio.Channel:
+        if self._tls is None:
+            return aio.insecure_channel(self._shard_address, options=_CHANNEL_OPTIONS)
+        credentials = channel_credentials(self._tls.current(), self._tls.authority)
+        return aio.secure_channel(self._shard_address, credentials, options=_CHANNEL_OPTIONS)
 
 
 def _serialize(message: shard_pb2.OperatorMessage) -> bytes:

@@ -29,6 +29,7 @@ from bigfleet.rpc.convert_session import (
     shard_frame_to_wire,
 )
 from bigfleet.rpc.gen import shard_pb2, shard_pb2_grpc
+from bigfleet.rpc.identity import SESSION, Denied, Gate
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.outbox import CloseReason, SessionClosed
 from bigfleet.shard.sessions import Session as OperatorSession
@@ -60,8 +61,9 @@ _Frames = AsyncIterator[shard_pb2.OperatorMessage]
 class SessionServicer(shard_pb2_grpc.ShardServicer):
     """One shard's sessions over gRPC."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, gate: Gate | None = None) -> None:
         self._shard = shard
+        self._gate = gate or Gate()
 
     async def Session(self, request_iterator: _Frames, context: _Context) -> None:  # type: ignore[override]
         """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
@@ -106,6 +108,11 @@ class SessionServicer(shard_pb2_grpc.ShardServicer):
         fault = identifier_fault(frame.cluster_id)
         if fault is not None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello.cluster_id {fault}")
+        try:
+            self._gate.check_cluster(context, frame.cluster_id)
+        except Denied as denied:
+            self._gate.tell(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
         return frame
 
 

@@ -32,7 +32,7 @@ PAGE_MACHINES_DEFAULT = 10_000
 PAGE_MACHINES_MAX = 100_000
 ACTIONS_DEFAULT = 1_000
 ACTIONS_MAX = 10_000
-#: Flags that a machine can carry in this version; `stuck`, `unjoined` and `reserved` never hold yet.
+#: Flags that a machine can carry in this version; `reserved` never holds yet.
 _FLAGS = frozenset({"unjoined", "stuck", "reserved", "pending", "held"})
 
 _Context = aio.ServicerContext[Any, Any]
@@ -141,7 +141,10 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             assigned_need_fingerprint=machine.assigned_need_fingerprint,
             assigned_group=machine.assigned_group,
             state_since_unix_nanos=self._shard.inventory.state_since_unix_nanos(machine.id),
-            pending_action=pending.action.kind.label if pending is not None else "",
+            pending_action=pending.kind_label if pending is not None else "",
+            stuck=self._shard.stuck.is_stuck(machine.id),
+            joined=self._shard.telling.joins.is_joined(machine),
+            unjoined=self._shard.telling.joins.is_unjoined(machine.id),
             held=self._shard.strikes.is_held(machine.id),
         )
 
@@ -183,7 +186,12 @@ class _Asked:
 
 def _flagged(shard: Shard, flags: Set[str]) -> Iterable[str]:
     """Return the machines that carry all of the flags."""
-    carriers: dict[str, Set[str]] = {"pending": shard.actuator.in_flight(), "held": shard.strikes.held()}
+    carriers: dict[str, Set[str]] = {
+        "pending": shard.actuator.in_flight(),
+        "held": shard.strikes.held(),
+        "stuck": shard.stuck.stuck(),
+        "unjoined": shard.telling.joins.unjoined,
+    }
     first, *others = (carriers.get(flag, frozenset()) for flag in sorted(flags))
     return frozenset(first).intersection(*others)
 
@@ -253,7 +261,7 @@ def _asked_actions(records: list[ActionRecord], request: shardread_pb2.ListActio
         if (
             request.cluster_id in ("", action.cluster)
             and request.machine_id in ("", action.machine_id)
-            and (not request.kinds or action.kind.label in request.kinds)
+            and (not request.kinds or record.kind_label in request.kinds)
             and (not request.outcomes or record.outcome_label in request.outcomes)
             and record.decided_unix_nanos >= request.since_unix_nanos
         ):
@@ -264,7 +272,7 @@ def _action_view(record: ActionRecord) -> shardread_pb2.ActionRecord:
     action = record.action
     return shardread_pb2.ActionRecord(
         action_id=record.action_id,
-        kind=action.kind.label,
+        kind=record.kind_label,
         machine_id=action.machine_id,
         cluster_id=action.cluster,
         reason=action.reason,

@@ -1,7 +1,7 @@
 """From decided actions to running ones: the pending ledger, the bounded queue, and the slots that work it off.
 
 docs/spec/shard.md §8. Nothing here ever blocks the cycle: what finds no room is dropped and derived again. A machine
-has at most one action in flight, whatever its end. Waiting for an operator gives the slot back.
+has at most one action in flight, whatever its end, and each end is audited. Who waits for an operator holds no slot.
 """
 
 import asyncio
@@ -11,14 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
+from prometheus_client import Counter as PrometheusCounter
 
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource, MachineId
 from bigfleet.model.states import MachineState
+from bigfleet.shard.audit import Audit
 from bigfleet.shard.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.outcomes import ActionRecord, Outcome
+from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionRecord, Outcome
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.rails import Disposition
 
@@ -34,6 +36,8 @@ REQUIRED_STATE = {
 }
 #: Seconds that running provider calls get when the process stops.
 STOP_GRACE_SECONDS = 10.0
+#: Suppressed actions that are audited before other tasks get their turn, some milliseconds of work.
+SUPPRESSED_PER_TURN_MAX = 200
 
 Executor = Callable[[ActionRecord, "Actuator"], Awaitable[Outcome]]
 
@@ -64,6 +68,7 @@ class Actuator:
         ids: IdSource,
         execute: Executor,
         is_backed_off: Callable[[Action], bool],
+        audit: Audit,
     ) -> None:
         self._settings = settings
         self._inventory = inventory
@@ -72,6 +77,7 @@ class Actuator:
         self._ids = ids
         self._execute = execute
         self._is_backed_off = is_backed_off
+        self._audit = audit
         self._ledger: dict[MachineId, ActionRecord] = {}
         self._touched: set[MachineId] = set()
         self._queue: deque[ActionRecord] = deque()
@@ -115,29 +121,71 @@ class Actuator:
 
     def record(self, action: Action, cycle: int) -> ActionRecord:
         """Give an action its id and note it in the history."""
+        machine = self._inventory.get(action.machine_id)
+        stamp, stamped_group = (machine.assigned_need_fingerprint, machine.assigned_group) if machine else ("", "")
         record = ActionRecord(
             action_id=self._ids.new_id(),
             action=action,
             decided_cycle=cycle,
             decided_unix_nanos=self._clock.unix_nanos(),
+            need_fingerprint=action.profile.fingerprint if action.profile is not None else stamp,
+            group=action.group if action.profile is not None else stamped_group,
         )
         self.history.append(record)
         return record
 
-    def suppress(self, actions: Sequence[Action], cycle: int, posture: Disposition) -> None:
-        """Count actions that pause or dry run keep from being carried out, and note as many as the history holds."""
-        counter = (
-            self._metrics.actions_suppressed if posture is Disposition.SUPPRESSED else self._metrics.actions_dry_run
-        )
+    async def suppress(self, actions: Sequence[Action], cycle: int, posture: Disposition) -> None:
+        """Count and audit actions that pause or dry run keep from being carried out.
+
+        Without an audit log only as many are noted as the history holds.
+        """
+        counter = self._suppressed_counter(posture)
         for kind, number in Counter(action.kind for action in actions).items():
             counter.labels(kind.label).inc(number)
         if posture is Disposition.DRY_RUN:
             for action in actions:
                 _log.info("dry_run", kind=action.kind.label, machine=action.machine_id, cluster=action.cluster)
-        for action in actions[-self._settings.action_history_max :]:
-            record = self.record(action, cycle)
-            record.disposition = posture.value
-            record.finished_unix_nanos = record.decided_unix_nanos
+        noted = actions if self._audit.is_on else actions[-self._settings.action_history_max :]
+        for position, action in enumerate(noted):
+            if position and position % SUPPRESSED_PER_TURN_MAX == 0:
+                await self._clock.sleep(0)
+            self._set_aside(self.record(action, cycle), posture)
+
+    def _suppressed_counter(self, posture: Disposition) -> PrometheusCounter:
+        metrics = self._metrics
+        return metrics.actions_suppressed if posture is Disposition.SUPPRESSED else metrics.actions_dry_run
+
+    def _set_aside(self, record: ActionRecord, posture: Disposition) -> None:
+        record.disposition = posture.value
+        record.finished_unix_nanos = record.decided_unix_nanos
+        self._audit.note(record)
+
+    def redrive(self, action: Action, cycle: int, posture: Disposition) -> bool:
+        """Queue an action as a re-drive of the transition that it names, or set it aside; False when there is no room.
+
+        docs/spec/shard.md §9.5. The machine must not be pending.
+        """
+        assert action.machine_id not in self._ledger, "a machine has at most one action in flight"
+        executes = posture is Disposition.EXECUTE
+        if executes and len(self._queue) >= self._queue_max:
+            return False
+        record = self.record(action, cycle)
+        record.is_redrive = True
+        if not executes:
+            self._suppressed_counter(posture).labels(REDRIVE_LABEL).inc()
+            self._set_aside(record, posture)
+            return True
+        self._put(record)
+        self._metrics.redrives.labels(action.kind.label).inc()
+        self._metrics.queue_depth.set(len(self._queue))
+        self._arrived.set()
+        return True
+
+    def _put(self, record: ActionRecord) -> None:
+        machine_id = record.action.machine_id
+        self._ledger[machine_id] = record
+        self._touched.add(machine_id)
+        self._queue.append(record)
 
     def in_flight(self) -> frozenset[MachineId]:
         """Return the machines whose action waits or runs."""
@@ -156,10 +204,7 @@ class Actuator:
             elif self._is_backed_off(action):
                 counts.refused += 1
             else:
-                record = self.record(action, cycle)
-                self._ledger[action.machine_id] = record
-                self._touched.add(action.machine_id)
-                self._queue.append(record)
+                self._put(self.record(action, cycle))
                 self._metrics.actions.labels(action.kind.label).inc()
                 counts.enqueued += 1
         self._metrics.actions_deduped.inc(counts.deduped)
@@ -233,6 +278,7 @@ class Actuator:
         assert action.machine_id == record.action.machine_id, "a ledger entry is about one machine"
         following = self.record(action, record.decided_cycle)
         following.executed_cycle = self.cycle
+        following.started_seconds = self._clock.monotonic_seconds()
         self._ledger[action.machine_id] = following
         self._metrics.actions.labels(action.kind.label).inc()
         self._conclude(record, Outcome.SUCCESS)
@@ -242,6 +288,7 @@ class Actuator:
         machine_id = record.action.machine_id
         self._note_slot(machine_id, held=True)
         record.executed_cycle = self.cycle
+        record.started_seconds = self._clock.monotonic_seconds()
         outcome, message = Outcome.TRANSITION_ERROR, ""
         try:
             outcome = await self._execute(record, self)
@@ -252,7 +299,7 @@ class Actuator:
             message = str(refusal)
         except Exception as error:  # one action's defect must not end the others
             message = f"{type(error).__name__}: {error}"
-            _log.exception("action_failed", kind=record.action.kind.label, machine=machine_id)
+            _log.exception("action_failed", kind=record.kind_label, machine=machine_id)
         finally:
             # The entry names the action that ended, which is another one after a follow-up.
             last = self._ledger.pop(machine_id, record)
@@ -266,11 +313,13 @@ class Actuator:
         action = record.action
         record.outcome = outcome
         record.finished_unix_nanos = self._clock.unix_nanos()
-        self._metrics.outcomes.labels(action.kind.label, outcome.value).inc()
+        record.seconds = self._clock.monotonic_seconds() - record.started_seconds
+        self._metrics.outcomes.labels(record.kind_label, outcome.value).inc()
+        self._audit.note(record)
         _log.info(
             "action",
             action_id=record.action_id,
-            kind=action.kind.label,
+            kind=record.kind_label,
             machine=action.machine_id,
             cluster=action.cluster,
             reason=action.reason,

@@ -38,7 +38,7 @@ class KnowsShort(Protocol):
 
 def next_ages(
     ages: Ages,
-    rows: Sequence[RowResult],
+    short_rows: Sequence[RowResult],
     *,
     snapshot: ColumnSnapshot,
     refused: Set[RowKey],
@@ -46,9 +46,10 @@ def next_ages(
 ) -> Ages:
     """Return the ages after a cycle; they rise when `advance` is True (a timer cycle) and are only reset otherwise.
 
-    `refused` names the rows whose operator cannot bootstrap them: what such a row was given anew does not count.
+    `short_rows` are those of `short_of_cycle`. `refused` names the rows whose operator cannot bootstrap them: what such
+    a row was given anew does not count, and it is no shortfall of the fleet, because a machine from elsewhere would
+    meet the same operator.
     """
-    short_rows = list(_short(rows, refused))
     row_ages: dict[RowKey, int] = {}
     for result in short_rows:
         is_refused = result.need.key in refused
@@ -60,14 +61,16 @@ def next_ages(
             if residual:
                 known = ages.rows.get(member.key)
                 row_ages[member.key] = 1 if known is None else known + int(advance)
+    lacking = [result for result in short_rows if result.need.key not in refused] if refused else short_rows
     return Ages(
         parking=parking.next_ages(ages.parking, short_rows, advance=advance),
         rows=row_ages,
-        ledger=shortfalls.record(ages.ledger, short_rows, advance=advance),
+        ledger=shortfalls.record(ages.ledger, lacking, advance=advance),
     )
 
 
-def _short(rows: Sequence[RowResult], refused: Set[RowKey]) -> Iterable[RowResult]:
+def short_of_cycle(rows: Sequence[RowResult], refused: Set[RowKey]) -> list[RowResult]:
+    """Return the rows that Phase 1 left short, and those whose operator cannot bootstrap them, in list order."""
     if not refused and isinstance(rows, KnowsShort):
-        return rows.short()
-    return (result for result in rows if not result.satisfied or result.need.key in refused)
+        return list(rows.short())
+    return [result for result in rows if not result.satisfied or result.need.key in refused]

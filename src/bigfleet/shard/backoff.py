@@ -4,7 +4,7 @@ docs/spec/shard.md §9.2 and §9.6. Everything is bounded: a hold doubles to a d
 both end by themselves. Nothing here removes a machine or a row.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from bigfleet.engine.decision import Action, ActionKind
@@ -94,6 +94,8 @@ class Strikes:
 class _RowBackoff:
     until_seconds: float
     next_seconds: float
+    #: The operator's last word.
+    text: str
 
 
 class Refusals:
@@ -105,8 +107,8 @@ class Refusals:
         self._unanswered: dict[str, int] = {}
         self._probing: set[str] = set()
 
-    def refuse(self, cluster: str, fingerprint: str, group: str) -> None:
-        """Back the row off: 30 s, doubled to 10 min.
+    def refuse(self, cluster: str, fingerprint: str, group: str, text: str = "") -> None:
+        """Back the row off: 30 s, doubled to 10 min; `text` is what the operator said.
 
         Answers that come while the row is backed off belong to requests of the same round and double nothing.
         """
@@ -114,9 +116,10 @@ class Refusals:
         now_seconds = self._clock.monotonic_seconds()
         known = self._rows.get(key)
         if known is not None and now_seconds < known.until_seconds:
+            known.text = text
             return
         seconds = known.next_seconds if known is not None else ROW_BACKOFF_FIRST_SECONDS
-        self._rows[key] = _RowBackoff(now_seconds + seconds, min(2 * seconds, ROW_BACKOFF_MAX_SECONDS))
+        self._rows[key] = _RowBackoff(now_seconds + seconds, min(2 * seconds, ROW_BACKOFF_MAX_SECONDS), text)
 
     def is_backed_off(self, action: Action) -> bool:
         """Say whether a Bootstrap or Provision must be left out for now."""
@@ -149,6 +152,10 @@ class Refusals:
     def refused(self) -> frozenset[RowKey]:
         """Return the rows about which the operator's last word was an error, in back-off or past it."""
         return frozenset(self._rows)
+
+    def texts(self) -> Mapping[RowKey, str]:
+        """Return what the operators last said of the rows that they refuse."""
+        return {key: row.text for key, row in self._rows.items()}
 
     # ---- the blob breaker: three unanswered requests in a row let one through at a time --------------------------
 

@@ -1,4 +1,4 @@
-"""What carrying out one action means: provision, bootstrap, drain and delete, step by step.
+"""What carrying out one action means: provision, bootstrap, drain and delete, step by step, and each of them again.
 
 docs/spec/shard.md §9, whose step names stand in the comments. An executor makes one attempt; retrying is the next
 cycle's business. An ack in the transitional state ends the worker's part, and reconcile finishes the transition. The
@@ -6,7 +6,7 @@ end of a transition is never invented here.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from bigfleet.model.frames import (
 from bigfleet.model.ids import IdSource, MachineId
 from bigfleet.model.machine import Machine, PreemptedFor
 from bigfleet.model.metadata import encode_metadata
+from bigfleet.model.need import RowKey
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
@@ -35,6 +36,7 @@ from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionRecord, Outcome
 from bigfleet.shard.ports import (
+    FenceToken,
     Provider,
     ProviderRefusal,
     Record,
@@ -54,6 +56,16 @@ GOAL_STATE = {
     ActionKind.RECLAIM: MachineState.IDLE,
     ActionKind.PREEMPT: MachineState.IDLE,
     ActionKind.DELETE: MachineState.SPECULATIVE,
+}
+
+
+#: The transition that a re-drive of each kind is about; a Preempt drains like a Reclaim.
+REDRIVEN_STATE = {
+    ActionKind.PROVISION: MachineState.CREATING,
+    ActionKind.BOOTSTRAP: MachineState.CONFIGURING,
+    ActionKind.RECLAIM: MachineState.DRAINING,
+    ActionKind.PREEMPT: MachineState.DRAINING,
+    ActionKind.DELETE: MachineState.DELETING,
 }
 
 
@@ -83,7 +95,10 @@ class Executors:
         strikes: Strikes,
         refusals: Refusals,
         revisit: Callable[[MachineId], None],
+        profile_of: Callable[[RowKey], Profile | None],
+        note_drain: Callable[[MachineId, int], None],
     ) -> None:
+        """`profile_of` finds a row that is still in demand; `note_drain` hears each drain's grace in seconds."""
         self._settings = settings
         self._inventory = inventory
         self._ingest = ingest
@@ -96,6 +111,8 @@ class Executors:
         self._strikes = strikes
         self._refusals = refusals
         self._revisit = revisit
+        self._profile_of = profile_of
+        self._note_drain = note_drain
         #: Drains that wait for their operator, by machine; setting the event ends the wait (§9.3).
         self._drain_waits: dict[str, _DrainWait] = {}
 
@@ -113,6 +130,8 @@ class Executors:
         if machine is None:
             return Outcome.STALE
         kind = record.action.kind
+        if record.is_redrive:
+            return await self._redrive(record, machine, actuator)
         if kind is ActionKind.BOOTSTRAP:
             return await self._bootstrap(record, machine, actuator)
         if machine.state is not REQUIRED_STATE[kind]:
@@ -153,7 +172,7 @@ class Executors:
 
     async def _provision(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
         action = record.action
-        profile = _profile_of(action)
+        profile = _action_profile(action)
         creating = replace(  # P1
             machine,
             state=MachineState.CREATING,
@@ -162,9 +181,7 @@ class Executors:
             intended_cluster=action.cluster,
         )
         self._ingest.drive(creating)
-        ack = await self._call(  # P2
-            record, "create", lambda: self._provider.create(machine.id, self._tokens.next())
-        )
+        ack = await self._create(record, machine.id)  # P2
         if isinstance(ack, Outcome):
             return ack
         if not self._take(machine.id, ack.record):  # P3
@@ -176,14 +193,16 @@ class Executors:
                 return Outcome.NOT_FOUND
             following = actuator.follow_up(record, replace(action, kind=ActionKind.BOOTSTRAP))
             return await self._bootstrap(following, idle, actuator)
-        is_under_way = state not in (MachineState.SPECULATIVE, MachineState.FAILED)
-        return Outcome.SUCCESS if is_under_way else Outcome.TRANSITION_ERROR
+        return _beyond(state, MachineState.SPECULATIVE)
+
+    async def _create(self, record: ActionRecord, machine_id: MachineId) -> TransitionAck | Outcome:
+        return await self._call(record, "create", lambda token: self._provider.create(machine_id, token))
 
     # ---- bootstrap ----------------------------------------------------------------------------------------------
 
     async def _bootstrap(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
         action = record.action
-        profile = _profile_of(action)
+        profile = _action_profile(action)
         if machine.state is MachineState.CONFIGURED:  # B1
             same = machine.cluster == action.cluster and machine.assigned_need_fingerprint == profile.fingerprint
             return Outcome.NOOP if same else Outcome.TRANSITION_ERROR
@@ -228,7 +247,7 @@ class Executors:
             self._metrics.request_bootstrap.observe(received_at - asked_at)
             if answer.error:
                 record.message = answer.error
-                self._refusals.refuse(cluster, profile.fingerprint, record.action.group)
+                self._refusals.refuse(cluster, profile.fingerprint, record.action.group, answer.error)
                 return Outcome.BLOB_ERROR
             age_seconds = self._clock.monotonic_seconds() - received_at
             if answer.ttl_seconds <= 0 or age_seconds < answer.ttl_seconds:
@@ -262,18 +281,28 @@ class Executors:
             assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
             assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
         )
-        metadata = encode_metadata(stamped) | {labels.ASSIGNED_SHARD: self._tokens.shard_id}
-        ack = await self._call(  # B7
-            record,
-            "configure",
-            lambda: self._provider.configure(
-                stamped.id, stamped.cluster, answer.user_data, metadata, self._tokens.next()
-            ),
-        )
+        ack = await self._configure_call(record, stamped, self._metadata_of(stamped), answer)  # B7
         current = self._inventory.get(stamped.id)
         # B8, also without an answer: the call may have been applied, and reconcile keeps what is stamped here.
         if current is not None and current.state is MachineState.CONFIGURING:
             self._ingest.drive(stamped)
+        return self._configured(record, stamped, profile, ack)
+
+    def _metadata_of(self, stamped: Machine) -> Mapping[str, str]:
+        return encode_metadata(stamped) | {labels.ASSIGNED_SHARD: self._tokens.shard_id}
+
+    async def _configure_call(
+        self, record: ActionRecord, machine: Machine, metadata: Mapping[str, str], answer: BootstrapResponse
+    ) -> TransitionAck | Outcome:
+        return await self._call(
+            record,
+            "configure",
+            lambda token: self._provider.configure(machine.id, machine.cluster, answer.user_data, metadata, token),
+        )
+
+    def _configured(
+        self, record: ActionRecord, stamped: Machine, profile: Profile, ack: TransitionAck | Outcome
+    ) -> Outcome:
         if isinstance(ack, Outcome):
             return Outcome.CONFIGURE_ERROR if ack is Outcome.PROVIDER_ERROR else ack
         if not self._take(stamped.id, ack.record):
@@ -281,7 +310,7 @@ class Executors:
         shown = ack.record.machine
         match shown.state:
             case MachineState.CONFIGURED | MachineState.CONFIGURING if shown.cluster in ("", stamped.cluster):  # B9
-                self._refusals.succeeded(record.action.cluster, profile.fingerprint, record.action.group)
+                self._refusals.succeeded(stamped.cluster, profile.fingerprint, stamped.assigned_group)
                 return Outcome.SUCCESS
             case MachineState.IDLE:
                 return Outcome.TRANSITION_RACED_TO_IDLE
@@ -311,6 +340,7 @@ class Executors:
                 preempted_for=PreemptedFor(*preemptor) if preemptor is not None else None,
             )
         )
+        self._note_drain(machine.id, action.grace_seconds)
         grace_seconds = action.grace_seconds
         if session is None:  # D2'
             self._metrics.drains_without_session.inc()
@@ -327,7 +357,7 @@ class Executors:
 
     async def _drain_call(self, record: ActionRecord, machine_id: MachineId, grace_seconds: int) -> Outcome:
         ack = await self._call(  # D4
-            record, "drain", lambda: self._provider.drain(machine_id, grace_seconds, self._tokens.next())
+            record, "drain", lambda token: self._provider.drain(machine_id, grace_seconds, token)
         )
         if isinstance(ack, Outcome):
             return ack
@@ -383,7 +413,10 @@ class Executors:
         if machine.cluster or machine.capacity_type not in (CapacityType.ON_DEMAND, CapacityType.SPOT):  # L1
             return Outcome.STALE
         self._ingest.drive(replace(machine, state=MachineState.DELETING))  # L2
-        ack = await self._call(record, "delete", lambda: self._provider.delete(machine.id, self._tokens.next()))
+        return await self._delete_call(record, machine)
+
+    async def _delete_call(self, record: ActionRecord, machine: Machine) -> Outcome:
+        ack = await self._call(record, "delete", lambda token: self._provider.delete(machine.id, token))
         if isinstance(ack, Outcome):
             shown = self._inventory.get(machine.id)
             is_still_idle = shown is not None and shown.state is MachineState.IDLE
@@ -396,16 +429,64 @@ class Executors:
         expected = (MachineState.SPECULATIVE, MachineState.DELETING)
         return Outcome.SUCCESS if state in expected else Outcome.TRANSITION_ERROR
 
+    # ---- again ----------------------------------------------------------------------------------------------------
+
+    async def _redrive(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        """Make the call of a transition that does not end once more (§9.5); only the provider ends it."""
+        if machine.state is not REDRIVEN_STATE[record.action.kind]:
+            return Outcome.STALE
+        match machine.state:
+            case MachineState.CONFIGURING:
+                return await self._configure_again(record, machine, actuator)
+            case MachineState.DRAINING:
+                # The bound counts the grace in, so it has passed.
+                return await self._drain_call(record, machine.id, 0)
+            case MachineState.DELETING:
+                return await self._delete_call(record, machine)
+        ack = await self._create(record, machine.id)
+        if isinstance(ack, Outcome):
+            return ack
+        if not self._take(machine.id, ack.record):
+            return self._hold_invalid(machine.id, record)
+        return _beyond(ack.record.machine.state, MachineState.SPECULATIVE)
+
+    async def _configure_again(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        """Configure with a fresh blob, and with the cluster and the metadata that the provider shows."""
+        session = self._sessions.of(machine.cluster)
+        if session is None:
+            return Outcome.NO_SESSION
+        if not self._refusals.may_ask(machine.cluster):
+            return Outcome.OPERATOR_UNRESPONSIVE
+        profile = self._profile_of((machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group))
+        if profile is None:
+            record.message = "its row has left the demand: the operator cannot be asked for its bootstrap data"
+            return Outcome.STALE
+        shown = await self._shown(machine.id)
+        if shown is None:
+            record.message = "the provider does not show what was asked of it"
+            return Outcome.CONFIGURE_ERROR
+        if shown.machine.state is not MachineState.CONFIGURING:
+            return Outcome.NOOP if self._take(machine.id, shown) else self._hold_invalid(machine.id, record)
+        answer = await self._blob(record, session, machine, profile, actuator)
+        if isinstance(answer, Outcome):
+            return answer
+        again = replace(machine, cluster=shown.machine.cluster or machine.cluster)
+        # A provider that shows no metadata yet has what this shard sent.
+        metadata = shown.metadata or self._metadata_of(machine)
+        return self._configured(record, again, profile, await self._configure_call(record, again, metadata, answer))
+
     # ---- what the provider answers ------------------------------------------------------------------------------
 
     async def _call(
-        self, record: ActionRecord, method: str, call: Callable[[], Awaitable[TransitionAck]]
+        self, record: ActionRecord, method: str, call: Callable[[FenceToken], Awaitable[TransitionAck]]
     ) -> TransitionAck | Outcome:
         """Make one provider call; return its ack, or the outcome of a refusal after settling it (§9.6)."""
         machine_id = record.action.machine_id
+        token = self._tokens.next()
+        record.token_sequence = token.sequence
         try:
             async with asyncio.timeout(self._settings.execute_timeout_seconds):
-                ack = await call()
+                ack = await call(token)
         except TimeoutError:
             record.message = f"{method}: no answer within {self._settings.execute_timeout_seconds:g} s"
             self._revisit(machine_id)
@@ -445,14 +526,21 @@ class Executors:
 
     async def _settle(self, machine_id: MachineId) -> None:
         """Read the machine at once: nothing was applied, so normally it is back where it came from."""
+        shown = await self._shown(machine_id)
+        if shown is not None and not self._take(machine_id, shown):
+            self._revisit(machine_id)
+
+    async def _shown(self, machine_id: MachineId) -> Record | None:
+        """Return what Get says of the machine; without a usable answer None, and the next reconcile reads it."""
         try:
             async with asyncio.timeout(self._settings.execute_timeout_seconds):
                 shown = await self._provider.get(machine_id)
         except (TimeoutError, ProviderRefusal):
+            shown = None
+        if shown is None or shown.machine.id != machine_id:
             self._revisit(machine_id)
-            return
-        if not self._take(machine_id, shown):
-            self._revisit(machine_id)
+            return None
+        return shown
 
     def _take(self, machine_id: MachineId, shown: Record) -> bool:
         """Take a record that answers for this machine; False when it is refused or speaks of another machine."""
@@ -477,6 +565,11 @@ class Executors:
         return Outcome.INVALID_RECORD
 
 
-def _profile_of(action: Action) -> Profile:
+def _beyond(state: MachineState, source: MachineState) -> Outcome:
+    """Return how a call ended whose answer shows this state: it must have left where it came from."""
+    return Outcome.TRANSITION_ERROR if state in (source, MachineState.FAILED) else Outcome.SUCCESS
+
+
+def _action_profile(action: Action) -> Profile:
     assert action.profile is not None, f"{action.kind.label} without a profile"
     return action.profile

@@ -61,6 +61,11 @@ class Inventory:
         """A read-only live view by id."""
         return MappingProxyType(self._machines)
 
+    @property
+    def clusters(self) -> Set[str]:
+        """The clusters that any machine carries; a live view."""
+        return self._by_cluster.keys()
+
     def bound_to(self, cluster: str) -> list[MachineId]:
         """Return the ids of the machines that carry this cluster, ascending."""
         return sorted(self._by_cluster.get(cluster, ()))

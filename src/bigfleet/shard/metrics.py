@@ -3,44 +3,65 @@
 Every label value of a bounded set is exported from the start, at 0. No label ever carries a machine id.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from bigfleet.engine.decision import ActionKind
+from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES
+from bigfleet.model.frames import DrainOutcome, UnmetReason
 from bigfleet.model.machine import InvariantFault
 from bigfleet.model.penalty import ORDINALS, bucket_label
-from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState
 from bigfleet.shard.census import machines_by_kind
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.inventory import Inventory
-from bigfleet.shard.outcomes import Outcome
+from bigfleet.shard.outcomes import REDRIVE_LABEL, Outcome
 
 _PREFIX = "bigfleet_shard"
+#: Why a row can be short, all that a gauge may say.
+UNMET_REASONS = tuple(reason for reason in UnmetReason if reason is not UnmetReason.UNSPECIFIED)
 #: 1 ms × 2^0…13.
 _BUCKETS_A = tuple(0.001 * 2**n for n in range(14))
 #: 10 ms × 2^0…15.
 _BUCKETS_B = tuple(0.01 * 2**n for n in range(16))
 #: Why a frame of an operator concerned nobody: of a kind unknown here, or about a machine that is not its cluster's.
 DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
+#: 10 ms × 2^0…19.
+_BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
 PHASES = ("reconcile", "snapread", "decide", "emit", "execute")
+
+
+class _Makers(NamedTuple):
+    """Make metrics of one registry, under the prefix of the shard."""
+
+    counter: Callable[..., Counter]
+    gauge: Callable[..., Gauge]
+    histogram: Callable[..., Histogram]
+
+
+def _makers(registry: CollectorRegistry) -> _Makers:
+    def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(f"{_PREFIX}_{name}", text, tuple(labels), registry=registry)
+
+    def gauge(name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
+        return Gauge(f"{_PREFIX}_{name}", text, tuple(labels), registry=registry)
+
+    def histogram(name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
+        return Histogram(f"{_PREFIX}_{name}", text, tuple(labels), buckets=buckets, registry=registry)
+
+    return _Makers(counter, gauge, histogram)
 
 
 class ShardMetrics:
     """Counters and gauges of one shard process, on the registry that is handed in."""
 
     def __init__(self, registry: CollectorRegistry, inventory: Inventory) -> None:
-        def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-            return Counter(f"{_PREFIX}_{name}", text, tuple(labels), registry=registry)
-
-        def gauge(name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
-            return Gauge(f"{_PREFIX}_{name}", text, tuple(labels), registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
-            return Histogram(f"{_PREFIX}_{name}", text, tuple(labels), buckets=buckets, registry=registry)
-
+        counter, gauge, histogram = _makers(registry)
         self.cycle_duration = histogram("cycle_duration_seconds", "One cycle", _BUCKETS_A)
         self.cycle_phase = histogram("cycle_phase_duration_seconds", "One phase of a cycle", _BUCKETS_A, ["phase"])
         self.cycle_failures = counter("cycle_failures_total", "Cycles that ended in an error")
@@ -56,7 +77,34 @@ class ShardMetrics:
         self.machines_rejected = counter("machines_rejected_total", "Provider records refused", ["reason"])
         self.machines_held = gauge("machines_held", "Machines that this shard set to Failed")
         self.demand_rows = gauge("demand_rows", "Rows of demand in force")
+        self.demand_machines = gauge(
+            "demand_machines", "Machines that rows hold, and those that they lack", ["interruption_penalty_bucket"]
+        )
         self.shortfalls = gauge("shortfalls", "Entries of the shortfall ledger")
+        self.shortfalls_aged = gauge("shortfalls_aged", "Entries of the shortfall ledger by age in cycles", ["bucket"])
+        self.shortfall_rows = gauge("shortfall_rows", "Reported rows that are a shortfall", ["reason", "class"])
+        self.machines_unjoined = gauge("machines_unjoined", "Configured machines whose node never became Ready")
+        self.clusters_silent = gauge("clusters_silent", "Clusters that have been without a session for too long")
+        self.rollups = counter("rollups_total", "Roll-ups received", ["result"])
+        self.rollups_rejected = counter("rollups_rejected_total", "Roll-ups refused as malformed", ["cluster"])
+        self.rollup_quarantined = gauge("rollup_quarantined", "1 while the cluster's roll-up is held", ["cluster"])
+        self.active_sessions = gauge("active_sessions", "Connected operators")
+        self.session_lifecycle = counter("session_lifecycle_total", "Sessions that came and went", ["event"])
+        self.session_identity_rejected = counter("session_identity_rejected_total", "Sessions refused for who they are")
+        self.session_frames_dropped = counter(
+            "session_frames_dropped_total", "Operators' frames that concerned nobody", ["kind"]
+        )
+        self.outbox_frames = gauge("outbox_frames", "Frames that wait for one operator, the most of any")
+        self.outbox_dropped = counter("outbox_dropped_total", "Frames dropped for lack of room")
+        self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_B, ["method", "code"])
+        self.epoch = gauge("epoch", "The epoch of this process")
+        self._count_actions(registry)
+        registry.register(_InventoryCollector(inventory))
+        self._export_zeros()
+
+    def _count_actions(self, registry: CollectorRegistry) -> None:
+        """Make what tells of actions, from the decision to their end."""
+        counter, gauge, histogram = _makers(registry)
         self.actions = counter("actions_total", "Actions enqueued for execution", ["kind"])
         self.outcomes = counter("action_execute_outcomes_total", "How actions ended", ["kind", "outcome"])
         self.actions_deferred = counter("actions_deferred_total", "Actions put off by the action limit")
@@ -71,23 +119,21 @@ class ShardMetrics:
         self.waiting = gauge("execute_waiting", "Actions that wait for an operator", ["for"])
         self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
         self.idle_releases = counter("idle_releases_total", "Machines that reached Speculative")
+        self.phase_seconds = {
+            MachineState.CONFIGURING: histogram("configure_phase_seconds", "Configuring to Configured", _BUCKETS_B),
+            MachineState.DRAINING: histogram("drain_phase_seconds", "Draining to Idle", _BUCKETS_B),
+            MachineState.CREATING: histogram("create_phase_seconds", "Creating to Idle", _BUCKETS_B),
+        }
+        self.provisioning_latency = histogram(
+            "provisioning_latency_seconds", "From a need's first sight to a machine that serves it", _BUCKETS_C
+        )
         self.request_bootstrap = histogram("request_bootstrap_seconds", "Round trip of a bootstrap request", _BUCKETS_B)
         self.drains_without_session = counter("drains_without_session_total", "Drains without an operator to ask")
         self.drain_results = counter("drain_results_total", "Results of drains", ["outcome"])
-        self.rollups = counter("rollups_total", "Roll-ups received", ["result"])
-        self.rollups_rejected = counter("rollups_rejected_total", "Roll-ups refused as malformed", ["cluster"])
-        self.rollup_quarantined = gauge("rollup_quarantined", "1 while the cluster's roll-up is held", ["cluster"])
-        self.active_sessions = gauge("active_sessions", "Connected operators")
-        self.session_lifecycle = counter("session_lifecycle_total", "Sessions that came and went", ["event"])
-        self.session_frames_dropped = counter(
-            "session_frames_dropped_total", "Operators' frames that concerned nobody", ["kind"]
-        )
-        self.outbox_dropped = counter("outbox_dropped_total", "Frames dropped for lack of room")
+        self.redrives = counter("redrives_total", "Transitions that did not end and were driven again", ["kind"])
+        self.machines_stuck = gauge("machines_stuck", "Machines whose transition does not end", ["state"])
+        self.audit_write_errors = counter("audit_write_errors_total", "Audit records that could not be written")
         self.fenced = counter("fenced_total", "Calls refused because a newer process of this shard exists")
-        self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_B, ["method", "code"])
-        self.epoch = gauge("epoch", "The epoch of this process")
-        registry.register(_InventoryCollector(inventory))
-        self._export_zeros()
 
     def _export_zeros(self) -> None:
         for phase in PHASES:
@@ -96,12 +142,25 @@ class ShardMetrics:
             for outcome in ("ok", "error", "braked"):
                 self.reconciles.labels(mode, outcome)
         for kind in ActionKind:
-            for counter in (self.actions, self.actions_suppressed, self.actions_dry_run):
-                counter.labels(kind.label)
+            self.actions.labels(kind.label)
+            self.redrives.labels(kind.label)
+        for label in (*(kind.label for kind in ActionKind), REDRIVE_LABEL):
+            self.actions_suppressed.labels(label)
+            self.actions_dry_run.labels(label)
             for outcome_value in Outcome:
-                self.outcomes.labels(kind.label, outcome_value.value)
+                self.outcomes.labels(label, outcome_value.value)
+        for state in sorted(TRANSITIONAL_STATES):
+            self.machines_stuck.labels(state.label)
+        for ordinal in ORDINALS:
+            self.demand_machines.labels(bucket_label(ordinal))
+        for age in AGE_CLASSES:
+            self.shortfalls_aged.labels(age)
+        for reason, priority in product(UNMET_REASONS, PRIORITY_CLASSES):
+            self.shortfall_rows.labels(reason.label, priority)
         for result in RollUpOutcome:
             self.rollups.labels(result.value)
+        for ended in DrainOutcome:
+            self.drain_results.labels(ended.name.lower())
         for fault in InvariantFault:
             self.machines_rejected.labels(fault.value)
         for event in ("installed", "removed", "replaced", "overflowed", "unresponsive"):

@@ -14,6 +14,7 @@ from bigfleet.model.frames import (
     Acknowledgement,
     AvailableCapacity,
     BootstrapRequest,
+    NeedStatusUpdate,
     NodeStateUpdate,
     ReclaimInstruction,
     ShardFrame,
@@ -72,6 +73,16 @@ class Outbox:
     def overflowed(self) -> bool:
         """Say whether frames were dropped that a resync has to make up for, and there is room for it again."""
         return self._resync_wanted and len(self._frames) * 2 <= self._frames_max
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether a frame more would push another one out, or be dropped."""
+        return len(self._frames) >= self._frames_max
+
+    @property
+    def room(self) -> int:
+        """How many frames that may wait find room without crowding out the rest: up to half of the outbox."""
+        return max(0, self._frames_max // 2 - len(self._frames))
 
     def put(self, frame: ShardFrame) -> None:
         """Queue a frame; it may push out coalescing ones or end the session, it never waits."""
@@ -163,7 +174,7 @@ class Outbox:
 
 def _supersedes_key(frame: ShardFrame) -> str | None:
     match frame:
-        case NodeStateUpdate() | AvailableCapacity():
+        case NodeStateUpdate() | AvailableCapacity() | NeedStatusUpdate():
             return frame.supersedes_key
         case Acknowledgement() | BootstrapRequest() | ReclaimInstruction():
             return None

@@ -34,6 +34,9 @@ class Outcome(Enum):
     CTX_CANCELED = "ctx_canceled"
 
 
+#: What driving a transition again is called, beside the kinds of actions.
+REDRIVE_LABEL = "Redrive"
+
 #: What a refusal is called, where the call's kind makes no difference; a strike decides between the other two.
 REFUSAL_OUTCOMES = {
     RefusalKind.FENCED: Outcome.FENCED,
@@ -59,6 +62,22 @@ class ActionRecord:
     disposition: str = ""
     message: str = ""
     operation_id: str = ""
+    #: The same call again for a transition that does not end (docs/spec/shard.md §9.5).
+    is_redrive: bool = False
+    #: The row that the machine is or was for, as the action or the machine's stamps tell it.
+    need_fingerprint: str = ""
+    group: str = ""
+    #: On the monotonic clock, when its work began.
+    started_seconds: float = 0.0
+    #: From there to its end; 0 for what was not carried out.
+    seconds: float = 0.0
+    #: Sequence number of the fence token of its mutating call, 0 when there was none.
+    token_sequence: int = 0
+
+    @property
+    def kind_label(self) -> str:
+        """The name of what was done, such as `Bootstrap`, or `Redrive`."""
+        return REDRIVE_LABEL if self.is_redrive else self.action.kind.label
 
     @property
     def outcome_label(self) -> str:

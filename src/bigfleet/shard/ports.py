@@ -51,6 +51,16 @@ class Listing:
     tombstones: bool = False
 
 
+class JoinGate(Enum):
+    """What follows when a machine's node never became Ready (docs/spec/shard.md §10.6)."""
+
+    OFF = "off"
+    #: It is shown.
+    OBSERVE = "observe"
+    #: It is shown, and the engine takes it for no supply.
+    ENFORCE = "enforce"
+
+
 class RefusalKind(Enum):
     """The ways in which a mutating call is not accepted."""
 
@@ -149,3 +159,14 @@ class ShardSettings:
     dry_run: bool = False
     outbox_frames_max: int = 1024
     action_history_max: int = 10_000
+    #: How long a machine may stay in a transition before it is driven again (docs/spec/shard.md §9.5).
+    stuck_creating_seconds: float = 1200.0
+    stuck_configuring_seconds: float = 900.0
+    stuck_deleting_seconds: float = 1200.0
+    #: On top of the drain's grace.
+    stuck_draining_margin_seconds: float = 600.0
+    join_gate: JoinGate = JoinGate.OBSERVE
+    join_deadline_seconds: float = 900.0
+    cluster_silence_seconds: float = 600.0
+    #: Least time between two hints of one (cluster, fingerprint).
+    available_capacity_interval_seconds: float = 5.0

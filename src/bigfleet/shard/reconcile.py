@@ -5,8 +5,9 @@ never reads as a removal. An error changes nothing, and a sudden loss of supply 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import filterfalse, islice
 
 import structlog
 
@@ -28,6 +29,8 @@ REVISITS_PER_CYCLE_MAX = 256
 REVISITS_AT_ONCE_MAX = 16
 #: Records that are applied before other tasks get their turn, some milliseconds of work.
 RECORDS_PER_TURN_MAX = 500
+#: Known machines that are looked for among those shown before other tasks get their turn, about as long.
+UNSEEN_PER_TURN_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +95,8 @@ class Reconciler:
         mode = "full" if is_full else "delta"
         self._knows_tombstones = self._knows_tombstones or listing.tombstones
         known_before = len(self._inventory)
-        await self._take(listing.records, actuator)
-        removals = self._removals(listing, is_full, actuator)
+        seen = await self._take(listing.records, actuator)
+        removals = await self._removals(listing, seen if is_full else None, actuator)
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
             # What a full answer left out no later delta would tell: a braked one is asked for again as a whole.
@@ -113,20 +116,28 @@ class Reconciler:
         too_old = not self._knows_tombstones and self._cycles_since_full >= self._settings.full_list_every_cycles
         return b"" if too_old else self._cursor
 
-    async def _take(self, records: Sequence[Record], actuator: Actuator) -> None:
-        """Apply records in turns: streams, workers and health get theirs in between."""
+    async def _take(self, records: Sequence[Record], actuator: Actuator) -> set[MachineId]:
+        """Apply records in turns: streams, workers and health get theirs in between. Return whose they are."""
         moment = self._ingest.moment()
+        seen: set[MachineId] = set()
         for first in range(0, len(records), RECORDS_PER_TURN_MAX):
             if first:
                 # Whatever is driven meanwhile was pending at some time since this List was sent, and is skipped.
                 await self._clock.sleep(0)
             # Most records concern none of these, and of half a million each question counts.
             marked = self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
-            for record in records[first : first + RECORDS_PER_TURN_MAX]:
+            batch = records[first : first + RECORDS_PER_TURN_MAX]
+            changed = self._ingest.changed(batch)
+            machine_ids = [machine.id for machine, _metadata in batch]
+            seen.update(machine_ids)
+            if not changed and (not marked or marked.isdisjoint(machine_ids)):
+                continue
+            for record in batch:
                 if record.machine.id in marked:
                     self._one(record, actuator, moment)
-                elif not self._ingest.is_unchanged(record):
+                elif record.machine.id in changed:
                     self._ingest.observe(record, moment)
+        return seen
 
     def _one(self, record: Record, actuator: Actuator, moment: Moment) -> None:
         machine = record.machine
@@ -140,11 +151,13 @@ class Reconciler:
             return
         self._apply(record, moment)
 
-    def _removals(self, listing: Listing, is_full: bool, actuator: Actuator) -> list[MachineId]:
-        """Return what this answer says is gone; what is in flight is asked about again as soon as it is not."""
-        if is_full:
-            seen = {record.machine.id for record in listing.records}
-            told = {machine_id for machine_id in self._inventory.machines if machine_id not in seen}
+    async def _removals(self, listing: Listing, seen: Set[MachineId] | None, actuator: Actuator) -> list[MachineId]:
+        """Return what this answer says is gone; what is in flight is asked about again as soon as it is not.
+
+        `seen` names the machines of a full answer; a delta has none.
+        """
+        if seen is not None:
+            told = await self._unseen(seen)
         else:
             self._held_removals = {machine_id for machine_id in self._held_removals if machine_id in self._inventory}
             told = self._held_removals.union(
@@ -153,6 +166,14 @@ class Reconciler:
         in_flight = {machine_id for machine_id in told if self._is_in_flight(machine_id, actuator)}
         self._revisit |= in_flight
         return sorted(told - in_flight)
+
+    async def _unseen(self, seen: Set[MachineId]) -> set[MachineId]:
+        """Return the known machines that a full answer did not show, with turns for others in between."""
+        known, unseen = iter(list(self._inventory.machines)), set[MachineId]()
+        while chunk := list(islice(known, UNSEEN_PER_TURN_MAX)):
+            unseen.update(filterfalse(seen.__contains__, chunk))
+            await self._clock.sleep(0)
+        return {machine_id for machine_id in unseen if machine_id in self._inventory}
 
     def _is_in_flight(self, machine_id: MachineId, actuator: Actuator) -> bool:
         if self._executors.is_draining_with_operator(machine_id):

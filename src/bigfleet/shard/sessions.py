@@ -29,7 +29,7 @@ from bigfleet.model.frames import (
 from bigfleet.model.need import Need
 from bigfleet.shard.outbox import CloseReason, Outbox
 
-SHARD_CAPABILITIES = frozenset({CAPABILITY_NODE_STATUS, CAPABILITY_DRAIN_RESULT})
+SHARD_CAPABILITIES = frozenset({CAPABILITY_NODE_STATUS, CAPABILITY_DRAIN_RESULT, CAPABILITY_NEED_STATUS})
 
 _log = structlog.get_logger("bigfleet.shard.sessions")
 
@@ -67,6 +67,8 @@ class Session:
     outbox: Outbox
     #: The newest roll-up that nobody has taken yet.
     pending_rollup: RollUpOffer | None = None
+    #: When it was opened, on the shard's monotonic clock.
+    opened_seconds: float = 0.0
     rollup_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     #: Request ids of bootstrap requests that this session has to answer.
     bootstrap_requests: set[str] = field(default_factory=set)

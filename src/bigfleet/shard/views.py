@@ -7,12 +7,12 @@ streaming. Nothing here decides.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options, ParkingKey, RowResult
 from bigfleet.engine.parking import parking_key
 from bigfleet.model import vector
+from bigfleet.model.frames import UnmetReason
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.model.vector import Vector
@@ -20,17 +20,6 @@ from bigfleet.shard.census import ShapeCensus, supply_of
 
 #: Matching machines are counted up to this (docs/spec/engine.md §12).
 MATCHING_MAX = 256
-
-
-class UnmetReason(IntEnum):
-    """Why a row is short. The numbers are those of the wire; 0 is met."""
-
-    UNSPECIFIED = 0
-    PRIORITY_STARVED = 1
-    NO_MATCHING_SUPPLY = 2
-    TOPOLOGY_UNSATISFIABLE = 3
-    PREEMPTION_EXHAUSTED = 4
-    BOOTSTRAP_REFUSED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +116,11 @@ class ViewContext:
     demand: Sequence[Need]
     #: Those of the decision.
     options: Options
-    #: After the decision.
-    parking_ages: Mapping[ParkingKey, int]
-    row_ages: Mapping[RowKey, int]
     #: Rows, as decided on, whose operator cannot bootstrap them.
     refused: Set[RowKey]
+    #: After the decision.
+    parking_ages: Mapping[ParkingKey, int] = field(default_factory=dict)
+    row_ages: Mapping[RowKey, int] = field(default_factory=dict)
 
 
 def build_view(decision: Decision, context: ViewContext) -> CycleView:
@@ -176,16 +165,21 @@ def split_residual(members: Sequence[Need], covered: Vector) -> Iterator[tuple[N
         yield member, residual
 
 
-def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Iterator[NeedView]:
+def residuals_of(result: RowResult, context: ViewContext) -> Iterator[tuple[Need, Vector]]:
+    """Yield the reported rows behind a row with what each lacks after Phase 1; nothing is empty."""
     is_refused = result.need.key in context.refused
     short = short_of(result, result.deficit, is_refused=is_refused, snapshot=context.snapshot)
-    covered = vector.subtract(result.need.aggregate, short)
-    for position, (member, residual) in enumerate(split_residual(result.members, covered)):
+    return split_residual(result.members, vector.subtract(result.need.aggregate, short))
+
+
+def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Iterator[NeedView]:
+    is_refused = result.need.key in context.refused
+    for position, (member, residual) in enumerate(residuals_of(result, context)):
         is_first = position == 0
         matching, reason = None, UnmetReason.UNSPECIFIED
         if residual:
             matching, elsewhere = supply.matching(member)
-            reason = _reason(result, is_refused=is_refused, has_supply=elsewhere or matching.total > 0)
+            reason = reason_of(result, is_refused=is_refused, has_supply=elsewhere or matching.total > 0)
         yield NeedView(
             need=member,
             residual=residual,
@@ -204,7 +198,7 @@ def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Ite
         )
 
 
-def _reason(result: RowResult, *, is_refused: bool, has_supply: bool) -> UnmetReason:
+def reason_of(result: RowResult, *, is_refused: bool, has_supply: bool) -> UnmetReason:
     """Return the first reason that holds (docs/spec/shard.md §12)."""
     if is_refused:
         return UnmetReason.BOOTSTRAP_REFUSED

@@ -46,6 +46,9 @@ class ClusterStatistics:
     rollups_acked_total: int
     rollups_held_total: int
     sessions_lost_total: int
+    hints_total: int
+    #: Needs that the shard's last verdict listed, by why they are unmet.
+    unmet: Mapping[frames.UnmetReason, int]
 
 
 class SimulatedCluster:
@@ -77,6 +80,8 @@ class SimulatedCluster:
         self._rejection = ""
         self._heard_ack = asyncio.Event()
         self._counts: Counter[str] = Counter()
+        #: The shard's last word on the needs.
+        self._verdict: frames.NeedStatusUpdate | None = None
         self._client = SessionClient(
             cluster=cluster, agent=self, dialer=dialer, clock=clock, rng=rng, settings=settings
         )
@@ -129,6 +134,8 @@ class SimulatedCluster:
             rollups_acked_total=self._counts["acks"],
             rollups_held_total=self._counts["held"],
             sessions_lost_total=self._counts["sessions_lost"],
+            hints_total=self._counts["hints"],
+            unmet=Counter(row.reason for row in self._verdict.rows) if self._verdict is not None else {},
         )
 
     # ---- what the session asks ----------------------------------------------------------------------------------
@@ -198,6 +205,10 @@ class SimulatedCluster:
     def available(self, hint: frames.AvailableCapacity) -> None:
         """Count the hint; nothing in a simulated cluster acts on it."""
         self._counts["hints"] += 1
+
+    def need_status(self, update: frames.NeedStatusUpdate) -> None:
+        """Keep the verdict; nothing in a simulated cluster acts on it."""
+        self._verdict = update
 
     def drain_started(self, drain: Drain) -> None:
         """Begin to drain, or hasten; a machine without a node here is told as not found at once."""

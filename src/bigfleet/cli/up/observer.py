@@ -15,6 +15,7 @@ from grpc import aio
 
 from bigfleet.model import labels, vector
 from bigfleet.model.clock import Clock
+from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import BOUND_STATES, CapacityType, MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.rpc.gen import capacity_pb2, shardread_pb2, shardread_pb2_grpc
@@ -61,6 +62,10 @@ class FleetFigures:
     machines: Mapping[tuple[MachineState, CapacityType], int] = field(default_factory=dict)
     #: Shortfall by the GPU models that would do, "any" for any of them, "" for demand without GPUs.
     shortfall_by_model: Mapping[str, Vector] = field(default_factory=dict)
+    #: Needs that are short, by why.
+    unmet: Mapping[UnmetReason, int] = field(default_factory=dict)
+    #: Configured machines whose node never became Ready.
+    unjoined_machines: int = 0
 
     @property
     def demand(self) -> Vector:
@@ -278,11 +283,13 @@ def _add_up(
     configured: Counter[str] = Counter()
     cost: defaultdict[str, float] = defaultdict(float)
     states: Counter[tuple[MachineState, CapacityType]] = Counter()
+    unmet: Counter[UnmetReason] = Counter()
     for view in needs:
         cluster = view.cluster_id
         demand[cluster] = vector.add(demand[cluster], vector.parse_vector(view.need.aggregate_resources))
         residual = vector.parse_vector(view.residual_deficit.resources)
         if residual:
+            unmet[UnmetReason(view.unmet_reason)] += 1
             shortfall[cluster] = vector.add(shortfall[cluster], residual)
             model = gpu_models(view.need)
             by_model[model] = vector.add(by_model[model], residual)
@@ -314,6 +321,8 @@ def _add_up(
         clusters=clusters,
         machines=states,
         shortfall_by_model=dict(sorted(by_model.items())),
+        unmet=unmet,
+        unjoined_machines=sum(entry.unjoined for entry in machines),
     )
 
 

@@ -19,6 +19,7 @@ from bigfleet.cli.faults import RunFault
 from bigfleet.cli.runtime import SystemClock, stop_on_signals
 from bigfleet.cli.up.drive import DemoDriver, Driver, ReplayDriver
 from bigfleet.cli.up.observer import Observer
+from bigfleet.cli.up.readiness import answers_ready, until_ready
 from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
 from bigfleet.cli.up.state_dir import Ports, StateDir
@@ -47,6 +48,23 @@ _WORLD_FAILED_HOLD_SECONDS: Final = 600.0
 _WORLD_RECONCILE_SECONDS: Final = 60.0
 
 
+class _Stopwatch:
+    """How long the run has lasted: it begins when the shard is ready, however long that took."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_seconds: float | None = None
+
+    def start(self) -> None:
+        """Let the run begin."""
+        self._started_seconds = self._clock.monotonic_seconds()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began; 0 before."""
+        return 0.0 if self._started_seconds is None else self._clock.monotonic_seconds() - self._started_seconds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
     """What a run consists of once it stands."""
@@ -58,7 +76,8 @@ class _Parts:
     observer: Observer
     clusters: Mapping[str, SimulatedCluster]
     driver: Driver
-    started_seconds: float
+    shard_metrics_port: int
+    stopwatch: "_Stopwatch"
 
 
 async def run_up(settings: UpSettings, console: Console) -> int:
@@ -77,7 +96,7 @@ async def run_up(settings: UpSettings, console: Console) -> int:
             stack.push_async_callback(parts.observer.close)
             stack.push_async_callback(parts.supervisor.stop)
             failure = await _run_until(stop, parts, console)
-            ran_seconds = clock.monotonic_seconds() - parts.started_seconds
+            ran_seconds = parts.stopwatch.seconds
             if failure is None:
                 await parts.observer.look()
             parts.driver.save()
@@ -126,7 +145,8 @@ def _assemble(settings: UpSettings, state: StateDir, fleet: Fleet, clock: Clock)
         observer=observer,
         clusters=clusters,
         driver=_driver(settings, state, fleet, clusters, observer, clock),
-        started_seconds=clock.monotonic_seconds(),
+        shard_metrics_port=ports.shard_metrics,
+        stopwatch=_Stopwatch(clock),
     )
 
 
@@ -210,7 +230,7 @@ def _absolute(path: Path) -> str:
 async def _run_until(stop: asyncio.Event, parts: _Parts, console: Console) -> Exception | None:
     """Let everything run until the demand ends or somebody stops it; return what went wrong, if anything did."""
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    starting = asyncio.create_task(parts.supervisor.start(), name="start")
+    starting = asyncio.create_task(_get_ready(parts, console), name="start")
     tasks: list[asyncio.Task[Any]] = [stopping]
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -219,6 +239,7 @@ async def _run_until(stop: asyncio.Event, parts: _Parts, console: Console) -> Ex
             await asyncio.gather(starting, return_exceptions=True)
             return None
         starting.result()
+        parts.stopwatch.start()
         driving = asyncio.create_task(parts.driver.run(), name="driver")
         tasks += [
             driving,
@@ -241,6 +262,22 @@ async def _run_until(stop: asyncio.Event, parts: _Parts, console: Console) -> Ex
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return None
+
+
+async def _get_ready(parts: _Parts, console: Console) -> None:
+    """Start the children and return when the shard can decide. Raises RunFault when one of them cannot run."""
+    await parts.supervisor.start()
+    log = str(parts.state.logs / "shard.log")
+    ready = until_ready(lambda: answers_ready(parts.shard_metrics_port), parts.clock, console, log=log)
+    tasks = (asyncio.create_task(ready), asyncio.create_task(parts.supervisor.watch()))
+    try:
+        done, _running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _look(parts: _Parts) -> None:
@@ -270,7 +307,7 @@ def _status(parts: _Parts) -> Status:
     return Status(
         title=f"{what} · {settings.clusters} clusters · {settings.machines} machines{speed}",
         position_seconds=parts.driver.position_seconds,
-        run_seconds=parts.clock.monotonic_seconds() - parts.started_seconds,
+        run_seconds=parts.stopwatch.seconds,
         done_share=parts.driver.done_share,
         children=parts.supervisor.statuses,
         clusters_connected=sum(cluster.statistics().connected for cluster in parts.clusters.values()),

@@ -176,8 +176,13 @@ class Supervisor:
                 keeper.result()
 
     async def watch(self) -> None:
-        """Return never; raises RunFault when a child cannot be kept alive."""
-        await asyncio.gather(*self._tasks)
+        """Return never before `stop`; raises RunFault when a child cannot be kept alive.
+
+        Cancelling it stops nothing but the watching.
+        """
+        done, _running = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
 
     async def stop(self) -> None:
         """Stop the children, the last one started first."""

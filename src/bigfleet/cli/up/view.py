@@ -17,10 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bigfleet.cli.up.amounts import SHOWN, amount_text, dimension_milli, duration_text
-from bigfleet.cli.up.observer import LOST, RUNNING, Observer, SeenAction
+from bigfleet.cli.up.observer import LOST, RUNNING, FleetFigures, Observer, SeenAction
 from bigfleet.cli.up.report import cluster_table, machine_table
 from bigfleet.cli.up.supervisor import ChildStatus
 from bigfleet.model.clock import Clock
+from bigfleet.model.frames import UnmetReason
 
 RATE_WINDOW_SECONDS: Final = 10.0
 _HEADER_LINES: Final = 4
@@ -37,6 +38,14 @@ _REASONS: Final[Mapping[str, str]] = {
     "phase3.excess": "the cluster needs it no more",
     "phase3.unjoined": "its node never joined",
     "phase3.release": "idle for longer than its hold",
+}
+#: Why needs are short, in words that fit a line.
+_SHORT: Final[Mapping[UnmetReason, str]] = {
+    UnmetReason.PRIORITY_STARVED: "outranked",
+    UnmetReason.NO_MATCHING_SUPPLY: "nothing fits",
+    UnmetReason.TOPOLOGY_UNSATISFIABLE: "no domain fits",
+    UnmetReason.PREEMPTION_EXHAUSTED: "wait for a drain",
+    UnmetReason.BOOTSTRAP_REFUSED: "refused by the cluster",
 }
 _KIND_STYLES: Final[Mapping[str, str]] = {
     "Bootstrap": "green",
@@ -96,11 +105,13 @@ class View:
             for dimension, head in SHOWN
             if dimension_milli(figures.shortfall, dimension)
         )
+        why = short_words(figures)
         troubles = "".join(f" [{trouble}]" for trouble in self._troubles(status))
         return (
             f"{duration_text(status.run_seconds)}{done} at {duration_text(status.position_seconds)}: "
             f"wanted/bound {amounts}; {figures.bound_machines} machines; short {short or 'nothing'}; "
-            f"{self._observer.actions.total} actions, {self.actions_per_second():.1f}/s{troubles}"
+            f"{self._observer.actions.total} actions, {self.actions_per_second():.1f}/s"
+            f"{f'; {why}' if why else ''}{troubles}"
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -146,6 +157,9 @@ class View:
         connected = status.clusters_connected == status.clusters
         second.append("● ", style="green" if connected else "yellow")
         second.append(f"{status.clusters_connected}/{status.clusters} clusters connected  ")
+        words = short_words(self._observer.figures)
+        if words:
+            second.append(f"{words}  ", style="yellow")
         if not self._observer.answers:
             second.append("the figures below are the last that the shard told", style="yellow")
         grid = Table.grid(expand=True)
@@ -170,6 +184,15 @@ class View:
         if status.clusters_connected < status.clusters:
             troubles.append(f"{status.clusters_connected} of {status.clusters} clusters connected")
         return troubles
+
+
+def short_words(figures: FleetFigures) -> str:
+    """Return how many needs are short and why, and how many machines never joined; "" when nothing is amiss."""
+    parts = [f"{count} {_SHORT[reason]}" for reason, count in sorted(figures.unmet.items()) if reason in _SHORT]
+    words = [f"needs short: {', '.join(parts)}"] if parts else []
+    if figures.unjoined_machines:
+        words.append(f"{figures.unjoined_machines} machines never joined")
+    return "; ".join(words)
 
 
 class _Decisions:

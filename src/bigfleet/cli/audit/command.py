@@ -1,0 +1,101 @@
+"""`bigfleet audit verify FILE...`: says whether an audit log is whole, or where it is not and what is wrong there.
+
+docs/spec/shard.md §13. Exit 0 for a whole log, 1 for one that is not, 2 for a wrong call or a file that cannot be read.
+It must never write to a log.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.switches import SwitchCommand
+
+if TYPE_CHECKING:
+    from bigfleet.shard.audit import Head
+    from bigfleet.shard.audit_check import Checked
+
+#: A longer line is none of ours; a device without line feeds must not fill the memory.
+_LINE_BYTES_MAX = 1024 * 1024
+
+app = typer.Typer(help="Check the audit log of a shard.", no_args_is_help=True)
+
+_Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="The files of one log, in any order.")]
+_Anchor = Annotated[
+    str | None,
+    typer.Option(metavar="SEQUENCE:CHAIN", help="A head that an earlier check printed; the log must still hold it."),
+]
+
+
+@app.callback()
+def audit() -> None:
+    """Check the audit log of a shard."""
+
+
+@app.command(cls=SwitchCommand)
+def verify(files: _Files, anchor: _Anchor = None) -> None:
+    """Say whether no line was changed, moved, added or taken away; files that rotation left chain on."""
+    from bigfleet.shard.audit_check import FINDINGS_MAX, check
+
+    noted = _read_anchor(anchor) if anchor is not None else None
+    with ExitStack() as stack:
+        opened = [(path, stack.enter_context(_open(path))) for path in files]
+        opened.sort(key=lambda each: _first_sequence(each[1]))
+        checked = check(((str(path), _lines(path, content)) for path, content in opened), noted)
+    if not checked.findings:
+        typer.echo(_sound(checked, files))
+        return
+    for finding in checked.findings:
+        place = f"{finding.file}:{finding.line}" if finding.line else finding.file
+        typer.echo(f"{place}: {finding.fault.value}: {finding.text}")
+    more = ", or more; the rest was not looked at" if len(checked.findings) >= FINDINGS_MAX else ""
+    count = len(checked.findings)
+    raise RunFault(f"the audit log is not whole: {count} {'finding' if count == 1 else 'findings'}{more}")
+
+
+def _sound(checked: "Checked", files: Sequence[Path]) -> str:
+    what = f"{checked.records:,} records in {len(files)} {'file' if len(files) == 1 else 'files'}"
+    if checked.head is None:
+        return f"OK: {what}"
+    span = f"{checked.first_sequence:,} to {checked.head.sequence:,}"
+    older = "" if checked.first_sequence == 1 else "; the records before are in none of these files"
+    return f"OK: {what}, number {span}{older}\nhead: {checked.head}"
+
+
+def _read_anchor(text: str) -> "Head":
+    from bigfleet.shard.audit import Head
+
+    number, colon, chain = text.partition(":")
+    is_number = number.isascii() and number.isdigit() and len(number) <= 19
+    is_chain = len(chain) == 64 and set(chain) <= set("0123456789abcdef")
+    if not colon or not is_number or not is_chain:
+        raise UsageFault(f"--anchor: {text!r} is no head; write the SEQUENCE:CHAIN that an earlier check printed")
+    return Head(int(number), chain)
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        if not path.is_file():
+            raise UsageFault(f"{path}: {'is no file' if path.exists() else 'does not exist'}; name a file of the log")
+        return path.open("rb")
+    except OSError as error:
+        raise UsageFault(f"{path}: {error.strerror}; name a file that can be read") from error
+
+
+def _first_sequence(content: IO[bytes]) -> int:
+    """Return the number of the first record, so that files are read in the order in which they were written."""
+    from bigfleet.shard.audit import read_line
+
+    line = read_line(content.readline(_LINE_BYTES_MAX).removesuffix(b"\n"))
+    content.seek(0)
+    return line.sequence if line is not None else 0
+
+
+def _lines(path: Path, content: IO[bytes]) -> Iterator[bytes]:
+    try:
+        yield from iter(lambda: content.readline(_LINE_BYTES_MAX), b"")
+    except OSError as error:
+        raise UsageFault(f"{path}: {error.strerror}; name a file that can be read") from error

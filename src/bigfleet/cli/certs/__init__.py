@@ -1,0 +1,4 @@
+"""`bigfleet certs`: certificates to try mutual TLS with.
+
+Nothing here serves or checks an identity; that is `bigfleet.rpc.identity`.
+"""

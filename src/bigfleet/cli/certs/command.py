@@ -1,0 +1,154 @@
+"""`bigfleet certs dev`: an authority and certificates for every role, to try mutual TLS with on machines of one's own.
+
+docs/tls.md. Exit 2 for a wrong call and for a directory that cannot be used, 1 when a file cannot be written, else 0.
+The authority's key lies beside the certificates: nothing that this makes may guard machines that matter.
+"""
+
+import ipaddress
+import re
+import shlex
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import typer
+
+from bigfleet.cli.faults import UsageFault
+from bigfleet.model.ids import identifier_fault
+
+if TYPE_CHECKING:
+    from bigfleet.cli.certs.folder import Kept
+    from bigfleet.cli.certs.issuing import Bearer
+    from bigfleet.rpc.identity import Identity
+
+app = typer.Typer(help="Certificates for mutual TLS.", no_args_is_help=True)
+
+DAYS_MAX = 3650
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+_HOST_CHARACTERS_MAX = 253
+
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; made if it is not there.")]
+_Clusters = Annotated[list[str] | None, typer.Option("--cluster", metavar="ID", help="A cluster; may be repeated.")]
+_Shards = Annotated[list[str] | None, typer.Option("--shard", metavar="ID", help="A shard; may be repeated.")]
+_Providers = Annotated[
+    list[str] | None, typer.Option("--provider", metavar="NAME", help="A provider; may be repeated.")
+]
+_Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        help="Name or address under which shards and providers are dialled, beside this machine's.",
+    ),
+]
+_Days = Annotated[int, typer.Option(min=1, max=DAYS_MAX, help="How long new certificates are good for.")]
+_Force = Annotated[bool, typer.Option("--force", help="Make everything anew, the authority too.")]
+
+
+@app.callback()
+def certs() -> None:
+    """Hold the commands together; each is a command of its own."""
+
+
+@app.command()
+def dev(
+    folder: _Folder,
+    cluster: _Clusters = None,
+    shard: _Shards = None,
+    provider: _Providers = None,
+    host: _Hosts = None,
+    days: _Days = 90,
+    force: _Force = False,
+) -> None:
+    """Make a development authority and certificates for shards, clusters, providers, an admin and a reader.
+
+    What is in DIR already is kept, so that another cluster can be added later.
+    """
+    from bigfleet.cli.certs.folder import CertificateFolder
+    from bigfleet.rpc.identity import Identity, Role
+
+    shards, clusters = shard or ["shard-0"], cluster or ["cluster-0"]
+    providers = provider or ["simulated"]
+    for flag, names in (("--shard", shards), ("--cluster", clusters), ("--provider", providers)):
+        _check_names(flag, names)
+    asked_hosts = host or []
+    hosts = _hosts(asked_hosts)
+    kept = CertificateFolder(folder, now=datetime.now(UTC), days=days, is_forced=force)
+    holders = [
+        *((f"shard-{name}", _identified(Identity(Role.SHARD, name), hosts), _shard_call(name)) for name in shards),
+        *(
+            (f"cluster-{name}", _identified(Identity(Role.CLUSTER, name)), f"the operator of {name}")
+            for name in clusters
+        ),
+        *((f"provider-{name}", _anonymous(hosts), _provider_call(name)) for name in providers),
+        ("admin", _identified(Identity(Role.ADMIN)), "people and tools that may change the fleet"),
+        ("readonly", _identified(Identity(Role.READONLY)), "dashboards and tools that only read"),
+    ]
+    told = []
+    for name, bearer, who in holders:
+        must_serve = asked_hosts if bearer.hosts else []
+        told.append(_words(who, bearer, kept.keep(quote(name, safe=""), bearer, must_serve), kept.authority_path))
+    typer.echo(f"authority until {kept.authority_expires:%Y-%m-%d}: {kept.authority_path}")
+    for words in told:
+        typer.echo(words)
+    typer.echo(f"\n{kept.authority_path.with_suffix('.key')} can make anybody: keep it off every other machine.")
+
+
+def _check_names(flag: str, names: list[str]) -> None:
+    for name in names:
+        fault = identifier_fault(name)
+        if fault:
+            raise UsageFault(f"{flag} {fault}")
+        if not name.isascii():
+            raise UsageFault(f"{flag}: {name!r} must be ASCII, as every URI in a certificate")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageFault(f"{flag}: {twice[0]!r} is given twice")
+
+
+def _hosts(more: list[str]) -> tuple[str, ...]:
+    """Return the names of this machine and those given, each once."""
+    for host in more:
+        if not _is_host(host):
+            raise UsageFault(f"--host: {host!r} is neither a host name nor an IP address")
+    own = socket.gethostname()
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", *([own] if _is_host(own) else []), *more)))
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return len(text) <= _HOST_CHARACTERS_MAX and _HOST.fullmatch(text) is not None
+    return True
+
+
+def _identified(identity: "Identity", hosts: tuple[str, ...] = ()) -> "Bearer":
+    from bigfleet.cli.certs.issuing import Bearer
+
+    return Bearer(name=f"BigFleet {identity.role.value}", uris=(identity.uri,), hosts=hosts)
+
+
+def _anonymous(hosts: tuple[str, ...]) -> "Bearer":
+    from bigfleet.cli.certs.issuing import Bearer
+
+    # A provider calls nobody, so that it needs no identity; it is known by its host name.
+    return Bearer(name="BigFleet provider", hosts=hosts)
+
+
+def _shard_call(name: str) -> str:
+    return f"bigfleet shard --id {shlex.quote(name)}"
+
+
+def _provider_call(name: str) -> str:
+    return f"bigfleet provider simulated --provider {shlex.quote(name)}"
+
+
+def _words(who: str, bearer: "Bearer", kept: "Kept", authority: Path) -> str:
+    identity = ", ".join(bearer.uris) or f"no identity, serves as {', '.join(bearer.hosts)}"
+    files = (("--tls-cert", kept.certificate), ("--tls-key", kept.key), ("--tls-ca", authority))
+    flags = " ".join(f"{flag} {shlex.quote(str(path))}" for flag, path in files)
+    made = "new" if kept.is_new else "kept"
+    return f"\n{who}  ({identity}; {made}, until {kept.expires:%Y-%m-%d})\n  {flags}"

@@ -1,0 +1,145 @@
+"""`bigfleet explain`: its flags, and the way from a name to the row or machine that is meant (docs/operating.md).
+
+Exit 0 when the shard explained it, 1 when it cannot be reached or knows no such row or machine, 2 for a wrong call. An
+explanation costs the shard a cycle's work off its loop and changes nothing.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.get.command import ADDRESS, Addr, Output
+from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bigfleet.cli.get.records import Record
+    from bigfleet.rpc.gen import shardread_pb2
+    from bigfleet.rpc.shardread_client import ShardReader
+    from bigfleet.rpc.tls import TlsFiles
+
+#: Rows that an ambiguous beginning names.
+NAMED_MAX: Final = 5
+#: Width of a page where there is no terminal.
+WIDTH: Final = 120
+
+app = typer.Typer(help="Why a live shard decided as it did in its last cycle.", no_args_is_help=True)
+
+
+@app.callback()
+def explain() -> None:
+    """Hold the subcommands together."""
+
+
+@app.command()
+def need(
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="The cluster whose row it is.")],
+    need_id: Annotated[str, typer.Argument(metavar="NEED", help="Its id in bigfleet get needs, or how that begins.")],
+    addr: Addr = ADDRESS,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    output: Output = "table",
+) -> None:
+    """Say why a row of demand got what it got."""
+    from bigfleet.cli.explain.page import show_need
+    from bigfleet.cli.get.records import event_record, need_record, time_text
+    from bigfleet.cli.get.wanted import cluster_id
+
+    if not (cluster and need_id):
+        raise UsageFault("CLUSTER and NEED must not be empty; bigfleet get needs lists the rows")
+    name = cluster_id(cluster)
+
+    def ask(reader: "ShardReader") -> "Record":
+        told = reader.explain_need(_row_meant(reader, name, need_id))
+        return {
+            "cycle": told.cycle,
+            "computedAt": time_text(told.computed_at_unix_nanos),
+            "need": need_record(told.need),
+            "events": [event_record(event) for event in told.events],
+            "truncated": told.truncated,
+        }
+
+    _explain(addr, read_tls(tls_cert, tls_key, tls_ca), output, ask, show_need)
+
+
+@app.command()
+def machine(
+    machine_id: Annotated[str, typer.Argument(metavar="MACHINE", help="The machine's id.")],
+    addr: Addr = ADDRESS,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    output: Output = "table",
+) -> None:
+    """Say why a machine serves whom it serves, and what was done with it."""
+    from bigfleet.cli.explain.page import show_machine
+    from bigfleet.cli.get.records import action_record, event_record, machine_record, time_text
+    from bigfleet.rpc.gen import shardread_pb2
+
+    def ask(reader: "ShardReader") -> "Record":
+        told = reader.explain_machine(shardread_pb2.ExplainMachineRequest(machine_id=machine_id))
+        return {
+            "cycle": told.cycle,
+            "computedAt": time_text(told.computed_at_unix_nanos),
+            "machine": machine_record(told.machine),
+            "events": [event_record(event) for event in told.events],
+            "actions": [action_record(action) for action in told.actions],
+        }
+
+    _explain(addr, read_tls(tls_cert, tls_key, tls_ca), output, ask, show_machine)
+
+
+def _explain(
+    addr: str,
+    tls: "TlsFiles | None",
+    output: str,
+    ask: "Callable[[ShardReader], Record]",
+    show: "Callable[[Console, Record], None]",
+) -> None:
+    import msgspec
+    import yaml
+    from rich.console import Console
+
+    from bigfleet.cli.get.output import quiet_when_unread
+    from bigfleet.cli.get.sources import connected
+    from bigfleet.cli.get.wanted import dialled, output_form
+
+    address, form = dialled(addr, "--addr"), output_form(output)
+    with connected(address, tls) as reader:
+        told = ask(reader)
+    with quiet_when_unread():
+        if form == "json":
+            sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+        elif form == "yaml":
+            yaml.safe_dump(told, sys.stdout, sort_keys=False, allow_unicode=True)
+        else:
+            console = Console(highlight=False)
+            show(console if console.is_terminal else Console(width=WIDTH, highlight=False), told)
+
+
+def _row_meant(reader: "ShardReader", cluster: str, asked: str) -> "shardread_pb2.ExplainNeedRequest":
+    """Return the one row of the cluster whose id begins so. Raises RunFault for none, UsageFault for several."""
+    from bigfleet.cli.get.records import need_id
+    from bigfleet.rpc.gen import shardread_pb2
+
+    listing = reader.needs(shardread_pb2.InspectNeedsRequest(cluster_id=cluster))
+    if not listing.cycle:
+        raise RunFault(f"the shard at {reader.address} is not ready yet: it has finished no cycle to explain")
+    keys = {(view.profile_fingerprint, view.need.group) for view in listing.entries}
+    found = {need_id(*key): key for key in keys if need_id(*key).startswith(asked.lower())}
+    if not found:
+        raise RunFault(
+            f"cycle {listing.cycle} had no row of cluster {cluster!r} whose id begins with {asked!r}; "
+            "bigfleet get needs lists the rows"
+        )
+    if len(found) > 1:
+        named = ", ".join(sorted(found)[:NAMED_MAX])
+        rest = f" and {len(found) - NAMED_MAX:,} more" if len(found) > NAMED_MAX else ""
+        raise UsageFault(f"{asked!r} is the beginning of {len(found):,} rows of {cluster!r}: {named}{rest}; say more")
+    ((fingerprint, group),) = found.values()
+    return shardread_pb2.ExplainNeedRequest(cluster_id=cluster, profile_fingerprint=fingerprint, group=group)

@@ -1,0 +1,270 @@
+"""Says what a person is shown of each record: the columns of every table of `bigfleet get`, and which go first.
+
+A column's rank says how soon it makes room on a narrow terminal; rank 0 never does. Cells are text without anything
+that a terminal could take for an order, whatever a provider wrote into an error. Nothing here asks a shard.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bigfleet.cli.get.records import Record, unix_seconds
+from bigfleet.cli.up.amounts import amount_text
+from bigfleet.model.vector import parse_vector
+
+#: What a cell shows when there is nothing to say.
+NOTHING: Final = "-"
+#: Of the 16 digits of a need's id; `bigfleet explain need` takes any beginning that is one row's alone.
+NEED_DIGITS: Final = 8
+#: Requirements may list a thousand values.
+ASKED_CHARACTERS_MAX: Final = 60
+_BYTES: Final = ("memory", "ephemeral-storage", "storage")
+_STATE_STYLES: Final[Mapping[str, str]] = {
+    "Configured": "green",
+    "Idle": "",
+    "Speculative": "dim",
+    "Failed": "bold red",
+    "Draining": "yellow",
+    "Deleting": "yellow",
+    "Creating": "cyan",
+    "Configuring": "cyan",
+}
+#: Outcomes after which nobody needs to look.
+_CALM_OUTCOMES: Final = frozenset({"success", "noop", "stale", "transition_raced_to_idle"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table."""
+
+    head: str
+    #: (record, Unix seconds now) → text.
+    cell: Callable[[Record, float], str]
+    #: Makes room before columns of a lower rank; 0 stays.
+    rank: int = 0
+    right: bool = False
+    style: Callable[[Record], str] = lambda _record: ""
+    #: Cut to what is left of the line on a terminal; at most the last column is.
+    flexible: bool = False
+
+
+def plain(value: object) -> str:
+    """Return a value as one line without control characters; null and empty as `-`."""
+    text = "" if value is None else " ".join(str(value).split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text) or NOTHING
+
+
+def age_text(seconds: float) -> str:
+    """Return an age as kubectl writes it: `42s`, `3m12s`, `2h10m`, `5d3h`; a clock that differs makes none negative."""
+    whole = max(0, int(seconds))
+    for size, unit, rest, rest_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            left = whole % size // rest
+            return f"{whole // size}{unit}{left}{rest_unit}" if left else f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+def amounts(quantities: Mapping[str, str]) -> str:
+    """Return quantities in few characters: `cpu 12.5, memory 96.0GiB, gpu 4`."""
+    parts = []
+    for name, milli in sorted(parse_vector(quantities).items()):
+        is_bytes = name in _BYTES or name.startswith("hugepages-")
+        parts.append(f"{name.rpartition('/')[2]} {amount_text(milli, 'memory' if is_bytes else 'cpu')}")
+    return ", ".join(parts) or NOTHING
+
+
+def _field(name: str) -> Callable[[Record, float], str]:
+    return lambda record, _now: plain(record[name])
+
+
+def _age(name: str) -> Callable[[Record, float], str]:
+    return lambda record, now: NOTHING if record[name] is None else age_text(now - unix_seconds(record[name]))
+
+
+def _amounts(name: str) -> Callable[[Record, float], str]:
+    return lambda record, _now: amounts(record[name])
+
+
+def _dollars(name: str) -> Callable[[Record, float], str]:
+    return lambda record, _now: NOTHING if record[name] is None else f"{record[name]:.4g}"
+
+
+def _state_style(record: Record) -> str:
+    return _STATE_STYLES.get(record["state"], "")
+
+
+def _flags(record: Record, _now: float) -> str:
+    """Return what is unusual about a machine, the action under way included."""
+    told = [name for name in ("stuck", "unjoined", "held") if record[name]]
+    if record["reservedForShard"]:
+        told.append(f"reserved:{plain(record['reservedForShard'])}")
+    if record["pendingAction"]:
+        told.append(record["pendingAction"].lower())
+    return ",".join(told) or NOTHING
+
+
+def _alarm(name: str, style: str = "bold red") -> Callable[[Record], str]:
+    return lambda record: style if record[name] else ""
+
+
+def _flags_style(record: Record) -> str:
+    return "bold red" if record["stuck"] or record["unjoined"] or record["held"] else "cyan"
+
+
+def _supply(record: Record, _now: float) -> str:
+    """Return idle, configured and speculative machines that match, `+` where counting stopped."""
+    supply: Mapping[str, Any] | None = record["matchingSupply"]
+    if supply is None:
+        return NOTHING
+    counts = "/".join(str(supply[name]) for name in ("idle", "configured", "speculative"))
+    return f"{counts}+" if supply["capped"] else counts
+
+
+def requirements_text(requirements: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a row asks of its machines, the keys without their domain: `zone in a|b, arch=arm64, rack same`."""
+    return ", ".join(_requirement(requirement) for requirement in requirements) or "any machine"
+
+
+def _requirement(requirement: Mapping[str, Any]) -> str:
+    key, values = plain(requirement["key"]).rpartition("/")[2], [plain(value) for value in requirement["values"]]
+    match requirement["operator"]:
+        case "In":
+            return f"{key}={values[0]}" if len(values) == 1 else f"{key} in {'|'.join(values)}"
+        case "NotIn":
+            return f"{key}!={values[0]}" if len(values) == 1 else f"{key} not in {'|'.join(values)}"
+        case "Exists":
+            return key
+        case "DoesNotExist":
+            return f"no {key}"
+        case operator:
+            return f"{key} {operator.lower()}" + (f" of {'|'.join(values)}" if values else "")
+
+
+def _asks(record: Record, _now: float) -> str:
+    return shortened(requirements_text(record["requirements"]), ASKED_CHARACTERS_MAX)
+
+
+def _need(record: Record, _now: float) -> str:
+    return str(record["need"])[:NEED_DIGITS]
+
+
+def shortened(text: str, characters_max: int) -> str:
+    """Return a text, cut with an ellipsis if it is longer."""
+    return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
+
+
+def _reason(record: Record, _now: float) -> str:
+    if record["satisfied"]:
+        return "met"
+    return plain(record["reason"]) + (", parked" if record["parked"] else "")
+
+
+def _reason_style(record: Record) -> str:
+    return "green" if record["satisfied"] else "bold red" if record["class"] in ("critical", "service") else "yellow"
+
+
+def _held(record: Record, _now: float) -> str:
+    """Return the machines that a row holds, and those of them that are new in this cycle."""
+    new = record["bootstraps"] + record["provisions"]
+    return f"{record['machines']} ({new} new)" if new else str(record["machines"])
+
+
+def _unmet(record: Record, _now: float) -> str:
+    return str(record["unmetCycles"]) if record["unmetCycles"] else NOTHING
+
+
+def _outcome(record: Record, _now: float) -> str:
+    return plain(record["outcome"] or "running")
+
+
+def _outcome_style(record: Record) -> str:
+    outcome = record["outcome"]
+    return "cyan" if outcome is None else "green" if outcome in _CALM_OUTCOMES else "bold red"
+
+
+def _took(record: Record, now: float) -> str:
+    ended = now if record["finished"] is None else unix_seconds(record["finished"])
+    return NOTHING if record["decided"] is None else age_text(ended - unix_seconds(record["decided"]))
+
+
+def _count(state: str) -> Callable[[Record, float], str]:
+    return lambda record, _now: str(record["machines"][state])
+
+
+def _cluster_flags(record: Record, _now: float) -> str:
+    return ",".join(f"{record[name]} {name}" for name in ("stuck", "unjoined") if record[name]) or NOTHING
+
+
+MACHINES: Final[Sequence[Column]] = (
+    Column(head="MACHINE", cell=_field("id")),
+    Column(head="STATE", cell=_field("state"), style=_state_style),
+    Column(head="AGE", cell=_age("stateSince"), right=True),
+    Column(head="CLUSTER", cell=_field("cluster"), rank=1),
+    Column(head="TYPE", cell=_field("instanceType"), rank=4),
+    Column(head="ZONE", cell=_field("zone"), rank=5),
+    Column(head="CAPACITY", cell=_field("capacityType"), rank=6),
+    Column(head="$/H", cell=_dollars("priceUsdPerHour"), rank=7, right=True),
+    Column(head="PRIORITY", cell=_field("priority"), rank=3, right=True),
+    Column(head="FLAGS", cell=_flags, rank=2, style=_flags_style),
+    Column(head="ERROR", cell=_field("lastError"), rank=1, style=_alarm("lastError", "red"), flexible=True),
+)
+NEEDS: Final[Sequence[Column]] = (
+    Column(head="CLUSTER", cell=_field("cluster")),
+    Column(head="PRIORITY", cell=_field("priority"), right=True),
+    Column(head="NEED", cell=_need),
+    Column(head="GROUP", cell=_field("group"), rank=4),
+    Column(head="AGE", cell=_age("firstReported"), rank=3, right=True),
+    Column(head="HELD", cell=_held, rank=5),
+    Column(head="UNMET", cell=_unmet, rank=3, right=True, style=_alarm("unmetCycles")),
+    Column(head="REASON", cell=_reason, style=_reason_style),
+    Column(head="DOMAIN", cell=_field("domain"), rank=6),
+    Column(head="ASKS FOR", cell=_asks, rank=7),
+    Column(head="WANTED", cell=_amounts("wanted"), rank=2),
+    Column(head="MISSING", cell=_amounts("missing"), style=_alarm("missing", "red"), flexible=True),
+)
+SHORTFALLS: Final[Sequence[Column]] = (
+    Column(head="CLUSTER", cell=_field("cluster")),
+    Column(head="PRIORITY", cell=_field("priority"), right=True),
+    Column(head="CLASS", cell=_field("class"), rank=3, style=_reason_style),
+    Column(head="NEED", cell=_need),
+    Column(head="GROUP", cell=_field("group"), rank=4),
+    Column(head="CYCLES", cell=_unmet, right=True),
+    Column(head="REASON", cell=_reason, style=_reason_style),
+    Column(head="IDLE/CONF/SPEC", cell=_supply, rank=3, right=True),
+    Column(head="VICTIMS", cell=_field("victims"), rank=5, right=True),
+    Column(head="ASKS FOR", cell=_asks, rank=6),
+    Column(head="MISSING", cell=_amounts("missing"), style=lambda _record: "red", flexible=True),
+)
+CLUSTERS: Final[Sequence[Column]] = (
+    Column(head="CLUSTER", cell=_field("cluster")),
+    Column(head="ROWS", cell=_field("rows"), rank=3, right=True),
+    Column(head="SHORT", cell=_field("rowsShort"), right=True, style=_alarm("rowsShort")),
+    Column(head="URGENCY", cell=_field("shortPriority"), rank=1, right=True, style=_alarm("rowsShort")),
+    Column(head="CYCLES", cell=_unmet, rank=2, right=True),
+    Column(head="READY", cell=_count("configured"), right=True),
+    Column(head="COMING", cell=_count("configuring"), right=True),
+    Column(head="DRAINING", cell=_count("draining"), rank=2, right=True),
+    Column(head="FAILED", cell=_count("failed"), right=True),
+    Column(head="FLAGS", cell=_cluster_flags, rank=1, style=lambda _record: "bold red"),
+    Column(head="$/H", cell=_dollars("costUsdPerHour"), rank=4, right=True),
+    Column(head="WANTED", cell=_amounts("wanted"), rank=5),
+    Column(head="MISSING", cell=_amounts("missing"), rank=1, style=_alarm("missing", "red"), flexible=True),
+)
+ACTIONS: Final[Sequence[Column]] = (
+    Column(head="AGE", cell=_age("decided"), right=True),
+    Column(head="KIND", cell=_field("kind")),
+    Column(head="MACHINE", cell=_field("machine")),
+    Column(head="CLUSTER", cell=_field("cluster"), rank=1),
+    Column(head="OUTCOME", cell=_outcome, style=_outcome_style),
+    Column(head="TOOK", cell=_took, rank=2, right=True),
+    Column(head="REASON", cell=_field("reason"), rank=4),
+    Column(head="CYCLE", cell=_field("decidedCycle"), rank=5, right=True),
+    Column(head="MESSAGE", cell=_field("message"), rank=3, flexible=True),
+)
+SESSIONS: Final[Sequence[Column]] = (
+    Column(head="FIGURE", cell=_field("name")),
+    Column(head="WHICH", cell=_field("event")),
+    Column(head="CLUSTER", cell=_field("cluster")),
+    Column(head="COUNT", cell=_field("count"), right=True),
+    Column(head="MEANING", cell=_field("meaning"), rank=1, flexible=True),
+)

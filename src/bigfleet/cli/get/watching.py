@@ -1,0 +1,145 @@
+"""Looks again and again: a screen that is drawn anew for a person, a document per change for a program.
+
+A shard that goes away after the first look is waited for, and said to be away. Records hold no ages, so equal records
+are no change. Ctrl-C is the ordinary end. Nothing here remembers more than the last document's digest.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from tempfile import SpooledTemporaryFile
+from typing import Final, TextIO, cast
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from bigfleet.cli.faults import CommandFault
+from bigfleet.cli.get.columns import Column
+from bigfleet.cli.get.output import TableWriter, footer, plural, write_json, write_yaml
+from bigfleet.cli.get.records import NANOS_PER_SECOND, Record, time_text
+
+#: A document stays in memory up to this and goes through a file above it.
+SPOOL_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Lines of a screen that are not rows: heads, a blank, the footer, and one that the cursor keeps.
+_FRAME_LINES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What is shown, and how."""
+
+    #: Asks the shard anew at each call. Raises CommandFault, also while it is read.
+    look: Callable[[], Iterator[Record]]
+    columns: Sequence[Column]
+    #: In the singular.
+    noun: str
+    #: table, json or yaml.
+    form: str
+
+
+def show_once(shown: Shown, console: Console) -> None:
+    """Write one answer to standard output."""
+    if shown.form != "table":
+        write = write_json if shown.form == "json" else write_yaml
+        write(shown.look(), sys.stdout)
+        return
+    table = TableWriter(console, shown.columns, now_seconds=time.time())
+    count = table.write(shown.look())
+    if not count:
+        # Beside the output, so that a program that counts lines counts none.
+        Console(stderr=True, highlight=False).print(f"no {plural(shown.noun)} found")
+    elif console.is_terminal:
+        console.print(Text(footer(count, shown.noun, table.hidden), style="dim"))
+
+
+def watch(shown: Shown, console: Console, *, interval_seconds: float) -> None:
+    """Show it until Ctrl-C. Raises CommandFault if the first look fails."""
+    try:
+        if shown.form == "table" and console.is_terminal:
+            _redraw(shown, console, interval_seconds)
+        else:
+            _tell_changes(shown, console, interval_seconds)
+    except KeyboardInterrupt:
+        return
+
+
+def _redraw(shown: Shown, console: Console, interval_seconds: float) -> None:
+    screen: RenderableType = _screen(shown, console)
+    with Live(screen, console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(screen, refresh=True)
+            time.sleep(interval_seconds)
+            try:
+                screen = _screen(shown, console)
+            except CommandFault as fault:
+                away = Text(f"{_clock_text()} {fault}; looking again", style="bold red")
+                # The last answer stays below: it is what was known.
+                live.update(Group(away, screen), refresh=True)
+
+
+def _screen(shown: Shown, console: Console) -> RenderableType:
+    """Return as many rows as the terminal is high; the others are counted."""
+    table = TableWriter(console, shown.columns, now_seconds=time.time())
+    records = shown.look()
+    rows = list(islice(records, max(1, console.height - _FRAME_LINES)))
+    rest = sum(1 for _record in records)
+    drawn = table.table(rows) if rows else Text("")
+    told = footer(len(rows) + rest, shown.noun, table.hidden, below=rest) if rows else f"no {plural(shown.noun)} found"
+    below = Text(f"{_clock_text()} {told}", style="dim", no_wrap=True, overflow="ellipsis")
+    return Group(drawn, Text(""), below)
+
+
+def _tell_changes(shown: Shown, console: Console, interval_seconds: float) -> None:
+    last = b""
+    complaint: str | None = ""
+    while True:
+        with SpooledTemporaryFile(SPOOL_BYTES_MAX, mode="w+", encoding="utf-8") as spool:
+            try:
+                digest = _write_document(shown, cast(TextIO, spool))
+                complaint = None
+                if digest != last:
+                    spool.seek(0)
+                    shutil.copyfileobj(spool, sys.stdout)
+                    sys.stdout.flush()
+                last = digest
+            except CommandFault as fault:
+                if complaint == "":
+                    raise
+                if complaint != str(fault):
+                    complaint = str(fault)
+                    Console(stderr=True, highlight=False, soft_wrap=True).print(
+                        Text(f"bigfleet: {fault}; looking again")
+                    )
+        time.sleep(interval_seconds)
+
+
+def _write_document(shown: Shown, to: TextIO) -> bytes:
+    """Write one document and return the digest of its records."""
+    digest = blake2b()
+
+    def digested() -> Iterator[Record]:
+        for record in shown.look():
+            digest.update(msgspec.json.encode(record))
+            yield record
+
+    if shown.form == "json":
+        write_json(digested(), to)
+    elif shown.form == "yaml":
+        to.write("---\n")
+        write_yaml(digested(), to)
+    else:
+        to.write(f"# {_clock_text()}\n")
+        console = Console(file=to, force_terminal=False, color_system=None, highlight=False)
+        if not TableWriter(console, shown.columns, now_seconds=time.time()).write(digested()):
+            to.write(f"no {plural(shown.noun)} found\n")
+    return digest.digest()
+
+
+def _clock_text() -> str:
+    return time_text(int(time.time()) * NANOS_PER_SECOND) or ""

@@ -1,0 +1,61 @@
+"""When a run may begin: the shard has read its machines and its engine's kernels are at hand.
+
+The first start of a version compiles the kernels, which takes about a minute; a person is told so, and that minute is
+no part of the run. Nothing here judges a shard that was ready once.
+"""
+
+import asyncio
+import http.client
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from typing import Final
+
+from rich.console import Console
+
+from bigfleet.cli.faults import RunFault
+from bigfleet.model.clock import Clock
+
+#: Compiling takes this long on no machine that could run a fleet.
+READY_SECONDS_MAX: Final = 600.0
+#: A shard whose kernels are at hand is ready within this; only a longer wait is told.
+QUIET_SECONDS: Final = 3.0
+_POLL_SECONDS: Final = 0.1
+_ASK_SECONDS_MAX: Final = 5.0
+COMPILING: Final = "compiling the engine's kernels: once per version, about a minute …"
+
+
+async def until_ready(is_ready: Callable[[], Awaitable[bool]], clock: Clock, console: Console, *, log: str) -> None:
+    """Return when the shard says that it is ready; tell the console what it waits for when that takes long.
+
+    Raises RunFault naming `log` when it takes longer than anything can.
+    """
+    started_seconds = clock.monotonic_seconds()
+    with ExitStack() as telling:
+        has_told = False
+        while not await is_ready():
+            waited_seconds = clock.monotonic_seconds() - started_seconds
+            if waited_seconds > READY_SECONDS_MAX:
+                raise RunFault(f"the shard is not ready after {READY_SECONDS_MAX:g} s (log: {log})")
+            if waited_seconds >= QUIET_SECONDS and not has_told:
+                has_told = True
+                if console.is_terminal:
+                    telling.enter_context(console.status(COMPILING))
+                else:
+                    console.print(COMPILING, highlight=False, markup=False)
+            await clock.sleep(_POLL_SECONDS)
+
+
+async def answers_ready(port: int) -> bool:
+    """Ask `/readyz` on a loopback port once; a process that does not answer is not ready."""
+    return await asyncio.to_thread(_ask, port)
+
+
+def _ask(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ASK_SECONDS_MAX)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

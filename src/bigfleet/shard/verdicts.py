@@ -1,0 +1,186 @@
+"""What each operator is told of its needs after a cycle: which are unmet, by how much, and why.
+
+docs/spec/shard.md §10.7 and §12. Rows are those that the cluster reported. Everything here is worked out off the loop
+over the rows that are short, and over no others; a verdict changes nothing about a decision.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from bigfleet.engine.decision import RowResult
+from bigfleet.engine.shortfalls import priority_class
+from bigfleet.model import vector
+from bigfleet.model.frames import NeedStatus, NeedStatusUpdate, UnmetReason
+from bigfleet.model.need import Need, RowKey
+from bigfleet.model.vector import Vector
+from bigfleet.shard.classes import Ask, Fits, Prices
+from bigfleet.shard.views import ViewContext, reason_of, residuals_of
+
+#: Rows of one verdict.
+ROWS_MAX = 1000
+#: Least time between two verdicts for one operator.
+GAP_SECONDS = 5.0
+
+_SENTENCES: Mapping[UnmetReason, str] = {
+    UnmetReason.PRIORITY_STARVED: "matching machines are held by equal or higher priority",
+    UnmetReason.NO_MATCHING_SUPPLY: "no machine of the fleet matches the requirements and holds the largest request",
+    UnmetReason.TOPOLOGY_UNSATISFIABLE: "no single domain can hold the whole group",
+    UnmetReason.PREEMPTION_EXHAUSTED: "machines are being drained for it",
+}
+_PARKED = "no single domain can hold the whole group; it is tried again from time to time"
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """One reported row that the last cycle left short."""
+
+    need: Need
+    residual: Vector
+    reason: UnmetReason
+    parked: bool
+    #: Timer cycles as a shortfall; 0 while victims cover it.
+    age_cycles: int
+    #: The row as decided on, which is what an operator refuses.
+    decided_key: RowKey
+
+
+def unmet_rows(short: Iterable[RowResult], context: ViewContext, fits: Fits) -> list[Unmet]:
+    """Return the reported rows that are short, in list order; what victims will cover is still short."""
+    found = []
+    for result in short:
+        is_refused = result.need.key in context.refused
+        reasons: dict[Ask, UnmetReason] = {}
+        for member, residual in residuals_of(result, context):
+            if not residual:
+                continue
+            ask = Ask.of(member)
+            reason = reasons.get(ask)
+            if reason is None:
+                has_supply = bool(fits.fitting(ask).any())
+                reason = reasons[ask] = reason_of(result, is_refused=is_refused, has_supply=has_supply)
+            age_cycles = context.row_ages.get(member.key, 0)
+            found.append(Unmet(member, residual, reason, result.need.parked, age_cycles, result.need.key))
+    return found
+
+
+# ---- gauges ------------------------------------------------------------------------------------------------------
+
+
+def shortfall_counts(unmet: Iterable[Unmet]) -> Counter[tuple[UnmetReason, str]]:
+    """Return the entries of the row ledger by reason and priority class."""
+    return Counter((row.reason, priority_class(row.need.profile.priority)) for row in unmet if row.age_cycles)
+
+
+def missing_machines(unmet: Iterable[Unmet], prices_usd_per_hour: Prices, fits: Fits) -> Counter[int]:
+    """Return, by interruption bucket, how many machines the short rows lack.
+
+    `prices_usd_per_hour` are those of the classes. Of each row it is the number of the cheapest matching class that
+    covers what the row lacks; without such a class as many as its min unit fits into that, at least 1.
+    """
+    counts: Counter[int] = Counter()
+    units: dict[tuple[Ask, tuple[str, ...]], Vector | None] = {}
+    for row in unmet:
+        ask, names = Ask.of(row.need), tuple(sorted(row.residual))
+        if (ask, names) not in units:
+            units[(ask, names)] = _cheapest_unit(ask, names, prices_usd_per_hour, fits)
+        unit = units[(ask, names)] or row.need.min_unit
+        lacking = [ceil(milli / unit[name]) for name, milli in row.residual.items() if name in unit]
+        counts[row.need.profile.interruption_bucket] += max(lacking, default=1)
+    return counts
+
+
+def _cheapest_unit(ask: Ask, names: tuple[str, ...], prices_usd_per_hour: Prices, fits: Fits) -> Vector | None:
+    places = np.flatnonzero(fits.fitting(ask) & fits.offering(names))
+    if not len(places):
+        return None
+    return fits.supply(int(places[prices_usd_per_hour[places].argmin()]))
+
+
+# ---- frames ------------------------------------------------------------------------------------------------------
+
+
+def statuses(unmet: Iterable[Unmet], clusters: Set[str], texts: Mapping[RowKey, str]) -> dict[str, list[NeedStatus]]:
+    """Return what these clusters are told of their unmet rows, list order, one row more than may be told."""
+    told: defaultdict[str, list[NeedStatus]] = defaultdict(list)
+    for row in unmet:
+        cluster = row.need.cluster
+        if cluster in clusters and len(told[cluster]) <= ROWS_MAX:
+            told[cluster].append(
+                NeedStatus(
+                    fingerprint=row.need.fingerprint,
+                    group=row.need.group,
+                    residual=vector.format_vector(row.residual, row.need.families),
+                    reason=row.reason,
+                    age_cycles=row.age_cycles,
+                    parked=row.parked,
+                    message=_sentence(row, texts),
+                )
+            )
+    return told
+
+
+def _sentence(row: Unmet, texts: Mapping[RowKey, str]) -> str:
+    if row.reason is UnmetReason.BOOTSTRAP_REFUSED:
+        text = texts.get(row.decided_key, "")
+        return f"the operator cannot bootstrap it: {text}" if text else "the operator cannot bootstrap it"
+    if row.parked:
+        return _PARKED
+    return _SENTENCES[row.reason]
+
+
+class _Told(NamedTuple):
+    rows: tuple[NeedStatus, ...]
+    rollup_timestamp_unix_nanos: int
+    truncated: bool
+    at_seconds: float
+
+
+class Verdicts:
+    """What each operator was told last, so that it hears of what changed, and not too often."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, _Told] = {}
+
+    def forget(self, cluster: str) -> None:
+        """Tell the cluster everything again after the next cycle: its session is new, or lost frames."""
+        self._told.pop(cluster, None)
+
+    def due(
+        self,
+        statuses_by_cluster: Mapping[str, Sequence[NeedStatus]],
+        judged: Mapping[str, int],
+        *,
+        context: ViewContext,
+        now_seconds: float,
+    ) -> Iterator[tuple[str, NeedStatusUpdate]]:
+        """Yield the verdicts to send: rows or judged roll-up differ from what was told, and the gap has passed.
+
+        `judged` names the clusters that may be told, with the roll-up that was in force. Call `sent` for each.
+        """
+        for cluster, timestamp_unix_nanos in judged.items():
+            told = self._told.get(cluster)
+            if told is not None and now_seconds - told.at_seconds < GAP_SECONDS:
+                continue
+            found = statuses_by_cluster.get(cluster, ())
+            rows, truncated = tuple(found[:ROWS_MAX]), len(found) > ROWS_MAX
+            if told is not None and told[:3] == (rows, timestamp_unix_nanos, truncated):
+                continue
+            yield (
+                cluster,
+                NeedStatusUpdate(
+                    cycle=context.cycle,
+                    computed_at_unix_nanos=context.computed_at_unix_nanos,
+                    rows=rows,
+                    rollup_timestamp_unix_nanos=timestamp_unix_nanos,
+                    truncated=truncated,
+                ),
+            )
+
+    def sent(self, cluster: str, update: NeedStatusUpdate, now_seconds: float) -> None:
+        """Remember what a cluster was told."""
+        self._told[cluster] = _Told(update.rows, update.rollup_timestamp_unix_nanos, update.truncated, now_seconds)

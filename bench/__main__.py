@@ -5,7 +5,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.harness import run
+from bench.harness import run, run_measurements
 from bench.record import (
     FULL_RECORD,
     PARTIAL_RECORD,
@@ -17,7 +17,8 @@ from bench.record import (
     run_entry,
     write_record,
 )
-from bench.workloads import ALL
+from bench.workloads import ALL, MEASUREMENTS
+from bigfleet.cli.runtime import configure_logging
 
 
 def main() -> None:
@@ -44,11 +45,18 @@ def main() -> None:
         print(f"{README} shows the run of {path}")
         return
     chosen = [b for b in ALL if options.only in b.name and not (options.quick and b.is_slow)]
-    if not chosen:
-        parser.error(f"no benchmark's name contains {options.only!r}; there are: {', '.join(b.name for b in ALL)}")
+    watched = [m for m in MEASUREMENTS if options.only in m.name and not (options.quick and m.is_slow)]
+    if not chosen and not watched:
+        names = ", ".join(dict.fromkeys([*(b.name for b in ALL), *(m.name for m in MEASUREMENTS)]))
+        parser.error(f"no benchmark's name contains {options.only!r}; there are: {names}")
+    # What is done on purpose thousands of times, such as removing machines, is no news.
+    configure_logging("bench", "error")
     machine, started = machine_entry(), datetime.now(UTC)
-    measured = run(chosen)
-    write_record(path, run_entry(measured, machine=machine, started=started, is_full=is_full))
+    measured = run(chosen) if chosen else []
+    measurements = run_measurements(watched)
+    write_record(
+        path, run_entry(measured, machine=machine, started=started, is_full=is_full, measurements=measurements)
+    )
     print(f"the record of this run is in {path}")
 
 

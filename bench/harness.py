@@ -63,6 +63,49 @@ class Repeated:
     work: Callable[[], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One figure of a measurement, and what docs/spec/benchmarks.md wants of it: at most, or at least; or nothing."""
+
+    what: str
+    value: float
+    unit: str
+    most: float | None = None
+    least: float | None = None
+
+    @property
+    def target(self) -> float | None:
+        """What it is held against, in the unit; None where nothing is wanted."""
+        return self.least if self.most is None else self.most
+
+    @property
+    def is_met(self) -> bool | None:
+        """Say whether it is within; None where nothing is wanted."""
+        if self.most is not None:
+            return self.value <= self.most
+        return None if self.least is None else self.value >= self.least
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one measurement saw, and a checksum of what was counted in it."""
+
+    readings: tuple[Reading, ...]
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Whole processes that are watched once for a while: several figures in units of their own."""
+
+    name: str
+    size: str
+    #: Runs it, and raises AssertionError when not everything arrived.
+    run: Callable[[], Measured]
+    #: Left out of a quick run.
+    is_slow: bool = False
+
+
 def copy_ms(column_bytes: int) -> float:
     """Return the median time of one NumPy copy of so many bytes: what the memory of this machine allows."""
     if not column_bytes:
@@ -161,3 +204,40 @@ def run(benchmarks: Sequence[Benchmark]) -> list[tuple[Benchmark, Figures]]:
         table.add_row(*cells(benchmark, figures))
     console.print(table)
     return measured
+
+
+READING_COLUMNS = ("measurement", "size", "figure", "value", "unit", "target", "met", "checksum")
+
+
+def reading_cells(measurement: Measurement, reading: Reading, checksum: str) -> list[str]:
+    """Return one figure's line of the table."""
+    sign = "≤" if reading.most is not None else "≥"
+    return [
+        measurement.name,
+        measurement.size,
+        reading.what,
+        f"{reading.value:,.2f}",
+        reading.unit,
+        "" if reading.target is None else f"{sign} {reading.target:g}",
+        "" if reading.is_met is None else "yes" if reading.is_met else "no",
+        checksum,
+    ]
+
+
+def run_measurements(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Measured]]:
+    """Run each measurement once, print the table, and return what was measured."""
+    if not measurements:
+        return []
+    table = Table(title="whole processes, measured once")
+    for column in READING_COLUMNS:
+        table.add_column(column, justify="right" if column == "value" else "left")
+    console = Console(width=max(Console().width, TABLE_WIDTH_MIN))
+    seen = []
+    for measurement in measurements:
+        with console.status(f"{measurement.name} {measurement.size}"):
+            measured = measurement.run()
+        seen.append((measurement, measured))
+        for reading in measured.readings:
+            table.add_row(*reading_cells(measurement, reading, measured.checksum))
+    console.print(table)
+    return seen

@@ -7,13 +7,13 @@ is only ever written from a record of a full run: nothing here may let anybody t
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from bench.harness import RUNS, WARM_UPS, Benchmark, Figures
+from bench.harness import RUNS, WARM_UPS, Benchmark, Figures, Measured, Measurement
 
 FORMAT: Final = "bigfleet-bench-1"
 HERE: Final = Path(__file__).parent
@@ -28,6 +28,8 @@ MARKDOWN_COLUMNS: Final = (
     *("benchmark", "size", "median ms", "min – max ms", "target ms", "met", "× target", "× copy", "reference ms"),
     "checksum",
 )
+
+MEASUREMENT_COLUMNS: Final = ("measurement", "size", "figure", "value", "target", "met", "checksum")
 
 Entry = Mapping[str, Any]
 
@@ -82,8 +84,33 @@ def benchmark_entry(benchmark: Benchmark, figures: Figures) -> dict[str, Any]:
     }
 
 
+def measurement_entry(measurement: Measurement, measured: Measured) -> dict[str, Any]:
+    """Return one measurement as it is kept; what nothing is wanted of has a null target."""
+    return {
+        "name": measurement.name,
+        "size": measurement.size,
+        "readings": [
+            {
+                "what": reading.what,
+                "value": reading.value,
+                "unit": reading.unit,
+                "at_most": reading.most,
+                "at_least": reading.least,
+                "is_met": reading.is_met,
+            }
+            for reading in measured.readings
+        ],
+        "checksum": measured.checksum,
+    }
+
+
 def run_entry(
-    measured: Sequence[tuple[Benchmark, Figures]], *, machine: Entry, started: datetime, is_full: bool
+    measured: Sequence[tuple[Benchmark, Figures]],
+    *,
+    machine: Entry,
+    started: datetime,
+    is_full: bool,
+    measurements: Sequence[tuple[Measurement, Measured]] = (),
 ) -> dict[str, Any]:
     """Return the whole record of one run; times are UTC."""
     return {
@@ -94,6 +121,7 @@ def run_entry(
         "warm_ups": WARM_UPS,
         "machine": dict(machine),
         "benchmarks": [benchmark_entry(benchmark, figures) for benchmark, figures in measured],
+        "measurements": [measurement_entry(measurement, seen) for measurement, seen in measurements],
     }
 
 
@@ -131,7 +159,33 @@ def markdown_of(entry: Entry) -> str:
         "|---|---|---:|---:|---:|---|---:|---:|---:|---|",
         *(_markdown_row(benchmark) for benchmark in entry["benchmarks"]),
     ]
+    measurements = entry.get("measurements", [])
+    if measurements:
+        lines += [
+            "",
+            "Whole processes, measured once:",
+            "",
+            f"| {' | '.join(MEASUREMENT_COLUMNS)} |",
+            "|---|---|---|---:|---:|---|---|",
+            *(row for measurement in measurements for row in _measurement_rows(measurement)),
+        ]
     return "\n".join(lines)
+
+
+def _measurement_rows(measurement: Entry) -> Iterator[str]:
+    for reading in measurement["readings"]:
+        most, least, met = reading["at_most"], reading["at_least"], reading["is_met"]
+        target = "" if met is None else f"≤ {most:g}" if most is not None else f"≥ {least:g}"
+        cells = [
+            measurement["name"].replace("|", "\\|"),
+            measurement["size"],
+            reading["what"],
+            f"{reading['value']:,.2f} {reading['unit']}".rstrip(),
+            target,
+            "" if met is None else "yes" if met else "**no**",
+            f"`{measurement['checksum']}`",
+        ]
+        yield "| " + " | ".join(cells) + " |"
 
 
 def _markdown_row(benchmark: Entry) -> str:

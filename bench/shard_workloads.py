@@ -2,28 +2,40 @@
 
 Both begin where the wire ends. For W7 that is a `Listing`: what `GrpcProvider.list` hands over, records already
 converted, each an object of its own that shares with its machine in the inventory what conversion shares. For W10 it is
-the frame's bytes: reading them is part of the time. Nothing here may time an inventory or a table that it did not count.
+the frame's bytes: reading them is part of the time. Nothing here may time an inventory or a table that it has not
+counted.
 """
 
 import asyncio
+import gc
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 
 from prometheus_client import CollectorRegistry
 
-from bench.engine_fleets import fleet_machines
+from bench.engine_fleets import cluster_rows, fleet_machines
 from bench.harness import Benchmark, Repeated
 from bigfleet.cli.runtime import SystemClock, SystemIds
+from bigfleet.model.frames import Hello, RollUp
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import encode_metadata
-from bigfleet.model.states import MachineState
+from bigfleet.model.quantity import parse_quantity
 from bigfleet.rpc.convert_machine import machine_from_wire, machine_to_wire
+from bigfleet.rpc.convert_need import ReceivedRollUp, rollup_to_wire
+from bigfleet.rpc.convert_session import operator_frame_from_wire
+from bigfleet.rpc.gen import capacity_pb2, shard_pb2
 from bigfleet.shard.controller import Shard
+from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.ports import FenceToken, Listing, Record, ShardSettings, TransitionAck, compute_inline
 from bigfleet.shard.reconcile import ReconcileResult
 
 CLUSTERS = 100
+ROLLUP_ROWS = 100
+UNCHANGED_TARGET_MS = 0.060
+CHANGED_TARGET_MS = 1.5
 #: A changed price is a changed fact: the record is screened, replaced and written into the columns.
 CHANGED_USD_PER_HOUR = (1.5, 2.5)
 
@@ -83,6 +95,12 @@ def new_shard(provider: ListedProvider, settings: ShardSettings | None = None) -
     )
 
 
+@lru_cache(maxsize=1)
+def known_fleet(machines: int, *, is_incremental: bool) -> "KnownFleet":
+    """Return a fleet, the one of the benchmark before where it was of the same kind: making one takes a minute."""
+    return KnownFleet(machines, is_incremental=is_incremental)
+
+
 class KnownFleet:
     """A shard that has applied one full List of W8's machines."""
 
@@ -100,6 +118,8 @@ class KnownFleet:
         self.records = received(fleet)
         self.provider.listing = Listing(records=self.records, revision=b"1", tombstones=is_incremental)
         self.shard.inventory.snapshot()
+        # As a shard's process does when its first List has been applied.
+        gc.freeze()
 
     def reconcile(self) -> ReconcileResult:
         """Let the shard read its provider once."""
@@ -115,7 +135,7 @@ def full_list(machines: int, target_ms: float | None = None) -> Benchmark:
     """W7: a full List in which nothing has changed."""
 
     def prepare() -> Callable[[], object]:
-        world = KnownFleet(machines, is_incremental=False)
+        world = known_fleet(machines, is_incremental=False)
 
         def work() -> object:
             result = world.reconcile()
@@ -138,7 +158,7 @@ def delta(machines: int, changed: int, target_ms: float | None = None) -> Benchm
     """W7: a delta in which the price of some machines changed, written into the inventory and its columns' queue."""
 
     def prepare() -> Repeated:
-        world = KnownFleet(machines, is_incremental=True)
+        world = known_fleet(machines, is_incremental=True)
         chosen = world.records[:: machines // changed][:changed]
         turn = [0]
 
@@ -170,7 +190,7 @@ def removals(machines: int, removed: int, *, is_incremental: bool) -> Benchmark:
     """W7: some machines are gone; a delta names them, a full List leaves them out. They are back before each run."""
 
     def prepare() -> Repeated:
-        world = KnownFleet(machines, is_incremental=is_incremental)
+        world = known_fleet(machines, is_incremental=is_incremental)
         gone = {record.machine.id for record in world.records[:: machines // removed][:removed]}
         full = Listing(records=world.records, revision=b"1", tombstones=is_incremental)
         if is_incremental:
@@ -203,3 +223,112 @@ def removals(machines: int, removed: int, *, is_incremental: bool) -> Benchmark:
         items=removed,
         is_slow=machines > 20_000,
     )
+
+
+class Reporting:
+    """W10: clusters whose operators are connected, each with a roll-up that is in force.
+
+    No two roll-ups share a quantity, so that what is remembered of one helps no other.
+    """
+
+    def __init__(self, clusters: int, changed: int) -> None:
+        self.shard = new_shard(ListedProvider())
+        # Evenly spread, as clusters change in no order.
+        self.changed = [c * clusters // changed for c in range(changed)] if changed else []
+        rows = rollup_to_wire(
+            RollUp(cluster_id=ClusterId("c"), timestamp_unix_nanos=1, needs=tuple(cluster_rows(0, 4_000)[:ROLLUP_ROWS]))
+        )
+        assert len(rows.needs) == ROLLUP_ROWS
+        #: Frames as bytes, one per cluster; those of changed clusters have a second form.
+        self.frames = [frame_of(rows, c, 0) for c in range(clusters)]
+        self.others = {c: frame_of(rows, c, 1) for c in self.changed}
+        self.connect()
+        outcomes = self.take(self.frames)
+        assert outcomes == Counter({RollUpOutcome.ACCEPTED: clusters})
+        assert len(self.shard.intake.table.in_list_order()) == clusters * ROLLUP_ROWS
+        gc.freeze()
+
+    def connect(self) -> None:
+        """Give every cluster a session of its own, with an empty outbox."""
+        self.sessions = [
+            self.shard.sessions.open(Hello(cluster_id=cluster_id(c), capabilities=frozenset()))
+            for c in range(len(self.frames))
+        ]
+
+    def take(self, frames: Iterable[bytes], clusters: Sequence[int] | None = None) -> Counter[RollUpOutcome]:
+        """Read frames and take what is in them, as a session's stream does; `clusters` says whose they are."""
+        outcomes: Counter[RollUpOutcome] = Counter()
+        sessions = self.sessions if clusters is None else [self.sessions[c] for c in clusters]
+        for session, content in zip(sessions, frames, strict=True):
+            offer = operator_frame_from_wire(shard_pb2.OperatorMessage.FromString(content))
+            assert isinstance(offer, ReceivedRollUp)
+            outcomes[self.shard.take_rollup(session, offer)] += 1
+        return outcomes
+
+    def in_force(self) -> tuple[int, int]:
+        """Return how many rows are in force for the clusters that change, and the cpu that they want, milli-units."""
+        rows = [row for c in self.changed for row in self.shard.intake.table.rows_of(cluster_id(c))]
+        return len(rows), sum(row.aggregate["cpu"] for row in rows)
+
+
+def cluster_id(cluster: int) -> ClusterId:
+    """Return a cluster's id."""
+    return ClusterId(f"c-{cluster:04}")
+
+
+def frame_of(rows: capacity_pb2.ClusterCapacityNeeds, cluster: int, form: int) -> bytes:
+    """Return a cluster's frame as an operator sends it; every aggregate of the second form is another one."""
+    message = shard_pb2.OperatorMessage(rollup=rows)
+    message.rollup.cluster_id = cluster_id(cluster)
+    message.rollup.timestamp_unix_nanos = 1_767_225_600_000_000_000 + cluster
+    for need in message.rollup.needs:
+        more_milli = 2 * cluster + form
+        cpu_milli = parse_quantity(need.aggregate_resources["cpu"])
+        need.aggregate_resources["cpu"] = f"{cpu_milli + more_milli}m"
+    return message.SerializeToString(deterministic=True)
+
+
+def ingest(clusters: int, changed: int, *, is_alone: bool = False) -> Benchmark:
+    """W10: every cluster reports, or with `is_alone` only those that changed; from bytes to table and ack."""
+    reports = changed if is_alone else clusters
+
+    def prepare() -> Repeated:
+        world = Reporting(clusters, changed)
+        reporting = world.changed if is_alone else range(clusters)
+        frames = [world.others.get(c, world.frames[c]) for c in reporting]
+
+        def renew() -> None:
+            world.connect()
+            world.take([world.frames[c] for c in world.changed], world.changed)
+            world.shard.intake.table.in_list_order()
+            world.connect()
+
+        def work() -> object:
+            outcomes = world.take(frames, reporting)
+            assert outcomes == Counter({RollUpOutcome.ACCEPTED: changed, RollUpOutcome.UNCHANGED: reports - changed}), (
+                outcomes
+            )
+            return outcomes[RollUpOutcome.ACCEPTED], outcomes[RollUpOutcome.UNCHANGED], *world.in_force()
+
+        return Repeated(renew, work)
+
+    parts = [f"{changed:,} changed"] if is_alone else [f"{clusters:,} clusters", f"{changed:,} changed"]
+    return Benchmark(
+        name="W10 roll-up ingest",
+        size=", ".join([*parts, f"{ROLLUP_ROWS} rows each"]),
+        prepare=prepare,
+        items=reports,
+        is_slow=clusters > 500,
+        target_ms=(reports - changed) * UNCHANGED_TARGET_MS + changed * CHANGED_TARGET_MS,
+    )
+
+
+SHARD = (
+    full_list(500_000, target_ms=300.0),
+    removals(500_000, 1_000, is_incremental=False),
+    delta(500_000, 1_000, target_ms=10.0),
+    removals(500_000, 1_000, is_incremental=True),
+    ingest(5_000, 0),
+    ingest(5_000, 250, is_alone=True),
+    ingest(5_000, 250),
+)

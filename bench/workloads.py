@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry
-
 from bench.engine_workloads import ENGINE
 from bench.harness import Benchmark
+from bench.shard_workloads import SHARD
+from bench.stream_workloads import STREAMS
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.reference import decide
 from bigfleet.engine.snapshot import Snapshot
@@ -17,12 +17,6 @@ from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.quantity import format_quantity, parse_quantity, quantity_family
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
-from bigfleet.shard.ingest import Ingest
-from bigfleet.shard.inventory import Inventory
-from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import Record
-from bigfleet.shard.sessions import Sessions
-from bigfleet.sim.virtual_time import LoopClock, run_virtual
 
 TYPES = (
     ("a3-highgpu-8g", {"nvidia.com/gpu": "8"}),
@@ -113,33 +107,6 @@ def snapshot(machines: int) -> Benchmark:
     return Benchmark(name="W6 snapshot", size=f"{machines:,} machines", prepare=prepare, items=machines)
 
 
-def reconcile(machines: int) -> Benchmark:
-    """W7: a full List with no changes, applied to the inventory, without the wire."""
-
-    def prepare() -> Callable[[], object]:
-        records = [Record(machine, {}) for machine in idle_fleet(machines)]
-
-        async def passes() -> int:
-            clock = LoopClock()
-            inventory = Inventory()
-            ingest = Ingest(
-                inventory=inventory,
-                sessions=Sessions(epoch=1, outbox_frames_max=16),
-                metrics=ShardMetrics(CollectorRegistry(), inventory),
-                clock=clock,
-            )
-            for record in records:
-                ingest.observe(record)
-            assert len(inventory) == machines
-            return sum(ingest.is_unchanged(record) for record in records)
-
-        return lambda: run_virtual(passes)
-
-    return Benchmark(
-        name="W7 reconcile, first full List", size=f"{machines:,} machines", prepare=prepare, items=machines
-    )
-
-
 def quantities(number: int) -> Benchmark:
     """Parse and print quantities, every text different, so that no cache helps."""
 
@@ -161,9 +128,10 @@ ALL = (
     quantities(20_000),
     snapshot(5_000),
     snapshot(50_000),
-    reconcile(5_000),
     steady(1_600),
     steady(5_000),
     steady(50_000),
     *ENGINE,
+    *SHARD,
 )
+MEASUREMENTS = STREAMS

@@ -67,13 +67,12 @@ def preempt_all(
     bound = orders.segments.bound
     priorities = rows.priority[short]
     firsts = np.flatnonzero(np.diff(priorities, prepend=priorities[0] + 1))
-    ranked: Int32s | None = None
+    ranked = np.zeros(0, np.int32)
     for same in np.split(short, firsts[1:]):
         rank_of_stamp, size = _victim_ranks(tables, int(rows.priority[same[0]]), options)
         total = 0
-        if ranked is None:
-            ranked = np.empty(len(orders.configured), np.int32)
         if (rank_of_stamp >= 0).any():
+            ranked = np.empty(len(orders.configured), np.int32)
             sizes = np.zeros(size + 1, np.int64)
             total = rank_victims(orders.configured, fleet.stamp, bound, rank_of_stamp, sizes, ranked)
         cursors = np.zeros(len(fleet.fits), np.int64)

@@ -27,13 +27,13 @@ from bigfleet.engine.columnar.kernels import (
 
 
 @inlined(BOOL(FLEET_T, WORK_T, INT, INT))
-def is_useful(fleet, work, row, machine):  # type: ignore[no-untyped-def]
+def is_useful(fleet, work, row, machine):
     """Say whether the machine offers something that remains."""
     return fleet.helps[fleet.supply_of[fleet.shape[machine]]] & work.want[row] != 0
 
 
 @inlined(numba.void(FLEET_T, WORK_T, INT, INT))
-def claim(fleet, work, row, machine):  # type: ignore[no-untyped-def]
+def claim(fleet, work, row, machine):
     """Give the free machine to the row."""
     work.status[machine] = CLAIMED
     work.acquired[work.lengths[1]] = machine
@@ -42,7 +42,7 @@ def claim(fleet, work, row, machine):  # type: ignore[no-untyped-def]
 
 
 @kernel(INT(FLEET_T, WORK_T, I4_T, INT, INT, INT))
-def acquire_in_order(fleet, work, machines, row, fit, start):  # type: ignore[no-untyped-def]
+def acquire_in_order(fleet, work, machines, row, fit, start):
     """Claim free machines of an order from `start` on while they help; returns where the next row may start (§5.4)."""
     stop = len(machines)
     while start < stop:
@@ -62,7 +62,7 @@ def acquire_in_order(fleet, work, machines, row, fit, start):  # type: ignore[no
 
 
 @kernel(numba.void(FLEET_T, ROWS_T, GANGS_T, WORK_T, INT))
-def acquire_in_domain(fleet, rows, gangs, work, row):  # type: ignore[no-untyped-def]
+def acquire_in_domain(fleet, rows, gangs, work, row):
     """Claim free machines of the row's domain, Idle before Speculative, while they help (§5.4)."""
     cell = gangs.base[rows.gang[row]] + work.domain[row]
     start, stop = gangs.claim_from[cell], gangs.start[cell + 1]
@@ -78,7 +78,7 @@ def acquire_in_domain(fleet, rows, gangs, work, row):  # type: ignore[no-untyped
 
 
 @kernel(numba.void(I8_T, I4_T, I4_T, I4_T, INT, INT))
-def count_domains(counts, domains, shape, machines, start, stop):  # type: ignore[no-untyped-def]
+def count_domains(counts, domains, shape, machines, start, stop):
     """Count a stretch of machines by domain; a count of -1 becomes that of a domain that takes part."""
     for i in range(start, stop):
         domain = domains[shape[machines[i]]]
@@ -87,7 +87,7 @@ def count_domains(counts, domains, shape, machines, start, stop):  # type: ignor
 
 
 @kernel(numba.void(FLEET_T, ROWS_T, WORK_T, SCRATCH_T, I8_T, I8_T, INT, INT, INT))
-def open_round(fleet, rows, work, scratch, heads, counts, row, size, taken_from):  # type: ignore[no-untyped-def]
+def open_round(fleet, rows, work, scratch, heads, counts, row, size, taken_from):
     """Line the queue up by domain and count what the row holds: a domain takes part when its count is not -1 (§5.5)."""
     domains = fleet.domain_of[rows.key[row]]
     heads[:] = -1
@@ -103,7 +103,7 @@ def open_round(fleet, rows, work, scratch, heads, counts, row, size, taken_from)
 
 
 @kernel(INT(FLEET_T, ROWS_T, WORK_T, SCRATCH_T, I8_T, I8_T, INT))
-def next_pick(fleet, rows, work, scratch, heads, counts, row):  # type: ignore[no-untyped-def]
+def next_pick(fleet, rows, work, scratch, heads, counts, row):
     """Return the place of the next pick of a strict spread, -1 when no domain is open (§5.5).
 
     Of the open domains the one whose next candidate has the smallest preference wins, then the smallest value.
@@ -130,7 +130,7 @@ def next_pick(fleet, rows, work, scratch, heads, counts, row):  # type: ignore[n
 
 
 @kernel(numba.void(FLEET_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, INT, INT, I8_T, I8_T))
-def acquire_spread(fleet, rows, work, scratch, machines, row, start, heads, counts):  # type: ignore[no-untyped-def]
+def acquire_spread(fleet, rows, work, scratch, machines, row, start, heads, counts):
     """Claim free machines of one order under the row's strict spread (§5.5)."""
     size = 0
     for i in range(start, len(machines)):
@@ -155,7 +155,7 @@ def acquire_spread(fleet, rows, work, scratch, machines, row, start, heads, coun
 
 
 @kernel(numba.void(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, I4_T))
-def acquire(fleet, rows, gangs, work, scratch, agenda):  # type: ignore[no-untyped-def]
+def acquire(fleet, rows, gangs, work, scratch, agenda):
     """Let the rows of the agenda, all short and none parked, take free machines (§5.4)."""
     heads, counts = np.zeros(len(scratch.seen), np.int64), np.zeros(len(scratch.seen), np.int64)
     for row in agenda:
@@ -183,7 +183,7 @@ def acquire(fleet, rows, gangs, work, scratch, agenda):  # type: ignore[no-untyp
 
 
 @kernel(numba.void(WORK_T, U1_T, INT, I4_T, I4_T, I4_T))
-def list_acquired(work, state, speculative, agenda, rows, machines):  # type: ignore[no-untyped-def]
+def list_acquired(work, state, speculative, agenda, rows, machines):
     """List what each row acquired: Bootstraps before Provisions, ids ascending (§5.6). Idle ones were claimed first."""
     size = 0
     for row in agenda:

@@ -30,13 +30,13 @@ from bigfleet.engine.columnar.kernels import (
 
 
 @kernel(INT(BOUND_T, INT, INT, INT))
-def own_creating(bound, segment, pair, first):  # type: ignore[no-untyped-def]
+def own_creating(bound, segment, pair, first):
     """Return where the segment's machines in creation with the pair begin, or, unless `first`, where they end."""
     return first_at_least(bound.pairs, bound.creating[segment], bound.stop[segment], pair if first else pair + 1)
 
 
 @kernel(INT(FLEET_T, BOUND_T, ROWS_T, SCRATCH_T, INT))
-def gather_again(fleet, bound, rows, scratch, row):  # type: ignore[no-untyped-def]
+def gather_again(fleet, bound, rows, scratch, row):
     """Make what the last gang of the kind left into the row's: domains without members go, own machines differ."""
     key, pair, dimensions = rows.key[row], rows.pair[row], fleet.supply.shape[1]
     touched = 0
@@ -61,7 +61,7 @@ def gather_again(fleet, bound, rows, scratch, row):  # type: ignore[no-untyped-d
 
 
 @kernel(INT(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, SCRATCH_T, INT))
-def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: ignore[no-untyped-def]
+def gather_candidates(fleet, bound, rows, listings, scratch, row):
     """Sum up the row's creditable machines by domain; returns how many domains were touched (§5.3).
 
     Gangs of one cluster and kind come one after the other: what the last one left is what the next one finds, unless
@@ -134,7 +134,7 @@ def gather_candidates(fleet, bound, rows, listings, scratch, row):  # type: igno
 
 
 @kernel(BOOL(I8_T, I8X_T, I4_T, I8_T, I8X_T, INT, INT, INT))
-def is_free_alike(members, total, domains, free_members, free_total, base, start, stop):  # type: ignore[no-untyped-def]
+def is_free_alike(members, total, domains, free_members, free_total, base, start, stop):
     """Say whether the cells of some memo entries are what they were when the gang chose."""
     for i in range(start, stop):
         cell = base + domains[i]
@@ -147,7 +147,7 @@ def is_free_alike(members, total, domains, free_members, free_total, base, start
 
 
 @kernel(numba.void(I8_T, I8X_T, I4_T, I8_T, I8X_T, INT, INT, INT))
-def note_free(members, total, domains, free_members, free_total, base, start, stop):  # type: ignore[no-untyped-def]
+def note_free(members, total, domains, free_members, free_total, base, start, stop):
     """Note what the cells of some memo entries are at this moment."""
     for i in range(start, stop):
         cell = base + domains[i]
@@ -157,7 +157,7 @@ def note_free(members, total, domains, free_members, free_total, base, start, st
 
 
 @kernel(numba.void(MEMO_T, SCRATCH_T, INT, INT))
-def keep_memo(memo, scratch, row, touched):  # type: ignore[no-untyped-def]
+def keep_memo(memo, scratch, row, touched):
     """Keep what was gathered for the row.
 
     Where creditable machines alone cover it, only domains with as many of its own can ever win: those are kept.
@@ -185,7 +185,7 @@ def keep_memo(memo, scratch, row, touched):  # type: ignore[no-untyped-def]
 
 
 @kernel(INT(MEMO_T, SCRATCH_T, INT))
-def recall(memo, scratch, row):  # type: ignore[no-untyped-def]
+def recall(memo, scratch, row):
     """Put what was kept for the row where it was gathered; returns how many domains it touches."""
     scratch.gathering[0] += 1
     scratch.gathered[0] = -1
@@ -202,7 +202,7 @@ def recall(memo, scratch, row):  # type: ignore[no-untyped-def]
 
 
 @kernel(BOOL(*[INT] * 12))
-def is_before(k0, k1, k2, k3, k4, k5, l0, l1, l2, l3, l4, l5):  # type: ignore[no-untyped-def]
+def is_before(k0, k1, k2, k3, k4, k5, l0, l1, l2, l3, l4, l5):
     """Say whether the first six numbers come before the last six. Numba compares tuples several times slower."""
     if k0 != l0:
         return k0 < l0
@@ -218,7 +218,7 @@ def is_before(k0, k1, k2, k3, k4, k5, l0, l1, l2, l3, l4, l5):  # type: ignore[n
 
 
 @kernel(INT(FLEET_T, ROWS_T, SCRATCH_T, INT))
-def full_coverage(fleet, rows, scratch, row):  # type: ignore[no-untyped-def]
+def full_coverage(fleet, rows, scratch, row):
     """Return the capped coverage of a domain that covers everything, and note how large a total may be."""
     full, dimensions = np.int64(0), fleet.supply.shape[1]
     for d in range(dimensions):
@@ -229,7 +229,7 @@ def full_coverage(fleet, rows, scratch, row):  # type: ignore[no-untyped-def]
 
 
 @kernel(INT(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, INT, INT))
-def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ignore[no-untyped-def]
+def choose_domain(fleet, rows, gangs, work, scratch, row, touched):
     """Return the row's best domain, NO_DOMAIN, or UNDECIDED; work.satisfiable says whether it could cover the row.
 
     The sort key of a domain is (1 when unsatisfiable, k1, k2, k3, -members, domain), smallest first: the rules of §5.3,
@@ -291,7 +291,7 @@ def choose_domain(fleet, rows, gangs, work, scratch, row, touched):  # type: ign
 
 
 @kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, INT))
-def claim_in_domain(fleet, bound, rows, work, scratch, row):  # type: ignore[no-untyped-def]
+def claim_in_domain(fleet, bound, rows, work, scratch, row):
     """Claim the chosen domain's creditable members while useful: own first, then the others (§5.3)."""
     pair, domain = rows.pair[row], work.domain[row]
     if scratch.seen[domain] != scratch.gathering[0]:
@@ -315,7 +315,7 @@ def claim_in_domain(fleet, bound, rows, work, scratch, row):  # type: ignore[no-
 
 
 @kernel(numba.void(FLEET_T, GANGS_T, WORK_T, INT))
-def earmark(fleet, gangs, work, machine):  # type: ignore[no-untyped-def]
+def earmark(fleet, gangs, work, machine):
     """Hide the machine from the totals of every later domain choice."""
     work.earmarked[machine] = 1
     shape = fleet.shape[machine]
@@ -333,7 +333,7 @@ def earmark(fleet, gangs, work, machine):  # type: ignore[no-untyped-def]
 
 
 @kernel(numba.void(FLEET_T, ROWS_T, GANGS_T, WORK_T, INT))
-def earmark_rest(fleet, rows, gangs, work, row):  # type: ignore[no-untyped-def]
+def earmark_rest(fleet, rows, gangs, work, row):
     """Earmark what the row would still want of its domain's free machines; it claims nothing (§5.3)."""
     cell = gangs.base[rows.gang[row]] + work.domain[row]
     start, stop = gangs.earmark_from[cell], gangs.start[cell + 1]

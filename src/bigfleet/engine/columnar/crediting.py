@@ -40,7 +40,7 @@ from bigfleet.engine.columnar.kernels import (
 
 
 @kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, WORK_T, INT))
-def credit_bound(fleet, bound, rows, listings, work, row):  # type: ignore[no-untyped-def]
+def credit_bound(fleet, bound, rows, listings, work, row):
     """Claim what is bound to the row's cluster and fits, in keep-priority order, while something remains (§5.2)."""
     listing, fit, cluster = rows.listing[row], rows.fit[row], rows.cluster[row]
     start, length, is_shared = bound.start[cluster], bound.creating[cluster] - bound.start[cluster], False
@@ -84,7 +84,7 @@ def credit_bound(fleet, bound, rows, listings, work, row):  # type: ignore[no-un
 
 
 @kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, INT))
-def credit_creating(fleet, bound, rows, work, row):  # type: ignore[no-untyped-def]
+def credit_creating(fleet, bound, rows, work, row):
     """Claim the row's own machines in creation while something remains: recorded ones first, each by id (§5.2)."""
     cluster, pair = rows.cluster[row], rows.pair[row]
     local = row - rows.row_start[cluster]
@@ -108,14 +108,14 @@ def credit_creating(fleet, bound, rows, work, row):  # type: ignore[no-untyped-d
 
 
 @kernel(numba.void(ROWS_T, GANGS_T, MEMO_T, INT))
-def note_choice(rows, gangs, memo, row):  # type: ignore[no-untyped-def]
+def note_choice(rows, gangs, memo, row):
     """Note among which free machines the row chose."""
     base, start, stop = gangs.base[rows.gang[row]], memo.start[row], memo.stop[row]
     note_free(gangs.members, gangs.total, memo.domain, memo.free_members, memo.free_total, base, start, stop)
 
 
 @kernel(BOOL(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
-def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):  # type: ignore[no-untyped-def]
+def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):
     """Choose the row's domain, claim what it may be credited there, earmark the rest; False when undecided (§5.3)."""
     if work.domain[row] == UNDECIDED and rows.is_exact[row] == 0:
         return False
@@ -137,7 +137,7 @@ def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row): 
 
 
 @kernel(BOOL(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
-def choose_again(fleet, rows, gangs, memo, work, scratch, row):  # type: ignore[no-untyped-def]
+def choose_again(fleet, rows, gangs, memo, work, scratch, row):
     """Let a kept gang choose among today's free machines; False when that would credit it otherwise.
 
     Another choice changes nothing for other rows of the cluster when the gang was credited with nothing and is with
@@ -149,7 +149,7 @@ def choose_again(fleet, rows, gangs, memo, work, scratch, row):  # type: ignore[
         cells = gangs.members, gangs.total, memo.domain, memo.free_members, memo.free_total
         if is_free_alike(*cells, base, start, stop):
             return True
-        note_free(*cells, base, start, stop)
+        note_choice(rows, gangs, memo, row)
     touched = recall(memo, scratch, row)
     chosen = choose_domain(fleet, rows, gangs, work, scratch, row, touched)
     if chosen != work.domain[row]:
@@ -163,7 +163,7 @@ def choose_again(fleet, rows, gangs, memo, work, scratch, row):  # type: ignore[
 
 
 @kernel(BOOL(BOUND_T, ROWS_T, WORK_T, I4_T, INT))
-def end_keeping(bound, rows, work, agenda, place):  # type: ignore[no-untyped-def]
+def end_keeping(bound, rows, work, agenda, place):
     """Take back what the row at a place of the agenda and the later ones of its cluster were credited with.
 
     They are fresh then; what rows above them hold stands. False when the log has no room: then nothing was done.
@@ -192,7 +192,7 @@ def end_keeping(bound, rows, work, agenda, place):  # type: ignore[no-untyped-de
 
 
 @kernel(INT(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, I4_T, INT))
-def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, agenda, first):  # type: ignore[no-untyped-def]
+def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, agenda, first):
     """Credit the rows of the agenda from `first` on.
 
     Returns the place in the agenda of a row whose domain must be chosen outside, or the length of the agenda.

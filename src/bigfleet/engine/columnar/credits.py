@@ -62,8 +62,6 @@ class Pass:
     choose_exactly: ChooseExactly
     #: Whether some domain was chosen outside the kernels: then the next decision may keep nothing.
     is_volatile: bool = False
-    work: Work | None = None
-    memo: Memo | None = None
 
     def run(self) -> tuple[Work, Memo]:
         """Credit all rows; returns what was written, and the memos of open gangs."""

@@ -104,12 +104,11 @@ class Asks:
 
     def proving_fits(self, asks: Int32s) -> Int32s:
         """Return the fit of each question among machines that carry the profile's strict-spread key (§4)."""
-        fits = self.fits(asks)
+        self.fits(asks)
         for ask in np.flatnonzero(self._is_asked(asks) & (self._proving < 0)).tolist():
             spread = self._profiles[self.profile[ask]].strict_spread
             fit = int(self._fit[ask])
             self._proving[ask] = fit if spread is None else self._tables.carrying(fit, spread.topology_key)
-        del fits
         proving: Int32s = self._proving[asks]
         return proving
 

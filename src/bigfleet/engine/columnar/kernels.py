@@ -83,7 +83,7 @@ def inlined(signature: Any) -> Callable[[Kernel], Kernel]:
 
 
 @inlined(numba.void(FLEET_T, WORK_T, INT, INT))
-def subtract(fleet, work, row, supply):  # type: ignore[no-untyped-def]
+def subtract(fleet, work, row, supply):
     """Take a supply off what the row still wants."""
     want = work.want[row]
     for d in range(fleet.supply.shape[1]):
@@ -97,7 +97,7 @@ def subtract(fleet, work, row, supply):  # type: ignore[no-untyped-def]
 
 
 @kernel(INT(FLEET_T, WORK_T, INT, INT))
-def harmless_claims(fleet, work, row, supply):  # type: ignore[no-untyped-def]
+def harmless_claims(fleet, work, row, supply):
     """Return how many machines of a supply the row can take before a dimension is met: until then nothing else changes.
 
     Machines come in long runs of one supply, and a count is cheaper than a vector.
@@ -113,7 +113,7 @@ def harmless_claims(fleet, work, row, supply):  # type: ignore[no-untyped-def]
 
 
 @kernel(numba.void(FLEET_T, WORK_T, INT, INT, INT))
-def subtract_times(fleet, work, row, supply, times):  # type: ignore[no-untyped-def]
+def subtract_times(fleet, work, row, supply, times):
     """Take a number of harmless claims off what the row still wants."""
     for d in range(fleet.supply.shape[1]):
         if work.remaining[row, d] > 0:
@@ -121,7 +121,7 @@ def subtract_times(fleet, work, row, supply, times):  # type: ignore[no-untyped-
 
 
 @kernel([INT(ordered, INT, INT, INT) for ordered in (I4_T, I8_T)])
-def first_at_least(ordered, start, stop, wanted):  # type: ignore[no-untyped-def]
+def first_at_least(ordered, start, stop, wanted):
     """Return the first place in an ascending stretch whose value is not below the wanted one."""
     while start < stop:
         middle = (start + stop) // 2

@@ -28,7 +28,7 @@ from bigfleet.engine.columnar.kernels import (
 
 
 @inlined(numba.void(FLEET_T, WORK_T, INT, INT, BOOL))
-def take(fleet, work, row, machine, is_victim):  # type: ignore[no-untyped-def]
+def take(fleet, work, row, machine, is_victim):
     """Count a machine that will be free for the row."""
     work.taken[machine] = 1
     place = work.lengths[2]
@@ -40,7 +40,7 @@ def take(fleet, work, row, machine, is_victim):  # type: ignore[no-untyped-def]
 
 
 @inlined(BOOL(FLEET_T, ROWS_T, WORK_T, INT, INT))
-def is_allowed(fleet, rows, work, row, machine):  # type: ignore[no-untyped-def]
+def is_allowed(fleet, rows, work, row, machine):
     """Say whether the machine lies in the row's domain (Same) or carries its topology key (strict spread)."""
     if rows.mode[row] == MODE_PLAIN:
         return True
@@ -52,7 +52,7 @@ def is_allowed(fleet, rows, work, row, machine):  # type: ignore[no-untyped-def]
 
 
 @kernel(numba.void(FLEET_T, ROWS_T, WORK_T, INT))
-def count_coming(fleet, rows, work, row):  # type: ignore[no-untyped-def]
+def count_coming(fleet, rows, work, row):
     """Subtract what drains for the row already (§6.2)."""
     preemptor = np.int64(rows.cluster[row]) << 32 | np.int64(rows.pair[row])
     place = first_at_least(fleet.coming_for, 0, len(fleet.coming_for), preemptor)
@@ -68,7 +68,7 @@ def count_coming(fleet, rows, work, row):  # type: ignore[no-untyped-def]
 
 
 @inlined(BOOL(FLEET_T, BOUND_T, ROWS_T, WORK_T, INT, INT))
-def is_out_of_reach(fleet, bound, rows, work, row, machine):  # type: ignore[no-untyped-def]
+def is_out_of_reach(fleet, bound, rows, work, row, machine):
     """Say whether neither the row nor a later one of its kind may have the machine, whatever they still want."""
     if work.taken[machine] != 0 or fleet.fits[rows.fit[row], fleet.shape[machine]] == 0:
         return True
@@ -81,7 +81,7 @@ def is_out_of_reach(fleet, bound, rows, work, row, machine):  # type: ignore[no-
 
 
 @kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, INT, INT, INT, I8_T, I8_T))
-def pick_spread(fleet, bound, rows, work, scratch, ranked, row, start, taken_from, heads, counts):  # type: ignore[no-untyped-def]
+def pick_spread(fleet, bound, rows, work, scratch, ranked, row, start, taken_from, heads, counts):
     """Pick victims under the row's strict spread: as in Phase 1, by place in the order of victims (§6.3)."""
     size = 0
     for i in range(start, len(ranked)):
@@ -105,7 +105,7 @@ def pick_spread(fleet, bound, rows, work, scratch, ranked, row, start, taken_fro
 
 
 @kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, I8_T, I4_T))
-def preempt(fleet, bound, rows, work, scratch, ranked, cursors, agenda):  # type: ignore[no-untyped-def]
+def preempt(fleet, bound, rows, work, scratch, ranked, cursors, agenda):
     """Serve the rows of the agenda, which share one priority and so one order of victims.
 
     `cursors` is per fit and starts at zero.

@@ -26,7 +26,7 @@ from bigfleet.engine.columnar.kernels import (
 
 
 @kernel(INT(U1X_T, BOUND_T, I8_T, I8_T, I4_T, LISTINGS_T))
-def list_bound(fits, bound, segment_start, segment_stop, fit, listings):  # type: ignore[no-untyped-def]
+def list_bound(fits, bound, segment_start, segment_stop, fit, listings):
     """Write down the places that fit each shared listing; the others are the segments themselves.
 
     Returns how many places that takes.
@@ -47,7 +47,7 @@ def list_bound(fits, bound, segment_start, segment_stop, fit, listings):  # type
 
 
 @kernel(INT(FLEET_T, GANGS_T, U1_T, BOOL))
-def list_free(fleet, gangs, status, writes):  # type: ignore[no-untyped-def]
+def list_free(fleet, gangs, status, writes):
     """List each gang class's free machines by domain, Idle before Speculative; returns how many entries that takes.
 
     With `writes` False machines are counted and supply is summed; with True `start` must hold where cells begin and
@@ -79,7 +79,7 @@ def list_free(fleet, gangs, status, writes):  # type: ignore[no-untyped-def]
 
 
 @kernel(numba.void(I4_T, I4_T, I8X_T, I4_T, I8_T, I8_T, I8X_T))
-def sum_supply(shape, supply_of, supply, machines, starts, stops, sums):  # type: ignore[no-untyped-def]
+def sum_supply(shape, supply_of, supply, machines, starts, stops, sums):
     """Add the supply of each row's stretch of `machines` to its line of `sums`."""
     for row in range(len(starts)):
         for i in range(starts[row], stops[row]):
@@ -89,7 +89,7 @@ def sum_supply(shape, supply_of, supply, machines, starts, stops, sums):  # type
 
 
 @kernel(INT(BOUND_T, I4_T, I8_T, I8_T, I4_T, INT))
-def list_excess(bound, clusters, excess_start, excess_stop, excess, size):  # type: ignore[no-untyped-def]
+def list_excess(bound, clusters, excess_start, excess_stop, excess, size):
     """List the Configured machines of each cluster that no row holds, from `size` on, in keep-priority order (§7).
 
     Returns how many entries there are then.
@@ -105,7 +105,7 @@ def list_excess(bound, clusters, excess_start, excess_stop, excess, size):  # ty
 
 
 @kernel(INT(U1_T, I4_T, I8_T, I8_T, I4_T, I4_T))
-def list_reclaimed(taken, clusters, excess_start, excess_stop, excess, machines):  # type: ignore[no-untyped-def]
+def list_reclaimed(taken, clusters, excess_start, excess_stop, excess, machines):
     """List the excess of the clusters that is not preempted either; returns how many machines that is (§7)."""
     size = 0
     for cluster in clusters:
@@ -117,7 +117,7 @@ def list_reclaimed(taken, clusters, excess_start, excess_stop, excess, machines)
 
 
 @kernel(numba.void(I4_T, U1X_T, I4_T, I8_T, I8_T, U1_T))
-def prove_folds(shapes, fits, fit, starts, stops, proven):  # type: ignore[no-untyped-def]
+def prove_folds(shapes, fits, fit, starts, stops, proven):
     """Mark the questions to which one of the shapes in the segment is an answer."""
     for question in range(len(fit)):
         if proven[question] != 0:
@@ -129,7 +129,7 @@ def prove_folds(shapes, fits, fit, starts, stops, proven):  # type: ignore[no-un
 
 
 @kernel(INT(BOUND_T, I8_T, I8_T, I8_T, I8_T, I4_T))
-def distinct_shapes(bound, starts, stops, out_start, last_seen, out):  # type: ignore[no-untyped-def]
+def distinct_shapes(bound, starts, stops, out_start, last_seen, out):
     """List the distinct shapes of each stretch's visible machines; `last_seen` is per shape and starts at -1."""
     size = 0
     for segment in range(len(starts)):
@@ -145,14 +145,14 @@ def distinct_shapes(bound, starts, stops, out_start, last_seen, out):  # type: i
 
 
 @inlined(BOOL(BOUND_T, INT))
-def is_hidden(bound, machine):  # type: ignore[no-untyped-def]
+def is_hidden(bound, machine):
     """Say whether no phase but the third may see the bound machine."""
     place = bound.place_of[machine]
     return place >= 0 and bound.held[place] == HIDDEN
 
 
 @kernel(INT(I4_T, I4_T, BOUND_T, I4_T, I8_T, I4_T))
-def rank_victims(configured, stamp, bound, rank_of_stamp, sizes, out):  # type: ignore[no-untyped-def]
+def rank_victims(configured, stamp, bound, rank_of_stamp, sizes, out):
     """Sort the visible Configured machines, given by id, by the rank of their stamp; rank -1 is left out (§6.4).
 
     `sizes` has one more entry than there are ranks, all zero. Returns how many machines are ranked.
@@ -174,7 +174,7 @@ def rank_victims(configured, stamp, bound, rank_of_stamp, sizes, out):  # type: 
 
 
 @kernel(INT(I4_T, U1_T, I4_T, I4_T, F8_T, I4_T))
-def merge_order(order, is_dropped, added, offer, cost_of_offer, merged):  # type: ignore[no-untyped-def]
+def merge_order(order, is_dropped, added, offer, cost_of_offer, merged):
     """Merge two orders by (cost, id), leaving out what is dropped from the first; returns how many machines remain."""
     size, next_added = 0, 0
     for machine in order:

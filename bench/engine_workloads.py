@@ -78,9 +78,7 @@ def whole_decision(
     )
 
 
-def next_decision(
-    name: str, machines: int, rows: int, workload: Callable[[], Workload], _target_ms: float | None
-) -> Benchmark:
+def next_decision(name: str, machines: int, rows: int, workload: Callable[[], Workload]) -> Benchmark:
     """The decision after one machine was written again: view, orders and credits are followed."""
 
     def prepare() -> Repeated:
@@ -274,7 +272,14 @@ DECISIONS: tuple[tuple[str, int, int, Callable[[], Workload], float | None], ...
     ("W8 fleet", 500_000, FLEET_ROWS, fleet_workload, 50.0),
 )
 ENGINE = (
-    *(make(*decision) for decision in DECISIONS for make in (whole_decision, next_decision)),
+    *(
+        benchmark
+        for name, machines, rows, workload, target_ms in DECISIONS
+        for benchmark in (
+            whole_decision(name, machines, rows, workload, target_ms),
+            next_decision(name, machines, rows, workload),
+        )
+    ),
     first_decision(500_000),
     small_fleet(5_000),
     *(churn(500_000, per_mille=share, target_ms=target) for share, target in ((0, 1.0), (10, 5.0), (100, None))),

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -104,6 +105,12 @@ class Measurement:
     run: Callable[[], Measured]
     #: Left out of a quick run.
     is_slow: bool = False
+
+
+def resident_mib(field: str = "VmRSS") -> float:
+    """Return a field of this process's memory in MiB; VmHWM is the most that it ever had."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def copy_ms(column_bytes: int) -> float:

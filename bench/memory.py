@@ -7,7 +7,6 @@ large answer takes while it is on the wire is not part of it. The fleet and the 
 
 import argparse
 import gc
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine_fleets import cluster_rows, fleet_machines, in_list_order, options_of
+from bench.harness import resident_mib
 from bigfleet.cli.runtime import SystemClock
 from bigfleet.engine.columnar.engine import ColumnarEngine, warm_up
 from bigfleet.model.metadata import encode_metadata
@@ -34,12 +34,6 @@ from bigfleet.shard.sessions import Sessions
 _MIB = 2**20
 _SIZE_BYTES = 4
 _CLUSTERS = 100
-
-
-def resident_mib() -> float:
-    """Return the resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
 def write_fleet(path: Path, machines: int) -> None:

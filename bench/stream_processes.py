@@ -23,12 +23,12 @@ from typing import Any
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from bench.engine_fleets import TYPES
-from bench.shard_workloads import ListedProvider, received
+from bench.engine_fleets import TYPES, one_type
+from bench.harness import resident_mib
+from bench.shard_workloads import ListedProvider, cluster_id, received
 from bigfleet.cli.provider_process import ProviderPlace, serve_provider
 from bigfleet.cli.runtime import SystemClock, SystemIds, configure_logging, run_loop, system_rng
 from bigfleet.cli.shard_process import compute_in_thread, make_engine
-from bigfleet.model import labels
 from bigfleet.model.frames import (
     Acknowledgement,
     AvailableCapacity,
@@ -43,9 +43,8 @@ from bigfleet.model.frames import (
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.need import Need
-from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.model.vector import families, parse_vector
+from bigfleet.model.vector import families, parse_vector, scale
 from bigfleet.operator.drains import Drain
 from bigfleet.operator.ports import SessionEnded
 from bigfleet.operator.session import SessionClient
@@ -74,11 +73,6 @@ DIALS_AT_ONCE_MAX = 64
 _SESSION_METHOD = "/bigfleet.v1alpha1.Shard/Session"
 
 
-def cluster_id(cluster: int) -> ClusterId:
-    """Return the id of a cluster."""
-    return ClusterId(f"c-{cluster:04}")
-
-
 def say(**what: object) -> None:
     """Write one JSON object to whoever started this process."""
     print(json.dumps(what), flush=True)
@@ -94,12 +88,6 @@ def raise_file_limit() -> None:
     """Let this process have as many open files as it may: a stream of its own connection takes one at each end."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def resident_mib(field: str = "VmRSS") -> float:
-    """Return a field of this process's memory in MiB; VmHWM is the most that it ever had."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def share_of(ordered: Sequence[float], percent: int) -> float:
@@ -139,11 +127,8 @@ def rows_of(cluster: int, turn: int) -> tuple[Need, ...]:
         rows.append(
             Need(
                 cluster=cluster_id(cluster),
-                profile=Profile(
-                    requirements=(Requirement(labels.INSTANCE_TYPE, Operator.IN, (instance_type,)),),
-                    priority=1000 + i * 100,
-                ),
-                aggregate={name: milli * times for name, milli in unit.items()},
+                profile=one_type(instance_type, priority=1000 + i * 100, bucket=0),
+                aggregate=scale(unit, times),
                 min_unit=unit,
                 families=families(shape),
             )
@@ -154,9 +139,7 @@ def rows_of(cluster: int, turn: int) -> tuple[Need, ...]:
 class Watch:
     """What a shard's process sees of itself while it is measured."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._take = shard.take_rollup
-        shard.take_rollup = self._taken  # type: ignore[method-assign]
+    def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
@@ -168,11 +151,10 @@ class Watch:
         self._began_seconds = time.monotonic()
         self._began_cpu_seconds = time.process_time()
 
-    def _taken(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
-        outcome = self._take(session, offer)
+    def taken(self, offer: RollUpOffer, outcome: RollUpOutcome) -> None:
+        """Note a roll-up that the shard is through with."""
         self._latencies_ms.append((time.time_ns() - offer.timestamp_unix_nanos) / 1e6)
         self._outcomes[outcome.value] += 1
-        return outcome
 
     async def sample_lag(self) -> None:
         """Ask the loop for a moment again and again, and note how late it comes."""
@@ -204,12 +186,28 @@ class Watch:
         }
 
 
+class WatchedShard(Shard):
+    """A shard that tells its watch of every roll-up that it has taken."""
+
+    def __init__(self, watch: Watch, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._watch = watch
+
+    def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
+        """Take a roll-up as any shard does, and tell the watch."""
+        outcome = super().take_rollup(session, offer)
+        self._watch.taken(offer, outcome)
+        return outcome
+
+
 async def serve_sessions(clusters: int) -> int:
     """Run W11's shard: sessions over gRPC, its machines listed in memory, deciding and carrying out nothing."""
     raise_file_limit()
     provider = ListedProvider()
     provider.listing = Listing(records=received(bound_fleet(clusters)), revision=b"1", tombstones=True)
-    shard = Shard(
+    watch, is_listed = Watch(), asyncio.Event()
+    shard = WatchedShard(
+        watch,
         shard_id=ShardId("bench"),
         epoch=1,
         settings=ShardSettings(incremental_reconcile=True, actuation_paused=True),
@@ -225,6 +223,7 @@ async def serve_sessions(clusters: int) -> int:
         # From now on nothing changes, as a delta says.
         provider.listing = Listing(records=(), revision=b"2", tombstones=True)
         gc.freeze()
+        is_listed.set()
 
     shard.on_inventory = listed
     servicer = session_server.SessionServicer(shard)
@@ -233,10 +232,10 @@ async def serve_sessions(clusters: int) -> int:
         register=lambda server: session_server.add_to_server(servicer, server),
     )
     port = await server.start("127.0.0.1", 0)
-    watch = Watch(shard)
+    # Before it runs: then it is ready when its machines are listed.
+    await shard.make_ready()
     tasks = [asyncio.create_task(shard.run()), asyncio.create_task(watch.sample_lag())]
-    while not shard.is_ready:  # noqa: ASYNC110 - the shard has no event for it, and nothing is measured yet
-        await asyncio.sleep(0.1)
+    await is_listed.wait()
     say(port=port)
     begun_cycle = 0
     while word := await told():
@@ -403,10 +402,8 @@ class WantingCluster:
         unit = parse_vector(shape)
         return Need(
             cluster=self._cluster,
-            profile=Profile(
-                requirements=(Requirement(labels.INSTANCE_TYPE, Operator.IN, (INSTANCE_TYPE,)),), priority=1000
-            ),
-            aggregate={name: milli * self._machines for name, milli in unit.items()},
+            profile=one_type(INSTANCE_TYPE, priority=1000, bucket=0),
+            aggregate=scale(unit, self._machines),
             min_unit=unit,
             families=families(shape),
         )

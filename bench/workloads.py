@@ -2,75 +2,16 @@
 
 from collections.abc import Callable
 
+from bench.engine_fleets import STEADY_CLUSTERS, idle_fleet, options_of, steady_demand
 from bench.engine_workloads import ENGINE
 from bench.harness import Benchmark
 from bench.shard_workloads import SHARD
 from bench.stream_workloads import STREAMS
-from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.decision import Decision
 from bigfleet.engine.reference import decide
 from bigfleet.engine.snapshot import Snapshot
-from bigfleet.model import labels
-from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
-from bigfleet.model.need import Need
-from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.quantity import format_quantity, parse_quantity, quantity_family
-from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.model.vector import parse_vector
-
-TYPES = (
-    ("a3-highgpu-8g", {"nvidia.com/gpu": "8"}),
-    ("m6i.large", {"cpu": "2", "memory": "8Gi"}),
-    ("c6i.4xlarge", {"cpu": "16", "memory": "32Gi"}),
-    ("n2-standard-32", {"cpu": "32", "memory": "128Gi"}),
-    ("r6i.xlarge", {"cpu": "4", "memory": "32Gi"}),
-)
-#: $8192 (docs/spec/engine.md §1.6).
-BUCKET = 16
-CLUSTERS = 50
-
-
-def idle_fleet(number: int) -> list[Machine]:
-    """Return W1's machines: Idle bare metal, type i mod 5, zone i mod 3, price 0."""
-    return [
-        Machine(
-            id=MachineId(f"seed-{i}"),
-            state=MachineState.IDLE,
-            host=Host("bench", f"host-{i}"),
-            instance_type=TYPES[i % 5][0],
-            zone="abc"[i % 3],
-            capacity_type=CapacityType.BARE_METAL,
-            allocatable=TYPES[i % 5][1],
-            labels={labels.RACK: f"rack-{i // 48}"},
-        )
-        for i in range(number)
-    ]
-
-
-def aggregated_demand(machines_per_cluster: int) -> list[Need]:
-    """Return W1's aggregated rows: 10 per cluster, together worth `machines_per_cluster` machines."""
-    rows = []
-    for cluster in range(CLUSTERS):
-        for row in range(10):
-            instance_type, shape = TYPES[(cluster + row) % 5]
-            times = machines_per_cluster // 10
-            unit = parse_vector(shape)
-            rows.append(
-                Need(
-                    cluster=ClusterId(f"c-{cluster:02}"),
-                    profile=Profile(
-                        requirements=(Requirement(labels.INSTANCE_TYPE, Operator.IN, (instance_type,)),),
-                        priority=1000 + row * 1000,
-                        interruption_bucket=BUCKET,
-                        reclamation_bucket=BUCKET,
-                    ),
-                    aggregate={name: milli * times for name, milli in unit.items()},
-                    min_unit=unit,
-                    arrival_unix_nanos=1,
-                )
-            )
-    rows.sort(key=lambda need: (-need.profile.priority, need.cluster))
-    return rows
+from bigfleet.model.states import MachineState
 
 
 def _summary(decision: Decision) -> list[tuple[str, str, str]]:
@@ -82,10 +23,11 @@ def steady(machines: int) -> Benchmark:
 
     def prepare() -> Callable[[], object]:
         snapshot = Snapshot.of(idle_fleet(machines))
-        demand = aggregated_demand(max(10, machines // (2 * CLUSTERS)))
+        # Half of the machines are wanted, ten rows a cluster.
+        demand = steady_demand(max(10, machines // (2 * STEADY_CLUSTERS)) // 10, is_raw=False)
         assert len(snapshot.machines) == machines
-        assert len(demand) == CLUSTERS * 10
-        options = Options(now_seconds=0.0, reported=frozenset(need.cluster for need in demand))
+        assert len(demand) == STEADY_CLUSTERS * 10
+        options = options_of(demand)
         return lambda: _summary(decide(snapshot, demand, options))
 
     return Benchmark(

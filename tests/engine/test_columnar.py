@@ -259,5 +259,15 @@ def test_records_are_those_of_the_reference() -> None:
     assert expected.records == actual.records
 
 
-def test_warming_up_decides_nothing() -> None:
+def test_warming_up_decides_once_and_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions: list[Decision] = []
+
+    def noted(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Decision:
+        decisions.append(columnar_decide(snapshot, demand, options))
+        return decisions[-1]
+
+    monkeypatch.setattr("bigfleet.engine.columnar.engine.columnar_decide", noted)
+
     warm_up()
+
+    assert [(len(decision.actions), len(decision.rows)) for decision in decisions] == [(0, 0)]

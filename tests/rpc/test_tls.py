@@ -34,7 +34,7 @@ from bigfleet.rpc.identity import Identity, Role
 from bigfleet.rpc.provider_client import GrpcProvider
 from bigfleet.rpc.session_client import GrpcSessionDialer
 from bigfleet.rpc.tls import TlsFault, TlsFiles, TlsPaths, export_expiry, is_loopback, server_credentials
-from bigfleet.shard.ports import ProviderRefusal
+from bigfleet.shard.ports import ProviderRefusal, Record
 from tests.rpc.live_shard import PATIENCE_SECONDS
 from tests.rpc.tls_world import (
     ADMIN,
@@ -81,13 +81,18 @@ async def health(channel: aio.Channel) -> tuple[grpc.StatusCode, str]:
     return Code.OK, ""
 
 
-async def presented_by(port: int, paths: TlsPaths) -> int:
-    """Connect anew and return the serial number of the certificate that the server shows."""
+def client_context(paths: TlsPaths) -> ssl.SSLContext:
+    """Return what a client of TLS connects with, without gRPC."""
     context = ssl.create_default_context(cafile=str(paths.authority))
     context.load_cert_chain(paths.certificate, paths.key)
     context.set_alpn_protocols(["h2"])
+    return context
+
+
+async def presented_by(port: int, paths: TlsPaths) -> int:
+    """Connect anew and return the serial number of the certificate that the server shows."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(paths))
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
         with contextlib.suppress(OSError):
@@ -172,10 +177,7 @@ async def test_a_server_must_be_the_host_that_was_dialled(certificates: Certific
 async def test_no_session_of_tls_is_resumed(certificates: Certificates, shard: SecureShard) -> None:
     """Each connection shows its certificate anew, so that one that is over does not come back in."""
     certificates.files(ADMIN)
-    paths = certificates.paths(ADMIN.name)
-    context = ssl.create_default_context(cafile=str(paths.authority))
-    context.load_cert_chain(paths.certificate, paths.key)
-    context.set_alpn_protocols(["h2"])
+    context = client_context(certificates.paths(ADMIN.name))
 
     def connect(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None, str | None]:
         raw = socket.create_connection(("127.0.0.1", shard.port), PATIENCE_SECONDS)
@@ -314,78 +316,89 @@ class SetClock:
             await asyncio.sleep(0.001)
 
 
+@dataclass
+class Calling:
+    """A shard's client of a provider that remembers its callers."""
+
+    client: GrpcProvider
+    clock: SetClock
+    seen: Seen
+
+    async def call_slowly(self) -> "asyncio.Task[Record]":
+        """Begin a call and return once the provider has it; it is answered when `seen.release` is set."""
+        call = asyncio.create_task(self.client.get(MachineId("slow")))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await self.seen.entered.wait()
+        return call
+
+
+@asynccontextmanager
+async def calling_provider(certificates: Certificates, files: TlsFiles) -> AsyncIterator[Calling]:
+    """Serve a provider and call it as the bearer of the files, by a clock that stands until it is set."""
+    seen, clock = Seen(), SetClock()
+    async with noting_provider(certificates.files(PROVIDER), seen) as port:
+        client = GrpcProvider(f"127.0.0.1:{port}", clock=clock, tls=files)
+        yield Calling(client, clock, seen)
+        await client.close()
+
+
 async def test_a_shard_shows_its_provider_the_new_certificate_and_running_calls_end_in_peace(
     certificates: Certificates,
 ) -> None:
     """New calls go over a new connection; the call under way is answered on the old one."""
-    files, seen, clock = certificates.files(SHARD), Seen(), SetClock()
+    files = certificates.files(SHARD)
     old = files.current().serial
-    async with noting_provider(certificates.files(PROVIDER), seen) as port:
-        client = GrpcProvider(f"127.0.0.1:{port}", clock=clock, tls=files)
-        slow = asyncio.create_task(client.get(MachineId("slow")))
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await seen.entered.wait()
+    async with calling_provider(certificates, files) as calling:
+        slow = await calling.call_slowly()
         fresh = serial(certificates.rewrite(SHARD))
-        await client.get(MachineId("m1"))  # within the second
-        clock.seconds += 1
-        await client.get(MachineId("m2"))
-        await client.get(MachineId("m3"))
-        seen.release.set()
+        await calling.client.get(MachineId("m1"))  # within the second
+        calling.clock.seconds += 1
+        await calling.client.get(MachineId("m2"))
+        await calling.client.get(MachineId("m3"))
+        calling.seen.release.set()
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await slow).machine.id == "slow"
-        await client.close()
 
-    assert seen.serials == [old, old, fresh, fresh]
+    assert calling.seen.serials == [old, old, fresh, fresh]
 
 
 async def test_a_shard_that_is_given_a_wrong_pair_goes_on_calling_with_the_last_good_one(
     certificates: Certificates,
 ) -> None:
     """Its provider sees no change."""
-    files, seen, clock = certificates.files(SHARD), Seen(), SetClock()
+    files = certificates.files(SHARD)
     old = files.current().serial
-    async with noting_provider(certificates.files(PROVIDER), seen) as port:
-        client = GrpcProvider(f"127.0.0.1:{port}", clock=clock, tls=files)
+    async with calling_provider(certificates, files) as calling:
         certificates.paths(SHARD.name).key.write_bytes(b"")
-        clock.seconds += 1
-        await client.get(MachineId("m1"))
-        await client.close()
+        calling.clock.seconds += 1
+        await calling.client.get(MachineId("m1"))
 
-    assert seen.serials == [old]
+    assert calling.seen.serials == [old]
 
 
 async def test_a_replaced_connection_does_not_stay_for_ever(certificates: Certificates) -> None:
     """It is closed when the deadlines of its calls are over, by the shard's clock, and with it what is left of them."""
-    files, seen, clock = certificates.files(SHARD), Seen(), SetClock()
-    async with noting_provider(certificates.files(PROVIDER), seen) as port:
-        client = GrpcProvider(f"127.0.0.1:{port}", clock=clock, tls=files)
-        slow = asyncio.create_task(client.get(MachineId("slow")))
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await seen.entered.wait()
+    async with calling_provider(certificates, certificates.files(SHARD)) as calling:
+        slow = await calling.call_slowly()
         certificates.rewrite(SHARD)
-        clock.seconds += 1
-        await client.get(MachineId("m1"))
-        clock.seconds += 120
+        calling.clock.seconds += 1
+        await calling.client.get(MachineId("m1"))
+        calling.clock.seconds += 120
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(ProviderRefusal, match="closed"):
                 await slow
-        await client.get(MachineId("m2"))
-        await client.close()
+        await calling.client.get(MachineId("m2"))
 
 
 async def test_a_client_that_is_closed_while_a_replaced_channel_has_calls_ends_them(certificates: Certificates) -> None:
     """None of its channels outlives it."""
-    files, seen, clock = certificates.files(SHARD), Seen(), SetClock()
-    async with noting_provider(certificates.files(PROVIDER), seen) as port:
-        client = GrpcProvider(f"127.0.0.1:{port}", clock=clock, tls=files)
-        slow = asyncio.create_task(client.get(MachineId("slow")))
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await seen.entered.wait()
+    async with calling_provider(certificates, certificates.files(SHARD)) as calling:
+        slow = await calling.call_slowly()
         certificates.rewrite(SHARD)
-        clock.seconds += 1
-        await client.get(MachineId("m1"))
+        calling.clock.seconds += 1
+        await calling.client.get(MachineId("m1"))
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await client.close()
+            await calling.client.close()
             with pytest.raises(ProviderRefusal, match="closed"):
                 await slow
 

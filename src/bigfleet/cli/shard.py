@@ -4,9 +4,9 @@ docs/spec/shard.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails
 process itself is put together in `bigfleet.cli.shard_process`.
 """
 
-import inspect
 import math
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,8 +153,9 @@ class Flags:
         """Return what the flags set. Raises UsageFault naming the flag."""
         from bigfleet.shard.ports import JoinGate, ShardSettings
 
-        if self.join_gate not in {gate.value for gate in JoinGate}:
-            raise UsageFault(f"--join-gate: {self.join_gate!r} is unknown; choose one of off, observe, enforce")
+        gates = [gate.value for gate in JoinGate]
+        if self.join_gate not in gates:
+            raise UsageFault(f"--join-gate: {self.join_gate!r} is unknown; choose one of {', '.join(gates)}")
         is_woken = self.wake_min_gap != "off"
         wake_gap_seconds = parse_duration_seconds(self.wake_min_gap, "--wake-min-gap") if is_woken else None
         return ShardSettings(
@@ -207,6 +208,9 @@ class Flags:
         )
 
 
+# Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.
+# Nothing but the signature is taken from the class: name and help stay the function's.
+@wraps(Flags, assigned=(), updated=())
 def shard(**given: Any) -> None:
     """Run one shard: it owns machines, learns demand from cluster operators, decides and actuates."""
     from bigfleet.cli.runtime import configure_logging, run_loop
@@ -217,7 +221,3 @@ def shard(**given: Any) -> None:
     settings, place = flags.settings(), flags.place()
     configure_logging("shard", flags.log_level)
     raise typer.Exit(run_loop(lambda: serve_shard(place, settings)))
-
-
-# Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.
-shard.__signature__ = inspect.signature(Flags)  # type: ignore[attr-defined]

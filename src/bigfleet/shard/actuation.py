@@ -79,6 +79,7 @@ class Actuator:
         self._is_backed_off = is_backed_off
         self._audit = audit
         self._ledger: dict[MachineId, ActionRecord] = {}
+        #: The ledger's machines are always among them.
         self._touched: set[MachineId] = set()
         self._queue: deque[ActionRecord] = deque()
         self._queue_max = 2 * settings.execute_concurrency_max
@@ -111,7 +112,7 @@ class Actuator:
 
     def touched(self) -> frozenset[MachineId]:
         """Return the machines that are pending or were at any time since `begin_view`."""
-        return frozenset(self._touched.union(self._ledger))
+        return frozenset(self._touched)
 
     def was_pending_since_view(self, machine_id: str) -> bool:
         """Say whether the machine was pending at any time since `begin_view`; such a view may predate the call."""

@@ -23,6 +23,8 @@ from bigfleet.shard.outcomes import ActionRecord
 GENESIS = "0" * 64
 #: Characters of a text that comes from outside; everything else in a record is bounded already.
 TEXT_CHARACTERS_MAX = 1024
+#: What telling the chain before it adds to a line.
+_PREVIOUS_BYTES = len(f',"previous":"{GENESIS}"')
 _CHAIN = re.compile(rb',"chain":"([0-9a-f]{64})"\}\Z')
 
 _log = structlog.get_logger("bigfleet.shard.audit")
@@ -155,9 +157,10 @@ class Audit:
             self._lost_in_a_row = 0
 
     def _write(self, log: AuditLog, fields: dict[str, object]) -> None:
-        line, _chain = chained(fields, self._sequence, self._chain, tells_previous=True)
-        log.make_room(len(line))
-        line, chain = chained(fields, self._sequence, self._chain, tells_previous=log.is_new_file)
+        line, chain = chained(fields, self._sequence, self._chain, tells_previous=False)
+        log.make_room(len(line) + _PREVIOUS_BYTES)
+        if log.is_new_file:
+            line, chain = chained(fields, self._sequence, self._chain, tells_previous=True)
         log.append(line)
         self._chain = chain
 

@@ -115,7 +115,6 @@ class _Checker:
         elif self._head is None and line.previous is not None:
             # The first record of all that were given: what it goes on from is what it says itself.
             self._chains = frozenset({line.previous})
-            self._first_sequence = line.sequence
         last = self._head.sequence if self._head is not None else line.sequence - 1
         follows = any(line.follows(chain) for chain in self._chains)
         if follows and line.sequence > last:
@@ -124,7 +123,7 @@ class _Checker:
             self._accept(line, frozenset({line.chain}))
             return
         # Whatever of the three it was, the true next line goes on from one of these.
-        chains = self._chains | {line.chain} | {_true_chain(chain, line) for chain in self._chains}
+        chains = self._chains | {line.chain} | {digest(chain, line.body) for chain in self._chains}
         self._tell_break(place, line, last)
         if line.sequence not in self._sequences:
             self._accept(line, chains)
@@ -196,10 +195,6 @@ class _Numbers:
 
     def __contains__(self, number: int) -> bool:
         return any(number in run for run in self._runs)
-
-
-def _true_chain(previous: str, line: Line) -> str:
-    return digest(previous, line.body)
 
 
 def _records(first: int, stop: int) -> str:

@@ -7,10 +7,11 @@ both end by themselves. Nothing here removes a machine or a row.
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
-from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.engine.decision import Action
 from bigfleet.model.clock import Clock
 from bigfleet.model.need import RowKey
 from bigfleet.model.states import MachineState
+from bigfleet.shard.rails import row_served_by
 
 STRIKES_MAX = 3
 HOLD_FIRST_SECONDS = 1_800.0
@@ -123,9 +124,8 @@ class Refusals:
 
     def is_backed_off(self, action: Action) -> bool:
         """Say whether a Bootstrap or Provision must be left out for now."""
-        if action.kind not in (ActionKind.BOOTSTRAP, ActionKind.PROVISION) or action.profile is None:
-            return False
-        known = self._rows.get((action.cluster, action.profile.fingerprint, action.group))
+        key = row_served_by(action)
+        known = self._rows.get(key) if key is not None else None
         return known is not None and self._clock.monotonic_seconds() < known.until_seconds
 
     def succeeded(self, cluster: str, fingerprint: str, group: str) -> None:

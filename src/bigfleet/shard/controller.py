@@ -488,8 +488,8 @@ class Shard:
         self.metrics.session_lifecycle.labels(event).inc()
         if event in ("removed", "replaced"):
             self.telling.session_ended(session)
+            self.metrics.outbox_dropped.inc(session.outbox.dropped)
         self.metrics.active_sessions.set(len(self.sessions))
-        self.metrics.outbox_dropped.inc(session.outbox.dropped if event in ("removed", "replaced") else 0)
         if event == "removed" and session.cluster not in self.intake.table.clusters:
             # A cluster that is gone, or never was one, leaves no series behind.
             self.metrics.rollup_quarantined.remove(session.cluster)

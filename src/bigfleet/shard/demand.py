@@ -11,7 +11,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from bigfleet.engine.folding import folded_profile
-from bigfleet.model.ids import Fingerprint
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.shard.rails import Quarantine, Verdict
@@ -62,19 +61,23 @@ class NeedsTable:
     def wants(self, key: RowKey) -> bool:
         """Say whether a row with that key is in force, as it was reported or as it would be folded."""
         cluster, fingerprint, group = key
-        if (fingerprint, group) in self._first_sight.get(cluster, ()):
-            return True
-        gangs = {row.fingerprint: row.profile for row in self.rows_of(cluster) if row.profile.same_key is not None}
-        return not group and any(folded_profile(profile).fingerprint == fingerprint for profile in gangs.values())
+        is_reported = (fingerprint, group) in self._first_sight.get(cluster, ())
+        return is_reported or self._folded_profile_of(key) is not None
 
     def profile_of(self, key: RowKey) -> Profile | None:
         """Return the profile of the row in force with that key, folded where the key is a folded row's, else None."""
         cluster, fingerprint, group = key
-        profiles = {row.fingerprint: row.profile for row in self.rows_of(cluster)}
         if (fingerprint, group) in self._first_sight.get(cluster, ()):
-            return profiles[Fingerprint(fingerprint)]
-        folded = (folded_profile(profile) for profile in profiles.values() if profile.same_key is not None)
-        return next((profile for profile in folded if not group and profile.fingerprint == fingerprint), None)
+            return next(row.profile for row in self.rows_of(cluster) if row.fingerprint == fingerprint)
+        return self._folded_profile_of(key)
+
+    def _folded_profile_of(self, key: RowKey) -> Profile | None:
+        cluster, fingerprint, group = key
+        if group:
+            return None
+        gangs = {row.fingerprint: row.profile for row in self.rows_of(cluster) if row.profile.same_key is not None}
+        folded = map(folded_profile, gangs.values())
+        return next((profile for profile in folded if profile.fingerprint == fingerprint), None)
 
     def replace(self, cluster: str, rows: Sequence[Need], *, now_unix_nanos: int) -> None:
         """Put rows in the place of the cluster's former ones; an empty list clears it.
@@ -245,9 +248,9 @@ class Intake:
 
         An unchanged roll-up ends a quarantine streak and changes nothing else.
         """
-        intake = self._clusters.get(cluster)
-        if intake is None or intake.digest != digest:
+        if not self.knows(cluster, digest):
             return False
+        intake = self._clusters[cluster]
         intake.quarantine = intake.quarantine.unchanged()
         return True
 

@@ -57,8 +57,6 @@ GOAL_STATE = {
     ActionKind.PREEMPT: MachineState.IDLE,
     ActionKind.DELETE: MachineState.SPECULATIVE,
 }
-
-
 #: The transition that a re-drive of each kind is about; a Preempt drains like a Reclaim.
 REDRIVEN_STATE = {
     ActionKind.PROVISION: MachineState.CREATING,
@@ -165,8 +163,10 @@ class Executors:
         wait, machine = self._drain_waits.get(machine_id), self._inventory.get(machine_id)
         if wait is None or machine is None:
             return None
-        remaining = int(max(0.0, wait.deadline_seconds - self._clock.monotonic_seconds()))
-        return self._instruction(wait.record, machine, remaining)
+        return self._instruction(wait.record, machine, self._seconds_left(wait.deadline_seconds))
+
+    def _seconds_left(self, deadline_seconds: float) -> int:
+        return int(max(0.0, deadline_seconds - self._clock.monotonic_seconds()))
 
     # ---- provision ----------------------------------------------------------------------------------------------
 
@@ -351,8 +351,8 @@ class Executors:
                 record.message = "the provider showed that the drain was over"
                 return Outcome.NOOP
             record.message = result.name
-            remaining = int(max(0.0, deadline_seconds - self._clock.monotonic_seconds()))
-            grace_seconds = 0 if result is DrainOutcome.GRACE_EXPIRED else remaining
+            is_over = result is DrainOutcome.GRACE_EXPIRED
+            grace_seconds = 0 if is_over else self._seconds_left(deadline_seconds)
         return await self._drain_call(record, machine.id, grace_seconds)
 
     async def _drain_call(self, record: ActionRecord, machine_id: MachineId, grace_seconds: int) -> Outcome:

@@ -61,7 +61,7 @@ class Offers:
         changed = self._take_demand(demand)
         moved = classes is not self._made_from
         self._made_from = classes
-        for ask in list(self._askers):
+        for ask in self._askers:
             known = self._offers.get(ask)
             if known is None or moved:
                 made = self._offers[ask] = _offer(ask, classes, fits)

@@ -141,7 +141,7 @@ def choose(
         seen += 1
         if action.machine_id in in_flight:
             busy += 1
-        elif _row_of(action) in backed_off:
+        elif row_served_by(action) in backed_off:
             refused += 1
         elif cap.admits(action):
             kept.append(action)
@@ -157,7 +157,7 @@ def choose(
     )
 
 
-def _row_of(action: Action) -> RowKey | None:
+def row_served_by(action: Action) -> RowKey | None:
     """Return the row that the action binds or buys a machine for; None for other kinds."""
     if action.profile is None or action.kind not in (ActionKind.BOOTSTRAP, ActionKind.PROVISION):
         return None

@@ -146,7 +146,7 @@ class Reconciler:
             if machine.state is not MachineState.CONFIGURED and self._ingest.observe(record, moment):
                 self._executors.end_drain_wait(machine.id)
             return
-        if actuator.is_pending(machine.id) or actuator.was_pending_since_view(machine.id):
+        if actuator.was_pending_since_view(machine.id):
             self._revisit.add(machine.id)
             return
         self._apply(record, moment)
@@ -176,9 +176,8 @@ class Reconciler:
         return {machine_id for machine_id in unseen if machine_id in self._inventory}
 
     def _is_in_flight(self, machine_id: MachineId, actuator: Actuator) -> bool:
-        if self._executors.is_draining_with_operator(machine_id):
-            return False
-        return actuator.is_pending(machine_id) or actuator.was_pending_since_view(machine_id)
+        is_draining = self._executors.is_draining_with_operator(machine_id)
+        return not is_draining and actuator.was_pending_since_view(machine_id)
 
     def _remove(self, gone: list[MachineId], known_before: int, is_full: bool) -> tuple[int, int]:
         """Remove what rail 4 admits; return how many were removed and how many held back.

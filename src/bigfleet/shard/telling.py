@@ -84,7 +84,8 @@ def taken_rows(decision: Decision, context: ViewContext, busy: Iterable[str]) ->
     """Return the machines that a decision claims and those that are busy, as rows of its snapshot, in no order."""
     rows = context.snapshot.rows
     claimed = _claimed(decision.actions, rows)
-    others = [row for row in (rows.get(MachineId(machine_id)) for machine_id in busy) if row is not None]
+    # Sorted, so that the same machines are the same rows whatever order the set has them in.
+    others = sorted(row for row in (rows.get(MachineId(machine_id)) for machine_id in busy) if row is not None)
     return np.concatenate([claimed, np.array(others, np.int64)])
 
 

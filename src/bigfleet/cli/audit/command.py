@@ -43,7 +43,7 @@ def verify(files: _Files, anchor: _Anchor = None) -> None:
     noted = _read_anchor(anchor) if anchor is not None else None
     with ExitStack() as stack:
         opened = [(path, stack.enter_context(_open(path))) for path in files]
-        opened.sort(key=lambda each: _first_sequence(each[1]))
+        opened.sort(key=lambda each: _first_sequence(*each))
         checked = check(((str(path), _lines(path, content)) for path, content in opened), noted)
     if not checked.findings:
         typer.echo(_sound(checked, files))
@@ -85,11 +85,11 @@ def _open(path: Path) -> IO[bytes]:
         raise UsageFault(f"{path}: {error.strerror}; name a file that can be read") from error
 
 
-def _first_sequence(content: IO[bytes]) -> int:
+def _first_sequence(path: Path, content: IO[bytes]) -> int:
     """Return the number of the first record, so that files are read in the order in which they were written."""
     from bigfleet.shard.audit import read_line
 
-    line = read_line(content.readline(_LINE_BYTES_MAX).removesuffix(b"\n"))
+    line = read_line(next(_lines(path, content), b"").removesuffix(b"\n"))
     content.seek(0)
     return line.sequence if line is not None else 0
 

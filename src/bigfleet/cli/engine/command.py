@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.engine.registry import BOTH, CHOICES, DEFAULT_ENGINE, check_engine_name, engine_named
+from bigfleet.cli.engine.registry import BOTH, CHOICES, DEFAULT_ENGINE, engine_named
 from bigfleet.cli.faults import RunFault, UsageFault
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ def decide(fleets: _Fleets, out: _Out, engine: _Engine = DEFAULT_ENGINE) -> None
     from bigfleet.cli.engine.both import EnginesDiffer, EveryEngine
     from bigfleet.cli.engine.fleets import FleetFault, decide_fleet, decision_record, read_fleets
 
-    check_engine_name(engine)
     run: Decide = EveryEngine(with_records=False).decide if engine == BOTH else engine_named(engine)
     written = []
     try:
@@ -89,7 +88,6 @@ def decide(fleets: _Fleets, out: _Out, engine: _Engine = DEFAULT_ENGINE) -> None
 
 
 def _trial(engine: str) -> "Trial":
-    check_engine_name(engine)
     if engine == BOTH:
         from bigfleet.cli.engine.both import EveryEngine
 

@@ -47,15 +47,10 @@ BOTH: Final = "both"
 CHOICES: Final = (*ENGINES, BOTH)
 
 
-def check_engine_name(name: str) -> None:
-    """Raise UsageFault for a name that is neither an engine nor `both`."""
-    if name not in CHOICES:
-        raise UsageFault(f"--engine: {name!r} is unknown; choose one of {', '.join(CHOICES)}")
-
-
 def engine_named(name: str) -> Engine:
     """Return one engine. Raises UsageFault for a name that there is not."""
-    check_engine_name(name)
+    if name not in ENGINES:
+        raise UsageFault(f"--engine: {name!r} is unknown; choose one of {', '.join(CHOICES)}")
     module, function = ENGINES[name]
     if name != DEFAULT_ENGINE:
         keep_kernels()

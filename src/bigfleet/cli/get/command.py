@@ -43,7 +43,27 @@ _Interval = Annotated[
 ]
 _Cluster = Annotated[str, typer.Option("--cluster", "-c", metavar="ID", help="This cluster alone.")]
 _Limit = Annotated[int, typer.Option(min=0, metavar="N", help="At most so many; 0 is all of them.")]
-_Several = list[str]
+# Given more than once, or as a list with commas.
+_States = Annotated[list[str] | None, typer.Option(metavar="STATE", help="In this state, such as Idle; repeatable.")]
+_Type = Annotated[str, typer.Option("--type", "--instance-type", metavar="TYPE", help="Of this type.")]
+_Zone = Annotated[str, typer.Option(metavar="ZONE", help="In this zone.")]
+_CapacityTypes = Annotated[
+    list[str] | None, typer.Option(metavar="TYPE", help="Paid for like this, such as Spot; repeatable.")
+]
+_Flags = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FLAG", help="pending, held, stuck, unjoined or reserved; all that are given must hold."),
+]
+_Machine = Annotated[str, typer.Option("--machine", "-m", metavar="ID", help="About this machine alone.")]
+_Kinds = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Of this kind, such as Reclaim; repeatable.")]
+_Outcomes = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OUTCOME", help="With this end, such as fenced or running; repeatable."),
+]
+_Since = Annotated[str, typer.Option(metavar="DURATION", help="Decided within the last so long, such as 15m.")]
+_ActionLimit = Annotated[
+    int, typer.Option(min=0, max=10_000, metavar="N", help="At most so many; 0 is 1,000, and a shard lists 10,000.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +83,11 @@ def get() -> None:
 @app.command(cls=SwitchCommand)
 def machines(
     cluster: _Cluster = "",
-    state: Annotated[_Several, typer.Option(metavar="STATE", help="In this state, such as Idle; repeatable.")] = [],  # noqa: B006 - typer copies it
-    type_: Annotated[str, typer.Option("--type", "--instance-type", metavar="TYPE", help="Of this type.")] = "",
-    zone: Annotated[str, typer.Option(metavar="ZONE", help="In this zone.")] = "",
-    capacity_type: Annotated[
-        _Several, typer.Option(metavar="TYPE", help="Paid for like this, such as Spot; repeatable.")
-    ] = [],  # noqa: B006 - typer copies it
-    flag: Annotated[
-        _Several,
-        typer.Option(metavar="FLAG", help="pending, held, stuck, unjoined or reserved; all that are given must hold."),
-    ] = [],  # noqa: B006 - typer copies it
+    state: _States = None,
+    type_: _Type = "",
+    zone: _Zone = "",
+    capacity_type: _CapacityTypes = None,
+    flag: _Flags = None,
     addr: Addr = ADDRESS,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -90,9 +105,9 @@ def machines(
         cluster_id=wanted.cluster_id(cluster),
         instance_type=type_,
         zone=zone,
-        states=[state_to_wire(one) for one in wanted.machine_states(state)],
-        capacity_types=[provider_pb2.CapacityType.ValueType(one) for one in wanted.capacity_types(capacity_type)],
-        flags=wanted.machine_flags(flag),
+        states=[state_to_wire(one) for one in wanted.machine_states(state or ())],
+        capacity_types=[provider_pb2.CapacityType.ValueType(one) for one in wanted.capacity_types(capacity_type or ())],
+        flags=wanted.machine_flags(flag or ()),
     )
     way = _Way(output=output, watch=watch, interval=interval)
     tls = read_tls(tls_cert, tls_key, tls_ca)
@@ -161,15 +176,11 @@ def clusters(
 @app.command(cls=SwitchCommand)
 def actions(
     cluster: _Cluster = "",
-    machine: Annotated[str, typer.Option("--machine", "-m", metavar="ID", help="About this machine alone.")] = "",
-    kind: Annotated[_Several, typer.Option(metavar="KIND", help="Of this kind, such as Reclaim; repeatable.")] = [],  # noqa: B006 - typer copies it
-    outcome: Annotated[
-        _Several, typer.Option(metavar="OUTCOME", help="With this end, such as fenced or running; repeatable.")
-    ] = [],  # noqa: B006 - typer copies it
-    since: Annotated[str, typer.Option(metavar="DURATION", help="Decided within the last so long, such as 15m.")] = "",
-    limit: Annotated[
-        int, typer.Option(min=0, max=10_000, metavar="N", help="At most so many; 0 is 1,000, and a shard lists 10,000.")
-    ] = 0,
+    machine: _Machine = "",
+    kind: _Kinds = None,
+    outcome: _Outcomes = None,
+    since: _Since = "",
+    limit: _ActionLimit = 0,
     addr: Addr = ADDRESS,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -183,7 +194,7 @@ def actions(
     from bigfleet.rpc.gen import shardread_pb2
 
     since_seconds = parse_positive_duration_seconds(since, "--since") if since else 0.0
-    chosen = {"kinds": wanted.action_kinds(kind), "outcomes": wanted.outcomes(outcome)}
+    chosen = {"kinds": wanted.action_kinds(kind or ()), "outcomes": wanted.outcomes(outcome or ())}
     cluster_id = wanted.cluster_id(cluster)
 
     def source(reader: "ShardReader") -> "Iterator[Record]":

@@ -15,13 +15,14 @@ import xxhash
 from bigfleet.engine.shortfalls import priority_class
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.penalty import ORDINALS, bucket_label
+from bigfleet.model.profile import Operator
 from bigfleet.rpc.convert_machine import capacity_type_from_wire, state_from_wire
 from bigfleet.rpc.gen import capacity_pb2, shardread_pb2
 
 Record = dict[str, Any]
 
 NANOS_PER_SECOND: Final = 1_000_000_000
-_OPERATORS: Final = {1: "In", 2: "NotIn", 3: "Exists", 4: "DoesNotExist", 5: "Same"}
+_OPERATORS: Final = {operator.value: operator.label for operator in Operator}
 _WHEN_UNSATISFIABLE: Final = {1: "DoNotSchedule", 2: "ScheduleAnyway"}
 
 
@@ -35,7 +36,7 @@ def time_text(unix_nanos: int) -> str | None:
 
 def unix_seconds(text: str) -> float:
     """Return the Unix seconds of a time that `time_text` wrote."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    return datetime.fromisoformat(text).timestamp()
 
 
 def need_id(fingerprint: str, group: str) -> str:
@@ -163,7 +164,7 @@ def _bucket(ordinal: int) -> str:
 
 
 def _requirement(requirement: capacity_pb2.NodeSelectorRequirement) -> Record:
-    operator = _OPERATORS.get(requirement.operator, "Unspecified")
+    operator = _OPERATORS.get(requirement.operator, Operator.UNSPECIFIED.label)
     return {"key": requirement.key, "operator": operator, "values": list(requirement.values)}
 
 
@@ -176,7 +177,7 @@ def _spread(spread: capacity_pb2.TopologySpread) -> Record:
 
 
 def _has_same(need: capacity_pb2.CapacityNeed) -> bool:
-    return any(_OPERATORS.get(requirement.operator) == "Same" for requirement in need.requirements)
+    return any(_OPERATORS.get(requirement.operator) == Operator.SAME.label for requirement in need.requirements)
 
 
 def _reason(number: int) -> str:

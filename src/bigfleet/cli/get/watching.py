@@ -70,17 +70,17 @@ def watch(shown: Shown, console: Console, *, interval_seconds: float) -> None:
 
 
 def _redraw(shown: Shown, console: Console, interval_seconds: float) -> None:
-    screen: RenderableType = _screen(shown, console)
+    screen = answer = _screen(shown, console)
     with Live(screen, console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(screen, refresh=True)
             time.sleep(interval_seconds)
             try:
-                screen = _screen(shown, console)
+                screen = answer = _screen(shown, console)
             except CommandFault as fault:
                 away = Text(f"{_clock_text()} {fault}; looking again", style="bold red")
                 # The last answer stays below: it is what was known.
-                live.update(Group(away, screen), refresh=True)
+                screen = Group(away, answer)
 
 
 def _screen(shown: Shown, console: Console) -> RenderableType:

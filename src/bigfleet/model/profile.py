@@ -48,6 +48,22 @@ class Requirement:
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(sorted(set(self.values))))
 
+    def holds(self, value: str | None) -> bool:
+        """Say whether an attribute satisfies this; None is an absent one (docs/spec/engine.md §3)."""
+        match self.operator:
+            case Operator.IN:
+                return value is not None and value in self.values
+            case Operator.NOT_IN:
+                return value is None or value not in self.values
+            case Operator.EXISTS:
+                return value is not None
+            case Operator.DOES_NOT_EXIST:
+                return value is None
+            case Operator.SAME:
+                return value is not None and (not self.values or value in self.values)
+            case _:
+                return False
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopologySpread:

@@ -1,0 +1,91 @@
+"""How the coordinator's tables are kept, and who may write them: the Protocol of its stores.
+
+docs/spec/coordinator.md §2 and §3. Two stores fulfil it: etcd, for any number of replicas, and a SQLite file for one.
+The term is the fence, the lease is only an economy: a write is admitted by what the store holds, never by a clock.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from bigfleet.coordinator.commands import Command
+from bigfleet.coordinator.tables import Tables
+
+#: Added to a term when it must rise above one that shards have seen; leaves room for leaders that nobody remembers.
+TERM_STEP = 1_000_000
+#: A term above this is no term of ours.
+TERM_MAX = 2**62
+
+
+class StoreUnavailable(Exception):
+    """The store cannot be asked, or refuses to answer; nothing was written. The message says where and why."""
+
+
+class OutcomeUnknown(Exception):
+    """A write got no answer and could not be read back either; it may or may not have happened."""
+
+
+class NotLeader(Exception):
+    """This replica does not lead, or not any more; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, as the store tells it."""
+
+    replica: str
+    #: Where it is dialled; empty when it did not say.
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """What a replica has won."""
+
+    #: Strictly higher than that of every leader before.
+    term: int
+    #: The tables at that moment.
+    tables: Tables
+
+
+class StateStore(Protocol):
+    """The hard state of one coordinator; used by one event loop."""
+
+    async def campaign(self) -> Leadership:
+        """Wait until this replica leads, however long that takes; an unreachable store is tried again and again."""
+        ...
+
+    async def lost(self) -> str:
+        """Wait until this replica leads no more and return why, in words; only after `campaign` has returned."""
+        ...
+
+    async def load(self) -> Tables:
+        """Return the tables as they are now. Raises StoreUnavailable."""
+        ...
+
+    async def commit(self, command: Command) -> Tables:
+        """Apply a command and return the tables after it, or those that are where it writes nothing.
+
+        Written in one transaction that holds only while this replica leads and each row that it touches is as it was
+        read. Raises CommandRefused, NotLeader, StoreUnavailable, OutcomeUnknown.
+        """
+        ...
+
+    async def is_leader(self) -> bool:
+        """Ask the store itself whether this replica leads. Raises StoreUnavailable."""
+        ...
+
+    async def raise_term(self, above: int) -> int:
+        """Make this replica's term `above` + 1,000,000 and return it. Raises NotLeader, StoreUnavailable."""
+        ...
+
+    def leader(self) -> Leader | None:
+        """Return who leads as far as this replica knows, itself included."""
+        ...
+
+    async def resign(self) -> None:
+        """Give leadership up, so that the next replica need not wait; harmless when there is none to give up."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        ...

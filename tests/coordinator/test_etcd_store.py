@@ -1,0 +1,249 @@
+"""The coordinator on a real etcd, with what can go wrong there (docs/spec/coordinator.md §3, §12)."""
+
+import asyncio
+
+import pytest
+
+from bigfleet.cli.runtime import SystemClock
+from bigfleet.coordinator.commands import AddShard, BindCluster, CommandRefused, RemoveShard, SetQuota, UpsertProvider
+from bigfleet.coordinator.store import TERM_STEP, Leader, NotLeader, OutcomeUnknown, StoreUnavailable
+from bigfleet.coordinator.tables import QuotaKey, ShardRow, Tables
+from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.rpc.etcd_client import EtcdClient, end_of_prefix, put
+from bigfleet.rpc.etcd_store import EtcdStore
+from tests.coordinator.etcd_process import PATIENCE_SECONDS, Cluster, Proxy, until
+
+EAST, WEST = ShardId("east-0"), ShardId("west/0 %")
+TTL_SECONDS = 2
+
+
+def replica(endpoints: list[str], name: str = "r0", ttl_seconds: int = TTL_SECONDS) -> EtcdStore:
+    return EtcdStore(
+        EtcdClient(endpoints),
+        prefix="bigfleet",
+        me=Leader(name, f"{name}:7790"),
+        lease_ttl_seconds=ttl_seconds,
+        clock=SystemClock(),
+    )
+
+
+async def test_rows_outlive_leaders_and_terms_rise(member: Cluster) -> None:
+    first = replica(member.endpoints)
+    won = await first.campaign()
+    await first.commit(AddShard(EAST, "east:7780", 3, 10))
+    await first.commit(AddShard(WEST, "west:7780", 4, 11))
+    await first.commit(BindCluster(ClusterId("c1"), WEST, 12))
+    await first.commit(SetQuota(QuotaKey("aws", "eu/west 1"), {EAST: 5}))
+    await first.commit(UpsertProvider("aws", "p:9100", "eu/west 1"))
+    tables = await first.load()
+    await first.close()
+
+    second = replica(member.endpoints, "r1")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        again = await second.campaign()
+
+    assert again.term > won.term
+    assert again.tables == tables
+    assert again.tables.shards[WEST] == ShardRow("west:7780", 11, 4)
+    await second.commit(RemoveShard(WEST))
+    assert (await second.load()).clusters == {}
+    await second.close()
+
+
+async def test_a_follower_knows_the_leader_and_takes_over_at_once_when_it_resigns(member: Cluster) -> None:
+    first, second = replica(member.endpoints, "r0", 60), replica(member.endpoints, "r1", 60)
+    won = await first.campaign()
+    following = asyncio.create_task(second.campaign())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await until(lambda: second.leader() == Leader("r0", "r0:7790"))
+        await first.resign()
+        # The lease of sixty seconds is not waited for.
+        again = await following
+
+    assert again.term > won.term
+    assert await first.lost() == "leadership was given up"
+    with pytest.raises(NotLeader):
+        await first.commit(AddShard(EAST, "east:7780", 3, 10))
+    await first.close()
+    await second.close()
+
+
+async def test_a_leader_that_was_cut_off_writes_nothing_and_steps_down(member: Cluster) -> None:
+    """It believes that it leads until its own clock says otherwise; its writes fail at once when they arrive."""
+    proxy = Proxy(member.members[0].client_port)
+    await proxy.start()
+    cut_off, other = replica([f"127.0.0.1:{proxy.port}"], "r0"), replica(member.endpoints, "r1")
+    await cut_off.campaign()
+    await cut_off.commit(AddShard(EAST, "east:7780", 3, 10))
+    proxy.cut()
+    late = asyncio.create_task(cut_off.commit(AddShard(WEST, "west:7780", 1, 11)))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        won = await other.campaign()
+        assert list(won.tables.shards) == [EAST]
+        why = await cut_off.lost()
+        with pytest.raises((OutcomeUnknown, NotLeader, StoreUnavailable)):
+            await late
+    proxy.mend()
+
+    assert "not renewed" in why
+    await other.commit(SetQuota(QuotaKey("aws", "eu"), {EAST: 1}))
+    assert list((await other.load()).shards) == [EAST]
+    await cut_off.close()
+    await other.close()
+    await proxy.close()
+
+
+async def test_a_leader_whose_key_was_taken_cannot_write_even_if_it_has_not_noticed(member: Cluster) -> None:
+    store = replica(member.endpoints, ttl_seconds=60)
+    await store.campaign()
+    raw = EtcdClient(member.endpoints)
+    # As after a lease that ended while the process was paused: the key is gone and somebody else's.
+    for task in store._tasks:
+        task.cancel()
+    election = await raw.range(b"bigfleet/election")
+    await raw.revoke(election.items[0].lease)
+    await raw.txn([], [put(b"bigfleet/election", b'{"replica": "other", "address": "o:1"}')])
+
+    with pytest.raises(NotLeader):
+        await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    assert await store.lost() == "the election key is another's"
+    assert (await raw.range(b"bigfleet/shards/", end_of_prefix(b"bigfleet/shards/"))).items == ()
+    await raw.close()
+    await store.close()
+
+
+async def test_leadership_is_lost_as_soon_as_the_key_goes(member: Cluster) -> None:
+    store = replica(member.endpoints, ttl_seconds=60)
+    await store.campaign()
+    raw = EtcdClient(member.endpoints)
+    election = await raw.range(b"bigfleet/election")
+    await raw.revoke(election.items[0].lease)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await store.lost() == "the election key has gone"
+    assert store.leader() is None
+    await raw.close()
+    await store.close()
+
+
+async def test_a_store_that_restarts_keeps_rows_and_leadership_that_lasted(member: Cluster) -> None:
+    store = replica(member.endpoints, ttl_seconds=30)
+    won = await store.campaign()
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    member.members[0].kill()
+    with pytest.raises((StoreUnavailable, OutcomeUnknown)):
+        await store.commit(AddShard(WEST, "west:7780", 3, 10))
+    with pytest.raises(StoreUnavailable):
+        await store.load()
+    member.start()
+    await member.ready()
+
+    await store.commit(AddShard(WEST, "west:7780", 3, 10))
+    assert set((await store.load()).shards) == {EAST, WEST}
+    await store.close()
+    second = replica(member.endpoints)
+    assert (await second.campaign()).term > won.term
+    await second.close()
+
+
+async def test_a_term_that_shards_have_outrun_is_raised(member: Cluster) -> None:
+    store = replica(member.endpoints)
+    won = await store.campaign()
+    raised = await store.raise_term(won.term + 500)
+    await store.close()
+    second = replica(member.endpoints)
+
+    assert raised == won.term + 500 + TERM_STEP
+    assert (await second.campaign()).term > raised
+    await second.close()
+
+
+async def test_a_command_that_others_outran_is_applied_to_what_they_wrote(member: Cluster) -> None:
+    store = replica(member.endpoints)
+    await store.campaign()
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    raw = EtcdClient(member.endpoints)
+    row = b'{"address":"moved:7780","epoch":9,"registered_at_unix_nanos":10}'
+    await raw.txn([], [put(b"bigfleet/shards/east-0", row)])
+    await store.commit(RemoveShard(EAST))
+    with pytest.raises(CommandRefused):
+        await store.commit(RemoveShard(EAST))
+
+    assert await store.load() == Tables()
+    await raw.close()
+    await store.close()
+
+
+async def test_more_rows_than_one_transaction_holds(member: Cluster) -> None:
+    """A shard goes with all its clusters; its own row is the last to go."""
+    store = replica(member.endpoints)
+    await store.campaign()
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    for number in range(300):
+        await store.commit(BindCluster(ClusterId(f"c-{number}"), EAST, 1))
+    await store.commit(RemoveShard(EAST))
+
+    assert await store.load() == Tables()
+    await store.close()
+
+
+async def test_a_row_that_does_not_read_back_is_named(member: Cluster) -> None:
+    store = replica(member.endpoints)
+    await store.campaign()
+    raw = EtcdClient(member.endpoints)
+    await raw.txn([], [put(b"bigfleet/shards/east-0", b"noise")])
+    with pytest.raises(StoreUnavailable, match="shards/east-0"):
+        await store.load()
+    await raw.close()
+    await store.close()
+
+
+async def test_another_prefix_is_another_install(member: Cluster) -> None:
+    raw = EtcdClient(member.endpoints)
+    await raw.txn([], [put(b"bigfleet2/shards/x", b"theirs"), put(b"bigfleet", b"theirs")])
+    store = replica(member.endpoints)
+
+    assert (await store.campaign()).tables == Tables()
+    await raw.close()
+    await store.close()
+
+
+@pytest.mark.parametrize("victim", ["leader", "follower"])
+async def test_a_member_that_dies_costs_nothing_that_was_written(three: Cluster, victim: str) -> None:
+    store = replica(three.endpoints, ttl_seconds=15)
+    await store.campaign()
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    leading = await three.led_by()
+    dead = leading if victim == "leader" else next(member for member in three.members if member is not leading)
+    dead.kill()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                await store.commit(AddShard(WEST, "west:7780", 3, 10))
+                break
+            except CommandRefused:
+                # An attempt whose outcome was unknown had come through.
+                break
+            except (StoreUnavailable, OutcomeUnknown):
+                continue
+
+    assert set((await store.load()).shards) == {EAST, WEST}
+    await store.close()
+
+
+async def test_without_a_quorum_nobody_writes_and_with_it_again_somebody_does(three: Cluster) -> None:
+    store = replica(three.endpoints)
+    await store.campaign()
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    for member in three.members[:2]:
+        member.kill()
+    with pytest.raises((StoreUnavailable, OutcomeUnknown, NotLeader)):
+        await store.commit(AddShard(WEST, "west:7780", 3, 10))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await store.lost()
+        three.start()
+        await three.ready()
+        won = await store.campaign()
+
+    assert EAST in won.tables.shards
+    await store.close()

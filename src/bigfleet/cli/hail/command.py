@@ -1,0 +1,18 @@
+"""`bigfleet hail`: hands its words, unread, to the program that Ganeti starts by itself (docs/spec/partition.md §1).
+
+Nothing is decided here: one parser knows the options, so that both names of the program mean the same.
+"""
+
+import sys
+
+import typer
+
+#: For `app.command`: every word, `--help` too, is the program's.
+WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def hail(context: typer.Context) -> int:
+    """Answer a Ganeti IAllocator message for hosts with exclusive storage; also installed as hail-dedicated."""
+    from bigfleet.cli.hail.program import run
+
+    return run("bigfleet hail", context.args, stdin=sys.stdin.buffer, stdout=sys.stdout.buffer, stderr=sys.stderr)

@@ -1,0 +1,1 @@
+"""`bigfleet partition`: partitioned hosts as a picture, and orders of placement side by side."""

@@ -1,0 +1,74 @@
+"""`bigfleet partition show` and `bigfleet partition compare` (docs/partitioned-hosts.md).
+
+Exit 2 for a wrong call or a wrong file, else 0. Nothing here places an instance anywhere but in memory.
+"""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from bigfleet.cli.faults import RunFault, UsageFault
+
+app = typer.Typer(help="Partitioned hosts: what is on them, and what still fits.", no_args_is_help=True)
+
+#: Width of pictures and tables where there is no terminal.
+WIDTH: Final = 120
+
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="An IAllocator message; its request, if any, is not read.")]
+_Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture as SVG instead of printing it.")]
+_Group = Annotated[str | None, typer.Option(metavar="NAME", help="Show this group alone, by name or UUID.")]
+_Static = Annotated[
+    int, typer.Option("--static-kvm-node-memory", metavar="MIB", help="As for hail; 0: what each host reports.")
+]
+_Hosts = Annotated[int, typer.Option(min=1, max=1_000, help="Hosts to fill.")]
+_Sequences = Annotated[int, typer.Option(min=1, max=10_000, help="Random sequences for each start and load.")]
+_Seed = Annotated[int, typer.Option(help="Of the sequences; the same seed gives the same table.")]
+
+
+@app.command()
+def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_memory: _Static = 4096) -> None:
+    """Draw the hosts of a message, what stands on them and what still fits."""
+    from rich.console import Console
+
+    from bigfleet.cli.partition.picture import picture_of, print_picture, svg_of
+    from bigfleet.partition.cluster import read_cluster
+    from bigfleet.partition.document import WrongInput, decode
+
+    try:
+        message = decode(file.read_bytes())
+        cluster = read_cluster(message, static_kvm_mib=static_kvm_node_memory)
+    except OSError as error:
+        raise UsageFault(f"{file}: {error.strerror}") from error
+    except WrongInput as error:
+        raise UsageFault(f"{file}: {' '.join(str(error).split())}") from error
+    groups = [each for each in cluster.groups if group is None or group in (each.name, each.uuid)]
+    if group is not None and not groups:
+        raise UsageFault(f"--group: {group!r} is the name of no group in {file}")
+    picture = picture_of(cluster, groups)
+    if svg is None:
+        console = Console(highlight=False)
+        print_picture(console if console.is_terminal else Console(width=WIDTH, highlight=False), picture)
+        return
+    try:
+        svg.write_text(svg_of(picture), encoding="utf-8")
+    except OSError as error:
+        raise RunFault(f"--svg: {svg}: {error.strerror}") from error
+    typer.echo(f"{svg}: {sum(len(each.hosts) for each in picture)} hosts")
+
+
+@app.command()
+def compare(hosts: _Hosts = 20, sequences: _Sequences = 100, seed: _Seed = 1) -> None:
+    """Fill hosts with random full, half and quarter instances in four orders of placement, and print a table."""
+    import random
+
+    from rich.console import Console
+
+    from bigfleet.cli.partition.orders import compare_orders, table_of
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=WIDTH, highlight=False)
+    # Reproducible on purpose; nothing here is a secret.
+    rng = random.Random(seed)  # noqa: S311
+    console.print(table_of(compare_orders(hosts, sequences, rng), hosts=hosts, sequences=sequences))

@@ -2,6 +2,9 @@
 
 import asyncio
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,50 +14,55 @@ from hypothesis import strategies as st
 from bigfleet.model import labels as keys
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.refusal import Code, Refused
-from bigfleet.provider.simulated.backend import SimulatedBackend, SimulatedReadiness
-from bigfleet.provider.simulated.book import Book, MemoryBook, SqliteBook
+from bigfleet.provider.refusal import Code
+from bigfleet.provider.simulated.book import SqliteBook
 from bigfleet.provider.simulated.catalogue import load_catalogue
 from bigfleet.provider.simulated.cloud import SimulatedCloud
 from bigfleet.provider.simulated.draws import Draws
-from bigfleet.provider.simulated.fleet import build_fleet, build_seed_fleet
-from bigfleet.provider.simulated.world import World, parse_world
+from bigfleet.provider.simulated.fleet import build_seed_fleet
+from bigfleet.provider.simulated.world import World
 from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.provider.store import MemoryStore, Store
 from bigfleet.sim.virtual_time import LoopClock, run_virtual
-from tests.provider.harness import make_core, refusal_of, started
+from tests.provider.harness import refusal_of, started
+from tests.provider.simulated_world import (
+    ON_DEMAND,
+    ON_DEMAND_ID,
+    SPOT,
+    SPOT_ID,
+    live,
+    make_cloud,
+    make_simulated,
+    trace,
+    world_of,
+)
 
+ROOT = Path(__file__).parents[2]
 S = MachineState
 virtual_time = pytest.mark.virtual_time
 
 
-def make_cloud(
-    world: World, *, seed: int = 1, book: Book | None = None, is_calm: bool = False, time_scale: float = 1.0
-) -> SimulatedCloud:
-    return SimulatedCloud(
-        world=world,
-        offers=build_fleet(world, load_catalogue(None), "sim"),
-        draws=Draws(seed),
-        book=book or MemoryBook(),
-        clock=LoopClock(),
-        time_scale=time_scale,
-        is_calm=is_calm,
-    )
-
-
-def make_simulated(cloud: SimulatedCloud, store: Store | None = None) -> CapacityCore:
-    backend = SimulatedBackend(cloud, provider="sim", clock=LoopClock())
-    return make_core(backend, store=store or MemoryStore(), readiness=SimulatedReadiness(cloud, time_scale=1.0))
-
-
-def world_of(text: str) -> World:
-    return parse_world(text.encode(), "world.yaml")
-
-
-SPOT = "pools: [{instance_type: std.8x32, zone: z, count: 4, capacity_type: spot%s}]\n"
-ON_DEMAND = "pools: [{instance_type: std.8x32, zone: z, count: 4}]\n"
-SPOT_ID = "sim/spot/std.8x32/z/000"
-ON_DEMAND_ID = "sim/on-demand/std.8x32/z/000"
+@virtual_time
+async def test_prices_and_probabilities_of_the_default_world_are_as_stated() -> None:
+    cloud = make_cloud(World())
+    catalogue = load_catalogue(None)
+    now = LoopClock().unix_nanos()
+    declared: dict[object, float] = {}
+    for offer in cloud.offers.values():
+        on_demand = catalogue[offer.slot.instance_type].on_demand_usd_per_hour
+        price, probability = cloud.economy.price_usd_per_hour(offer, now), cloud.economy.probability(offer)
+        match offer.slot.capacity_type:
+            case CapacityType.BARE_METAL:
+                assert (price, probability) == (0, 0)
+            case CapacityType.RESERVED:
+                assert price == pytest.approx(0.6 * on_demand)
+                assert probability == 0
+            case CapacityType.ON_DEMAND:
+                assert (price, probability) == (on_demand, 0)
+            case _:
+                assert price == pytest.approx(0.3 * on_demand)
+                assert declared.setdefault(offer.market, probability) == probability
+    assert set(declared.values()) <= {0.025, 0.075, 0.125, 0.175, 0.30}
+    assert len(set(declared.values())) > 1
 
 
 @virtual_time
@@ -82,26 +90,6 @@ async def test_the_default_world_is_the_sample_mix() -> None:
     assert (await refusal_of(core.delete(bare.id)))[0] is Code.UNIMPLEMENTED
 
 
-async def live(core: CapacityCore, seconds: float) -> list[tuple[float, str, str, float]]:
-    """Create everything, bind it, and note every change that a reader sees."""
-    seen = []
-    cursor = b""
-    for step in range(int(seconds / 10)):
-        listing = await core.list((), 0, cursor)
-        cursor = listing.revision
-        seen += [(step * 10.0, r.id, r.state.name, r.machine.price_usd_per_hour) for r in listing.records]
-        for record in listing.records:
-            try:
-                if record.state is S.SPECULATIVE:
-                    await core.create(record.id)
-                elif record.state is S.IDLE:
-                    await core.configure(record.id, "c-1", b"", {})
-            except Refused:
-                continue
-        await asyncio.sleep(10)
-    return sorted(seen)
-
-
 def run_world(seed: int) -> list[tuple[float, str, str, float]]:
     async def main() -> list[tuple[float, str, str, float]]:
         world = world_of(SPOT % "" + "faults: {create_error: 0.2, transient: 0.2, join_never: 0.1}")
@@ -118,6 +106,15 @@ def test_equal_seeds_give_equal_worlds_and_others_differ() -> None:
     assert first == run_world(7)
     assert first != run_world(8)
     assert {state for _at, _id, state, _price in first} >= {"CREATING", "CONFIGURED", "FAILED"}
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
+def test_a_world_is_the_same_to_the_nanosecond_whatever_the_hash_seed(hash_seed: str) -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"src{os.pathsep}."}
+    command = [sys.executable, "-m", "tests.provider.simulated_world", "5"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == trace(5)
 
 
 @settings(max_examples=100, deadline=None)
@@ -291,42 +288,6 @@ async def test_the_cloud_outlives_the_provider(tmp_path: Path) -> None:
     assert [host.ref for _id, host in cloud.hosts()] == [record.machine.host.ref]
     await core.stop()
     cloud.close()
-
-
-@virtual_time
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 400)), max_size=25), st.integers(0, 9))
-def test_there_is_one_host_at_most_and_none_survives_a_delete(steps: list[tuple[int, int, int]], seed: int) -> None:
-    async def main() -> None:
-        faults = "faults: {create_error: 0.2, error_after_effect: 0.2, effect_after_timeout: 0.1, transient: 0.1}"
-        cloud = make_cloud(world_of(SPOT % "" + faults), seed=seed)
-        core = await started(make_simulated(cloud))
-        names = sorted(cloud.offers)
-        for call, number, pause_seconds in steps:
-            name = names[number]
-            calls = (
-                lambda name=name: core.create(name),
-                lambda name=name: core.configure(name, "c", b"", {}),
-                lambda name=name: core.drain(name, 0),
-                lambda name=name: core.delete(name),
-            )
-            try:
-                await calls[call]()
-            except Refused:
-                continue
-            finally:
-                await asyncio.sleep(pause_seconds)
-        await asyncio.sleep(12_000)
-        hosts = dict(cloud.hosts())
-        for record in (await core.list()).records:
-            if record.state in (S.IDLE, S.CONFIGURED):
-                assert hosts[record.id].ref == record.machine.host.ref
-            elif record.state is S.SPECULATIVE:
-                assert record.id not in hosts
-        await core.stop()
-        cloud.close()
-
-    run_virtual(main)
 
 
 def test_seeded_slots_are_the_fake_mix() -> None:

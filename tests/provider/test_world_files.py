@@ -14,12 +14,15 @@ HEADER = "architecture,instance_type,vcpu,memory_gib,gpus,gpu_model,on_demand_us
 GOOD = "amd64,a.1,4,16,0,,0.2,x"
 
 BAD_ROWS = [
-    ("amd64,a.1,four,16,0,,0.2,x", "line 3: column vcpu: 'four' is not a whole number above 0"),
+    ("amd64,a.1,four,16,0,,0.2,x", "line 3: column vcpu: 'four' is not a whole number from 1 to"),
     ("amd64,a.2,4,-1,0,,0.2,x", "line 3: column memory_gib: '-1' is not"),
     ("amd64,a.2,4,nan,0,,0.2,x", "line 3: column memory_gib: 'nan' is not"),
     ("amd64,a.2,4,16,-2,,0.2,x", "line 3: column gpus: '-2' is not"),
     ("amd64,a.2,4,16,2,,0.2,x", "line 3: column gpu_model: '' is not the model of the GPUs"),
     ("amd64,a.2,4,16,0,,free,x", "line 3: column on_demand_usd_per_hour: 'free' is not a price above 0"),
+    ("amd64,a.2,0,16,0,,0.2,x", "line 3: column vcpu: '0' is not a whole number from 1 to 1000000"),
+    ("amd64,a.2,4,1e9,0,,0.2,x", "line 3: column memory_gib: '1e9' is not a number of GiB up to 1000000"),
+    ("amd64,a.2,4,0.001,0,,0.2,x", "line 3: column memory_gib: '0.001' is not a number of GiB"),
     (",a.2,4,16,0,,0.2,x", "line 3: column architecture: '' is not"),
     ("amd64,a b,4,16,0,,0.2,x", "line 3: column instance_type: 'a b' is not"),
     ("amd64,a.1,4,16,0,,0.2,x", "line 3: column instance_type: 'a.1' was there before"),
@@ -71,6 +74,30 @@ BAD_WORLDS = [
     ("stockouts: [{from_seconds: 5, to_seconds: 5}]", "stockouts[0].to_seconds"),
     ("stockouts: [{from_seconds: 5, to_seconds: 6, capacity_type: gold}]", "stockouts[0].capacity_type"),
     ("pools: [", "not YAML"),
+    ("pools: [{instance_type: std.2x8, zone: z, count: 1, cout: 2}]", "pools[0].cout: unknown key; there are"),
+    ("pools: [{instance_type: std.2x8, zone: z}]", "pools[0].count: is missing"),
+    ("colour: blue", "colour: unknown key; there are region, zones, rack_size"),
+    ("dwell: {join: {median: 10}}", "dwell.join.median: unknown key; there are median_seconds, p99_seconds"),
+    ("dwell: {create_spot: {median_seconds: 10}}", "dwell.create_spot.p99_seconds: is missing"),
+    (
+        "interruption: {waves: [{pool: p, time: 3, share: 1}]}",
+        "interruption.waves[0].time: unknown key; there are pool, at_seconds, share",
+    ),
+    (
+        "interruption: {zone_outages: [{zone: a, from: 3, to: 4}]}",
+        "interruption.zone_outages[0].from: unknown key; there are zone, from_seconds, to_seconds",
+    ),
+    ("interruption: {waves: [{pool: p, at_seconds: -1, share: 1}]}", "interruption.waves[0].at_seconds: -1"),
+    ("interruption: {waves: [{pool: p, at_seconds: 1, share: 1.5}]}", "interruption.waves[0].share: 1.5 is a"),
+    (
+        "interruption: {zone_outages: [{zone: a, from_seconds: 3, to_seconds: 3}]}",
+        "interruption.zone_outages[0].to_seconds: must be after",
+    ),
+    ("stockouts: [{from_seconds: .nan, to_seconds: 6}]", "stockouts[0].from_seconds: nan must be finite"),
+    ("1: 2", "Expected `str` - at `key`"),
+    ("- a", "Expected"),
+    ("a: &a [*a]", "a"),
+    ("region: 2026-01-01", "region: Expected"),
 ]
 
 
@@ -99,6 +126,34 @@ def test_a_pool_that_cannot_be_offered_is_named(fields: str, message: str) -> No
     world = parse_world(f"pools: [{{{fields}, zone: z}}]".encode(), "w.yaml")
     with pytest.raises(WorldFault, match=message):
         build_fleet(world, load_catalogue(None), "sim")
+
+
+PLANNED = [
+    (
+        "waves: [{pool: spot/std.2x8/z, at_seconds: 1, share: 1}]",
+        r"^interruption.waves\[0\].pool: there is no pool 'spot/std.2x8/z'; there are on-demand/std.2x8/z$",
+    ),
+    (
+        "zone_outages: [{zone: z, from_seconds: 1, to_seconds: 2}, {zone: y, from_seconds: 1, to_seconds: 2}]",
+        r"^interruption.zone_outages\[1\].zone: no machine is in 'y', but in z$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("planned", "message"), PLANNED)
+def test_what_is_planned_for_nobody_is_refused(planned: str, message: str) -> None:
+    text = f"pools: [{{instance_type: std.2x8, zone: z, count: 1}}]\ninterruption: {{{planned}}}"
+    with pytest.raises(WorldFault, match=message):
+        build_fleet(parse_world(text.encode(), "w.yaml"), load_catalogue(None), "sim")
+
+
+def test_what_pods_get_is_exact_to_the_mebibyte() -> None:
+    rows = ["x86,a.1,3,1.1,0,,0.2,x", "x86,a.2,3,10,0,,0.2,x"]
+    types = parse_catalogue([HEADER, *rows], "types.csv")
+    assert [dict(kind.allocatable) for kind in types.values()] == [
+        {"cpu": "2880m", "memory": "1013Mi"},
+        {"cpu": "2880m", "memory": "9216Mi"},
+    ]
 
 
 def test_a_pool_may_say_everything_itself() -> None:

@@ -18,23 +18,30 @@ _APPLICATION_ID = 0x4246434C
 
 
 class SimulatedHost(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A host of the simulated cloud. Its stage is a function of these times and now; Unix nanoseconds."""
+    """A host of the simulated cloud. Where it is in its life is a function of these times and now; Unix nanoseconds.
+
+    `bigfleet.provider.simulated.life` reads them.
+    """
 
     ref: str
     #: How many-th host of its machine.
     number: int
     created_by: str
+    requested_unix_nanos: int = 0
     running_unix_nanos: int
     dies_unix_nanos: int | None = None
     notice_unix_nanos: int | None = None
     hint_unix_nanos: int | None = None
     cluster: str = ""
     configured_by: str = ""
+    configured_unix_nanos: int = 0
     #: None with a cluster: the node never becomes Ready.
     ready_unix_nanos: int | None = None
     drained_by: str = ""
+    #: From then on it is in no cluster, whether the caller waited or not.
     drained_unix_nanos: int = 0
     deleted_by: str = ""
+    #: From then on there is no host, whether the caller waited or not.
     gone_unix_nanos: int = 0
 
 
@@ -58,6 +65,8 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     host: SimulatedHost | None = None
     #: Set with the first host.
     made: Made | None = None
+    #: What its hosts of before were billed; every begun second of a host counts.
+    billed_seconds: int = 0
     #: How often each topic was drawn for this machine.
     counters: dict[str, int] = {}
 

@@ -7,6 +7,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,10 @@ from bigfleet.model import labels as keys
 T = TypeVar("T")
 
 TYPES_MAX = 10_000
+#: Far above what machines have: a larger number is a slip of the unit.
+VCPU_MAX = 1_000_000
+MEMORY_GIB_MAX = 1_000_000.0
+GPUS_MAX = 10_000
 _CPU_SHARE_PER_MILLE = 960
 _MEMORY_SHARE_PERCENT = 90
 _MEBIBYTES_PER_GIBIBYTE = 1024
@@ -42,8 +47,7 @@ class InstanceType:
     @property
     def allocatable(self) -> Mapping[str, str]:
         """What pods get: 96 % of the cores in whole milli-cores, 90 % of the memory in whole MiB, every GPU."""
-        memory_mebibytes = int(self.memory_gib * _MEBIBYTES_PER_GIBIBYTE) * _MEMORY_SHARE_PERCENT // 100
-        shape = {"cpu": f"{self.vcpu * _CPU_SHARE_PER_MILLE}m", "memory": f"{memory_mebibytes}Mi"}
+        shape = {"cpu": f"{self.vcpu * _CPU_SHARE_PER_MILLE}m", "memory": f"{_pod_mebibytes(self.memory_gib)}Mi"}
         if self.gpus:
             shape["nvidia.com/gpu"] = str(self.gpus)
         return MappingProxyType(shape)
@@ -55,6 +59,12 @@ class InstanceType:
         if self.gpus:
             labels[keys.GPU_PRODUCT] = self.gpu_model
         return labels
+
+
+def _pod_mebibytes(memory_gib: float) -> int:
+    """Return 90 % of the memory in whole MiB, from the digits of the file: 1.1 GiB is not a hair more than 1.1."""
+    exact = Decimal(repr(memory_gib)) * _MEBIBYTES_PER_GIBIBYTE * _MEMORY_SHARE_PERCENT / 100
+    return int(exact)
 
 
 def load_catalogue(path: Path | None) -> Mapping[str, InstanceType]:
@@ -104,11 +114,11 @@ def _read_row(row: Mapping[str, str | None], place: str) -> InstanceType:
             raise CatalogueFault(f"{place}: column {column}: {text!r} is not {wanted}")
         return value
 
-    gpus = read("gpus", lambda text: int(text or "0"), lambda n: n >= 0, "a whole number, at least 0")
+    gpus = read("gpus", lambda text: int(text or "0"), lambda n: 0 <= n <= GPUS_MAX, f"a whole number up to {GPUS_MAX}")
     return InstanceType(
         name=read("instance_type", str, _is_name, "a name of A-Za-z0-9._-"),
-        vcpu=read("vcpu", int, lambda n: n > 0, "a whole number above 0"),
-        memory_gib=read("memory_gib", float, lambda n: math.isfinite(n) and n > 0, "a number above 0"),
+        vcpu=read("vcpu", int, lambda n: 0 < n <= VCPU_MAX, f"a whole number from 1 to {VCPU_MAX}"),
+        memory_gib=read("memory_gib", float, _is_memory, f"a number of GiB up to {MEMORY_GIB_MAX:.0f}, at least 2 MiB"),
         gpus=gpus,
         gpu_model=read("gpu_model", str, lambda text: bool(text) or not gpus, "the model of the GPUs"),
         on_demand_usd_per_hour=read(
@@ -116,6 +126,10 @@ def _read_row(row: Mapping[str, str | None], place: str) -> InstanceType:
         ),
         architecture=read("architecture", str, bool, "an architecture such as amd64"),
     )
+
+
+def _is_memory(memory_gib: float) -> bool:
+    return math.isfinite(memory_gib) and memory_gib <= MEMORY_GIB_MAX and _pod_mebibytes(memory_gib) > 0
 
 
 def _is_name(text: str) -> bool:

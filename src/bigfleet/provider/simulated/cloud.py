@@ -1,13 +1,13 @@
-"""The substrate: hosts that boot, join, drain and go in their time, prices that move, spot hosts that are taken.
+"""The substrate: hosts that boot, join, drain and go in their time, prices that move, hosts that are taken.
 
-docs/spec/provider.md §21. It knows no provider state: it answers calls and tells events. At most one host exists per
-machine id, and none survives a successful delete. Effects must be committed before a call returns.
+docs/spec/provider.md §21. It knows no provider state: it answers calls, tells events and keeps the bill. At most one
+host exists per machine id, and none survives a successful delete. Effects must be committed before a call returns.
 """
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
@@ -16,19 +16,9 @@ from bigfleet.provider.backend import Slot
 from bigfleet.provider.simulated.book import Book, Entry, Made, SimulatedHost
 from bigfleet.provider.simulated.draws import Draws
 from bigfleet.provider.simulated.economy import Economy
-from bigfleet.provider.simulated.fleet import Offer
-from bigfleet.provider.simulated.world import Faults, World
-
-
-class Stage(Enum):
-    """Where a host is in its life."""
-
-    BOOTING = "booting"
-    RUNNING = "running"
-    JOINING = "joining"
-    #: Its node will never become Ready.
-    LOST_JOIN = "lost join"
-    READY = "ready"
+from bigfleet.provider.simulated.fleet import Market, Offer, pool_name
+from bigfleet.provider.simulated.life import Stage, billed_nanos, cluster_of, is_there, stage_of
+from bigfleet.provider.simulated.world import Dwell, Faults, World
 
 
 class OutOfStock(Exception):
@@ -56,6 +46,19 @@ class Warning(NamedTuple):
 HINT, NOTICE, END = 0, 1, 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """What a pool is and was."""
+
+    name: str
+    #: Machines that are offered.
+    offered: int
+    #: Hosts that are there, booting ones included.
+    hosts: int
+    #: Over all hosts that the pool ever had, in seconds of the world; every begun second of a host counts.
+    billed_seconds: int
+
+
 class SimulatedCloud:
     """All hosts of one world. Used on one event loop."""
 
@@ -81,7 +84,18 @@ class SimulatedCloud:
         self.economy = Economy(world, draws, time_scale=time_scale, is_calm=is_calm, began_unix_nanos=began)
         self._is_closed = False
         self._changed = asyncio.Event()
+        #: Machines that got a host since `new_warnings` was asked.
+        self._unwarned: dict[str, None] = {}
+        if is_calm:
+            self._spare_hosts()
         self._start_hosts()
+
+    def _spare_hosts(self) -> None:
+        """Let go of the fates that hosts got in a world that was not calm; who died stays dead."""
+        for machine_id, host in self.hosts():
+            if host.dies_unix_nanos is not None:
+                host.dies_unix_nanos = host.notice_unix_nanos = host.hint_unix_nanos = None
+                self._save(machine_id)
 
     def _start_hosts(self) -> None:
         now = self._clock.unix_nanos()
@@ -89,7 +103,7 @@ class SimulatedCloud:
         for machine_id, offer in self.offers.items():
             if offer.is_idle_at_start and machine_id not in self._entries:
                 entry = self._entries[machine_id] = Entry(counters={"create": 1})
-                self._put_host(entry, offer, self._new_host(offer, 0, "start", now), now)
+                self._put_host(entry, offer, self._new_host(offer, 0, "start", now, now), now)
                 started.append((machine_id, entry))
         if started:
             self._book.save(started)
@@ -102,13 +116,15 @@ class SimulatedCloud:
     # ---- hosts ---------------------------------------------------------------------------------------------------
 
     def host(self, machine_id: str) -> SimulatedHost | None:
-        """Return the machine's host, None when there is none or it died."""
+        """Return the machine's host, None when there is none or it is no more."""
         entry = self._entries.get(machine_id)
         if entry is None or entry.host is None:
             return None
-        dies = entry.host.dies_unix_nanos
-        is_dead = dies is not None and not entry.host.deleted_by and dies <= self._clock.unix_nanos()
-        return None if is_dead else entry.host
+        return entry.host if is_there(entry.host, self._clock.unix_nanos()) else None
+
+    def machine_ids(self) -> list[str]:
+        """Return every machine that ever had a host, those included that no offer names any more."""
+        return list(self._entries)
 
     def hosts(self) -> list[tuple[str, SimulatedHost]]:
         """Return every live host, those included that no offer names any more."""
@@ -116,14 +132,11 @@ class SimulatedCloud:
 
     def stage(self, host: SimulatedHost) -> Stage:
         """Return where a host is now."""
-        now = self._clock.unix_nanos()
-        if now < host.running_unix_nanos:
-            return Stage.BOOTING
-        if not host.cluster:
-            return Stage.RUNNING
-        if host.ready_unix_nanos is None:
-            return Stage.LOST_JOIN
-        return Stage.READY if now >= host.ready_unix_nanos else Stage.JOINING
+        return stage_of(host, self._clock.unix_nanos())
+
+    def cluster(self, host: SimulatedHost) -> str:
+        """Return the cluster that a host was booted into, nothing once it was drained."""
+        return cluster_of(host, self._clock.unix_nanos())
 
     def _entry(self, machine_id: str) -> Entry:
         return self._entries.setdefault(machine_id, Entry())
@@ -144,8 +157,38 @@ class SimulatedCloud:
             return False
         return self._draws.happens(probability, fault, machine_id, self._next(machine_id, fault))
 
+    def _lands_unix_nanos(
+        self, machine_id: str, topic: str, dwell: Dwell, deadline_unix_nanos: int, *, grace_seconds: int = 0
+    ) -> int:
+        """Return when what begins now is done: after its dwell, or after the deadline when that fault happens."""
+        number = self._next(machine_id, topic)
+        dwell_nanos = self.economy.dwell_nanos(dwell, topic, machine_id, number)
+        if grace_seconds > 0:
+            dwell_nanos = min(dwell_nanos, grace_seconds * NANOS_PER_SECOND)
+        if self._happens("effect_after_timeout", machine_id):
+            return deadline_unix_nanos + self.economy.scaled_nanos(dwell.median_seconds)
+        return self._clock.unix_nanos() + dwell_nanos
+
     async def _until(self, unix_nanos: int) -> None:
-        await self._clock.sleep((unix_nanos - self._clock.unix_nanos()) / NANOS_PER_SECOND)
+        """Return at that time or after it; a sleep that ends a rounding error early is not enough."""
+        while (left_nanos := unix_nanos - self._clock.unix_nanos()) > 0:
+            await self._clock.sleep(left_nanos / NANOS_PER_SECOND)
+        if self._is_closed:
+            raise CallFailed("the cloud was closed while the call waited")
+
+    async def _land(self, unix_nanos: int, deadline_unix_nanos: int) -> None:
+        """Wait for an effect. One that lands after the deadline cannot be stopped, whatever the caller says."""
+        if unix_nanos <= deadline_unix_nanos:
+            await self._until(unix_nanos)
+            return
+        waiting = asyncio.ensure_future(self._until(unix_nanos))
+        while not waiting.done():
+            try:
+                await asyncio.wait({waiting})
+            except asyncio.CancelledError:
+                if self._is_closed:
+                    waiting.cancel()
+                    raise
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
@@ -155,6 +198,9 @@ class SimulatedCloud:
         if offer is None:
             raise CallFailed(f"no such offer: {machine_id}")
         host = self.host(machine_id)
+        if host is not None and host.deleted_by:
+            await self._until(host.gone_unix_nanos)
+            host = None
         if host is None:
             await self._check_stock(offer)
             self._begin_call(machine_id)
@@ -162,10 +208,7 @@ class SimulatedCloud:
                 self._save(machine_id)
                 raise CallFailed("the cloud refused the request")
             host = self._make_host(offer, op_id, deadline_unix_nanos)
-        if host.running_unix_nanos > deadline_unix_nanos:
-            await self._sit_out(host.running_unix_nanos)
-        else:
-            await self._until(host.running_unix_nanos)
+        await self._land(host.running_unix_nanos, deadline_unix_nanos)
         if self.host(machine_id) is not host:
             raise CallFailed("the host went away while it booted")
         self._end_call(machine_id, "create")
@@ -180,25 +223,30 @@ class SimulatedCloud:
         raise OutOfStock(f"no {slot.capacity_type.label} {slot.instance_type} in {slot.zone} now")
 
     def _make_host(self, offer: Offer, op_id: str, deadline_unix_nanos: int) -> SimulatedHost:
-        machine_id = offer.slot.id
-        number = self._next(machine_id, "create")
+        machine_id, entry = offer.slot.id, self._entry(offer.slot.id)
         now = self._clock.unix_nanos()
+        number = entry.counters.get("create", 0)
         dwell = self._world.dwell.create(offer.slot.capacity_type)
-        running = now + self.economy.dwell_nanos(dwell, "create", machine_id, number)
-        if self._happens("effect_after_timeout", machine_id):
-            running = deadline_unix_nanos + self.economy.scaled_nanos(dwell.median_seconds)
-        host = self._new_host(offer, number, op_id, running)
-        self._put_host(self._entry(machine_id), offer, host, now)
+        running = self._lands_unix_nanos(machine_id, "create", dwell, deadline_unix_nanos)
+        self._end_host(entry)
+        host = self._new_host(offer, number, op_id, now, running)
+        self._put_host(entry, offer, host, now)
         self._save(machine_id)
+        self._unwarned[machine_id] = None
         self._changed.set()
         return host
 
-    def _new_host(self, offer: Offer, number: int, op_id: str, running_unix_nanos: int) -> SimulatedHost:
-        fate = self.economy.fate(offer, number, running_unix_nanos)
+    def _new_host(
+        self, offer: Offer, number: int, op_id: str, requested_unix_nanos: int, running_unix_nanos: int
+    ) -> SimulatedHost:
+        fate = self.economy.fate(
+            offer, number, requested_unix_nanos=requested_unix_nanos, running_unix_nanos=running_unix_nanos
+        )
         return SimulatedHost(
             ref=f"i-{self._draws.token('host', offer.slot.id, number)}",
             number=number,
             created_by=op_id,
+            requested_unix_nanos=requested_unix_nanos,
             running_unix_nanos=running_unix_nanos,
             dies_unix_nanos=fate.dies_unix_nanos if fate else None,
             notice_unix_nanos=fate.notice_unix_nanos if fate else None,
@@ -207,6 +255,7 @@ class SimulatedCloud:
 
     def _put_host(self, entry: Entry, offer: Offer, host: SimulatedHost, now_unix_nanos: int) -> None:
         slot = offer.slot
+        assert entry.host is None, f"{slot.id} has a host already"
         entry.host = host
         entry.made = Made(
             instance_type=slot.instance_type,
@@ -238,17 +287,6 @@ class SimulatedCloud:
             fixed=made.fixed,
         )
 
-    async def _sit_out(self, unix_nanos: int) -> None:
-        """Wait whatever the caller says: this effect lands after its deadline, and nobody can stop it."""
-        waiting = asyncio.ensure_future(self._until(unix_nanos))
-        while not waiting.done():
-            try:
-                await asyncio.wait({waiting})
-            except asyncio.CancelledError:
-                if self._is_closed:
-                    waiting.cancel()
-                    raise
-
     def _begin_call(self, machine_id: str) -> None:
         if self._happens("transient", machine_id):
             self._save(machine_id)
@@ -259,55 +297,51 @@ class SimulatedCloud:
             self._save(machine_id)
             raise CallFailed(f"the connection broke after {what} was done")
 
-    def configure(self, machine_id: str, cluster: str, op_id: str) -> SimulatedHost:
+    def configure(self, machine_id: str, cluster: str, op_id: str, deadline_unix_nanos: int) -> SimulatedHost:
         """Boot the host into a cluster; its node becomes Ready later, or never. Raises Hiccup or CallFailed."""
         host = self.host(machine_id)
         if host is None:
             raise CallFailed("there is no host to configure")
         if host.configured_by != op_id:
             self._begin_call(machine_id)
-            number = self._next(machine_id, "join")
-            dwell_nanos = self.economy.dwell_nanos(self._world.dwell.join, "join", machine_id, number)
+            ready = self._lands_unix_nanos(machine_id, "join", self._world.dwell.join, deadline_unix_nanos)
             host.cluster, host.configured_by = cluster, op_id
-            host.ready_unix_nanos = self._clock.unix_nanos() + dwell_nanos
-            if self._happens("join_never", machine_id):
-                host.ready_unix_nanos = None
+            host.configured_unix_nanos = self._clock.unix_nanos()
+            host.ready_unix_nanos = None if self._happens("join_never", machine_id) else ready
+            host.drained_by, host.drained_unix_nanos = "", 0
             self._save(machine_id)
             self._end_call(machine_id, "configure")
         return host
 
-    async def drain(self, machine_id: str, grace_seconds: int, op_id: str) -> None:
+    async def drain(self, machine_id: str, grace_seconds: int, op_id: str, deadline_unix_nanos: int) -> None:
         """Take the host out of its cluster; a host that is in none is done. Raises Hiccup or CallFailed."""
         host = self.host(machine_id)
         if host is None:
             raise CallFailed("there is no host to drain")
-        if not host.cluster:
+        if not self.cluster(host):
             return
         if host.drained_by != op_id:
             self._begin_call(machine_id)
-            number = self._next(machine_id, "drain")
-            dwell_nanos = self.economy.dwell_nanos(self._world.dwell.drain, "drain", machine_id, number)
-            if grace_seconds > 0:
-                dwell_nanos = min(dwell_nanos, grace_seconds * NANOS_PER_SECOND)
-            host.drained_by, host.drained_unix_nanos = op_id, self._clock.unix_nanos() + dwell_nanos
+            dwell = self._world.dwell.drain
+            host.drained_unix_nanos = self._lands_unix_nanos(
+                machine_id, "drain", dwell, deadline_unix_nanos, grace_seconds=grace_seconds
+            )
+            host.drained_by = op_id
             self._save(machine_id)
-        await self._until(host.drained_unix_nanos)
-        host.cluster, host.configured_by, host.ready_unix_nanos = "", "", None
-        self._save(machine_id)
+        await self._land(host.drained_unix_nanos, deadline_unix_nanos)
         self._end_call(machine_id, "drain")
 
-    async def delete(self, machine_id: str, op_id: str) -> None:
+    async def delete(self, machine_id: str, op_id: str, deadline_unix_nanos: int) -> None:
         """Remove the host; none is done. From now on nothing else takes it. Raises Hiccup or CallFailed."""
         host = self.host(machine_id)
         if host is None:
             return
         if not host.deleted_by:
             self._begin_call(machine_id)
-            number = self._next(machine_id, "delete")
-            dwell_nanos = self.economy.dwell_nanos(self._world.dwell.delete, "delete", machine_id, number)
-            host.deleted_by, host.gone_unix_nanos = op_id, self._clock.unix_nanos() + dwell_nanos
+            gone = self._lands_unix_nanos(machine_id, "delete", self._world.dwell.delete, deadline_unix_nanos)
+            host.deleted_by, host.gone_unix_nanos = op_id, gone
             self._save(machine_id)
-        await self._until(host.gone_unix_nanos)
+        await self._land(host.gone_unix_nanos, deadline_unix_nanos)
         self.remove(machine_id, host)
         self._end_call(machine_id, "delete")
 
@@ -315,8 +349,43 @@ class SimulatedCloud:
         """Take a host out of the world at once, unless it is another one by now."""
         entry = self._entry(machine_id)
         if entry.host is host:
-            entry.host = None
+            self._end_host(entry)
             self._save(machine_id)
+
+    # ---- the bill ------------------------------------------------------------------------------------------------
+
+    def _end_host(self, entry: Entry) -> None:
+        if entry.host is not None:
+            entry.billed_seconds += self._billed_seconds(entry.host)
+            entry.host = None
+
+    def _billed_seconds(self, host: SimulatedHost) -> int:
+        return -(-billed_nanos(host, self._clock.unix_nanos()) // self.economy.world_second_nanos)
+
+    def pools(self) -> list[PoolStatus]:
+        """Return every pool that is offered or ever had a host, by name; costs a look at every machine."""
+        now = self._clock.unix_nanos()
+        offered = Counter(offer.market for offer in self.offers.values())
+        hosts: Counter[Market] = Counter()
+        billed_seconds: Counter[Market] = Counter()
+        for entry in self._entries.values():
+            if entry.made is None:
+                continue
+            market = (entry.made.instance_type, entry.made.zone, CapacityType(entry.made.capacity_type))
+            billed_seconds[market] += entry.billed_seconds
+            if entry.host is not None:
+                billed_seconds[market] += self._billed_seconds(entry.host)
+                hosts[market] += is_there(entry.host, now)
+        statuses = [
+            PoolStatus(
+                name=pool_name(market),
+                offered=offered[market],
+                hosts=hosts[market],
+                billed_seconds=billed_seconds[market],
+            )
+            for market in offered.keys() | billed_seconds.keys()
+        ]
+        return sorted(statuses, key=lambda status: status.name)
 
     # ---- faults of the inventory ---------------------------------------------------------------------------------
 
@@ -328,14 +397,21 @@ class SimulatedCloud:
 
     def warnings(self) -> list[Warning]:
         """Return everything that will happen to hosts, or has and was not removed yet, in time order."""
-        found = []
-        for machine_id, entry in self._entries.items():
-            host = entry.host
-            if host is None or host.dies_unix_nanos is None or host.deleted_by:
-                continue
-            times = ((host.hint_unix_nanos, HINT), (host.notice_unix_nanos, NOTICE), (host.dies_unix_nanos, END))
-            found += [Warning(at, machine_id, host.number, kind) for at, kind in times if at is not None]
-        return sorted(found)
+        self._unwarned.clear()
+        return sorted(warning for machine_id in self._entries for warning in self._warnings_of(machine_id))
+
+    def new_warnings(self) -> list[Warning]:
+        """Return what will happen to the hosts that were made since this or `warnings` was asked."""
+        new = [warning for machine_id in self._unwarned for warning in self._warnings_of(machine_id)]
+        self._unwarned.clear()
+        return new
+
+    def _warnings_of(self, machine_id: str) -> list[Warning]:
+        host = self._entries[machine_id].host
+        if host is None or host.dies_unix_nanos is None or host.deleted_by:
+            return []
+        times = ((host.hint_unix_nanos, HINT), (host.notice_unix_nanos, NOTICE), (host.dies_unix_nanos, END))
+        return [Warning(at, machine_id, host.number, kind) for at, kind in times if at is not None]
 
     def pending(self, warning: Warning) -> SimulatedHost | None:
         """Return the host of a warning if it is still that one and nobody deletes it."""

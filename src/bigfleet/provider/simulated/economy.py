@@ -5,28 +5,29 @@ changes nothing. Nothing here may remember a draw that it could not make again.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.simulated.draws import Draws
-from bigfleet.provider.simulated.fleet import Offer
+from bigfleet.provider.simulated.fleet import Market, Offer
 from bigfleet.provider.simulated.world import Dwell, World, parse_capacity_type
 
 _SECONDS_PER_HOUR = 3600.0
 #: The walk: how much of a deviation stays at the next step, and how strong one step is.
 _WALK_MEMORY = 0.9
 _WALK_STEP = 0.03
+#: A warning comes this long after the host runs at the earliest: earlier, there is no host that one could warn of.
+_WARNED_AFTER_SECONDS = 1.0
 #: Steps that still count; what is older has faded to a thousandth.
 _WALK_STEPS = 64
 _PROBABILITY_MAX = 0.99
 
-Market = tuple[str, str, CapacityType]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """How a spot host will end; Unix nanoseconds, None when there is no such warning."""
+    """How a host will end; Unix nanoseconds, None when there is no such warning."""
 
     dies_unix_nanos: int
     notice_unix_nanos: int | None
@@ -45,10 +46,21 @@ class Economy:
         #: Market to the end of its last known spell (seconds of the world), the spell's number; a cache of draws.
         self._spells: dict[Market, tuple[float, float, int]] = {}
 
+        #: Type and zone to the latest step whose factor was asked for, and the factor; a cache of draws.
+        self._spot_factors: dict[str, tuple[int, float]] = {}
+
     @property
-    def price_step_nanos(self) -> int:
-        """Time between two spot prices."""
+    def _price_step_nanos(self) -> int:
         return max(1, self.scaled_nanos(self._world.price.step_seconds))
+
+    @property
+    def world_second_nanos(self) -> int:
+        """A second of the world on the real clock."""
+        return max(1, self.scaled_nanos(1.0))
+
+    def unix_nanos_at(self, world_seconds: float) -> int:
+        """Return when the world is that old."""
+        return self._began_unix_nanos + self.scaled_nanos(world_seconds)
 
     def scaled_nanos(self, world_seconds: float) -> int:
         """Return a duration of the world on the real clock."""
@@ -61,7 +73,11 @@ class Economy:
 
     def price_step(self, unix_nanos: int) -> int:
         """Return the number of the spot price that holds."""
-        return max(0, unix_nanos - self._began_unix_nanos) // self.price_step_nanos
+        return max(0, unix_nanos - self._began_unix_nanos) // self._price_step_nanos
+
+    def next_price_unix_nanos(self, unix_nanos: int) -> int:
+        """Return when the next spot price is drawn."""
+        return self._began_unix_nanos + (self.price_step(unix_nanos) + 1) * self._price_step_nanos
 
     def price_usd_per_hour(self, offer: Offer, unix_nanos: int) -> float:
         """Return what an hour of the machine costs now."""
@@ -83,10 +99,15 @@ class Economy:
         if self._is_calm:
             return price.spot_mean
         subject = f"{offer.slot.instance_type}/{offer.slot.zone}"
+        known_step, factor = self._spot_factors.get(subject, (-1, 0.0))
+        if known_step == step:
+            return factor
         deviation = 0.0
         for back in range(min(step, _WALK_STEPS)):
             deviation += _WALK_MEMORY**back * _WALK_STEP * self._draws.normal("spot price", subject, step - back)
-        return min(price.spot_max, max(price.spot_min, price.spot_mean + deviation))
+        factor = min(price.spot_max, max(price.spot_min, price.spot_mean + deviation))
+        self._spot_factors[subject] = (step, factor)
+        return factor
 
     def has_walking_price(self, offer: Offer) -> bool:
         """Say whether the machine's price changes with time."""
@@ -105,33 +126,69 @@ class Economy:
         subject = f"{offer.slot.instance_type}/{offer.slot.zone}"
         return choices[int(self._draws.uniform("declared probability", subject, 0) * len(choices))]
 
-    def fate(self, offer: Offer, host_number: int, running_unix_nanos: int) -> Fate | None:
-        """Return how a host ends that runs from then on, or None when nothing takes it."""
-        if self._is_calm or offer.slot.capacity_type is not CapacityType.SPOT:
+    def fate(
+        self, offer: Offer, host_number: int, *, requested_unix_nanos: int, running_unix_nanos: int
+    ) -> Fate | None:
+        """Return how a host ends, by whatever takes it first, or None when nothing does."""
+        if self._is_calm:
             return None
+        outage = self._outage_unix_nanos(offer, requested_unix_nanos)
+        taken = [
+            self._hazard_unix_nanos(offer, host_number, running_unix_nanos),
+            *self._waves_unix_nanos(offer, host_number, requested_unix_nanos),
+        ]
+        dies = min((at for at in (outage, *taken) if at is not None), default=None)
+        if dies is None:
+            return None
+        if dies == outage:
+            return Fate(dies_unix_nanos=dies, notice_unix_nanos=None, hint_unix_nanos=None)
         rules, machine_id = self._world.interruption, offer.slot.id
-        hazard_per_hour = -math.log(1.0 - min(_PROBABILITY_MAX, self.probability(offer) * rules.truth_factor))
+        first = running_unix_nanos + self.scaled_nanos(_WARNED_AFTER_SECONDS)
+        notice = hint = None
+        if not self._draws.happens(rules.without_notice_share, "no notice", machine_id, host_number):
+            notice = min(dies, max(first, dies - self.scaled_nanos(rules.notice_seconds)))
+        if self._draws.happens(rules.hint_share, "hint", machine_id, host_number):
+            hint = min(dies, max(first, dies - self.scaled_nanos(rules.hint_seconds)))
+        return Fate(dies_unix_nanos=dies, notice_unix_nanos=notice, hint_unix_nanos=hint)
+
+    def _hazard_unix_nanos(self, offer: Offer, host_number: int, running_unix_nanos: int) -> int | None:
+        if offer.slot.capacity_type is not CapacityType.SPOT:
+            return None
+        declared, truth_factor = self.probability(offer), self._world.interruption.truth_factor
+        hazard_per_hour = -math.log(1.0 - min(_PROBABILITY_MAX, declared * truth_factor))
         if hazard_per_hour <= 0:
             return None
-        life_seconds = self._draws.exponential(
-            _SECONDS_PER_HOUR / hazard_per_hour, "interruption", machine_id, host_number
-        )
-        dies = running_unix_nanos + self.scaled_nanos(life_seconds)
-        notice = None
-        if not self._draws.happens(rules.without_notice_share, "no notice", machine_id, host_number):
-            notice = max(running_unix_nanos, dies - self.scaled_nanos(rules.notice_seconds))
-        hint = None
-        if self._draws.happens(rules.hint_share, "hint", machine_id, host_number):
-            hint = max(running_unix_nanos, dies - self.scaled_nanos(rules.hint_seconds))
-        return Fate(dies_unix_nanos=dies, notice_unix_nanos=notice, hint_unix_nanos=hint)
+        mean_seconds = _SECONDS_PER_HOUR / hazard_per_hour
+        life_seconds = self._draws.exponential(mean_seconds, "interruption", offer.slot.id, host_number)
+        return running_unix_nanos + self.scaled_nanos(life_seconds)
+
+    def _waves_unix_nanos(self, offer: Offer, host_number: int, requested_unix_nanos: int) -> Iterator[int]:
+        for number, wave in enumerate(self._world.interruption.waves):
+            at = self.unix_nanos_at(wave.at_seconds)
+            if wave.pool != offer.pool or at < requested_unix_nanos:
+                continue
+            if self._draws.happens(wave.share, f"wave {number}", offer.slot.id, host_number):
+                yield at
+
+    def _outage_unix_nanos(self, offer: Offer, requested_unix_nanos: int) -> int | None:
+        """Return when the first outage of the zone meets a host that is requested then."""
+        met = [
+            max(requested_unix_nanos, self.unix_nanos_at(outage.from_seconds))
+            for outage in self._world.interruption.zone_outages
+            if outage.zone == offer.slot.zone and requested_unix_nanos < self.unix_nanos_at(outage.to_seconds)
+        ]
+        return min(met, default=None)
 
     # ---- stockouts -----------------------------------------------------------------------------------------------
 
     def is_stocked_out(self, market: Market, unix_nanos: int) -> bool:
-        """Say whether there is no capacity of that kind now."""
+        """Say whether there is no capacity of that kind now: sold out, or its zone is down."""
         if self._is_calm:
             return False
         now_seconds = self._world_seconds(unix_nanos)
+        for outage in self._world.interruption.zone_outages:
+            if outage.zone == market[1] and outage.from_seconds <= now_seconds < outage.to_seconds:
+                return True
         if self._world.stockouts is None:
             return self._is_drawn_out(market, now_seconds)
         for planned in self._world.stockouts:

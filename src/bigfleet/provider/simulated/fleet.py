@@ -30,7 +30,13 @@ _DEFAULT_MIX = (
     (CapacityType.SPOT, "std.8x32", (6, 6, 6)),
     (CapacityType.SPOT, "gpu-m.48x384", (2, 2, 2)),
 )
+#: Names that a message lists.
+_SHOWN_MAX = 20
 _IDLE_AT_START = frozenset({CapacityType.BARE_METAL, CapacityType.RESERVED})
+
+
+#: Instance type, zone, capacity type.
+Market = tuple[str, str, CapacityType]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +53,25 @@ class Offer:
     is_idle_at_start: bool
 
     @property
-    def market(self) -> tuple[str, str, CapacityType]:
+    def pool(self) -> str:
+        """`<capacity type with ->/<instance type>/<zone>`: what hosts are billed by, and waves hit."""
+        return pool_name(self.market)
+
+    @property
+    def market(self) -> Market:
         """What prices, probabilities and stockouts are shared by."""
         return (self.slot.instance_type, self.slot.zone, self.slot.capacity_type)
+
+
+def pool_name(market: Market) -> str:
+    """Return the pool that is this market: the middle of its machines' ids."""
+    instance_type, zone, capacity_type = market
+    return f"{capacity_word(capacity_type)}/{instance_type}/{zone}"
+
+
+def capacity_word(capacity_type: CapacityType) -> str:
+    """Return a capacity type as ids and labels write it, such as `on-demand`."""
+    return capacity_type.name.lower().replace("_", "-")
 
 
 def default_pools(zones: Sequence[str], catalogue: Mapping[str, InstanceType]) -> tuple[Pool, ...]:
@@ -71,7 +93,7 @@ def build_fleet(world: World, catalogue: Mapping[str, InstanceType], provider: s
     """Return every machine of the world. Raises WorldFault with the path of a pool that cannot be offered."""
     pools = world.pools if world.pools is not None else default_pools(world.zones or DEFAULT_ZONES, catalogue)
     racks = _Racks(world.rack_size)
-    numbers: Counter[tuple[str, str, CapacityType]] = Counter()
+    numbers: Counter[Market] = Counter()
     offers = []
     for number, pool in enumerate(pools):
         place = f"pools[{number}]"
@@ -83,7 +105,24 @@ def build_fleet(world: World, catalogue: Mapping[str, InstanceType], provider: s
             market = (pool.instance_type, pool.zone, shape.capacity_type)
             offers.append(shape.offer(numbers[market], provider, racks.next_rack(pool.zone, pool.instance_type)))
             numbers[market] += 1
+    _check_planned(world, offers)
     return offers
+
+
+def _check_planned(world: World, offers: Sequence[Offer]) -> None:
+    """Refuse a wave or an outage that could never hit anything. Raises WorldFault with its path."""
+    rules = world.interruption
+    pools, zones = {offer.pool for offer in offers}, {offer.slot.zone for offer in offers}
+    for number, wave in enumerate(rules.waves):
+        if wave.pool not in pools:
+            known = ", ".join(sorted(pools)[:_SHOWN_MAX])
+            raise WorldFault(f"interruption.waves[{number}].pool: there is no pool {wave.pool!r}; there are {known}")
+    for number, outage in enumerate(rules.zone_outages):
+        if outage.zone not in zones:
+            known = ", ".join(sorted(zones)[:_SHOWN_MAX])
+            raise WorldFault(
+                f"interruption.zone_outages[{number}].zone: no machine is in {outage.zone!r}, but in {known}"
+            )
 
 
 def build_seed_fleet(count: int, provider: str) -> list[Offer]:
@@ -94,7 +133,7 @@ def build_seed_fleet(count: int, provider: str) -> list[Offer]:
         slot = fake_slot(number, id="seed")
         place = numbers[slot.zone, slot.capacity_type]
         numbers[slot.zone, slot.capacity_type] += 1
-        kind = slot.capacity_type.name.lower().replace("_", "-")
+        kind = capacity_word(slot.capacity_type)
         slot = fake_slot(number, id=f"{provider}/{kind}/{slot.instance_type}/{slot.zone}/{place:03d}")
         offers.append(
             Offer(
@@ -157,7 +196,7 @@ class _PoolShape:
             )
         labels = {
             keys.REGION: region,
-            keys.CAPACITY_TYPE: capacity_type.name.lower().replace("_", "-"),
+            keys.CAPACITY_TYPE: capacity_word(capacity_type),
             **(known.labels if known else {}),
             **pool.labels,
         }
@@ -173,7 +212,7 @@ class _PoolShape:
     def offer(self, number: int, provider: str, rack: str) -> Offer:
         """Return one machine of the pool."""
         pool = self.pool
-        kind = self.capacity_type.name.lower().replace("_", "-")
+        kind = capacity_word(self.capacity_type)
         is_bare_metal = self.capacity_type is CapacityType.BARE_METAL
         slot = Slot(
             id=f"{provider}/{kind}/{pool.instance_type}/{pool.zone}/{number:03d}",

@@ -5,9 +5,10 @@ docs/spec/provider.md §21. An unknown key or a bad value is refused with its pa
 """
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import yaml
@@ -16,6 +17,8 @@ from bigfleet.model.states import CapacityType
 
 POOLS_MAX = 100_000
 MACHINES_MAX = 1_000_000
+#: Of waves, zone outages and planned stockouts, each.
+PLANNED_MAX = 1_000
 
 
 class WorldFault(ValueError):
@@ -70,8 +73,28 @@ class Price(_Section, frozen=True, kw_only=True):
     step_seconds: float = 300.0
 
 
+class Wave(_Section, frozen=True, kw_only=True):
+    """A loss of many hosts at one time; each is warned like any other that is taken."""
+
+    #: `<capacity type with ->/<instance type>/<zone>`, the middle of its machines' ids.
+    pool: str
+    #: Seconds since the world began.
+    at_seconds: float
+    #: Of the pool's hosts at that time; whom it hits is drawn.
+    share: float
+
+
+class ZoneOutage(_Section, frozen=True, kw_only=True):
+    """A zone that loses every host at once, without a warning, and gives none until it is over."""
+
+    zone: str
+    #: Seconds since the world began.
+    from_seconds: float
+    to_seconds: float
+
+
 class Interruption(_Section, frozen=True, kw_only=True):
-    """How hosted spot machines are taken away."""
+    """How hosts are taken away: spot machines one by one by their hazard, others by what is planned here."""
 
     #: One of these is declared per type and zone.
     probabilities: tuple[float, ...] = (0.025, 0.075, 0.125, 0.175, 0.30)
@@ -81,6 +104,8 @@ class Interruption(_Section, frozen=True, kw_only=True):
     without_notice_share: float = 0.02
     hint_seconds: float = 600.0
     hint_share: float = 0.5
+    waves: tuple[Wave, ...] = ()
+    zone_outages: tuple[ZoneOutage, ...] = ()
 
 
 class Dwell(_Section, frozen=True, kw_only=True):
@@ -129,7 +154,7 @@ class PlannedStockout(_Section, frozen=True, kw_only=True):
 
 
 class Faults(_Section, frozen=True, kw_only=True):
-    """Probabilities per call."""
+    """Probabilities per call; of `inventory_…` per pass, of the last four per machine and pass."""
 
     #: Create fails and made nothing.
     create_error: float = 0.0
@@ -137,7 +162,7 @@ class Faults(_Section, frozen=True, kw_only=True):
     join_never: float = 0.0
     #: The call did its work and fails all the same.
     error_after_effect: float = 0.0
-    #: The host of a Create appears after the call's deadline.
+    #: What the call asked for happens for real, but after the call's deadline.
     effect_after_timeout: float = 0.0
     #: The call fails and may be tried again.
     transient: float = 0.0
@@ -199,11 +224,37 @@ def parse_world(content: bytes, file: str, *, is_json: bool = False) -> World:
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+_FIELD_FAULT = re.compile(r"Object (contains unknown|missing required) field `(.*?)`")
+
+
 def _path_first(text: str) -> str:
-    """Turn msgspec's `Expected … - at `$.a[0]`` into `a[0]: Expected …`."""
+    """Turn msgspec's `Expected … - at `$.a[0]`` into `a[0]: Expected …`, and name the keys that there are."""
     message, _at, place = text.partition(" - at `$")
     place = place.rstrip("`").removeprefix(".")
-    return f"{place}: {message}" if place else message
+    field = _FIELD_FAULT.fullmatch(message)
+    if field is None:
+        return f"{place}: {message}" if place else message
+    path = f"{place}.{field[2]}" if place else field[2]
+    if field[1] == "missing required":
+        return f"{path}: is missing"
+    return f"{path}: unknown key; there are {', '.join(_section_at(place).__struct_fields__)}"
+
+
+def _section_at(place: str) -> type[_Section]:
+    """Return the section that a path leads to, such as `interruption.waves[0]`."""
+    section: type[_Section] = World
+    for name in filter(None, re.sub(r"\[.*?\]", "", place).split(".")):
+        field = next(field for field in msgspec.structs.fields(section) if field.name == name)
+        section = next(kind for kind in _classes_in(field.type) if issubclass(kind, _Section))
+    return section
+
+
+def _classes_in(hint: Any) -> Iterator[type]:
+    """Yield the classes that a type hint is made of, such as `Pool` of `tuple[Pool, ...] | None`."""
+    if isinstance(hint, type) and not get_args(hint):
+        yield hint
+    for part in get_args(hint):
+        yield from _classes_in(part)
 
 
 def _faults(world: World) -> Iterator[str]:
@@ -216,9 +267,25 @@ def _faults(world: World) -> Iterator[str]:
     yield from _number_faults(world)
     if not world.price.spot_min <= world.price.spot_mean <= world.price.spot_max:
         yield "price.spot_mean: must lie between spot_min and spot_max"
+    yield from _planned_faults(world)
+
+
+def _planned_faults(world: World) -> Iterator[str]:
+    """Check what is planned for a time; whether its zone and pool exist is checked against the fleet."""
+    rules = world.interruption
+    timed = {
+        "interruption.waves": rules.waves,
+        "interruption.zone_outages": rules.zone_outages,
+        "stockouts": world.stockouts or (),
+    }
+    for path, entries in timed.items():
+        if len(entries) > PLANNED_MAX:
+            yield f"{path}: {len(entries)} entries, at most {PLANNED_MAX} are allowed"
+        for number, entry in enumerate(entries):
+            yield from _section_number_faults(f"{path}[{number}]", entry)
+            if isinstance(entry, ZoneOutage | PlannedStockout) and entry.to_seconds <= entry.from_seconds:
+                yield f"{path}[{number}].to_seconds: must be after from_seconds"
     for number, planned in enumerate(world.stockouts or ()):
-        if planned.to_seconds <= planned.from_seconds:
-            yield f"stockouts[{number}].to_seconds: must be after from_seconds"
         if planned.capacity_type and parse_capacity_type(planned.capacity_type) is None:
             yield f"stockouts[{number}].capacity_type: {planned.capacity_type!r} is unknown"
 
@@ -251,12 +318,14 @@ def _section_number_faults(path: str, section: _Section) -> Iterator[str]:
         place = f"{path}.{name}"
         if isinstance(value, _Section):
             yield from _section_number_faults(place, value)
+        elif isinstance(value, str) or name in ("waves", "zone_outages"):
+            continue
         elif isinstance(value, tuple):
             if not value or not all(0 < probability <= 1 for probability in value):
                 yield f"{place}: must hold numbers above 0 and at most 1"
         elif not math.isfinite(value) or value < 0:
             yield f"{place}: {value} must be finite and not negative"
-        elif (path == "faults" or name.endswith("_share")) and value > 1:
+        elif (path == "faults" or name.endswith("share")) and value > 1:
             yield f"{place}: {value} is a probability, at most 1"
         elif value == 0 and name in ("median_seconds", "p99_seconds", "step_seconds", "available_seconds_mean"):
             yield f"{place}: must be above 0"

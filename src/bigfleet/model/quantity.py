@@ -47,6 +47,8 @@ def quantity_family(text: str) -> Family:
     return _parse(text)[1]
 
 
+# Whoever wants a quantity's number mostly wants its family next.
+@lru_cache(maxsize=1024)
 def _parse(text: str) -> tuple[int, Family]:
     if len(text) > QUANTITY_CHARACTERS_MAX:
         raise QuantityError(

@@ -1,0 +1,241 @@
+"""Instructions on their way: due, delivered, answered, tried again, given up (docs/spec/coordinator.md §6).
+
+An immutable ledger and pure functions of time. It is soft state: a new leader begins with an empty one and derives
+what matters from what shards report. Nothing here decides what is told to whom.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from bigfleet.coordinator.moves import Move
+from bigfleet.model.ids import ShardId
+from bigfleet.model.instructions import (
+    Ack,
+    AssignDomain,
+    Instruction,
+    Outcome,
+    Payload,
+    Reading,
+    ReassignSpeculative,
+    TransferOwnership,
+    UnassignDomain,
+    reading,
+)
+from bigfleet.model.ownership import Turn
+
+#: Report cycles before the second and the third attempt of what failed.
+RETRY_CYCLES = (1, 4)
+#: Report cycles between later attempts of what is never given up.
+PERSISTENT_RETRY_CYCLES = 10
+#: Report cycles after which an unanswered instruction to a donor expires.
+DONOR_EXPIRY_CYCLES = 10
+FINISHED_KEPT_SECONDS = 3_600.0
+FINISHED_MAX = 1_000
+#: Instructions of one answer.
+ANSWER_MAX = 1_000
+
+
+class State(Enum):
+    """How far an instruction is."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    DONE = "done"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Say whether nothing more happens to it."""
+        return self not in (State.PENDING, State.DELIVERED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One instruction to one shard."""
+
+    to: ShardId
+    instruction: Instruction
+    state: State
+    enqueued_seconds: float
+    next_delivery_seconds: float
+    #: How often it failed.
+    failures: int = 0
+    last: Ack | None = None
+    finished_seconds: float = 0.0
+    #: The proposal that it carries out, of a donor's instruction.
+    move: Move | None = None
+    #: One sentence for a person.
+    why: str = ""
+
+    @property
+    def is_persistent(self) -> bool:
+        """Say whether it follows from state, and is therefore never given up."""
+        payload = self.instruction.payload
+        if isinstance(payload, AssignDomain | UnassignDomain):
+            return True
+        if isinstance(payload, TransferOwnership | ReassignSpeculative):
+            return reading(payload, self.to) is not Reading.RELEASE
+        return False
+
+    @property
+    def is_surfaced(self) -> bool:
+        """Say whether a person should look: refused, given up, or failing for the third time."""
+        return self.state is State.FAILED or self.failures >= len(RETRY_CYCLES) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """All instructions of one leader, in the order in which they were enqueued."""
+
+    report_cycle_seconds: float
+    entries: tuple[Entry, ...] = ()
+    next_sequence: int = 1
+
+    # ---- enqueuing ----------------------------------------------------------------------------------------------
+
+    def enqueued(
+        self,
+        to: ShardId,
+        payload: Payload,
+        *,
+        term: int,
+        now_seconds: float,
+        instruction_id: str = "",
+        move: Move | None = None,
+        why: str = "",
+    ) -> "Ledger":
+        """Return the ledger with one more, unless one with the same effect lives, or an opposite one is cancelled.
+
+        An empty id is the next of this leader.
+        """
+        if any(each.to == to and each.instruction.payload == payload for each in self.live()):
+            return self
+        opposite = next((each for each in self.live() if each.to == to and _undo_each_other(each, payload)), None)
+        if opposite is not None and opposite.state is State.PENDING and not opposite.failures:
+            return self._changed(opposite, lambda entry: _ended(entry, State.CANCELLED, now_seconds))
+        turn = Turn(term, self.next_sequence)
+        instruction = Instruction(instruction_id=instruction_id or turn.instruction_id, turn=turn, payload=payload)
+        entry = Entry(
+            to=to,
+            instruction=instruction,
+            state=State.PENDING,
+            enqueued_seconds=now_seconds,
+            next_delivery_seconds=now_seconds,
+            move=move,
+            why=why,
+        )
+        return replace(self, entries=(*self.entries, entry), next_sequence=self.next_sequence + 1)
+
+    # ---- delivering ---------------------------------------------------------------------------------------------
+
+    def live(self) -> Iterable[Entry]:
+        """Return what is not final, in order."""
+        return (entry for entry in self.entries if not entry.state.is_final)
+
+    def due(self, to: ShardId, now_seconds: float) -> tuple[Entry, ...]:
+        """Return what the next answer to a shard carries, by sequence."""
+        ready = [
+            entry
+            for entry in self.live()
+            if entry.to == to and (entry.state is State.DELIVERED or entry.next_delivery_seconds <= now_seconds)
+        ]
+        return tuple(sorted(ready, key=lambda entry: entry.instruction.turn)[:ANSWER_MAX])
+
+    def delivered(self, entries: Iterable[Entry]) -> "Ledger":
+        """Return the ledger after an answer carried some."""
+        ids = {(entry.to, entry.instruction.turn) for entry in entries}
+        return replace(
+            self,
+            entries=tuple(
+                replace(entry, state=State.DELIVERED) if (entry.to, entry.instruction.turn) in ids else entry
+                for entry in self.entries
+            ),
+        )
+
+    # ---- answers ------------------------------------------------------------------------------------------------
+
+    def acked(self, by: ShardId, acks: Iterable[Ack], now_seconds: float) -> "Ledger":
+        """Return the ledger after a shard's answers; ids that are not known are ignored."""
+        answered = {ack.instruction_id: ack for ack in acks}
+        return replace(
+            self,
+            entries=tuple(
+                self._answered(entry, answered[entry.instruction.instruction_id], now_seconds)
+                if entry.to == by and not entry.state.is_final and entry.instruction.instruction_id in answered
+                else entry
+                for entry in self.entries
+            ),
+        )
+
+    def _answered(self, entry: Entry, ack: Ack, now_seconds: float) -> Entry:
+        entry = replace(entry, last=ack)
+        if ack.outcome is Outcome.ACCEPTED:
+            return _ended(entry, State.DONE, now_seconds)
+        if ack.outcome is Outcome.REJECTED_INVALID:
+            return _ended(entry, State.FAILED, now_seconds)
+        failures = entry.failures + 1
+        if failures <= len(RETRY_CYCLES):
+            wait_cycles = RETRY_CYCLES[failures - 1]
+        elif entry.is_persistent:
+            wait_cycles = PERSISTENT_RETRY_CYCLES
+        else:
+            return _ended(replace(entry, failures=failures), State.FAILED, now_seconds)
+        again_seconds = now_seconds + wait_cycles * self.report_cycle_seconds
+        return replace(entry, state=State.PENDING, failures=failures, next_delivery_seconds=again_seconds)
+
+    def at(self, now_seconds: float) -> "Ledger":
+        """Return the ledger as time has left it: unanswered instructions to donors expired, old final ones gone."""
+        expiry_seconds = DONOR_EXPIRY_CYCLES * self.report_cycle_seconds
+        entries = [
+            _ended(entry, State.EXPIRED, now_seconds)
+            if not entry.state.is_final
+            and not entry.is_persistent
+            and now_seconds - entry.enqueued_seconds >= expiry_seconds
+            else entry
+            for entry in self.entries
+        ]
+        kept = [e for e in entries if not e.state.is_final or now_seconds - e.finished_seconds < FINISHED_KEPT_SECONDS]
+        final = [entry for entry in kept if entry.state.is_final]
+        gone = set(map(id, final[: max(0, len(final) - FINISHED_MAX)]))
+        return replace(self, entries=tuple(entry for entry in kept if id(entry) not in gone))
+
+    def cancelled(self, entries: Iterable[Entry], now_seconds: float) -> "Ledger":
+        """Return the ledger after some turned out to be about what is no longer so."""
+        gone = {(entry.to, entry.instruction.turn) for entry in entries}
+        return replace(
+            self,
+            entries=tuple(
+                _ended(entry, State.CANCELLED, now_seconds) if (entry.to, entry.instruction.turn) in gone else entry
+                for entry in self.entries
+            ),
+        )
+
+    def without_shard(self, shard_id: ShardId, now_seconds: float) -> "Ledger":
+        """Return the ledger after a shard was removed: what was on its way there is cancelled."""
+        return replace(
+            self,
+            entries=tuple(
+                _ended(entry, State.CANCELLED, now_seconds)
+                if entry.to == shard_id and not entry.state.is_final
+                else entry
+                for entry in self.entries
+            ),
+        )
+
+    def _changed(self, entry: Entry, change: Callable[[Entry], Entry]) -> "Ledger":
+        return replace(self, entries=tuple(change(each) if each is entry else each for each in self.entries))
+
+
+def _ended(entry: Entry, state: State, now_seconds: float) -> Entry:
+    return replace(entry, state=state, finished_seconds=now_seconds)
+
+
+def _undo_each_other(entry: Entry, payload: Payload) -> bool:
+    match entry.instruction.payload, payload:
+        case (AssignDomain(first), UnassignDomain(second)) | (UnassignDomain(first), AssignDomain(second)):
+            return first == second
+        case _:
+            return False

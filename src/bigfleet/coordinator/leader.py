@@ -1,0 +1,167 @@
+"""One replica's time as the leader: it takes reports, keeps the tables, and answers (docs/spec/coordinator.md §4).
+
+A short flow over a `StateStore`; what is decided in it is decided by pure functions. Reports of shards are taken one
+after the other. It never dials anybody.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from bigfleet.coordinator.booking import booking_of, what_is_left
+from bigfleet.coordinator.commands import AddShard, BindCluster, Command, CommandRefused, Rule, UpdateShard
+from bigfleet.coordinator.soft import Answer, Report, Soft
+from bigfleet.coordinator.squaring import Wanted, square
+from bigfleet.coordinator.store import TERM_MAX, Leadership, NotLeader, OutcomeUnknown, StateStore, StoreUnavailable
+from bigfleet.coordinator.tables import Tables
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import ClusterId, ShardId
+
+_log = structlog.get_logger("bigfleet.coordinator.leader")
+
+
+def _ignore(_outcome: str) -> None: ...
+
+
+class BadReport(Exception):
+    """A report's arguments are wrong; the message says which."""
+
+
+class Leader:
+    """The leader of one term, until it leads no more."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        won: Leadership,
+        *,
+        clock: Clock,
+        report_cycle_seconds: float,
+        on_report: Callable[[str], None] = _ignore,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._on_report = on_report
+        self._report_cycle_seconds = report_cycle_seconds
+        self.tables: Tables = won.tables
+        self.soft = Soft.of_new_leader(won.term, report_cycle_seconds)
+        self.conflicts: dict[ClusterId, set[ShardId]] = {}
+
+    @property
+    def term(self) -> int:
+        """The term under which it leads."""
+        return self.soft.term
+
+    async def report(self, report: Report) -> Answer:
+        """Take a report and answer it, in the order of §4.
+
+        Raises BadReport, NotLeader, StoreUnavailable and OutcomeUnknown; nothing of the report is taken then.
+        """
+        if not report.shard_id:
+            raise BadReport("shard_id is empty")
+        if report.echoed_term > self.term:
+            await self._outrun(report)
+        if not await self._is_registered(report):
+            return self._refused("superseded", report)
+        if not self.soft.is_in_order(report):
+            return self._refused("out_of_order", report)
+        if report.shard_id not in self.tables.shards:
+            raise NotLeader("the shard was removed meanwhile")
+        now_seconds = self._clock.monotonic_seconds()
+        self.soft = self.soft.reported(report, now_seconds)
+        await self._bind(report)
+        around = self.soft.around(report.shard_id, self.tables, now_seconds)
+        squared = square(report.shard_id, around)
+        for command in squared.commands:
+            await self._try(command)
+        squared.instructions = [wanted for wanted in squared.instructions if await self._is_booked(wanted, report)]
+        self.soft = self.soft.told_to_do(squared, report.shard_id, now_seconds)
+        self.soft, answer = self.soft.answered(report.shard_id, squared, around, now_seconds)
+        if answer.instructions and not await self._may_instruct(report):
+            raise NotLeader("another leader stands")
+        self._on_report("ok")
+        return answer
+
+    async def _may_instruct(self, report: Report) -> bool:
+        """Say whether instructions may go to a shard; one that has not accepted this term yet could obey a former one.
+
+        A shard with a new file would take any term: then the store itself is asked who leads.
+        """
+        return report.echoed_term == self.term or await self._store.is_leader()
+
+    def _refused(self, outcome: str, report: Report) -> Answer:
+        _log.warning("report refused", shard=report.shard_id, epoch=report.epoch, cycle=report.cycle, why=outcome)
+        self._on_report(outcome)
+        return Answer(term=self.term, acknowledged=False)
+
+    async def _outrun(self, report: Report) -> None:
+        """A shard has accepted a higher term: step down, or, still leading, raise the term above it (§3 point 6)."""
+        if report.echoed_term > TERM_MAX:
+            raise BadReport(f"coordinator_term {report.echoed_term} is above {TERM_MAX}")
+        if not await self._store.is_leader():
+            raise NotLeader("a shard has seen a later leader")
+        term = await self._store.raise_term(report.echoed_term)
+        _log.warning("term raised: shards had seen a higher one", seen=report.echoed_term, term=term)
+        self.soft = Soft.of_new_leader(term, self._report_cycle_seconds)
+
+    async def _is_registered(self, report: Report) -> bool:
+        """Register the shard, or note what changed; False when a newer process of it has reported."""
+        known = self.tables.shards.get(report.shard_id)
+        if known is None:
+            now_unix_nanos = self._clock.unix_nanos()
+            await self._commit(AddShard(report.shard_id, report.address, report.epoch, now_unix_nanos))
+        elif (known.address, known.epoch) != (report.address, report.epoch):
+            try:
+                await self._commit(UpdateShard(report.shard_id, report.address, report.epoch))
+            except CommandRefused as refused:
+                if refused.rule is Rule.EPOCH_FELL:
+                    return False
+                raise
+        return True
+
+    async def _bind(self, report: Report) -> None:
+        """Bind new clusters; one that is bound elsewhere is a conflict, shown and not mended (§4 step 6)."""
+        for cluster in sorted(self.soft.known[report.shard_id].clusters):
+            bound = self.tables.clusters.get(cluster)
+            if bound is None:
+                await self._try(BindCluster(cluster, report.shard_id, self._clock.unix_nanos()))
+            elif bound.shard_id != report.shard_id:
+                self.conflicts.setdefault(cluster, set()).add(report.shard_id)
+
+    async def _is_booked(self, wanted: Wanted, report: Report) -> bool:
+        """Book the quota that moves with slots; False when it could not be written, and the recipient must wait."""
+        booking = booking_of(wanted, report.provider_address, self.tables, self._clock.unix_nanos())
+        try:
+            if booking is not None:
+                await self._commit(booking)
+        except CommandRefused as refused:
+            _log.warning("quota not moved in full", instruction=wanted.instruction_id, why=str(refused))
+            return booking is None or await self._is_written(what_is_left(booking, self.tables))
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            _log.warning("slots wait for their quota", instruction=wanted.instruction_id, why=str(error))
+            return False
+        return True
+
+    async def _is_written(self, command: Command) -> bool:
+        try:
+            await self._commit(command)
+        except CommandRefused:
+            # Neither quota nor recipient any more: there is nothing to book.
+            return True
+        except (StoreUnavailable, OutcomeUnknown):
+            return False
+        return True
+
+    async def commit(self, command: Command) -> None:
+        """Commit what an administrator asks for. Raises as `StateStore.commit`."""
+        await self._commit(command)
+
+    async def _commit(self, command: Command) -> None:
+        self.tables = await self._store.commit(command)
+
+    async def _try(self, command: Command) -> None:
+        """Commit what the next report would ask for again; a failure costs nothing but that time."""
+        try:
+            await self._commit(command)
+        except (CommandRefused, StoreUnavailable, OutcomeUnknown) as error:
+            _log.warning("not written, to be tried again", command=type(command).__name__, why=str(error))

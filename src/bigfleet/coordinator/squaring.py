@@ -1,0 +1,322 @@
+"""What the leader does when a shard's view of what it owns and the tables disagree (docs/spec/coordinator.md §9.6).
+
+A pure function of views and tables, run for the shard that has just reported. Whatever an answer told a shard counts
+as done until the shard's next report says otherwise, because a view is older than the answer that followed it; what
+has only been told is never taken for proof that it was done. Doubt moves nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from bigfleet.coordinator.commands import AssignDomain as AssignDomainRow
+from bigfleet.coordinator.commands import Command, DropDomain, ReleaseDomain
+from bigfleet.coordinator.tables import DomainRow, DomainState
+from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.instructions import (
+    AssignDomain,
+    Instruction,
+    Payload,
+    Reading,
+    ReassignSpeculative,
+    TransferOwnership,
+    UnassignDomain,
+    ids_of,
+    owned_after,
+    reading,
+)
+from bigfleet.model.machine import Machine
+from bigfleet.model.ownership import Domain, Owned, Row, RowKind, Turn
+from bigfleet.model.states import MachineState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the leader knows of one shard's ownership."""
+
+    shard_id: ShardId
+    #: As last reported.
+    told: Owned
+    #: Fresh, of the shard's latest epoch, and from a report that echoed this leader's term: no older leader can change
+    #: it any more.
+    is_current: bool
+    #: Instructions of the last answer to this shard, in their order; counted as done until it reports again.
+    answered: tuple[Instruction, ...] = ()
+
+    @property
+    def assumed(self) -> Owned:
+        """What it owns if it has done what the last answer told it."""
+        owned = self.told
+        for instruction in self.answered:
+            owned = owned_after(owned, instruction, me=self.shard_id)
+        return owned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbourhood:
+    """The registered shards that could own machines of one provider, and what is known of them."""
+
+    #: By shard, of all registered ones whose provider address is this one or not known yet.
+    views: Mapping[ShardId, View]
+    #: Those without a view: they may own anything.
+    unseen: frozenset[ShardId] = frozenset()
+    domains: Mapping[Domain, DomainRow]
+    term: int
+    #: Adoptions that their recipient has refused for good, by machine.
+    refused: frozenset[tuple[MachineId, Turn]] = frozenset()
+
+    @property
+    def missing(self) -> tuple[ShardId, ...]:
+        """The shards without a current view; nothing that could make two owners is done while there is one."""
+        stale = (shard_id for shard_id, view in self.views.items() if not view.is_current)
+        return tuple(sorted({*self.unseen, *stale}))
+
+
+class Wanted(NamedTuple):
+    """An instruction that follows from state."""
+
+    to: ShardId
+    #: That of the rows' turn, so that any leader derives the same; empty: the next one of this leader.
+    instruction_id: str
+    payload: Payload
+
+
+@dataclass(slots=True)
+class Squared:
+    """What is to be done for one shard."""
+
+    commands: list[Command] = field(default_factory=list)
+    instructions: list["Wanted"] = field(default_factory=list)
+    #: Machines to take back to this shard; their instruction needs a new turn.
+    taken_back: list[MachineId] = field(default_factory=list)
+    #: Released machines of this shard that have arrived.
+    confirmed: list[MachineId] = field(default_factory=list)
+    #: Whom the leader waits for, where it waits.
+    waits_for: tuple[ShardId, ...] = ()
+
+
+def square(shard_id: ShardId, around: Neighbourhood) -> Squared:
+    """Return what is to be done after a report of a shard with a current view; nothing for any other."""
+    done = Squared()
+    view = around.views.get(shard_id)
+    if view is None or not view.is_current:
+        return done
+    _square_domains(view, around, done)
+    for machine_id in sorted(view.told.rows):
+        _square_machine(machine_id, view, around, done)
+    done.instructions = _grouped(done.instructions)
+    return done
+
+
+def still_follows(instruction: Instruction, to: ShardId, around: Neighbourhood) -> bool:
+    """Say whether what was enqueued for a shard still follows from what is known, at the moment of its delivery.
+
+    An adoption needs its release in some view, and nothing later anywhere: a shard that has lost its disk would
+    otherwise adopt what it has given on since. To forget needs that nobody has come to have the machine meanwhile.
+    """
+    payload, turn = instruction.payload, instruction.row_turn
+    if not isinstance(payload, TransferOwnership | ReassignSpeculative):
+        return True
+    meant = reading(payload, to)
+    for machine_id in ids_of(payload):
+        told = [view.told.rows[machine_id] for view in around.views.values() if machine_id in view.told.rows]
+        rows = [*told, *_assumed_rows(machine_id, around)]
+        if meant is Reading.ADOPT:
+            is_released = any(row.kind is RowKind.RELEASED and row.turn == turn for row in told)
+            if not is_released or any(row.turn > turn for row in rows):
+                return False
+        if meant is Reading.FORGET and not _is_nowhere(rows):
+            return False
+    return True
+
+
+# ---- domains -----------------------------------------------------------------------------------------------------
+
+
+def _square_domains(view: View, around: Neighbourhood, done: Squared) -> None:
+    me, told, assumed = view.shard_id, view.told, view.assumed
+    for domain in sorted(told.domains | told.leaving):
+        row = around.domains.get(domain)
+        if row is None:
+            # The store was lost or restored: the shard knows better.
+            done.commands.append(AssignDomainRow(domain, me))
+            if domain in told.leaving:
+                done.commands.append(ReleaseDomain(domain))
+        elif (row.shard_id != me or row.state is DomainState.RELEASING) and domain in assumed.domains:
+            done.instructions.append(Wanted(me, "", UnassignDomain(domain)))
+    for domain, row in sorted(around.domains.items()):
+        if row.shard_id != me:
+            continue
+        if row.state is DomainState.RELEASING:
+            if _has_left(view, domain):
+                done.commands.append(DropDomain(domain))
+        elif domain not in assumed.domains:
+            _give(domain, view, around, done)
+
+
+def _still_in(domain: Domain, others: Iterable[View]) -> tuple[ShardId, ...]:
+    """Return the other shards that have a domain; it is given to nobody while there is one."""
+    return tuple(view.shard_id for view in others if not _has_left(view, domain))
+
+
+def _moved(view: View) -> Iterable[tuple[MachineId, Row]]:
+    """Return a shard's rows, those included that an answer told it to make and no report has shown yet."""
+    return view.assumed.rows.items()
+
+
+def _has_left(view: View, domain: Domain) -> bool:
+    """Say whether a shard has left a domain, told or answered since: judged on an old view it could have two owners."""
+    return not _lists(view.told, domain) and not _lists(view.assumed, domain)
+
+
+def _give(domain: Domain, view: View, around: Neighbourhood, done: Squared) -> None:
+    """Give a domain once it is known which of its machines are elsewhere, and say so before it."""
+    if around.missing:
+        done.waits_for = around.missing
+        return
+    me = view.shard_id
+    others = [other for shard_id, other in sorted(around.views.items()) if shard_id != me]
+    listing = _still_in(domain, others)
+    if listing:
+        done.waits_for = listing
+        return
+    elsewhere: dict[MachineId, tuple[Turn, ShardId]] = {}
+    for other in others:
+        for machine_id, row in _moved(other):
+            at = other.shard_id if row.kind is RowKind.ADOPTED else row.other
+            if row.kind is not RowKind.DISOWNED and at != me:
+                elsewhere[machine_id] = max(elsewhere.get(machine_id, (row.turn, at)), (row.turn, at))
+    for machine_id, (turn, at) in sorted(elsewhere.items()):
+        own = view.told.rows.get(machine_id)
+        if own is None or own.turn < turn:
+            done.instructions.append(_note(machine_id, turn, me, at))
+    done.instructions.append(Wanted(me, "", AssignDomain(domain)))
+
+
+# ---- machines ----------------------------------------------------------------------------------------------------
+
+
+def _square_machine(machine_id: MachineId, view: View, around: Neighbourhood, done: Squared) -> None:
+    rows = {
+        shard_id: other.told.rows[machine_id]
+        for shard_id, other in sorted(around.views.items())
+        if machine_id in other.told.rows
+    }
+    latest = max(row.turn for row in rows.values())
+    own = rows[view.shard_id]
+    holders = [shard_id for shard_id, row in rows.items() if row.kind is RowKind.ADOPTED and row.turn == latest]
+    if holders:
+        (holder,) = holders[:1]
+        _tell_former(machine_id, latest, holder, view, rows, around, done)
+    elif own.kind is RowKind.RELEASED and own.turn < latest:
+        done.confirmed.append(machine_id)
+    elif own.kind is RowKind.RELEASED:
+        _hand_on(machine_id, own, view, around, done)
+    elif _is_nowhere([*rows.values(), *_assumed_rows(machine_id, around)]):
+        _forget(machine_id, latest, view, rows, around, done)
+    else:
+        # The row of another shard is the latest, and released: its own report goes on with it.
+        return
+
+
+def _is_nowhere(rows: Iterable[Row]) -> bool:
+    """Say whether no row says more than that the machine is elsewhere."""
+    return all(row.kind is RowKind.DISOWNED for row in rows)
+
+
+def _assumed_rows(machine_id: MachineId, around: Neighbourhood) -> list[Row]:
+    owned = (view.assumed for view in around.views.values())
+    return [each.rows[machine_id] for each in owned if machine_id in each.rows]
+
+
+def _tell_former(
+    machine_id: MachineId,
+    latest: Turn,
+    holder: ShardId,
+    view: View,
+    rows: Mapping[ShardId, Row],
+    around: Neighbourhood,
+    done: Squared,
+) -> None:
+    """A machine has arrived at its holder: confirm what was released before, and note it where it came from."""
+    own = rows[view.shard_id]
+    if own.kind is RowKind.RELEASED:
+        done.confirmed.append(machine_id)
+    if view.shard_id == holder:
+        giver = own.other
+        known = around.views.get(giver)
+        if giver != holder and known is not None and known.is_current and machine_id not in known.assumed.rows:
+            done.instructions.append(_note(machine_id, latest, giver, holder))
+
+
+def _hand_on(machine_id: MachineId, own: Row, view: View, around: Neighbourhood, done: Squared) -> None:
+    """A machine was given up and has not arrived: send it on, or take it back when its recipient is gone."""
+    is_mine = own.turn.term == around.term
+    is_known = own.other in around.views or own.other in around.unseen
+    is_refused = (machine_id, own.turn) in around.refused
+    if around.missing and not (is_mine and is_known and not is_refused):
+        done.waits_for = around.missing
+    elif is_known and not is_refused:
+        done.instructions.append(
+            Wanted(own.other, f"{own.turn.instruction_id}/adopt", _adoption(machine_id, own, view))
+        )
+    else:
+        done.taken_back.append(machine_id)
+
+
+def _adoption(machine_id: MachineId, own: Row, view: View) -> Payload:
+    record = own.machine
+    if record is not None and record.state is MachineState.SPECULATIVE:
+        return ReassignSpeculative(from_shard=view.shard_id, to_shard=own.other, machine_ids=(machine_id,))
+    records: tuple[Machine, ...] = () if record is None else (record,)
+    return TransferOwnership(from_shard=view.shard_id, to_shard=own.other, machine_ids=(machine_id,), machines=records)
+
+
+def _forget(
+    machine_id: MachineId,
+    latest: Turn,
+    view: View,
+    rows: Mapping[ShardId, Row],
+    around: Neighbourhood,
+    done: Squared,
+) -> None:
+    """Nobody has a machine but by its domain: forget where it was, everywhere."""
+    if around.missing:
+        done.waits_for = around.missing
+        return
+    for shard_id, row in rows.items():
+        payload = TransferOwnership(from_shard=shard_id, to_shard=ShardId(""), machine_ids=(machine_id,), is_note=True)
+        done.instructions.append(Wanted(shard_id, f"{row.turn.instruction_id}/forget/{shard_id}", payload))
+
+
+def _note(machine_id: MachineId, turn: Turn, to: ShardId, at: ShardId) -> Wanted:
+    payload = TransferOwnership(from_shard=to, to_shard=at, machine_ids=(machine_id,), is_note=True)
+    return Wanted(to, f"{turn.instruction_id}/note/{to}", payload)
+
+
+def _lists(owned: Owned, domain: Domain) -> bool:
+    return domain in owned.domains or domain in owned.leaving
+
+
+def _grouped(wanted: list[Wanted]) -> list[Wanted]:
+    """Return one instruction for all machines that share an id, in the order of the first of each."""
+    grouped: dict[tuple[ShardId, str], Wanted] = {}
+    alone: list[Wanted] = []
+    for each in wanted:
+        if not each.instruction_id:
+            alone.append(each)
+            continue
+        key = (each.to, each.instruction_id)
+        grouped[key] = _joined(grouped[key], each) if key in grouped else each
+    # Domains come last: what is elsewhere is noted before they are given.
+    return [*grouped.values(), *alone]
+
+
+def _joined(first: Wanted, second: Wanted) -> Wanted:
+    left, right = first.payload, second.payload
+    if isinstance(left, TransferOwnership) and isinstance(right, TransferOwnership):
+        ids = (*left.machine_ids, *right.machine_ids)
+        return first._replace(payload=replace(left, machine_ids=ids, machines=(*left.machines, *right.machines)))
+    if isinstance(left, ReassignSpeculative) and isinstance(right, ReassignSpeculative):
+        return first._replace(payload=replace(left, machine_ids=(*left.machine_ids, *right.machine_ids)))
+    raise ValueError(f"{first.instruction_id} of {first.to} means two things")

@@ -1,0 +1,5 @@
+"""A shard's client of the coordinator: it reports, and hands instructions to the shard.
+
+docs/spec/coordinator.md §8. The only package that knows both sides. A shard without it, or with a coordinator that is
+gone, decides and acts the same.
+"""

@@ -1,0 +1,102 @@
+"""What a shard does with a coordinator's answer: the fence of terms, each instruction once, an answer for each.
+
+docs/spec/coordinator.md §8, points 3 to 6. Instructions are handled in order, each to its end. Nothing here knows how
+an instruction is carried out, or how reports are sent.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
+import structlog
+
+from bigfleet.model.ids import MachineId
+from bigfleet.model.instructions import Ack, Instruction, Outcome
+
+#: Instructions whose answers are remembered, so that a redelivery is answered alike.
+ANSWERED_MAX = 10_000
+
+_log = structlog.get_logger("bigfleet.link.inbox")
+
+
+class DoesNotApply(Exception):
+    """An instruction that this shard can never carry out; the message says why."""
+
+
+class MayYetSucceed(Exception):
+    """An instruction that could not be carried out now; the message says why."""
+
+
+class Handler(Protocol):
+    """What the shard does; every method is idempotent, because a redelivery after a restart runs again."""
+
+    async def accept_term(self, term: int) -> None:
+        """Make the highest accepted term durable before anything of it is handled."""
+        ...
+
+    async def confirm(self, machine_ids: Iterable[MachineId]) -> None:
+        """Note that released machines have arrived."""
+        ...
+
+    async def carry_out(self, instruction: Instruction) -> None:
+        """Carry an instruction out, to its end. Raises DoesNotApply, MayYetSucceed."""
+        ...
+
+
+class Inbox:
+    """What one process has answered, and the acks that no report has carried yet."""
+
+    def __init__(self, handler: Handler, *, accepted_term: int) -> None:
+        self._handler = handler
+        #: The highest term that was accepted; reports echo it.
+        self.accepted_term = accepted_term
+        self.dropped_answers = 0
+        self._answered: OrderedDict[str, Ack] = OrderedDict()
+        self._waiting: list[Ack] = []
+
+    def waiting(self) -> tuple[Ack, ...]:
+        """Return the acks that the next report carries, in order."""
+        return tuple(self._waiting)
+
+    def carried(self, acks: Iterable[Ack]) -> None:
+        """Forget acks after a report with them was acknowledged; not before."""
+        gone = set(acks)
+        self._waiting = [ack for ack in self._waiting if ack not in gone]
+
+    async def take(self, term: int, confirmed: Iterable[MachineId], instructions: Iterable[Instruction]) -> bool:
+        """Handle one answer; False when its term is below the accepted one and all of it is dropped."""
+        if term < self.accepted_term:
+            self.dropped_answers += 1
+            _log.warning("an answer of a former leader was dropped", term=term, accepted_term=self.accepted_term)
+            return False
+        if term > self.accepted_term:
+            await self._handler.accept_term(term)
+            self.accepted_term = term
+        await self._handler.confirm(confirmed)
+        for instruction in sorted(instructions, key=lambda each: each.turn.sequence):
+            if instruction.instruction_id:
+                self._waiting.append(await self._answer(instruction))
+        return True
+
+    async def _answer(self, instruction: Instruction) -> Ack:
+        instruction_id = instruction.instruction_id
+        known = self._answered.get(instruction_id)
+        if known is not None:
+            return known
+        if instruction.turn.term < self.accepted_term:
+            return Ack(instruction_id, Outcome.REJECTED_STALE, f"term {self.accepted_term} was accepted")
+        if instruction.payload is None:
+            ack = Ack(instruction_id, Outcome.REJECTED_INVALID, "this version knows no such instruction")
+        else:
+            try:
+                await self._handler.carry_out(instruction)
+                ack = Ack(instruction_id, Outcome.ACCEPTED)
+            except DoesNotApply as refusal:
+                ack = Ack(instruction_id, Outcome.REJECTED_INVALID, str(refusal))
+            except MayYetSucceed as failure:
+                # Not remembered: the redelivery runs again.
+                return Ack(instruction_id, Outcome.FAILED, str(failure))
+        self._answered[instruction_id] = ack
+        if len(self._answered) > ANSWERED_MAX:
+            self._answered.popitem(last=False)
+        return ack

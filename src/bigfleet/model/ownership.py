@@ -1,0 +1,184 @@
+"""Which machines a shard owns: its base, its domains, and one row for each machine that ever moved.
+
+docs/spec/coordinator.md §9. Shards keep this on disk and act by it; the coordinator reads their copies and predicts
+what its instructions will make of them, by the same functions. Every transition is idempotent: a row is replaced only
+under a higher turn. Nothing here may read a clock or keep anything.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+from bigfleet.model import labels
+from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.machine import Machine
+
+#: A shard that has adopted so many machines refuses to adopt another.
+ADOPTED_MAX = 10_000
+
+_TURN = re.compile(r"([0-9]{1,19})-([0-9]{1,19})(?:/.*)?", re.DOTALL)
+
+
+class Turn(NamedTuple):
+    """When a row was made: the instruction's term and number. Along a machine's chain of owners it only rises."""
+
+    term: int
+    sequence: int
+
+    @property
+    def instruction_id(self) -> str:
+        """The id of the instruction to the donor."""
+        return f"{self.term}-{self.sequence}"
+
+
+def turn_of(instruction_id: str, *, own: Turn) -> Turn:
+    """Return the turn of a row that an instruction makes: the id's part before a slash, else the instruction's own."""
+    found = _TURN.fullmatch(instruction_id)
+    return Turn(int(found[1]), int(found[2])) if found is not None else own
+
+
+class Domain(NamedTuple):
+    """A topology domain: every machine whose attribute `topology_key` has the value `topology_value`."""
+
+    topology_key: str
+    topology_value: str
+
+
+class Base(Enum):
+    """What a shard owns before the exceptions; a shard that never sent a view counts as ALL."""
+
+    ALL = "all"
+    DOMAINS = "domains"
+
+
+class RowKind(Enum):
+    """What became of a machine that moved."""
+
+    #: It is here; the other shard is the one that gave it.
+    ADOPTED = "adopted"
+    #: Given up, and not yet known to have arrived; the other shard is the one that gets it.
+    RELEASED = "released"
+    #: It is elsewhere.
+    DISOWNED = "disowned"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One machine that moved."""
+
+    kind: RowKind
+    turn: Turn
+    other: ShardId
+    since_unix_nanos: int = 0
+    #: Its record, of a released one.
+    machine: Machine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owned:
+    """What one shard owns. Nobody changes one: a transition returns another, or the same where it changes nothing."""
+
+    base: Base
+    #: Held ones.
+    domains: frozenset[Domain] = frozenset()
+    #: Domains in which nothing new is taken; their machines go as demand lets go of them.
+    leaving: frozenset[Domain] = frozenset()
+    rows: Mapping[MachineId, Row] = field(default_factory=dict)
+
+    # ---- who owns a machine -------------------------------------------------------------------------------------
+
+    def owns(
+        self, machine: Machine, assigned_shard: str, *, me: ShardId, inherits: frozenset[ShardId], stays: bool
+    ) -> bool:
+        """Say whether a listed machine is ours: the first rule of §9.1 that applies.
+
+        `assigned_shard` is what its metadata says. `stays`: it is in our inventory, and bound, pending, in a transition
+        or reserved.
+        """
+        if machine.cluster and assigned_shard:
+            return assigned_shard == me or assigned_shard in inherits
+        row = self.rows.get(machine.id)
+        if row is not None:
+            return row.kind is RowKind.ADOPTED
+        if self.base is Base.ALL or self._lies_in(machine, self.domains):
+            return True
+        return stays and self._lies_in(machine, self.leaving)
+
+    def _lies_in(self, machine: Machine, domains: frozenset[Domain]) -> bool:
+        return any(machine.attribute(key) == value for key, value in domains)
+
+    # ---- domains ------------------------------------------------------------------------------------------------
+
+    def assigned(self, domain: Domain) -> "Owned":
+        """Return what is owned after a domain was given; one that is leaving returns to held."""
+        return replace(self, base=Base.DOMAINS, domains=self.domains | {domain}, leaving=self.leaving - {domain})
+
+    def unassigned(self, domain: Domain) -> "Owned":
+        """Return what is owned after a domain was taken: it leaves, if it was held."""
+        was_held = {domain} & self.domains
+        return replace(self, base=Base.DOMAINS, domains=self.domains - {domain}, leaving=self.leaving | was_held)
+
+    def left(self, domain: Domain) -> "Owned":
+        """Return what is owned once nothing of ours is left in a leaving domain."""
+        return replace(self, leaving=self.leaving - {domain})
+
+    # ---- machines -----------------------------------------------------------------------------------------------
+
+    def _with(self, machine_id: MachineId, row: Row) -> "Owned":
+        known = self.rows.get(machine_id)
+        if known is not None and known.turn >= row.turn:
+            return self
+        return replace(self, rows={**self.rows, machine_id: row})
+
+    def released(self, machine: Machine, turn: Turn, *, to: ShardId, now_unix_nanos: int = 0) -> "Owned":
+        """Return what is owned after a machine was given up (H4)."""
+        return self._with(machine.id, Row(RowKind.RELEASED, turn, to, now_unix_nanos, machine))
+
+    def adopted(self, machine_id: MachineId, turn: Turn, *, by_gift_of: ShardId, now_unix_nanos: int = 0) -> "Owned":
+        """Return what is owned after a machine came (H7)."""
+        return self._with(machine_id, Row(RowKind.ADOPTED, turn, by_gift_of, now_unix_nanos))
+
+    def taken_back(self, machine_id: MachineId, turn: Turn, *, me: ShardId, now_unix_nanos: int = 0) -> "Owned":
+        """Return what is owned after a machine that was given up and never arrived came back."""
+        known = self.rows.get(machine_id)
+        if known is None or known.kind is not RowKind.RELEASED:
+            return self
+        return self._with(machine_id, Row(RowKind.ADOPTED, turn, me, now_unix_nanos))
+
+    def noted(self, machine_id: MachineId, turn: Turn, *, at: ShardId, now_unix_nanos: int = 0) -> "Owned":
+        """Return what is owned after we were told that a machine is elsewhere, known here or not."""
+        return self._with(machine_id, Row(RowKind.DISOWNED, turn, at, now_unix_nanos))
+
+    def forgotten(self, machine_id: MachineId, turn: Turn) -> "Owned":
+        """Return what is owned after a machine's disowned row of that turn is no longer needed."""
+        known = self.rows.get(machine_id)
+        if known is None or known.kind is not RowKind.DISOWNED or known.turn != turn:
+            return self
+        return self.without([machine_id])
+
+    def confirmed(self, machine_ids: Iterable[MachineId]) -> "Owned":
+        """Return what is owned after released machines are known to have arrived (H10)."""
+        known = {machine_id: self.rows.get(machine_id) for machine_id in machine_ids}
+        done = {
+            machine_id: replace(row, kind=RowKind.DISOWNED, machine=None)
+            for machine_id, row in known.items()
+            if row is not None and row.kind is RowKind.RELEASED
+        }
+        return replace(self, rows={**self.rows, **done}) if done else self
+
+    def without(self, machine_ids: Iterable[MachineId]) -> "Owned":
+        """Return what is owned without the rows of some machines."""
+        gone = set(machine_ids)
+        return replace(self, rows={machine_id: row for machine_id, row in self.rows.items() if machine_id not in gone})
+
+    @property
+    def adopted_count(self) -> int:
+        """How many machines are here that were given."""
+        return sum(row.kind is RowKind.ADOPTED for row in self.rows.values())
+
+
+def assigned_shard_of(metadata: Mapping[str, str]) -> str:
+    """Return the shard that bound a machine, as its provider keeps it; empty when nobody said."""
+    return metadata.get(labels.ASSIGNED_SHARD, "")

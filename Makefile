@@ -9,7 +9,7 @@ ARGS ?=
 EXAMPLES ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-long lint types format bench proto lock setup clean
+.PHONY: help up test test-slow test-long lint types format bench proto lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +34,11 @@ setup: $(STAMP) ## create .venv from the lock file
 up: $(STAMP) ## run a provider, a shard and simulated clusters: make up ARGS="--for 60s"
 	@$(BIN)/bigfleet up $(ARGS)
 
-test: $(STAMP) ## run the tests: make test ARGS="-k fence"
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## run the tests but the slow ones: make test ARGS="-k fence"
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(STAMP) ## run the slow tests: real processes that are killed, certified and compared at length
+	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-long: $(STAMP) ## prove the engines on many more random fleets: make test-long EXAMPLES=100000 ARGS="-n 2"
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine $(ARGS)

@@ -16,7 +16,6 @@ from bench.engine_fleets import (
     fleet_machines,
     fleet_workload,
     gangs,
-    in_list_order,
     inversions,
     one_type_fleet,
     shrink,
@@ -34,6 +33,7 @@ from bigfleet.engine.decision import Action, Decision
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.states import MachineState
+from bigfleet.shard.demand import NeedsTable
 
 CLUSTERS = 100
 COLUMN_BYTES = sum(column.itemsize for column in Columns.empty(0))
@@ -156,14 +156,17 @@ class Churn:
         fleet = fleet_machines(machines, CLUSTERS)
         self._made = workload_of(fleet, CLUSTERS)
         self._per_cluster = machines * 8 // 10 // CLUSTERS
-        self._names = {ClusterId(f"c-{c:03}") for c in range(changed)}
-        self._kept = [need for need in self._made.demand if need.cluster not in self._names]
+        self._names = [ClusterId(f"c-{c:03}") for c in range(changed)]
         self._turn = 0
         self.options = self._made.options
-        self.demand = list(self._made.demand)
+        #: Demand is listed by a shard's own table: rows that are reported again as they were stay the same objects.
+        self._table = NeedsTable()
+        for c in range(CLUSTERS):
+            self._table.replace(f"c-{c:03}", cluster_rows(c, self._per_cluster), now_unix_nanos=1)
+        self.demand = self._table.in_list_order()
         self.view = self._made.store.snapshot()
-        bound = [machine for machine in fleet if machine.cluster in self._names]
-        self._movers = bound[::50]
+        names = set(self._names)
+        self._movers = [machine for machine in fleet if machine.cluster in names][::50]
 
     def change(self) -> None:
         """Change what changes between two decisions; nothing when no cluster does."""
@@ -172,11 +175,10 @@ class Churn:
         self._turn += 1
         is_leaner = self._turn % 2 == 1
         percent = 103 if is_leaner else 107
-        clusters = range(len(self._names))
-        rows = [row for c in clusters for row in cluster_rows(c, self._per_cluster, percent=percent)]
-        # A shard's table has asked every row for its fingerprint before any decision.
-        assert all(row.fingerprint for row in rows)
-        self.demand = in_list_order(self._kept + rows)
+        for c, name in enumerate(self._names):
+            rows = cluster_rows(c, self._per_cluster, percent=percent)
+            self._table.replace(name, rows, now_unix_nanos=1 + self._turn)
+        self.demand = self._table.in_list_order()
         for machine in self._movers:
             freed = replace(machine, state=MachineState.IDLE, cluster=ClusterId(""))
             self._made.store.update(freed if is_leaner else machine, 0.0 if is_leaner else None)
@@ -194,12 +196,14 @@ def churn(machines: int, *, per_mille: int, target_ms: float | None = None) -> B
             if last:
                 judge = ColumnarEngine(is_incremental=False)
                 full = columns_of(judge.decide(world.view, world.demand, world.options))
-                assert np.array_equal(columns_of(last[0]).machines(), full.machines()), "not what a whole one decides"
+                assert np.array_equal(columns_of(last[-1]).machines(), full.machines()), "not what a whole one decides"
+            # A shard answers from the last decision until the next one is made.
+            del last[:-1]
             world.change()
 
         def work() -> object:
-            last[:] = [engine.decide(world.view, world.demand, world.options)]
-            return len(columns_of(last[0])) > 0
+            last.append(engine.decide(world.view, world.demand, world.options))
+            return len(columns_of(last[-1])) > 0
 
         return Repeated(change, work)
 

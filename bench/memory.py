@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import xxhash
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
@@ -45,12 +46,13 @@ def write_fleet(path: Path, machines: int) -> None:
             file.write(len(content).to_bytes(_SIZE_BYTES, "big") + content)
 
 
-def records(path: Path) -> Iterator[Record]:
-    """Yield the records of a file that `write_fleet` wrote."""
+def records(path: Path) -> Iterator[tuple[Record, bytes]]:
+    """Yield the records of a file that `write_fleet` wrote, each with its digest."""
     with path.open("rb") as file:
         while size := file.read(_SIZE_BYTES):
-            message = provider_pb2.Machine.FromString(file.read(int.from_bytes(size, "big")))
-            yield Record(*machine_from_wire(message))
+            content = file.read(int.from_bytes(size, "big"))
+            message = provider_pb2.Machine.FromString(content)
+            yield Record(*machine_from_wire(message)), xxhash.xxh3_128_digest(content)
 
 
 def measure(machines: int) -> list[tuple[str, float]]:
@@ -76,8 +78,9 @@ def measure(machines: int) -> list[tuple[str, float]]:
             [sys.executable, "-m", "bench.memory", "--write", str(path), "--machines", str(machines)], check=True
         )
         moment = ingest.moment()
-        for record in records(path):
+        for record, digest in records(path):
             ingest.observe(record, moment)
+            inventory.note(record.machine.id, digest)
     assert len(inventory) == machines
     end("machines in the inventory")
     views = [inventory.snapshot()]

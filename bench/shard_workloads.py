@@ -1,7 +1,8 @@
 """What is timed of a shard's view and its demand: W7 and W10 (docs/spec/benchmarks.md).
 
-Both begin where the wire ends. For W7 that is a `Listing`: what `GrpcProvider.list` hands over, records already
-converted, each an object of its own that shares with its machine in the inventory what conversion shares. For W10 it is
+Both begin where the wire ends. For W7 that is a `Listing`: what `GrpcProvider.list` hands over, the places of the
+records in the answer's bytes and their digests; two more begin with those bytes, and with records that were converted
+because none was recognised, each an object of its own that shares what conversion shares. For W10 it is
 the frame's bytes: reading them is part of the time. Nothing here may time an inventory or a table that it has not
 counted.
 """
@@ -9,24 +10,27 @@ counted.
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry
 
 from bench.engine_fleets import cluster_rows, fleet_machines
 from bench.harness import Benchmark, Repeated
+from bigfleet.cli import interpreter
 from bigfleet.cli.runtime import SystemClock, SystemIds
 from bigfleet.model.frames import Hello, RollUp
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.quantity import parse_quantity
-from bigfleet.rpc.convert_machine import machine_from_wire, machine_to_wire
+from bigfleet.rpc.convert_machine import machine_to_wire
 from bigfleet.rpc.convert_need import ReceivedRollUp, rollup_to_wire
-from bigfleet.rpc.convert_session import operator_frame_from_wire
-from bigfleet.rpc.gen import capacity_pb2, shard_pb2
+from bigfleet.rpc.convert_session import operator_frame_from_bytes
+from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2
+from bigfleet.rpc.listed import read_listing
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.ports import FenceToken, Listing, Record, ShardSettings, TransitionAck, compute_inline
@@ -40,23 +44,29 @@ CHANGED_TARGET_MS = 1.5
 CHANGED_USD_PER_HOUR = (1.5, 2.5)
 
 
-def received(machines: Iterable[Machine]) -> list[Record]:
-    """Return the machines as records that came over the wire."""
+def answer_of(machines: Iterable[Machine]) -> list[bytes]:
+    """Return what a provider answers with, machine by machine: together they are a MachineList."""
     return [
-        Record(*machine_from_wire(machine_to_wire(machine, encode_metadata(machine) if machine.cluster else {})))
+        provider_pb2.MachineList(
+            machines=[machine_to_wire(machine, encode_metadata(machine) if machine.cluster else {})]
+        ).SerializeToString()
         for machine in machines
     ]
 
 
 class ListedProvider:
-    """Implements `bigfleet.shard.ports.Provider` for one that is only read: List answers what stands in `listing`."""
+    """Implements `bigfleet.shard.ports.Provider` for one that is only read: List answers what stands in `listing`.
+
+    With `content` it reads that instead, as the client of a provider does.
+    """
 
     def __init__(self) -> None:
         self.listing = Listing(records=())
+        self.content = b""
 
     async def list(self, since_revision: bytes) -> Listing:
         """Return the listing."""
-        return self.listing
+        return await read_listing(self.content, SystemClock()) if self.content else self.listing
 
     async def get(self, machine_id: MachineId) -> Record:
         """Never asked: nothing is in flight."""
@@ -111,15 +121,20 @@ class KnownFleet:
         self._runner = asyncio.Runner()
         self.provider = ListedProvider()
         self.shard = new_shard(self.provider, ShardSettings(incremental_reconcile=is_incremental))
-        self.provider.listing = Listing(records=received(fleet), revision=b"1", tombstones=is_incremental)
+        #: What the provider tells of each machine.
+        self.answer = answer_of(fleet)
+        self.content = b"".join(self.answer)
+        self.listing = self.provider.listing = self.read(self.content, tombstones=is_incremental)
         self.reconcile()
         assert len(self.shard.inventory) == machines
-        #: What the provider would tell anew: equal to what was applied, in objects of their own.
-        self.records = received(fleet)
-        self.provider.listing = Listing(records=self.records, revision=b"1", tombstones=is_incremental)
         self.shard.inventory.snapshot()
         # As a shard's process does when its first List has been applied.
         gc.freeze()
+
+    def read(self, content: bytes, *, tombstones: bool = False) -> Listing:
+        """Return an answer as the client of a provider hands it over."""
+        listing = self._runner.run(read_listing(content, SystemClock()))
+        return replace(listing, revision=b"1", tombstones=tombstones)
 
     def reconcile(self) -> ReconcileResult:
         """Let the shard read its provider once."""
@@ -131,21 +146,39 @@ class KnownFleet:
         return len(self.shard.inventory.changed_since_snapshot)
 
 
-def full_list(machines: int, target_ms: float | None = None) -> Benchmark:
+class Told(Enum):
+    """From where on a full List is timed."""
+
+    #: As the client hands it over: digests of records that are read when they are asked for.
+    LISTING = "nothing changed"
+    #: From the bytes of the answer on.
+    BYTES = "nothing changed, from its bytes on"
+    #: Records that were converted before, each an object of its own: a provider that writes none of them twice alike.
+    RECORDS = "nothing changed, nothing recognised"
+
+
+def full_list(machines: int, told: Told = Told.LISTING, target_ms: float | None = None) -> Benchmark:
     """W7: a full List in which nothing has changed."""
 
-    def prepare() -> Callable[[], object]:
+    def prepare() -> Repeated:
         world = known_fleet(machines, is_incremental=False)
+        listing = world.listing
+        if told is Told.RECORDS:
+            listing = Listing(records=list(world.listing.records))
+
+        def show() -> None:
+            world.provider.listing = listing
+            world.provider.content = world.content if told is Told.BYTES else b""
 
         def work() -> object:
             result = world.reconcile()
             assert (result.mode, result.records, world.written) == ("full", machines, 0)
             return result, len(world.shard.inventory)
 
-        return work
+        return Repeated(show, work)
 
     return Benchmark(
-        name="W7 reconcile, full List, nothing changed",
+        name=f"W7 reconcile, full List, {told.value}",
         size=f"{machines:,} machines",
         prepare=prepare,
         items=machines,
@@ -159,7 +192,8 @@ def delta(machines: int, changed: int, target_ms: float | None = None) -> Benchm
 
     def prepare() -> Repeated:
         world = known_fleet(machines, is_incremental=True)
-        chosen = world.records[:: machines // changed][:changed]
+        world.provider.content = b""
+        chosen = world.listing.records[:: machines // changed][:changed]
         turn = [0]
 
         def change() -> None:
@@ -191,15 +225,18 @@ def removals(machines: int, removed: int, *, is_incremental: bool) -> Benchmark:
 
     def prepare() -> Repeated:
         world = known_fleet(machines, is_incremental=is_incremental)
-        gone = {record.machine.id for record in world.records[:: machines // removed][:removed]}
-        full = Listing(records=world.records, revision=b"1", tombstones=is_incremental)
+        world.provider.content = b""
+        places = range(0, machines, machines // removed)[:removed]
+        gone = {world.listing.records[place].machine.id for place in places}
+        full = world.listing
         if is_incremental:
             # What was removed comes back as a delta: this provider never lists in full again.
-            back = [record for record in world.records if record.machine.id in gone]
+            back = [world.listing.records[place] for place in places]
             full = Listing(records=back, revision=b"3", tombstones=True)
             less = Listing(records=(), revision=b"2", removed_ids=tuple(sorted(gone)), tombstones=True)
         else:
-            less = Listing(records=[record for record in world.records if record.machine.id not in gone])
+            taken = set(places)
+            less = world.read(b"".join(entry for place, entry in enumerate(world.answer) if place not in taken))
 
         def put_back() -> None:
             world.provider.listing = full
@@ -246,7 +283,8 @@ class Reporting:
         outcomes = self.take(self.frames)
         assert outcomes == Counter({RollUpOutcome.ACCEPTED: clusters})
         assert len(self.shard.intake.table.in_list_order()) == clusters * ROLLUP_ROWS
-        gc.freeze()
+        # As a shard's process does.
+        interpreter.settle()
 
     def connect(self) -> None:
         """Give every cluster a session of its own, with an empty outbox."""
@@ -260,7 +298,7 @@ class Reporting:
         outcomes: Counter[RollUpOutcome] = Counter()
         sessions = self.sessions if clusters is None else [self.sessions[c] for c in clusters]
         for session, content in zip(sessions, frames, strict=True):
-            offer = operator_frame_from_wire(shard_pb2.OperatorMessage.FromString(content))
+            offer = operator_frame_from_bytes(content, self.shard.intake.digest_of(session.cluster))
             assert isinstance(offer, ReceivedRollUp)
             outcomes[self.shard.take_rollup(session, offer)] += 1
         return outcomes
@@ -325,6 +363,8 @@ def ingest(clusters: int, changed: int, *, is_alone: bool = False) -> Benchmark:
 
 SHARD = (
     full_list(500_000, target_ms=300.0),
+    full_list(500_000, Told.BYTES),
+    full_list(500_000, Told.RECORDS),
     removals(500_000, 1_000, is_incremental=False),
     delta(500_000, 1_000, target_ms=10.0),
     removals(500_000, 1_000, is_incremental=True),

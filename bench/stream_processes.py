@@ -25,8 +25,10 @@ from prometheus_client import CollectorRegistry
 
 from bench.engine_fleets import TYPES, one_type
 from bench.harness import resident_mib
-from bench.shard_workloads import ListedProvider, cluster_id, received
-from bigfleet.cli.provider_process import ProviderPlace, serve_provider
+from bench.shard_workloads import ListedProvider, cluster_id
+from bigfleet.cli import interpreter
+from bigfleet.cli.provider_place import ProviderPlace
+from bigfleet.cli.provider_process import serve_provider
 from bigfleet.cli.runtime import SystemClock, SystemIds, configure_logging, run_loop, system_rng
 from bigfleet.cli.shard_process import compute_in_thread, make_engine
 from bigfleet.model.frames import (
@@ -42,6 +44,7 @@ from bigfleet.model.frames import (
 )
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Host, Machine
+from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector, scale
@@ -52,13 +55,15 @@ from bigfleet.provider.backend import ConfigureWaits
 from bigfleet.provider.fake import INSTANCE_TYPE, FakeBackend, fake_slot
 from bigfleet.provider.options import CoreOptions
 from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.rpc import session_server
+from bigfleet.rpc import session_server, shardread_server
+from bigfleet.rpc.convert_machine import machine_from_wire, machine_to_wire
+from bigfleet.rpc.convert_need import ReceivedRollUp, rollup_to_wire
 from bigfleet.rpc.convert_session import operator_frame_to_wire
 from bigfleet.rpc.grpc_server import KEEPALIVE_OPTIONS, GrpcServer
 from bigfleet.rpc.session_client import GrpcSessionDialer
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.demand import RollUpOutcome
-from bigfleet.shard.ports import Listing, ShardSettings
+from bigfleet.shard.ports import Listing, Record, ShardSettings
 from bigfleet.shard.sessions import RollUpOffer, Session
 
 ROWS = 10
@@ -115,6 +120,11 @@ def bound_fleet(clusters: int) -> list[Machine]:
         for cluster in range(clusters)
         for i in range(MACHINES_PER_CLUSTER)
     ]
+
+
+def received(machines: Iterable[Machine]) -> list[Record]:
+    """Return the machines as records that came over the wire."""
+    return [Record(*machine_from_wire(machine_to_wire(machine, encode_metadata(machine)))) for machine in machines]
 
 
 def rows_of(cluster: int, turn: int) -> tuple[Need, ...]:
@@ -200,24 +210,30 @@ class WatchedShard(Shard):
         return outcome
 
 
+def shard_parts(provider: ListedProvider) -> dict[str, Any]:
+    """Return what a shard over a provider is made of that carries out nothing."""
+    return {
+        "shard_id": ShardId("bench"),
+        "epoch": 1,
+        "settings": ShardSettings(incremental_reconcile=True, actuation_paused=True),
+        "provider": provider,
+        "clock": SystemClock(),
+        "ids": SystemIds(),
+        "compute": compute_in_thread,
+        "registry": CollectorRegistry(),
+        "make_engine": make_engine,
+    }
+
+
 async def serve_sessions(clusters: int) -> int:
     """Run W11's shard: sessions over gRPC, its machines listed in memory, deciding and carrying out nothing."""
     raise_file_limit()
+    # As the real command does; the watch would otherwise see what no shard does.
+    interpreter.settle()
     provider = ListedProvider()
     provider.listing = Listing(records=received(bound_fleet(clusters)), revision=b"1", tombstones=True)
     watch, is_listed = Watch(), asyncio.Event()
-    shard = WatchedShard(
-        watch,
-        shard_id=ShardId("bench"),
-        epoch=1,
-        settings=ShardSettings(incremental_reconcile=True, actuation_paused=True),
-        provider=provider,
-        clock=SystemClock(),
-        ids=SystemIds(),
-        compute=compute_in_thread,
-        registry=CollectorRegistry(),
-        make_engine=make_engine,
-    )
+    shard = WatchedShard(watch, **shard_parts(provider))
 
     def listed() -> None:
         # From now on nothing changes, as a delta says.
@@ -234,16 +250,16 @@ async def serve_sessions(clusters: int) -> int:
     port = await server.start("127.0.0.1", 0)
     # Before it runs: then it is ready when its machines are listed.
     await shard.make_ready()
-    tasks = [asyncio.create_task(shard.run()), asyncio.create_task(watch.sample_lag())]
+    tasks = [
+        asyncio.create_task(shard.run()),
+        asyncio.create_task(interpreter.collect_when_due(SystemClock())),
+        asyncio.create_task(watch.sample_lag()),
+    ]
     await is_listed.wait()
     say(port=port)
     begun_cycle = 0
     while word := await told():
         if word == "begin":
-            gc.collect()
-            gc.freeze()
-            # What the collector took belongs to nothing that is measured.
-            await asyncio.sleep(1.0)
             begun_cycle = shard.cycle
             watch.begin()
         elif word == "end":
@@ -261,6 +277,35 @@ async def serve_sessions(clusters: int) -> int:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await server.stop(1.0)
+    return 0
+
+
+# ---- a reader's shard ---------------------------------------------------------------------------------------------
+
+
+async def serve_reader(clusters: int) -> int:
+    """Serve ShardRead of a shard that has decided once: ten rows a cluster, and of every other cluster one is short."""
+    interpreter.settle()
+    provider = ListedProvider()
+    provider.listing = Listing(records=received(bound_fleet(clusters)), revision=b"1", tombstones=True)
+    shard = Shard(**shard_parts(provider))
+    await shard.make_ready()
+    for cluster in range(clusters):
+        name = cluster_id(cluster)
+        rollup = RollUp(cluster_id=name, timestamp_unix_nanos=1, needs=rows_of(cluster, cluster % 2))
+        offer = ReceivedRollUp(rollup_to_wire(rollup))
+        shard.take_rollup(shard.sessions.open(Hello(cluster_id=name)), offer)
+    report = await shard.step()
+    assert report.decision is not None
+    servicer = shardread_server.ShardReadServicer(shard, SystemClock())
+    server = GrpcServer(
+        services=(shardread_server.SERVICE_NAME,),
+        register=lambda server: shardread_server.add_to_server(servicer, server),
+    )
+    say(port=await server.start("127.0.0.1", 0), short=sum(not row.satisfied for row in report.decision.rows))
+    while await told():
+        say(rss_mib=resident_mib(), **_cpu())
     await server.stop(1.0)
     return 0
 
@@ -351,15 +396,16 @@ async def run_provider(port: int, machines: int) -> int:
     backend.slots = [fake_slot(number, id=f"fake-{number:05}") for number in range(machines)]
     backend.hosts = {slot.id: f"host-{slot.id}" for slot in backend.slots}
     with TemporaryDirectory() as folder:
+        state_path = Path(folder) / "state.db"
         place = ProviderPlace(
             address=("127.0.0.1", port),
             metrics_address=None,
-            state_path=Path(folder) / "state.db",
+            state_path=state_path,
             is_power_safe=False,
             provider="fake",
             reflect=False,
         )
-        store = SqliteStore(place.state_path, is_power_safe=False)
+        store = SqliteStore(state_path, is_power_safe=False)
         store.lock()
         serving = asyncio.create_task(serve_provider(place, CoreOptions(), backend, ConfigureWaits(), store))
         while word := await told():
@@ -494,6 +540,7 @@ def main() -> None:
     flows: dict[str, Callable[..., Coroutine[Any, Any, int]]] = {
         "shard": serve_sessions,
         "streams": run_streams,
+        "reader": serve_reader,
         "provider": run_provider,
         "operators": run_operators,
     }

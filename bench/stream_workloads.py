@@ -1,4 +1,4 @@
-"""W11 and W12: whole processes over loopback, measured once for a while instead of timed again and again.
+"""W11, InspectNeeds and W12: whole processes over loopback, measured once for a while instead of timed again and again.
 
 docs/spec/benchmarks.md. The processes are those of `bench.stream_processes`; of W12 the shard is the real command, with
 flags that anybody may set. Everything runs on the cores of this machine together, the clients too. Nothing here may
@@ -19,7 +19,10 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 from urllib.request import urlopen
 
+import grpc
+
 from bench.harness import Measured, Measurement, Reading
+from bigfleet.rpc.gen import shardread_pb2
 
 #: How long a shard, its streams or a provider may take to be there.
 READY_SECONDS_MAX = 180.0
@@ -37,6 +40,7 @@ W12_FLAGS = (
     "--incremental-reconcile",
 )
 W12_SECONDS_MAX = 300.0
+_INSPECT_METHOD = "/bigfleet.v1alpha1.ShardRead/InspectNeeds"
 
 
 class Child:
@@ -139,6 +143,7 @@ def measure_sessions(streams: int, seconds: float) -> Measured:
             Reading("frame to table, median", figures["latency_p50_ms"], "ms"),
             Reading("frame to table, longest", figures["latency_max_ms"], "ms"),
             Reading("the shard's share of a core", figures["cores"], "cores", most=1.0),
+            Reading("the shard's memory, at the end", figures["rss_mib"], "MiB"),
             Reading("the shard's memory, peak", figures["rss_peak_mib"], "MiB", most=1024.0),
             Reading("the loop is late by the shard's own work, longest", figures["own_lag_max_ms"], "ms", most=20.0),
             Reading("the loop is late, longest", figures["lag_max_ms"], "ms"),
@@ -158,6 +163,45 @@ def sessions(streams: int = 5_000, seconds: float = MEASURED_SECONDS) -> Measure
         size=f"{streams:,} streams, {seconds:.0f} s, 10 rows each, 5 % changed",
         run=lambda: measure_sessions(streams, seconds),
         is_slow=streams > 100,
+    )
+
+
+# ---- InspectNeeds -------------------------------------------------------------------------------------------------
+
+
+def measure_inspection(rows: int) -> Measured:
+    """Ask for every row of a cycle, first when nobody has asked for it before, then again."""
+    with TemporaryDirectory() as folder, child("reader", str(rows // 10), log=Path(folder) / "log") as shard:
+        ready = shard.heard()
+        with grpc.insecure_channel(f"127.0.0.1:{ready['port']}") as channel:
+            ask = channel.unary_stream(_INSPECT_METHOD, shardread_pb2.InspectNeedsRequest.SerializeToString, None)
+            before, taken_seconds, counted = shard.ask("count"), [], []
+            for _ in range(2):
+                started = time.monotonic()
+                # Bytes: what a reader does with them is its own business.
+                counted.append(sum(1 for _content in ask(shardread_pb2.InspectNeedsRequest())))
+                taken_seconds.append(time.monotonic() - started)
+            after = shard.ask("count")
+    # A header comes first.
+    assert counted == [rows + 1, rows + 1], counted
+    assert ready["short"] == rows // 20, ready
+    return Measured(
+        readings=(
+            Reading("the first answer, for which its rows are made", taken_seconds[0], "s", most=5.0),
+            Reading("the same again", taken_seconds[1], "s", most=5.0),
+            Reading("the shard's processor time for both", after["cpu_seconds"] - before["cpu_seconds"], "s"),
+        ),
+        checksum=checksum((counted, ready["short"])),
+    )
+
+
+def inspection(rows: int = 20_000) -> Measurement:
+    """docs/spec/shard.md §12: rows of one cycle to one reader, a twentieth of them short."""
+    return Measurement(
+        name="InspectNeeds",
+        size=f"{rows:,} rows",
+        run=lambda: measure_inspection(rows),
+        is_slow=rows > 1_000,
     )
 
 
@@ -268,4 +312,4 @@ def actuation(machines: int = 10_000, flags: Sequence[str] = W12_FLAGS) -> Measu
     )
 
 
-STREAMS = (sessions(), actuation())
+STREAMS = (sessions(), inspection(), actuation())

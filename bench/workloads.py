@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from bench.engine_fleets import STEADY_CLUSTERS, idle_fleet, options_of, steady_demand
 from bench.engine_workloads import ENGINE
+from bench.hail_workloads import HAIL_QUESTIONS
 from bench.harness import Benchmark
+from bench.provider_workloads import PROVIDERS
 from bench.shard_workloads import SHARD
 from bench.stream_workloads import STREAMS
 from bigfleet.engine.decision import Decision
@@ -76,4 +78,4 @@ ALL = (
     *ENGINE,
     *SHARD,
 )
-MEASUREMENTS = STREAMS
+MEASUREMENTS = (*STREAMS, *PROVIDERS, *HAIL_QUESTIONS)

@@ -17,7 +17,10 @@ PROOFS = {
     "engine records": "{ran:,} random fleets, {held:,} explained alike",
     "engine odd numbers": "{ran:,} random fleets, {held:,} equal",
     "incremental decisions": "{ran:,} after random changes, {held:,} equal to full ones",
+    "handovers": "{ran:,} random courses of shards and leaders, {held:,} without a second owner",
+    "handover states": "{ran:,} states of handover reached, {held:,} sound",
     "kill points": "{ran:,} points of an action at which a shard died, {held:,} carried on by the next one",
+    "hail answers": "{ran:,} random messages to Ganeti's hail and to ours, {held:,} answered alike",
     "closed loops": "{ran:,} random fleets, {held:,} came to rest",
     "closed loops of the excepted kind": "{ran:,} met, {held:,} shown to be of it",
 }
@@ -27,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers of this suite, and let compiled kernels outlive the run."""
     keep_kernels()
     config.addinivalue_line("markers", "virtual_time: run the async test on a loop whose clock jumps to the next timer")
+    config.addinivalue_line("markers", "slow: half a minute or more; left to `make test-slow`")
 
 
 def pytest_asyncio_loop_factories(

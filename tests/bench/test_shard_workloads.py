@@ -3,13 +3,15 @@
 import pytest
 
 from bench.harness import Benchmark, Repeated
-from bench.shard_workloads import delta, full_list, ingest, removals
+from bench.shard_workloads import Told, delta, full_list, ingest, removals
 
 
 @pytest.mark.parametrize(
     "benchmark",
     [
         full_list(2_000),
+        full_list(2_000, Told.BYTES),
+        full_list(2_000, Told.RECORDS),
         delta(2_000, 50),
         removals(2_000, 50, is_incremental=True),
         removals(2_000, 50, is_incremental=False),

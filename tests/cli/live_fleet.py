@@ -73,7 +73,7 @@ class LiveFleet:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `bigfleet get …` or `bigfleet explain …` against the shard."""
-        flag = ("--metrics-addr", self.metrics) if arguments[1] == "sessions" else ("--addr", self.shard)
+        flag = ("--metrics-addr", self.metrics) if "--totals" in arguments else ("--addr", self.shard)
         return run_here(*arguments, *flag)
 
     def records(self, *arguments: str) -> Any:

@@ -110,8 +110,25 @@ def test_actions_are_filtered(fleet: LiveFleet) -> None:
     assert fleet.records("get", "actions", "--outcome", "running,fenced") == []
 
 
+def test_sessions_are_listed_by_cluster(fleet: LiveFleet) -> None:
+    """Who is connected since when, and what it asks for; one cluster alone; a stranger is told to be one."""
+    blue, green = fleet.records("get", "sessions")
+    stranger = fleet.run("get", "sessions", "-c", "purple")
+
+    assert [(one["cluster"], one["state"], one["rows"]) for one in (blue, green)] == [
+        ("blue", "connected", 2),
+        ("green", "connected", 1),
+    ]
+    assert blue["since"] <= blue["lastRollup"]
+    assert (blue["rollupHeld"], blue["outboxFrames"], blue["outboxDropped"], blue["capabilities"]) == (False, 0, 0, [])
+    assert fleet.records("get", "sessions", "-c", "green") == [green]
+    assert (stranger.returncode, stranger.stdout) == (1, "")
+    assert "has no session of cluster 'purple' and does not miss one" in stranger.stderr
+
+
 def test_sessions_are_counted(fleet: LiveFleet) -> None:
-    counts = {(figure["name"], figure["event"]): figure["count"] for figure in fleet.records("get", "sessions")}
+    figures = fleet.records("get", "sessions", "--totals")
+    counts = {(figure["name"], figure["event"]): figure["count"] for figure in figures}
 
     assert counts[("active_sessions", None)] == 2
     assert counts[("session_lifecycle", "installed")] == 2
@@ -153,7 +170,9 @@ def test_an_unknown_cluster_is_not_an_empty_one(fleet: LiveFleet, what: str) -> 
         (("actions", "--kind", "nap"), "--kind: 'nap' is unknown; choose from Bootstrap"),
         (("actions", "--outcome", "fine"), "--outcome: 'fine' is unknown; choose from success"),
         (("actions", "--since", "soon"), "--since: 'soon' is no duration"),
-        (("sessions", "--metrics-addr", "8780"), "--metrics-addr: '8780' is no address"),
+        (("sessions", "--totals", "--metrics-addr", "8780"), "--metrics-addr: '8780' is no address"),
+        (("sessions", "--metrics-addr", "127.0.0.1:8780"), "--metrics-addr says where --totals reads"),
+        (("sessions", "--totals", "-c", "blue"), "--totals counts the sessions of all clusters"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -165,12 +184,12 @@ def test_a_wrong_call_is_told_in_one_line(arguments: tuple[str, ...], said: str)
     assert finished.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("what", EVERYTHING)
-def test_a_shard_that_is_not_there_is_named_with_what_to_check(what: str) -> None:
+@pytest.mark.parametrize("asked", [*EVERYTHING, "sessions --totals"])
+def test_a_shard_that_is_not_there_is_named_with_what_to_check(asked: str) -> None:
     address = f"127.0.0.1:{free_port()}"
-    flag = "--metrics-addr" if what == "sessions" else "--addr"
+    flag = "--metrics-addr" if "--totals" in asked else "--addr"
 
-    finished = run_here("get", what, flag, address)
+    finished = run_here("get", *asked.split(), flag, address)
 
     assert (finished.returncode, finished.stdout) == (1, "")
     assert address in finished.stderr
@@ -181,7 +200,7 @@ def test_a_shard_that_is_not_there_is_named_with_what_to_check(what: str) -> Non
 def test_the_wrong_port_of_a_shard_is_told(fleet: LiveFleet) -> None:
     """Metrics where gRPC should be, gRPC where metrics should be, and a provider in a shard's place."""
     metrics = run_here("get", "machines", "--addr", fleet.metrics)
-    grpc = run_here("get", "sessions", "--metrics-addr", fleet.shard)
+    grpc = run_here("get", "sessions", "--totals", "--metrics-addr", fleet.shard)
     provider = run_here("get", "machines", "--addr", fleet.provider)
 
     assert [one.returncode for one in (metrics, grpc, provider)] == [1, 1, 1]
@@ -269,7 +288,9 @@ class Terminal:
         return re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", self._said).decode()
 
 
-@pytest.mark.parametrize(("what", "columns"), [("machines", 80), ("clusters", 80), ("needs", 160), ("actions", 160)])
+@pytest.mark.parametrize(
+    ("what", "columns"), [("machines", 80), ("clusters", 80), ("needs", 160), ("actions", 160), ("sessions", 160)]
+)
 def test_a_table_fits_its_terminal(fleet: LiveFleet, what: str, columns: int) -> None:
     """No line is longer; columns that had no room are named below."""
     with Terminal(columns, "get", what, "--addr", fleet.shard) as terminal:

@@ -1,5 +1,6 @@
 """The columns of a shard: views that never change, rows in id order, and one engine over many of them."""
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -278,3 +279,89 @@ def test_columns_are_contiguous_and_of_the_types_that_kernels_take() -> None:
     types = [column.dtype for column in store.snapshot().columns]
 
     assert [np.uint8, np.int32, np.int32, np.int32, np.int32, np.float64] == types
+
+
+# ---- rows by id, new rows, members, notes ------------------------------------------------------------------------
+
+
+@EXAMPLES
+@given(edits(), st.sampled_from([0, 1, 3]))
+def test_how_many_wait_for_rows_or_columns_shows_in_no_view(steps: list[tuple[str, Machine]], most: int) -> None:
+    """Whether machines get their rows, and are written, one by one or all together."""
+    with pytest.MonkeyPatch.context() as patch:
+        stores = [ColumnStore(), ColumnStore()]
+        for kind, machine in [*steps, ("view", steps[0][1])]:
+            shown = []
+            for store, limit in zip(stores, (most, 8192), strict=True):
+                patch.setattr(store_module, "WAITING_MAX", limit)
+                patch.setattr(store_module, "WRITTEN_MAX", limit)
+                if kind == "put":
+                    store.insert(machine)
+                elif kind == "remove":
+                    with contextlib.suppress(KeyError):
+                        store.remove(machine.id)
+                else:
+                    view = store.snapshot()
+                    shown.append(read(view))
+                    assert [view.rows[machine_id] for machine_id in view.ids] == list(range(len(view)))
+                    assert (list(view.rows), view.ids) == (sorted(view.ids), sorted(view.ids))
+            assert shown[:1] == shown[1:]
+            assert len(stores[0]) == len(stores[1])
+
+
+def test_an_id_without_a_row_is_not_among_the_rows() -> None:
+    store = ColumnStore()
+    for number in (1, 3):
+        store.insert(idle(number))
+    rows = store.snapshot().rows
+
+    assert dict(rows) == {"m01": 0, "m03": 1}
+    assert [rows.get(MachineId(name)) for name in ("m00", "m02", "m04")] == [None, None, None]
+    assert len(rows) == 2
+
+
+@EXAMPLES
+@given(edits())
+def test_the_machines_of_a_cluster_are_found_at_any_time(steps: list[tuple[str, Machine]]) -> None:
+    """Those that wait for a row too; ids ascending."""
+    store, fleet = ColumnStore(), dict[MachineId, Machine]()
+    for kind, machine in steps:
+        if kind == "put":
+            store.insert(machine)
+            fleet[machine.id] = machine
+        elif kind == "remove" and machine.id in fleet:
+            store.remove(machine.id)
+            del fleet[machine.id]
+        elif kind == "view":
+            store.snapshot()
+        for cluster in {each.cluster for each in fleet.values() if each.cluster} | {"nobody"}:
+            assert store.ids_in(cluster) == sorted(each.id for each in fleet.values() if each.cluster == cluster)
+
+
+@EXAMPLES
+@given(edits(), st.lists(st.booleans(), min_size=25, max_size=25))
+def test_a_note_stays_until_its_machine_changes(steps: list[tuple[str, Machine]], noting: list[bool]) -> None:
+    """Wherever the row goes meanwhile."""
+    store, notes, known = ColumnStore(), dict[str, bytes](), set[MachineId]()
+    for turn, ((kind, machine), is_noting) in enumerate(zip(steps, noting, strict=False)):
+        if kind == "put":
+            store.insert(machine)
+            known.add(machine.id)
+            notes.pop(machine.id, None)
+        elif kind == "remove" and machine.id in known:
+            store.remove(machine.id)
+            known.discard(machine.id)
+            notes.pop(machine.id, None)
+        elif kind == "view":
+            store.snapshot()
+        if is_noting and machine.id in known:
+            notes[machine.id] = bytes([turn + 1]) * 16
+            store.note(machine.id, notes[machine.id])
+        if turn % 4 == 0:
+            store.settle()
+            told, ids = store.notes(), list(store.snapshot().rows)
+            found = {ids[row]: told[row].tobytes() for row in range(len(told)) if told[row].any()}
+            assert found == notes
+            assert store.rows_without(np.zeros(0, np.int64)) == sorted(known)
+    with pytest.raises(KeyError):
+        store.note(MachineId("nobody"), bytes(16))

@@ -269,3 +269,15 @@ def test_a_slot_that_is_created_without_a_record_serves_the_first_row_of_its_cla
     life.change(Rows((row("c1", 1, PLAIN, "a"),)))
     decision, _ = life.decide()
     assert [result.claimed for result in decision.rows] == [("m0",)]
+
+
+def test_a_slot_of_no_cluster_that_is_recorded_for_one_leaves_the_other_that_it_was_credited_to() -> None:
+    """The other cluster's own rows and machines stay what they were."""
+    first, second = row("c0", 1, PLAIN, "a"), row("c1", 1, PLAIN, "a")
+    creating = machine("m0", MachineState.CREATING, assigned_need_fingerprint=first.fingerprint, assigned_group="a")
+    life = life_of([creating], [first, second])
+
+    life.change(Put(replace(creating, intended_cluster=ClusterId("c1")), None))
+
+    decision, _ = life.decide()
+    assert [result.claimed for result in decision.rows] == [(), ("m0",)]

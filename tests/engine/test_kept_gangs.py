@@ -5,13 +5,16 @@ gangs in clusters that nothing touched. Every decision is held against one that 
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.engine.columnar.arrays import SETTLED, UNSETTLED, Work
+from bigfleet.engine.columnar import credits
+from bigfleet.engine.columnar.arrays import SETTLED, UNSETTLED, Replay, Work
 from bigfleet.engine.columnar.credits import Pass
+from bigfleet.engine.columnar.earmarks import Earmarks, start_replay
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.store import ColumnStore
 from bigfleet.engine.decision import Options
@@ -69,7 +72,14 @@ def disputes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
     run_round = Pass._round
 
-    def counting(self: Pass) -> tuple[Work, object]:
+    def starting(last: Earmarks | None, *rest: object) -> Replay:
+        replay = start_replay(last, *rest)  # type: ignore[arg-type]
+        counted["compared"] += int(replay.state[2])
+        counted["differing"] += bool(replay.differs.any())
+        counted["incomparable"] += last is not None and replay.state[2] == 0
+        return replay
+
+    def counting(self: Pass) -> tuple[Work, object, object]:
         counted["kept"] += self.kept is not None
         result = run_round(self)
         counted["settled"] += bool((result[0].disputed == SETTLED).any())
@@ -77,6 +87,7 @@ def disputes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return result
 
     monkeypatch.setattr(Pass, "_round", counting)
+    monkeypatch.setattr(credits, "start_replay", starting)
     return counted
 
 
@@ -122,3 +133,46 @@ def test_what_becomes_free_turns_kept_gangs_as_it_turns_all(disputes: Counter[st
     # A proof that never meets what it is about proves nothing.
     assert disputes["kept"] > 0
     assert disputes["settled"] > 0
+
+
+#: What one of two fleets' free machines becomes: which, its rack, and the gpus that it offers.
+swaps = st.lists(st.tuples(st.integers(0, 39), st.sampled_from(RACKS), st.sampled_from(("4", "8"))), max_size=3)
+#: Rows that change places, or want another number of machines.
+edits = st.lists(st.tuples(st.integers(0, 13), st.sampled_from((0, 0, 2, 3, 4))), max_size=2)
+Steps = list[tuple[list[tuple[int, str, str]], list[tuple[int, int]]]]
+
+
+def test_what_is_earmarked_otherwise_turns_kept_gangs_as_it_turns_all(disputes: Counter[str]) -> None:
+    """Free machines of two sizes swap places, so that a rack has as many as it had and yet others; one cluster's gangs
+    want more or fewer, which the gangs of all clusters behind them feel; and equal gangs change places."""
+
+    @examples(800)
+    @given(places, wants, st.lists(st.tuples(swaps, edits), min_size=2, max_size=8))
+    def check(
+        places: Places, wants: Wants, steps: list[tuple[list[tuple[int, str, str]], list[tuple[int, int]]]]
+    ) -> None:
+        machines = {m.id: m for m in (machine_at(n, rack, cluster) for n, (rack, cluster) in enumerate(places))}
+        free = [machine.id for machine in machines.values() if not machine.cluster]
+        needs, engine = needs_of(wants), ColumnarEngine()
+        store = ColumnStore.from_snapshot(Snapshot.of(machines.values()))
+        engine.decide(store.snapshot(), needs, OPTIONS)
+        for swapped, edited in steps:
+            for which, rack, gpus in swapped if free else ():
+                known = machines[free[which % len(free)]]
+                machines[known.id] = replace(known, resources={"gpu": gpus}, labels={RACK: rack})
+                store.update(machines[known.id])
+            for which, count in edited:
+                place = which % len(needs)
+                if count:
+                    needs[place] = replace(needs[place], aggregate=parse_vector({"gpu": str(8 * count)}))
+                else:
+                    needs[place - 1], needs[place] = needs[place], needs[place - 1]
+                    needs.sort(key=lambda need: -need.profile.priority)
+
+            decision = engine.decide(store.snapshot(), needs, OPTIONS)
+
+            assert decision == decide(Snapshot.of(machines.values()), needs, OPTIONS)
+
+    check()
+
+    assert {"compared", "differing", "incomparable"} <= {name for name, count in disputes.items() if count > 0}

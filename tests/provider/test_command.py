@@ -1,5 +1,6 @@
 """The command line of `bigfleet provider simulated` (docs/spec/provider.md §19)."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,14 @@ import typer
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.provider import app
+from bigfleet.cli.provider_simulated import SimulatedWorld
 from bigfleet.provider.options import CoreOptions
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state file is locked before the files of a world are read."""
+    monkeypatch.chdir(tmp_path)
 
 
 def run(*arguments: str) -> object:
@@ -68,18 +76,19 @@ def test_switches_and_durations_reach_the_process(
     arguments: list[str], is_calm: bool, reflects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bigfleet.cli import provider_process
+    from bigfleet.cli.provider_place import ProviderPlace
 
     taken: dict[str, object] = {}
 
-    async def serve(place: object, options: object, simulation: object) -> int:
-        taken.update(place=place, options=options, simulation=simulation)
+    async def serve(place: object, options: object, open_substrate: functools.partial[object]) -> int:
+        taken.update(place=place, options=options, simulation=open_substrate.keywords["simulation"])
         return 0
 
-    monkeypatch.setattr(provider_process, "serve_simulated", serve)
+    monkeypatch.setattr(provider_process, "serve_place", serve)
     run("--state", str(tmp_path / "s.db"), "--failed-hold=1m30s", "--metrics-addr", "off", *arguments)
     place, options, simulation = taken["place"], taken["options"], taken["simulation"]
-    assert isinstance(place, provider_process.ProviderPlace)
+    assert isinstance(place, ProviderPlace)
     assert isinstance(options, CoreOptions)
-    assert isinstance(simulation, provider_process.SimulatedWorld)
+    assert isinstance(simulation, SimulatedWorld)
     assert (simulation.is_calm, place.reflect, place.metrics_address) == (is_calm, reflects, None)
     assert options.failed_hold_seconds == 90

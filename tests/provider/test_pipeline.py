@@ -9,7 +9,8 @@ import pytest
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Backend
-from bigfleet.provider.core import BLOB_BYTES_MAX, METADATA_BYTES_MAX, Ack, CapacityCore
+from bigfleet.provider.calls import BLOB_BYTES_MAX, METADATA_BYTES_MAX
+from bigfleet.provider.core import Ack, CapacityCore
 from bigfleet.provider.fake import FakeBackend
 from bigfleet.provider.fence import NO_TOKEN, Token
 from bigfleet.provider.kinds import Kind

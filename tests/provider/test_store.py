@@ -18,6 +18,7 @@ from bigfleet.provider.fence import Mark
 from bigfleet.provider.kinds import Kind
 from bigfleet.provider.record import ErrorCode, Failure, Operation, Pushed, Record
 from bigfleet.provider.refusal import StartRefused, StoreDown
+from bigfleet.provider.sealing import Sealed
 from bigfleet.provider.sqlite_store import SCHEMA_VERSION, SqliteStore
 from bigfleet.provider.store import Batch
 from bigfleet.provider.view import Tombstone
@@ -176,3 +177,21 @@ def test_a_commit_that_the_disk_refuses_changes_nothing(tmp_path: Path) -> None:
     assert again.load(INCARNATION).tombstones == ()
     again.close()
     assert math.isfinite(again.size_bytes())
+
+
+def test_a_file_of_the_first_schema_is_migrated_in_one_transaction(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    store = SqliteStore(path)
+    incarnation = store.load(INCARNATION).incarnation
+    store.close()
+    with sqlite3.connect(path) as file:
+        file.execute("DROP TABLE secrets")
+        file.execute("PRAGMA user_version=1")
+    store = SqliteStore(path)
+    assert store.load(b"another!").incarnation == incarnation
+    store.commit(Batch(head=0, floor=0, sealed=(Sealed(machine_id="m", operation_id="op", text=b"x"),)))
+    store.close()
+    loaded = SqliteStore(path).load(b"another!")
+    assert loaded.sealed == (Sealed(machine_id="m", operation_id="op", text=b"x"),)
+    with sqlite3.connect(path) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)

@@ -176,6 +176,7 @@ READS = {
     "InspectNeeds": shardread_pb2.InspectNeedsRequest(),
     "ListMachines": shardread_pb2.ListMachinesRequest(),
     "ListActions": shardread_pb2.ListActionsRequest(),
+    "ListSessions": shardread_pb2.ListSessionsRequest(),
     "ExplainNeed": shardread_pb2.ExplainNeedRequest(cluster_id="c1", profile_fingerprint="f"),
     "ExplainMachine": shardread_pb2.ExplainMachineRequest(machine_id="m1"),
 }

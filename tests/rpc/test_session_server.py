@@ -271,6 +271,20 @@ async def test_each_roll_up_is_answered_by_its_timestamp(live: LiveShard) -> Non
     assert results == {"accepted": 1, "unchanged": 2, "held": 2}
 
 
+async def test_a_repeat_that_is_cut_short_is_no_repeat(live: LiveShard) -> None:
+    """The head of a frame that was in force vouches for nothing behind it."""
+    peer = await live.connect("c1")
+    content = shard_pb2.OperatorMessage(rollup=rollup("c1", timestamp=1, rows=3)).SerializeToString(deterministic=True)
+    for _ in range(2):
+        await peer.say_bytes(content)
+        await peer.hear_ack("rollup")
+    await peer.say_bytes(content[:-3])
+    code, details = await peer.end()
+
+    assert (code, details.startswith("a frame could not be read: ")) == (Code.INVALID_ARGUMENT, True)
+    assert live.world.metric("rollups_total", result="unchanged") == 1
+
+
 async def test_a_malformed_roll_up_is_refused_and_the_session_stays(live: LiveShard) -> None:
     """The last good demand stays; only an operator that understands it is told, by row and field."""
     plain, told = await live.connect("c1"), await live.connect("c2", "need-status")

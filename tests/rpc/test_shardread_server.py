@@ -17,6 +17,7 @@ from bigfleet.model.frames import CAPABILITY_NODE_STATUS, UnmetReason
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.gen import provider_pb2, shard_pb2, shardread_pb2
+from bigfleet.shard.outbox import CloseReason
 from bigfleet.shard.outcomes import Outcome
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from bigfleet.shard.views import CycleView, NeedView
@@ -383,10 +384,69 @@ async def test_an_answer_without_a_limit_has_at_most_a_thousand_actions() -> Non
         assert (newest[0].outcome, newest[0].decided_cycle, newest[-1].decided_cycle) == ("dryrun", 2, 1)
 
 
+# ---- ListSessions -----------------------------------------------------------------------------------------------
+
+
+async def sessions(live: LiveShard, **asked: Any) -> dict[str, shardread_pb2.SessionView]:
+    """Return the sessions that are listed, by cluster, in their order."""
+    answers = await all_of(live.read.ListSessions(shardread_pb2.ListSessionsRequest(**asked)))
+    return {answer.session.cluster_id: answer.session for answer in answers}
+
+
+async def test_sessions_are_listed_with_what_the_shard_knows_of_each(live: LiveShard) -> None:
+    """Who is connected since when, when it last reported, its rows, and what waits for it."""
+    before = await sessions(live)
+    session = await live.connect("c2", CAPABILITY_NODE_STATUS)
+    live.world.connect("c1").report(need("c1", "4"), need("c1", "8"))
+    listed = await sessions(live)
+
+    assert before == {}
+    assert list(listed) == ["c1", "c2"]
+    one, two = listed.values()
+    assert (one.state, one.rows, two.rows, list(two.capabilities)) == ("connected", 2, 0, [CAPABILITY_NODE_STATUS])
+    assert one.last_rollup_unix_nanos >= one.since_unix_nanos > START_UNIX_SECONDS * 10**9
+    assert (two.last_rollup_unix_nanos, two.outbox_frames, two.outbox_dropped, two.rollup_held) == (0, 0, 0, False)
+    assert list(await sessions(live, cluster_id="c2")) == ["c2"]
+    assert await sessions(live) == listed
+    session.vanish()
+
+
+async def test_a_cluster_that_is_missed_is_listed_without_a_session(live: LiveShard) -> None:
+    """Away since its session ended, with the demand that stands; a cluster that nobody knows is not listed."""
+    operator = live.world.connect("c1")
+    operator.report(need("c1", "4"))
+    await live.world.cycle()
+    live.shard.sessions.close(operator.session, CloseReason.GONE)
+    live.world.connect("c9")
+    await live.world.cycle()
+    (away, connected) = (await sessions(live)).values()
+
+    assert (away.cluster_id, away.state, away.rows, connected.cluster_id) == ("c1", "away", 1, "c9")
+    assert away.since_unix_nanos >= away.last_rollup_unix_nanos > 0
+    assert await sessions(live, cluster_id="c7") == {}
+
+
+async def test_a_held_roll_up_is_shown_where_its_operator_is(live: LiveShard) -> None:
+    operator = live.world.connect("c1")
+    operator.report(*(need("c1", "1", priority=priority) for priority in range(12)))
+    operator.report()
+    view = (await sessions(live))["c1"]
+
+    assert (view.rollup_held, view.rows) == (True, 12)
+
+
+async def test_a_malformed_cluster_id_of_sessions_is_named(live: LiveShard) -> None:
+    code, details = await refusal(live.read.ListSessions(shardread_pb2.ListSessionsRequest(cluster_id="a b")))
+
+    assert (code, details.startswith("cluster_id ")) == (Code.INVALID_ARGUMENT, True)
+
+
 # ---- everything else --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["InspectNeeds", "ListMachines", "ListActions", "ExplainNeed", "ExplainMachine"])
+@pytest.mark.parametrize(
+    "method", ["InspectNeeds", "ListMachines", "ListActions", "ListSessions", "ExplainNeed", "ExplainMachine"]
+)
 async def test_random_bytes_end_in_a_status(live: LiveShard, method: str) -> None:
     """And cost nobody else anything."""
     session = await live.connect("c1")

@@ -320,6 +320,19 @@ SHARDREAD: dict[str, Fields] = {
         "outcome": (12, "str"),
         "message": (13, "str"),
     },
+    "ListSessionsRequest": {"cluster_id": (1, "str")},
+    "ListSessionsResponse": {"session": (1, "SessionView")},
+    "SessionView": {
+        "cluster_id": (1, "str"),
+        "state": (2, "str"),
+        "since_unix_nanos": (3, "i64"),
+        "last_rollup_unix_nanos": (4, "i64"),
+        "rows": (5, "i32"),
+        "rollup_held": (6, "bool"),
+        "outbox_frames": (7, "i32"),
+        "outbox_dropped": (8, "i64"),
+        "capabilities": (9, "*str"),
+    },
 }
 
 COORDINATOR: dict[str, Fields] = {

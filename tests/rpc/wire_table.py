@@ -181,6 +181,7 @@ SERVICES: dict[str, dict[str, tuple[str, str, bool, bool]]] = {
         "ExplainNeed": ("ExplainNeedRequest", "ExplainNeedResponse", False, False),
         "ExplainMachine": ("ExplainMachineRequest", "ExplainMachineResponse", False, False),
         "ListActions": ("ListActionsRequest", "ListActionsResponse", False, True),
+        "ListSessions": ("ListSessionsRequest", "ListSessionsResponse", False, True),
     },
     "Coordinator": {
         "ReportShard": ("ShardReport", "ReportAck", False, False),

@@ -17,7 +17,7 @@ from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.shard.classes import Ask, FleetClasses, classes_of, live_prices
 from bigfleet.shard.hints import Offers
-from bigfleet.shard.telling import _Claims, taken_rows
+from bigfleet.shard.telling import claimed_machines, taken_rows
 from bigfleet.shard.verdicts import unmet_rows
 from bigfleet.shard.views import ViewContext, need_views
 from tests.shard.world import machine
@@ -74,8 +74,9 @@ def test_offers_claims_and_unmet_rows_equal_what_looking_at_each_finds(fleet: Fl
         told = (hint.available_count, hint.confidence, hint.price_usd_per_hour)
         assert told == looked_at(need, alike, free)
 
-    held = {bucket: count for bucket, count in _Claims().count(decision.rows, fleet.demand).items() if count}
-    assert held == {bucket: count for bucket, count in _Claims().count(tuple(decision.rows), ()).items() if count}
+    buckets = bytes(need.profile.interruption_bucket for need in fleet.demand)
+    held = {bucket: count for bucket, count in claimed_machines(decision.rows, buckets).items() if count}
+    assert held == {bucket: count for bucket, count in claimed_machines(tuple(decision.rows), b"").items() if count}
 
     short = [row for row in decision.rows if not row.satisfied]
     unmet = [(id(row.need), row.residual, row.reason) for row in unmet_rows(short, context, fitting)]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -302,6 +302,25 @@ async def test_a_large_roll_up_is_judged_like_any_other() -> None:
     assert (again.reads, misrouted.reads) == ([], [])
     results = ("accepted", "unchanged", "misrouted", "rejected")
     assert [world.metric("rollups_total", result=result) for result in results] == [2, 1, 1, 1]
+    world.shard.stop_sessions()
+    await lane
+
+
+async def test_a_large_roll_up_that_is_known_already_takes_its_turn_on_the_loop() -> None:
+    """Its digest is at hand, so there is nothing to do apart; one whose digest has to be made is asked for it apart."""
+    apart = Apart()
+    apart.gate.set()
+    world = World(compute=apart)
+    operator = world.connect("c1")
+    lane = asyncio.create_task(world.shard.serve_rollups(operator.session))
+    works = []
+    for offer in (large(1), large(2), replace(large(3), has_digest=False)):
+        world.shard.sessions.receive_rollup(operator.session, offer)
+        await acks(operator, ECHO_ROLLUP)
+        works.append(apart.works)
+
+    assert works == [2, 2, 3]
+    assert world.metric("rollups_total", result="unchanged") == 2
     world.shard.stop_sessions()
     await lane
 

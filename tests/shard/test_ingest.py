@@ -104,15 +104,15 @@ def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(
             assert ingest.changed([Record(record, {})]) == (set() if expected else {MachineId("m")})
 
 
-async def test_a_machine_that_nobody_holds_is_kept_as_its_record() -> None:
-    """Most machines of a large fleet are; a copy of each would take as much again."""
+async def test_a_machine_that_nobody_holds_is_kept_without_a_binding() -> None:
+    """Whatever stamps its record carries."""
     world = World()
     free = machine("m1", S.IDLE)
     world.shard.ingest.observe(Record(free, {}))
     stale = machine("m2", S.IDLE, cluster="c1", assigned_priority=7)
     world.shard.ingest.observe(Record(stale, {}))
 
-    assert world.shard.inventory.get("m1") is free
+    assert world.machine("m1") == free
     assert world.machine("m2") == machine("m2", S.IDLE)
 
 
@@ -170,4 +170,30 @@ async def test_new_facts_of_a_bound_machine_take_over_every_stamp_of_ours(state:
         stamps["preempted_for"] = None
     assert known == replace(told, **stamps)
     assert known.supply == {"cpu": 8000}
-    assert known is not told
+
+
+async def test_whoever_hears_of_a_change_sees_the_stamps_of_our_view() -> None:
+    """A record tells none, and the time from a need to its machine hangs on them."""
+    world = World()
+    stamped = machine("m", S.CONFIGURING, cluster=ClusterId("c1"), assigned_need_fingerprint="f")
+    world.shard.inventory.insert(stamped, now_seconds=0.0)
+    heard: list[tuple[Machine | None, Machine]] = []
+    world.shard.ingest.on_change = lambda before, after: heard.append((before, after))
+
+    world.shard.ingest.observe(Record(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), {}))
+    world.shard.ingest.observe(Record(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), {}))
+
+    assert heard == [(stamped, replace(stamped, state=S.CONFIGURED))]
+
+
+async def test_whoever_hears_of_a_removal_is_told_the_cluster() -> None:
+    """The machine itself is gone by then."""
+    world = World()
+    world.shard.inventory.insert(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), now_seconds=0.0)
+    heard: list[tuple[str, str]] = []
+    world.shard.ingest.on_remove = lambda machine_id, cluster: heard.append((machine_id, cluster))
+
+    world.shard.ingest.remove(MachineId("m"))
+
+    assert heard == [("m", "c1")]
+    assert "m" not in world.shard.inventory

@@ -149,7 +149,7 @@ class Story:
     def check_views_agree(self) -> None:
         """Every machine that is not held for good is in the provider's state, and no other is known."""
         shard = self.world.shard
-        assert set(self.provider.records) == set(shard.inventory.machines)
+        assert set(self.provider.records) == set(shard.inventory.ids)
         for name, record in self.provider.records.items():
             known = self.world.machine(name)
             hold = shard.strikes._holds.get(name)

@@ -38,7 +38,7 @@ def test_the_index_by_cluster_holds_all_and_only_its_machines(story: list[tuple[
         for wanted in CLUSTERS[1:]:
             assert inventory.bound_to(wanted) == sorted(each.id for each in inventory if each.cluster == wanted)
     assert inventory.bound_to("") == []
-    assert set(inventory._by_cluster) == {each.cluster for each in inventory if each.cluster}
+    assert set(inventory.clusters) == {each.cluster for each in inventory if each.cluster}
 
 
 def test_a_snapshot_is_of_its_moment() -> None:

@@ -2,10 +2,13 @@
 
 import asyncio
 
+import grpc
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
 
 from bigfleet.model.frames import CAPABILITY_NEED_STATUS
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import TRANSITIONS, MachineState
+from bigfleet.shard.metrics import PROVIDER_METHODS
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time
@@ -31,6 +34,32 @@ async def test_every_bounded_label_is_exported_from_the_start_at_zero() -> None:
     assert {("unspecified",), ("0",), ("pinned",)} <= set(labelled(world, "demand_machines"))
     zeros = ("demand_machines", "shortfalls_aged", "shortfall_rows", "machines_unjoined", "clusters_silent")
     assert {value for name in zeros for value in labelled(world, name).values()} == {0}
+
+
+async def test_every_label_that_has_an_end_of_values_starts_with_all_of_them() -> None:
+    """So that a rate has a zero to begin with; labels with the ids of clusters have none."""
+    world = World()
+    labels = {
+        name: metric._labelnames
+        for name, metric in vars(world.shard.metrics).items()
+        if isinstance(metric, MetricWrapperBase)
+    }
+    samples = {name: len(getattr(world.shard.metrics, name)._metrics) for name, names in labels.items() if names}
+
+    assert {name for name, count in samples.items() if not count} == {"rollups_rejected", "rollup_quarantined"}
+    assert all("cluster" in labels[name] for name, count in samples.items() if not count)
+
+
+async def test_provider_calls_and_observed_jumps_start_at_zero() -> None:
+    """Every method with every code of gRPC; every pair of states that the table has no edge for."""
+    world = World()
+    calls, jumps = labelled(world, "provider_rpc_seconds_count"), labelled(world, "observed_jumps_total")
+
+    assert set(calls) == {(code.name, method) for code in grpc.StatusCode for method in PROVIDER_METHODS}
+    states = [state for state in MachineState if state]
+    pairs = {(one.label, two.label) for one in states for two in states if one is not two}
+    assert set(jumps) == pairs - {(one.label, two.label) for one, two in TRANSITIONS}
+    assert {*calls.values(), *jumps.values()} == {0}
 
 
 async def test_demand_counts_held_machines_and_those_of_the_cheapest_class_that_would_cover_the_rest() -> None:

@@ -17,7 +17,10 @@ from bigfleet.shard import demand
 from bigfleet.shard.demand import NeedsTable
 from tests.shard.world import need
 
-PROFILES = [replace(need("c1", "1").profile, priority=priority) for priority in (50, 100)]
+PROFILES = [
+    replace(need("c1", "1").profile, priority=priority, interruption_bucket=bucket)
+    for priority, bucket in ((50, 0), (100, 3), (100, 27))
+]
 table_rows = st.lists(
     st.builds(
         lambda profile, cpu, group: replace(need("c1", cpu), profile=profile, group=group),
@@ -62,6 +65,7 @@ def check_order(story: list[tuple[str, list[Need], bool]]) -> None:
 
     in_order = table.in_list_order()
     assert list(in_order) == sorted(everything, key=order)
+    assert table.buckets_in_list_order() == bytes(row.profile.interruption_bucket for row in in_order)
     assert {id(row) for row in in_order} == {id(row) for row in everything}
     assert all(ranks[row.key][0] == row.arrival_unix_nanos for row in everything)
     assert table.in_list_order() is table.in_list_order()

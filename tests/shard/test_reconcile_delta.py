@@ -48,7 +48,7 @@ async def test_a_delta_changes_what_it_names_and_removes_what_it_tells() -> None
     del provider.records["m004"]
     await world.cycle()
 
-    assert {"m000", "m001", "m002", "m003", "new"} == set(world.shard.inventory.machines)
+    assert {"m000", "m001", "m002", "m003", "new"} == set(world.shard.inventory.ids)
     assert world.machine("m001").price_usd_per_hour == 7.0
     assert provider.cursors == [b"", b"0"]
     assert [world.metric("reconcile_total", mode=mode, outcome="ok") for mode in ("full", "delta")] == [1, 1]

@@ -39,6 +39,24 @@ async def test_a_cluster_with_machines_that_never_called_is_silent_after_the_ale
     assert await silent_after(world, 1) == (1, {"c1"})
 
 
+async def test_a_missed_cluster_is_shown_as_away_and_after_the_alert_as_silent() -> None:
+    """Since the same moment; with a session it is neither."""
+    world = world_with("c1")
+    await world.cycle()
+    views = world.shard.session_views
+    away = views.of("c1")
+    await silent_after(world, ALERT_SECONDS + 1)
+    silent = views.of("c1")
+    world.connect("c1")
+    connected = views.of("c1")
+
+    assert away is not None
+    assert silent is not None
+    assert connected is not None
+    assert (away.state, silent.state, connected.state) == ("away", "silent", "connected")
+    assert away.since_unix_nanos == silent.since_unix_nanos < connected.since_unix_nanos
+
+
 async def test_a_cluster_with_demand_alone_matters_too() -> None:
     world = world_with()
     operator = world.connect("c1")

@@ -256,6 +256,7 @@ class Offer:
     content: tuple[Need, ...]
     timestamp_unix_nanos: int = 1
     fault: MalformedMessage | None = None
+    has_digest: bool = True
 
     @property
     def rows(self) -> int:

@@ -103,6 +103,9 @@ class FakeShardRead(shardread_pb2_grpc.ShardReadServicer):
         for action in reversed(self.actions):
             yield shardread_pb2.ListActionsResponse(action=action)
 
+    async def ListSessions(self, request: Any, context: Any) -> AsyncIterator[shardread_pb2.ListSessionsResponse]:
+        yield shardread_pb2.ListSessionsResponse()
+
     async def ExplainNeed(self, request: Any, context: Any) -> Any:
         raise NotImplementedError("no view asks for it")
 

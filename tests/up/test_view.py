@@ -67,6 +67,7 @@ def view(clusters: int = 3) -> View:
         children=children,
         clusters_connected=clusters,
         clusters=clusters,
+        shard_address="127.0.0.1:45001",
     )
     observer: Any = SimpleNamespace(figures=figures(clusters), actions=tally, answers=True, cycles_total=431)
     clock: Any = SimpleNamespace(monotonic_seconds=lambda: 5.0)
@@ -104,6 +105,7 @@ def test_the_screen_tells_clusters_machines_decisions_and_restarts(width: int, h
         "on-demand/std.16x64/sim-1a/039",
         "shard 54321 restarted 1× (SIGKILL)",
         "43%",
+        "look at it: bigfleet get clusters --addr 127.0.0.1:45001",
     ):
         assert expected in text
 

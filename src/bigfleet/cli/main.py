@@ -1,28 +1,32 @@
-"""The `bigfleet` command: its subcommands, and the one place that turns a failure into a line and an exit code.
+"""The `bigfleet` command and its subcommands; `bigfleet.cli.program` runs it.
 
 Commands import what they need when they run, so that `--help` stays quick. No command prints a traceback for a user's
 mistake.
 """
 
-import os
-import sys
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 import bigfleet
+from bigfleet.cli.admin.command import app as admin_app
 from bigfleet.cli.audit.command import app as audit_app
 from bigfleet.cli.certs.command import app as certs_app
+from bigfleet.cli.conformance.command import conformance
+from bigfleet.cli.coordinator.command import coordinator
 from bigfleet.cli.engine.command import app as engine_app
 from bigfleet.cli.explain.command import app as explain_app
-from bigfleet.cli.faults import CommandFault
 from bigfleet.cli.get.command import app as get_app
+from bigfleet.cli.get.coordinator_command import add_to as add_coordinator_lists
+from bigfleet.cli.hail.command import WORDS, hail
+from bigfleet.cli.partition.command import app as partition_app
 from bigfleet.cli.plan.command import plan
+from bigfleet.cli.program import run_program
 from bigfleet.cli.provider import app as provider_app
 from bigfleet.cli.shard import shard
+from bigfleet.cli.snapshot.command import app as snapshot_app
 from bigfleet.cli.switches import SwitchCommand
 from bigfleet.cli.up.command import up
-from bigfleet.rpc.tls_floor import require_tls13
 
 app = typer.Typer(
     name="bigfleet",
@@ -34,13 +38,20 @@ app = typer.Typer(
 )
 app.command(cls=SwitchCommand)(up)
 app.command(cls=SwitchCommand)(shard)
+app.command(cls=SwitchCommand)(coordinator)
 app.command(cls=SwitchCommand)(plan)
+app.command(cls=SwitchCommand)(conformance)
+app.command(context_settings=WORDS, add_help_option=False)(hail)
 app.add_typer(provider_app, name="provider")
 app.add_typer(engine_app, name="engine")
+app.add_typer(partition_app, name="partition")
 app.add_typer(certs_app, name="certs")
 app.add_typer(audit_app, name="audit")
 app.add_typer(get_app, name="get")
 app.add_typer(explain_app, name="explain")
+app.add_typer(admin_app, name="admin")
+app.add_typer(snapshot_app, name="snapshot")
+add_coordinator_lists(get_app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,30 +71,7 @@ def root(
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
-    # gRPC's core would print lines of its own beside ours; it reads this when it is first imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    require_tls13()
-    try:
-        code = app(prog_name="bigfleet", standalone_mode=False)
-    except CommandFault as fault:
-        typer.echo(f"bigfleet: {fault}", err=True)
-        sys.exit(fault.exit_code)
-    except typer.TyperException as fault:
-        _fail_usage(fault)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail_usage(fault: typer.TyperException) -> NoReturn:
-    # What click calls a usage error formats itself, with the option's name; its class is not public in typer.
-    tell = getattr(fault, "format_message", fault.__str__)
-    message = " ".join(tell().split()).rstrip(".")
-    context = getattr(fault, "ctx", None)
-    command = context.command_path if context is not None else "bigfleet"
-    if message:  # a group without a command has printed its help, and that says it all
-        typer.echo(f"{command}: {message}; see {command} --help", err=True)
-    sys.exit(2)
+    run_program(app, "bigfleet")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,12 @@ docs/spec/provider.md §12. Nothing here decides anything.
 """
 
 import asyncio
-from dataclasses import dataclass
+import gc
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -12,20 +17,23 @@ from prometheus_client import CollectorRegistry
 
 import bigfleet
 from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.interpreter import TURN_SECONDS
+from bigfleet.cli.large_memory import keep_large_memory
+from bigfleet.cli.provider_admin_server import serve_admin
+from bigfleet.cli.provider_place import ProviderPlace
+from bigfleet.cli.provider_substrate import OpenSubstrate, Substrate
 from bigfleet.cli.runtime import SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
 from bigfleet.provider.backend import Backend, ConfigureWaits, Ready
 from bigfleet.provider.core import CapacityCore
+from bigfleet.provider.fake import fake_slot
+from bigfleet.provider.kinds import Kind
 from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.offerings import OfferingsUnreadable, read_offerings
+from bigfleet.provider.offers import Offers, seed_offers
 from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.refusal import StartRefused
-from bigfleet.provider.simulated.backend import SimulatedBackend, SimulatedReadiness
-from bigfleet.provider.simulated.book import SqliteBook
-from bigfleet.provider.simulated.catalogue import CatalogueFault, load_catalogue
-from bigfleet.provider.simulated.cloud import SimulatedCloud
-from bigfleet.provider.simulated.draws import Draws
-from bigfleet.provider.simulated.fleet import Offer, build_fleet, build_seed_fleet
-from bigfleet.provider.simulated.world import World, WorldFault, load_world
+from bigfleet.provider.refusal import OfferingsRefused, StartRefused
 from bigfleet.provider.sqlite_store import SqliteStore
+from bigfleet.provider.store import MemoryStore
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.identity import Gate
 from bigfleet.rpc.provider_server import (
@@ -35,83 +43,61 @@ from bigfleet.rpc.provider_server import (
     ProviderServicer,
     encode_list_entry,
 )
-from bigfleet.rpc.tls import TlsFiles, export_expiry, is_loopback
+from bigfleet.rpc.tls import export_expiry, is_loopback
 
 _log = structlog.get_logger("bigfleet.cli.provider_process")
 
 _STOP_SECONDS_MAX = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderPlace:
-    """Where a provider runs."""
+async def serve_place(place: ProviderPlace, options: CoreOptions, open_substrate: OpenSubstrate) -> int:
+    """Lock the state, open the substrate and serve it until a signal; return the exit code.
 
-    address: tuple[str, int]
-    metrics_address: tuple[str, int] | None
-    state_path: Path
-    is_power_safe: bool
-    #: HostRef.provider and the prefix of ids.
-    provider: str
-    reflect: bool
-    #: None is plain text.
-    tls: TlsFiles | None = None
-    #: Whether an admin may change machines with any token (docs/spec/provider.md §17).
-    certify: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedWorld:
-    """Which world is simulated, and how."""
-
-    catalogue_path: Path | None
-    world_path: Path | None
-    seed: int
-    time_scale: float
-    is_calm: bool
-    seed_count: int | None
-
-
-async def serve_simulated(place: ProviderPlace, options: CoreOptions, simulation: SimulatedWorld) -> int:
-    """Serve the simulated cloud until a signal, and return the exit code. Raises UsageFault or RunFault."""
-    world, offers = _read_world(place.provider, simulation)
-    clock = SystemClock()
-    # The cloud's own file is locked by the state file's lock, which the core takes first.
-    store = SqliteStore(place.state_path, is_power_safe=place.is_power_safe)
+    Raises UsageFault or RunFault.
+    """
+    store: SqliteStore | MemoryStore = MemoryStore()
+    if place.state_path is not None:
+        store = SqliteStore(place.state_path, is_power_safe=place.is_power_safe)
     try:
-        store.lock()
-        cloud = SimulatedCloud(
-            world=world,
-            offers=offers,
-            draws=Draws(simulation.seed),
-            book=SqliteBook(place.state_path.with_name(place.state_path.name + ".cloud")),
-            clock=clock,
-            time_scale=simulation.time_scale,
-            is_calm=simulation.is_calm,
-        )
+        if isinstance(store, SqliteStore):
+            # First, so that files of the substrate's own beside it are nobody else's either.
+            store.lock()
+        substrate = open_substrate(place)
     except StartRefused as refused:
         store.close()
         raise RunFault(str(refused)) from refused
-    backend = SimulatedBackend(cloud, provider=place.provider, clock=clock)
-    readiness = SimulatedReadiness(cloud, time_scale=simulation.time_scale)
+    except UsageFault:
+        store.close()
+        raise
     try:
-        return await serve_provider(place, options, backend, readiness, store)
+        options = replace(options, offers=_first_offers(place, substrate))
+        _check_intent_key(options, substrate.backend)
+        return await serve_substrate(place, options, substrate, store)
+    except OfferingsRefused as refused:
+        raise UsageFault(f"--offerings {place.offerings_path}: {refused}") from refused
     finally:
-        cloud.close()
+        store.close()
+        substrate.close()
 
 
-def _read_world(provider: str, simulation: SimulatedWorld) -> tuple[World, list[Offer]]:
-    try:
-        catalogue = load_catalogue(simulation.catalogue_path)
-    except CatalogueFault as fault:
-        raise UsageFault(f"--catalog {fault}") from fault
-    try:
-        world = load_world(simulation.world_path)
-        if simulation.seed_count is not None:
-            return world, build_seed_fleet(simulation.seed_count, provider)
-        return world, build_fleet(world, catalogue, provider)
-    except WorldFault as fault:
-        file = "" if str(fault).startswith(str(simulation.world_path)) else f"{simulation.world_path}: "
-        raise UsageFault(f"--world {file}{fault}") from fault
+def _first_offers(place: ProviderPlace, substrate: Substrate) -> Offers | None:
+    if place.offerings_path is not None:
+        try:
+            return _read_offers(place.offerings_path, place.provider)
+        except OfferingsUnreadable as fault:
+            raise UsageFault(f"--offerings {fault}") from fault
+    if place.seed_count is None or substrate.seeds_itself:
+        return None
+    return seed_offers(fake_slot(number, id=f"{place.provider}-{number}") for number in range(place.seed_count))
+
+
+def _read_offers(path: Path, provider: str) -> Offers:
+    return Offers(read_offerings(path, provider), owner=provider)
+
+
+def _check_intent_key(options: CoreOptions, backend: Backend) -> None:
+    if options.intent_key is not None and Kind.CONFIGURE not in backend.limits.resumable:
+        raise UsageFault("--intent-key: this provider does not take up a Configure again, so no blob is kept for it")
 
 
 async def serve_provider(
@@ -119,16 +105,24 @@ async def serve_provider(
     options: CoreOptions,
     backend: Backend,
     readiness: Ready | ConfigureWaits,
-    store: SqliteStore,
+    store: SqliteStore | MemoryStore,
 ) -> int:
     """Serve a backend until a signal, and return the exit code. Raises RunFault."""
+    return await serve_substrate(place, options, Substrate(backend=backend, readiness=readiness), store)
+
+
+async def serve_substrate(
+    place: ProviderPlace, options: CoreOptions, substrate: Substrate, store: SqliteStore | MemoryStore
+) -> int:
+    """Serve a substrate until a signal, and return the exit code. Raises RunFault."""
     registry = CollectorRegistry()
+    substrate.export(registry)
     metrics = ProviderMetrics(registry)
     metrics.build_info.labels(bigfleet.installed_version()).set(1)
     clock = SystemClock()
     core = CapacityCore(
-        backend,
-        readiness=readiness,
+        substrate.backend,
+        readiness=substrate.readiness,
         store=store,
         clock=clock,
         ids=SystemIds(),
@@ -153,9 +147,16 @@ async def serve_provider(
     )
     stop = stop_on_signals()
     try:
-        await core.start()
-        async with serve_http(place.metrics_address, registry, lambda: core.is_ready):
+        await _start(core)
+        substrate.take_offers(core.offered)
+        async with (
+            serve_http(place.metrics_address, registry, lambda: core.is_ready),
+            serve_admin(place.state_path, core.administration, substrate.status),
+            _read_again(place, core, substrate),
+        ):
             await _serve(place, core, server, stop, metrics)
+    except OfferingsRefused:
+        raise
     except StartRefused as refused:
         raise RunFault(str(refused)) from refused
     except ListenFault as fault:
@@ -165,6 +166,53 @@ async def serve_provider(
         await core.stop()
     _log.info("provider.stopped")
     return 0
+
+
+async def _start(core: CapacityCore) -> None:
+    """Start the core with its fleet out of the collector's sight, which would look at all of it again and again.
+
+    A record is a value without cycles; what is replaced goes by its count of references. The collector goes on for what
+    an author's backend leaves behind. Short turns let the loop answer while a thread joins a long List.
+    """
+    sys.setswitchinterval(TURN_SECONDS)
+    gc.disable()
+    try:
+        await core.start()
+    finally:
+        gc.freeze()
+        gc.enable()
+    # Now, as what is loaded once would only fragment what is to be kept.
+    keep_large_memory()
+
+
+@asynccontextmanager
+async def _read_again(place: ProviderPlace, core: CapacityCore, substrate: Substrate) -> AsyncIterator[None]:
+    """Read files again on SIGHUP while the context lasts; what cannot be read leaves the former in force."""
+    asked = asyncio.Event()
+
+    async def reload() -> None:
+        while True:
+            await asked.wait()
+            asked.clear()
+            substrate.reload()
+            if place.offerings_path is None:
+                continue
+            try:
+                offers = await asyncio.to_thread(_read_offers, place.offerings_path, place.provider)
+            except OfferingsUnreadable as fault:
+                _log.error("offerings.unreadable", error=str(fault))
+                continue
+            await core.replace_offers(offers)
+            substrate.take_offers(core.offered)
+            _log.info("offerings.read", path=str(place.offerings_path), faults=len(offers.faults))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    task = asyncio.create_task(reload())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _serve(

@@ -109,7 +109,7 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-class _SignalFreeServer(uvicorn.Server):
+class SignalFreeServer(uvicorn.Server):
     """uvicorn without its own signal handlers: a process has one place that stops it."""
 
     @contextmanager
@@ -159,7 +159,7 @@ async def serve_http(
     except OSError as error:
         listening.close()
         raise RunFault(f"--metrics-addr {host}:{port}: {error.strerror}; choose another address or off") from error
-    server = _SignalFreeServer(config)
+    server = SignalFreeServer(config)
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield

@@ -18,6 +18,7 @@ import structlog
 from grpc import aio
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
+from bigfleet.cli import interpreter
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.kernel_cache import keep_kernels
 from bigfleet.cli.runtime import SystemClock, SystemIds, serve_http, stop_on_signals
@@ -68,12 +69,16 @@ def make_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergence
     # Before the import that loads the kernels, and not on the loop: finding the compiler takes a second.
     if keep_kernels() is None:
         _log.warning("kernels_not_kept", advice="set NUMBA_CACHE_DIR to a directory that can be written")
-    return columnar_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
+    engine = columnar_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
+    # Loading kernels, and all the more compiling them, leaves garbage, and the process is not ready yet.
+    gc.collect()
+    return engine
 
 
 async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: EngineMaker = make_engine) -> int:
     """Run the shard until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
+    interpreter.settle()
     stop = stop_on_signals()
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -112,7 +117,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         )
         if audit_file is not None:
             await stack.enter_async_context(_kept(audit_file, clock, shard))
-        # Half a million machines hold no garbage, and looking through them takes the collector a second each time.
+        # Half a million machines hold no garbage, and looking through them would take a collection a second.
         shard.on_inventory = gc.freeze
         server = _grpc_server(shard, clock, registry, place.tls)
         try:
@@ -121,7 +126,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             raise RunFault(f"--listen: {fault}") from fault
         await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: shard.is_ready))
         _log.info("started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
-        await _run_until(stop, shard, server)
+        await _run_until(stop, shard, server, clock)
     _log.info("stopped", shard=place.shard_id)
     return 0
 
@@ -163,8 +168,9 @@ def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, 
     return GrpcServer(services=services, register=register, tls=tls, gate=gate)
 
 
-async def _run_until(stop: asyncio.Event, shard: Shard, server: GrpcServer) -> None:
+async def _run_until(stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock) -> None:
     running = asyncio.create_task(shard.run(), name="shard")
+    collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     # Streams close first: a graceful gRPC stop would wait for them for ever.
@@ -173,6 +179,7 @@ async def _run_until(stop: asyncio.Event, shard: Shard, server: GrpcServer) -> N
     results = await asyncio.gather(running, return_exceptions=True)
     await server.stop(STREAM_GRACE_SECONDS)
     stopping.cancel()
+    collecting.cancel()
     failure = results[0]
     if isinstance(failure, Exception):
         raise RunFault(f"the shard stopped by itself: {failure}") from failure

@@ -52,11 +52,17 @@ def credit_same(row: Row, book: Book) -> Candidates:
 
     Returns what the choice was made among. Without a domain nothing is recorded or claimed.
     """
-    candidates = _candidates(row, book)
+    candidates = candidates_of(row, book)
+    credit_domain(row, book, candidates)
+    return candidates
+
+
+def credit_domain(row: Row, book: Book, candidates: Candidates) -> None:
+    """Serve a Same row from the best of its domains: claim, and earmark what it will still want."""
     if not candidates.domains:
         row.satisfiable = False
         row.shapes = frozenset()
-        return candidates
+        return
     best = candidates.domains[0]
     row.domain = best.value
     row.satisfiable = vector.covers(best.total, row.need.aggregate)
@@ -64,7 +70,6 @@ def credit_same(row: Row, book: Book) -> Candidates:
     _claim_useful(row, book, incumbents_first(row, book, candidates))
     if row.remaining and not row.need.parked:
         _earmark(row, book, candidates)
-    return candidates
 
 
 def incumbents_first(row: Row, book: Book, candidates: Candidates) -> list[Machine]:
@@ -77,7 +82,12 @@ def incumbents_first(row: Row, book: Book, candidates: Candidates) -> list[Machi
     return sorted(members, key=lambda machine: not is_own(row, machine))
 
 
-def _candidates(row: Row, book: Book) -> Candidates:
+def candidates_of(row: Row, book: Book, counts: Sequence[Counter[int]] | None = None) -> Candidates:
+    """Return what a Same row chooses among on its turn.
+
+    `counts` says how many machines of each shape there are, creditable, acquirable, and creditable with the row's
+    stamps, where the book's pool holds only some of them.
+    """
     pool, shape_of = book.pool, book.pool.shapes.of
     key = row.need.profile.same_key
     assert key is not None, "only a Same row has domains"
@@ -91,8 +101,9 @@ def _candidates(row: Row, book: Book) -> Candidates:
     if not row.need.parked:
         free = (*pool.idle_fitting(row.fit), *pool.speculative_fitting(row.fit))
         acquirable = [m for m in free if shape_of[m.id] in value_of and m.id not in book.earmarks]
-    own = [machine for machine in creditable if is_own(row, machine)]
-    counts = [Counter(shape_of[machine.id] for machine in group) for group in (creditable, acquirable, own)]
+    if counts is None:
+        own = [machine for machine in creditable if is_own(row, machine)]
+        counts = [Counter(shape_of[machine.id] for machine in group) for group in (creditable, acquirable, own)]
     domains = _sum_by_domain(counts[0], counts[1], counts[2], value_of, book)
     return Candidates(creditable, acquirable, rank_domains(row.need.aggregate, domains), value_of)
 

@@ -5,7 +5,7 @@ phases; a decision is the same with and without it. What happens to machines in 
 `bigfleet.engine.outcomes`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bigfleet.engine.acquire import cheapest_domain
 from bigfleet.engine.credit import Candidates, incumbents_first, is_own
@@ -42,7 +42,7 @@ from bigfleet.engine.rejections import ref
 from bigfleet.engine.rows import Book, Row, supply_of
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.spread import SpreadPick
-from bigfleet.engine.walks import OrderKey, TakenRecord, Teller, Walk, runner_up, spread_runner_up
+from bigfleet.engine.walks import OrderKey, RunnersUp, TakenRecord, Teller, Walk, spread_runner_up
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
@@ -74,16 +74,22 @@ class Observer:
         """Report what became of each Same row, in the order of the folded list."""
         place = {id(need): position for position, need in enumerate(demand)}
         for position, row in enumerate(rows):
-            row_ref = RowRef.of(row.need, position)
-            if not self._reporter.wants_row(row_ref):
-                continue
-            if row.folded:
-                members = tuple(RowRef.of(member, place[id(member)]) for member in row.members)
-                proof = min(self._proof_machines(row.need))
-                self._reporter.report(RowFolded(row=row_ref, members=members, proof_machine=proof))
-            elif row.need.profile.same_key is not None:
-                count = self._matching_but_small(folded_need(row.need))
-                self._reporter.report(RowNotFolded(row=row_ref, matching_machines=count))
+            if self._reporter.wants_row(RowRef.of(row.need, position)):
+                self.row_folded(row, position, place)
+
+    def row_folded(self, row: FoldedRow, position: int, place: Mapping[int, int]) -> None:
+        """Report what became of a row at its place of the folded list, if it is a Same row or was made of such.
+
+        `place` is the place in the demand of each member by its identity.
+        """
+        row_ref = RowRef.of(row.need, position)
+        if row.folded:
+            members = tuple(RowRef.of(member, place[id(member)]) for member in row.members)
+            proof = min(self._proof_machines(row.need))
+            self._reporter.report(RowFolded(row=row_ref, members=members, proof_machine=proof))
+        elif row.need.profile.same_key is not None:
+            count = self._matching_but_small(folded_need(row.need))
+            self._reporter.report(RowNotFolded(row=row_ref, matching_machines=count))
 
     def _places(self, folded: Need) -> list[Machine]:
         pool = self._pool
@@ -189,11 +195,12 @@ class Observer:
         taken = [machine for machine in row.claimed if machine.state is state]
         walk = Walk(row, _STAGE_OF_STATE[state], self._state_order(row, state), start=before, taken=taken)
         candidates = self._teller.candidates(walk) if taken else []
+        runners_up = RunnersUp(walk, candidates)
         order_key = self._order_key(row)
 
         def record(machine: Machine, remaining: Vector) -> Acquired:
             if row.need.profile.strict_spread is None:
-                second = runner_up(walk, candidates, machine, remaining)
+                second = runners_up.of(machine, remaining)
             else:
                 second = spread_runner_up(walk, candidates, machine, held=held_before, preference=cheapest_domain)
             pick = next((pick for pick in picks if pick.machine is machine), None)
@@ -281,11 +288,12 @@ class Observer:
         if before:
             ranked = tuple(self._ranked_victim(row, machine) for machine in candidates)
             self._reporter.report(VictimsRanked(row=ref(row), victims=ranked))
+        runners_up = RunnersUp(walk, candidates)
         place = {machine.id: position for position, machine in enumerate(candidates)}
 
         def record(machine: Machine, remaining: Vector) -> VictimPicked:
             if row.need.profile.strict_spread is None:
-                second = runner_up(walk, candidates, machine, remaining)
+                second = runners_up.of(machine, remaining)
             else:
                 second = spread_runner_up(
                     walk,

@@ -40,7 +40,7 @@ def report_outcomes(
         _report_cluster(reporter, cluster, snapshot, options, book, rows_of[cluster])
     for machine in snapshot.of_state(MachineState.IDLE):
         if reporter.wants_machine(machine.id):
-            reporter.report(_idle_record(machine, snapshot, options, book))
+            reporter.report(idle_record(machine, snapshot, options, book))
 
 
 def _report_cluster(
@@ -61,7 +61,7 @@ def _report_cluster(
             record = MachineSpared(machine=machine.id, cluster=cluster, reason=SparedReason.CLUSTER_NOT_REPORTED)
         else:
             reason = reclaim_reason(machine, options, book, rows)
-            record = _reclaimed(machine, position, reason, last_kept)
+            record = reclaimed_record(machine, position, reason, last_kept)
         if reporter.wants_machine(machine.id):
             reporter.report(record)
 
@@ -79,7 +79,10 @@ def reclaim_reason(machine: Machine, options: Options, book: Book, rows: Sequenc
     return ReclaimReason.EXCESS if fitting else ReclaimReason.NO_ROW_FITS
 
 
-def _reclaimed(machine: Machine, position: int, reason: ReclaimReason, last_kept: Machine | None) -> MachineReclaimed:
+def reclaimed_record(
+    machine: Machine, position: int, reason: ReclaimReason, last_kept: Machine | None
+) -> MachineReclaimed:
+    """Return the record of a machine given back; `position` is its place in its cluster's keep-priority order."""
     price = machine.price_usd_per_hour
     return MachineReclaimed(
         machine=machine.id,
@@ -92,7 +95,8 @@ def _reclaimed(machine: Machine, position: int, reason: ReclaimReason, last_kept
     )
 
 
-def _idle_record(machine: Machine, snapshot: Snapshot, options: Options, book: Book) -> MachineRecord:
+def idle_record(machine: Machine, snapshot: Snapshot, options: Options, book: Book) -> MachineRecord:
+    """Return what becomes of an Idle machine; the snapshot tells since when it is Idle, the book who claims it."""
     if machine.id in book.claims:
         return MachineHeld(machine=machine.id, reason=HeldReason.CLAIMED)
     if machine.id in options.reserved:

@@ -89,16 +89,13 @@ def _assign(in_order: Sequence[Row], book: Book, observer: Observer | None) -> N
     for rank, row in enumerate(in_order):
         if observer is not None:
             observer.row_started(row, rank)
-        _credit(row, book, observer)
+        credit_row(row, book, observer)
     for row in in_order:
-        if may_acquire(row):
-            _acquire(row, book, observer)
-        row.deficit = row.remaining
-        if observer is not None:
-            observer.row_finished(row)
+        acquire_row(row, book, observer)
 
 
-def _credit(row: Row, book: Book, observer: Observer | None) -> None:
+def credit_row(row: Row, book: Book, observer: Observer | None) -> None:
+    """Claim what serves the row already."""
     if row.is_same:
         candidates = credit_same(row, book)
         if observer is not None:
@@ -109,28 +106,36 @@ def _credit(row: Row, book: Book, observer: Observer | None) -> None:
             observer.credited_plain(row)
 
 
-def _acquire(row: Row, book: Book, observer: Observer | None) -> None:
-    """Take from Idle, then from Speculative, however cheap that is."""
-    for state in (MachineState.IDLE, MachineState.SPECULATIVE):
+def acquire_row(row: Row, book: Book, observer: Observer | None) -> None:
+    """Take from Idle, then from Speculative, however cheap that is, if the row may; what remains is its deficit."""
+    for state in (MachineState.IDLE, MachineState.SPECULATIVE) if may_acquire(row) else ():
         before = row.remaining
         picks = acquire_from(row, book, state) if before else []
         if observer is not None:
             observer.acquired(row, state, before=before, picks=picks)
+    row.deficit = row.remaining
+    if observer is not None:
+        observer.row_finished(row)
 
 
 def _preempt(in_order: Sequence[Row], book: Book, victims: Victims, observer: Observer | None) -> None:
     """Phase 2: what drains for a short row counts first, then victims are picked until nothing remains."""
     for row in in_order:
-        if row.deficit and may_preempt(row):
-            count_coming(row, book)
-            if observer is not None:
-                observer.coming_counted(row, before=row.deficit)
-            before = row.remaining
-            picks = pick_victims(row, book, victims)
-            if observer is not None:
-                observer.victims_picked(row, before=before, picks=picks)
-        if row.remaining and observer is not None:
-            observer.row_unresolved(row)
+        preempt_row(row, book, victims, observer)
+
+
+def preempt_row(row: Row, book: Book, victims: Victims, observer: Observer | None) -> None:
+    """Count what drains for a short row and pick its victims, if it may have any."""
+    if row.deficit and may_preempt(row):
+        count_coming(row, book)
+        if observer is not None:
+            observer.coming_counted(row, before=row.deficit)
+        before = row.remaining
+        picks = pick_victims(row, book, victims)
+        if observer is not None:
+            observer.victims_picked(row, before=before, picks=picks)
+    if row.remaining and observer is not None:
+        observer.row_unresolved(row)
 
 
 def _acquisitions(row: Row) -> list[Action]:

@@ -4,9 +4,9 @@ Each walk is told after it ended, from what the row wanted before it and what it
 telling. A retelling reads the book and never changes it.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from itertools import dropwhile
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.records import (
@@ -61,8 +61,7 @@ class Teller:
         remaining, position = walk.start, 0
         for machine in walk.machines:
             if machine.id in walk.taken_ids:
-                self._considered(walk, machine, position, order_key)
-                self._report(machine, taken_record(machine, remaining))
+                self._taken(walk, machine, position, order_key, remaining, taken_record)
                 remaining = vector.subtract(remaining, machine.supply)
                 position += 1
                 continue
@@ -82,8 +81,7 @@ class Teller:
         """
         remaining, position = walk.start, 0
         for pick in picks:
-            self._considered(walk, pick.machine, position, order_key)
-            self._report(pick.machine, taken_record(pick.machine, remaining))
+            self._taken(walk, pick.machine, position, order_key, remaining, taken_record)
             remaining = vector.subtract(remaining, pick.machine.supply)
             position += 1
         counts = self._counts(walk)
@@ -120,6 +118,20 @@ class Teller:
         counts.update({value: 0 for value in domains if value is not None})
         return counts
 
+    def _taken(
+        self,
+        walk: Walk,
+        machine: Machine,
+        position: int,
+        order_key: OrderKey,
+        remaining: Vector,
+        taken_record: TakenRecord,
+    ) -> None:
+        # Asked before the record is made: finding the runner-up of each of thousands costs more than the walk.
+        if self._reporter.wants_machine(machine.id):
+            self._considered(walk, machine, position, order_key)
+            self._report(machine, taken_record(machine, remaining))
+
     def _considered(self, walk: Walk, machine: Machine, position: int, order_key: OrderKey) -> None:
         record = CandidateConsidered(
             row=ref(walk.row),
@@ -149,21 +161,41 @@ def _skew_detail(row: Row, machine: Machine, counts: Counter[str]) -> Detail:
     return {"domain": domain, "count": counts[domain], "minimum": min(counts.values()), "skew": spread.skew_max}
 
 
-def runner_up(walk: Walk, candidates: Sequence[Machine], machine: Machine, remaining: Vector) -> Machine | None:
-    """Return what a walk would have taken in the machine's place: the first that it did not take as it was.
+class RunnersUp:
+    """Finds what a walk that takes whatever helps would have taken in a machine's place."""
 
-    `remaining` is what the row wanted on the machine's turn.
-    """
-    behind = dropwhile(lambda candidate: candidate is not machine, candidates)
-    next(behind)
-    for other in behind:
-        if not remaining:
-            return None
-        if vector.is_useful(other.supply, remaining):
-            if other.id not in walk.taken_ids:
-                return other
-            remaining = vector.subtract(remaining, other.supply)
-    return None
+    def __init__(self, walk: Walk, candidates: Sequence[Machine]) -> None:
+        """Add up once what the walk took; `candidates` are in walking order."""
+        #: Candidates that were not taken, each with how many were taken before it.
+        self._others: list[Machine] = []
+        self._before: list[int] = []
+        #: What the first so many taken candidates offer together, and how many were taken before each.
+        self._offered: list[Vector] = [vector.ZERO]
+        self._place: dict[str, int] = {}
+        for machine in candidates:
+            if machine.id in walk.taken_ids:
+                self._place[machine.id] = len(self._offered) - 1
+                self._offered.append(vector.add(self._offered[-1], machine.supply))
+            else:
+                self._others.append(machine)
+                self._before.append(len(self._offered) - 1)
+
+    def of(self, machine: Machine, remaining: Vector) -> Machine | None:
+        """Return the first machine that the walk did not take as it was; `remaining` was wanted on the turn.
+
+        What the walk took behind the machine it would have taken then, too, and in whatever order it comes, it leaves
+        of each dimension what the sum leaves: so each of the others is looked at against that.
+        """
+        place = self._place[machine.id]
+        up_to_it = self._offered[place + 1]
+        for number in range(bisect_left(self._before, place + 1), len(self._others)):
+            behind = vector.subtract(self._offered[self._before[number]], up_to_it)
+            left = vector.subtract(remaining, behind)
+            if not left:
+                return None
+            if vector.is_useful(self._others[number].supply, left):
+                return self._others[number]
+        return None
 
 
 def spread_runner_up(

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from bigfleet.model.machine import Machine
-from bigfleet.model.states import CapacityType
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.kinds import TIMEOUT_SECONDS, Kind
 
 T = TypeVar("T")
@@ -130,8 +130,19 @@ class KindLimits:
     """How one kind of call is driven (docs/spec/provider.md §6, §15)."""
 
     timeout_seconds: float
-    concurrency_max: int = 1000
+    #: Backend calls at a time; None is 1,000 for a coroutine, and `Limits.threads_max` for a plain function.
+    concurrency_max: int | None = None
     queue_max: int = 10_000
+    #: Backend calls begun, retries included; None is no limit.
+    rate_per_second: float | None = None
+    #: How many may begin at once after a pause.
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rate_per_second is not None and self.rate_per_second <= 0:
+            raise ValueError(f"rate_per_second is {self.rate_per_second}, it must be above 0")
+        if self.burst < 1 or (self.concurrency_max is not None and self.concurrency_max < 1):
+            raise ValueError("burst and concurrency_max must be at least 1")
 
 
 def _default_kinds() -> Mapping[Kind, KindLimits]:
@@ -145,11 +156,41 @@ class Limits:
     kinds: Mapping[Kind, KindLimits] = field(default_factory=_default_kinds)
     #: Kinds that may be driven again with the same operation id after a restart.
     resumable: frozenset[Kind] = frozenset()
-    #: Threads for methods that are plain functions.
+    #: Threads of each kind for methods that are plain functions, and as many for the methods that are no call's.
     threads_max: int = 64
 
 
-Facts = Iterable[Slot] | AsyncIterable[Slot]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialFacts:
+    """An inventory of which a part could not be read: nothing follows from the absence of an id in that part."""
+
+    facts: tuple[Slot, ...]
+    #: Machines whose id begins with one of these are left as they are.
+    unread_prefixes: tuple[str, ...] = ()
+    #: Facts that were not taken: id and why.
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+Facts = Iterable[Slot] | AsyncIterable[Slot] | PartialFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What comes with a step: it is committed in the same transaction."""
+
+    #: New SPECULATIVE machines; one that is known already is left as it is.
+    add: tuple[Slot, ...] = ()
+    #: SPECULATIVE machines that are no longer offered; one in another state is left as it is.
+    remove: tuple[str, ...] = ()
+    #: For the log line of the acceptance.
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The backend has no room for the call now; the text goes to the caller."""
+
+    text: str
 
 
 class Backend(Protocol):
@@ -200,6 +241,23 @@ class Compensates(Protocol):
 
     def compensate(self, machine: MachineView, late: LateResult) -> Result[None]:
         """Undo the effect."""
+        ...
+
+
+@runtime_checkable
+class Admits(Protocol):
+    """A backend whose slots are alternatives for the same room. Both methods are plain, in memory, under 1 ms."""
+
+    def admit(self, machine: MachineView, kind: Kind) -> Admission | Refusal:
+        """Say at acceptance whether there is room, and take it. The next `admit` waits for the commit."""
+        ...
+
+    def settle(self, machine: MachineView, reached: MachineState) -> Admission:
+        """Hear where a machine arrived: a settlement, a recovery, a loss; UNSPECIFIED is its removal.
+
+        Also called with the state that the machine never left when the commit of its acceptance failed. A step whose
+        commit failed is told again, so the same news twice must give the same answer.
+        """
         ...
 
 

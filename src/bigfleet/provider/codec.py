@@ -5,16 +5,17 @@ small in memory. A row that does not read back must never be guessed at.
 """
 
 from collections.abc import Mapping
+from sys import intern
 from types import MappingProxyType
 
 import msgspec
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import NO_HOST, Host, Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.kinds import Kind
-from bigfleet.provider.record import ErrorCode, Failure, Operation, Pushed, Record
+from bigfleet.provider.record import NO_METADATA, ErrorCode, Failure, Operation, Pushed, Record
 
 
 class _SlotRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,6 +84,20 @@ def intern_map(mapping: Mapping[str, str]) -> Mapping[str, str]:
         if len(_INTERNED) < _INTERNED_MAX:
             _INTERNED[key] = kept
     return kept
+
+
+#: Prices and probabilities that are kept once.
+_NUMBERS_MAX = 65_536
+_NUMBERS: dict[float, float] = {}
+
+
+def _number(number: float) -> float:
+    """Return an equal number, the same object for numbers that repeat; a zero keeps its sign."""
+    if not number:
+        return number
+    if len(_NUMBERS) >= _NUMBERS_MAX:
+        _NUMBERS.clear()
+    return _NUMBERS.setdefault(number, number)
 
 
 def encode_record(record: Record) -> bytes:
@@ -163,38 +178,38 @@ def decode_record(
     capacity_type = CapacityType(row.capacity_type)
     slot = Slot(
         id=machine_id,
-        instance_type=row.instance_type,
-        zone=row.zone,
+        instance_type=intern(row.instance_type),
+        zone=intern(row.zone),
         capacity_type=capacity_type,
         resources=resources,
         allocatable=allocatable,
         labels=labels,
-        price_usd_per_hour=row.slot.price_usd_per_hour,
-        interruption_probability=row.slot.interruption_probability,
+        price_usd_per_hour=_number(row.slot.price_usd_per_hour),
+        interruption_probability=_number(row.slot.interruption_probability),
         fixed=row.slot.fixed,
     )
     machine = Machine(
         id=MachineId(machine_id),
         state=MachineState(row.state),
-        host=Host(row.host_provider, row.host_ref),
-        cluster=ClusterId(row.cluster),
-        instance_type=row.instance_type,
-        zone=row.zone,
+        host=Host(intern(row.host_provider), row.host_ref) if row.host_provider or row.host_ref else NO_HOST,
+        cluster=ClusterId(intern(row.cluster)),
+        instance_type=slot.instance_type,
+        zone=slot.zone,
         capacity_type=capacity_type,
         resources=resources if row.resources is None else intern_map(row.resources),
         allocatable=allocatable if row.allocatable is None else intern_map(row.allocatable),
         labels=labels if row.labels is None else intern_map(row.labels),
-        price_usd_per_hour=row.price_usd_per_hour,
-        interruption_probability=row.interruption_probability,
+        price_usd_per_hour=_number(row.price_usd_per_hour),
+        interruption_probability=_number(row.interruption_probability),
         last_error=row.last_error,
         node_name=row.node_name,
     )
     return Record(
         machine=machine,
         slot=slot,
-        declared_price_usd_per_hour=row.declared_price_usd_per_hour,
-        declared_probability=row.declared_probability,
-        metadata=MappingProxyType(row.metadata),
+        declared_price_usd_per_hour=_number(row.declared_price_usd_per_hour),
+        declared_probability=_number(row.declared_probability),
+        metadata=_metadata(row.metadata),
         state_since_unix_nanos=state_since_unix_nanos,
         operation=None if operation_text is None else _decode_operation(operation_text),
         pushed=pushed,
@@ -210,6 +225,13 @@ def decode_record(
         revision=revision,
         state_revision=row.state_revision,
     )
+
+
+def _metadata(metadata: dict[str, str]) -> Mapping[str, str]:
+    """Return a binding's map; its texts repeat over the machines of a need."""
+    if not metadata:
+        return NO_METADATA
+    return MappingProxyType({intern(key): intern(value) for key, value in metadata.items()})
 
 
 def _decode_operation(text: bytes) -> Operation:

@@ -7,38 +7,40 @@ after it (`bigfleet.provider.work`). A refused call must leave the record exactl
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import structlog
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
-from bigfleet.model.ids import IDENTIFIER_BYTES_MAX, IdSource, Rng
+from bigfleet.model.ids import IdSource, Rng
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Backend, ConfigureWaits, Ready
+from bigfleet.provider.administration import Administration
+from bigfleet.provider.admission import Admissions
+from bigfleet.provider.backend import Backend, ConfigureWaits, Ready, Refusal, Slot
+from bigfleet.provider.calls import Call, argument_fault, shown
 from bigfleet.provider.feed import CoreFeed
-from bigfleet.provider.fence import NO_TOKEN, Token
-from bigfleet.provider.invoke import Author
-from bigfleet.provider.kinds import EDGES, KIND_IN_FLIGHT, Kind
+from bigfleet.provider.fence import NO_TOKEN, Mark, Token
+from bigfleet.provider.invoke import Author, Threads
+from bigfleet.provider.kinds import EDGES, Kind
 from bigfleet.provider.ledger import Change, Encode, Ledger
-from bigfleet.provider.lifecycle import accepted, failed
+from bigfleet.provider.lifecycle import accepted
 from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.offers import Offers
 from bigfleet.provider.options import CoreOptions
 from bigfleet.provider.quarantine import Quarantine
 from bigfleet.provider.reconcile import Reconciler
-from bigfleet.provider.record import NO_METADATA, ErrorCode, Operation, Record
+from bigfleet.provider.record import Operation, Record
 from bigfleet.provider.recovery import Recovery
 from bigfleet.provider.refusal import Code, Refused, StoreDown
+from bigfleet.provider.restart import Restart
+from bigfleet.provider.sealing import BlobKey
 from bigfleet.provider.store import Store
 from bigfleet.provider.view import Listing
 from bigfleet.provider.work import Work
 
 _log = structlog.get_logger("bigfleet.provider.core")
 
-METADATA_BYTES_MAX = 64 * 1024
-BLOB_BYTES_MAX = 1024 * 1024
-#: How often one operation is driven over restarts.
-ATTEMPTS_MAX = 3
 #: Above this size an answer of List is made off the loop.
 _LIST_INLINE_MAX = 5_000
 _STOP_SECONDS_MAX = 30.0
@@ -52,15 +54,13 @@ class Ack:
     record: Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    kind: Kind
-    machine_id: str
-    token: Token
-    cluster: str = ""
-    metadata: Mapping[str, str] = field(default_factory=lambda: NO_METADATA)
-    blob: bytes = b""
-    grace_seconds: int = 0
+class _Acceptance(NamedTuple):
+    """What an accepted call is about to commit."""
+
+    change: Change
+    operation: Operation
+    #: What the backend said about it.
+    note: str
 
 
 class CapacityCore:
@@ -81,57 +81,94 @@ class CapacityCore:
     ) -> None:
         """Check the backend and build the parts. Raises TypeError for a backend that cannot be called."""
         options = options or CoreOptions()
-        threads = None
-        committing = None
-        if not options.is_inline:
-            threads = ThreadPoolExecutor(backend.limits.threads_max, "backend")
-            committing = ThreadPoolExecutor(1, "store")
-        self._pools = tuple(pool for pool in (threads, committing) if pool is not None)
+        self._threads = None if options.is_inline else Threads(backend.limits.threads_max)
+        self._committing = None if options.is_inline else ThreadPoolExecutor(1, "store")
         self._clock = clock
         self._ids = ids
         self._is_inline = options.is_inline
         self.metrics = metrics
-        self._author = Author(backend, readiness, threads)
+        self._blob_key = None if options.intent_key is None else BlobKey(options.intent_key, rng)
+        self._author = Author(backend, readiness, self._threads, provider=options.provider)
         self._ledger = Ledger(
-            store, clock=clock, ids=ids, rng=rng, encode=encode, metrics=metrics, committing=committing
-        )
-        self._work = Work(
-            ledger=self._ledger,
-            author=self._author,
-            clock=clock,
-            rng=rng,
-            metrics=metrics,
-            transition_timeout_seconds=options.transition_timeout_seconds,
-        )
-        self.quarantine = Quarantine(metrics)
-        self._reconciler = Reconciler(
-            ledger=self._ledger,
-            author=self._author,
-            quarantine=self.quarantine,
-            clock=clock,
-            rng=rng,
-            metrics=metrics,
-            interval_seconds=options.reconcile_interval_seconds,
-        )
-        self._recovery = Recovery(
-            ledger=self._ledger,
-            author=self._author,
-            work=self._work,
+            store,
             clock=clock,
             ids=ids,
+            rng=rng,
+            encode=encode,
             metrics=metrics,
-            hold_seconds=options.failed_hold_seconds,
+            committing=self._committing,
+            is_serial=self._author.admits is not None,
         )
-        self.feed = CoreFeed(
-            ledger=self._ledger, work=self._work, quarantine=self.quarantine, clock=clock, metrics=metrics
-        )
+        self.quarantine = Quarantine(metrics)
         self._is_open = False
         self._is_stopping = False
         #: Calls in their turn; they end even if the caller went away.
         self._calls: set[asyncio.Task[Ack]] = set()
         self._background: list[asyncio.Task[None]] = []
         self._listeners: list[Callable[[bool], None]] = []
+        self._build(options, rng)
         metrics.failed_oldest_seconds.set_function(self._failed_oldest_seconds)
+
+    def _build(self, options: CoreOptions, rng: Rng) -> None:
+        """Build what works on the ledger."""
+        ledger, author, clock, metrics = self._ledger, self._author, self._clock, self.metrics
+        self._admissions = Admissions(ledger=ledger, author=author, quarantine=self.quarantine, clock=clock)
+        self._work = Work(
+            ledger=ledger,
+            author=author,
+            clock=clock,
+            rng=rng,
+            metrics=metrics,
+            admissions=self._admissions,
+            transition_timeout_seconds=options.transition_timeout_seconds,
+        )
+        self._restart = Restart(
+            ledger=ledger,
+            author=author,
+            work=self._work,
+            admissions=self._admissions,
+            blob_key=self._blob_key,
+            clock=clock,
+        )
+        self._reconciler = Reconciler(
+            ledger=ledger,
+            author=author,
+            admissions=self._admissions,
+            quarantine=self.quarantine,
+            clock=clock,
+            rng=rng,
+            metrics=metrics,
+            interval_seconds=options.reconcile_interval_seconds,
+            offers=options.offers,
+            is_inline=options.is_inline,
+        )
+        self._recovery = Recovery(
+            ledger=ledger,
+            author=author,
+            work=self._work,
+            admissions=self._admissions,
+            clock=clock,
+            ids=self._ids,
+            metrics=metrics,
+            hold_seconds=options.failed_hold_seconds,
+        )
+        self.feed = CoreFeed(
+            ledger=ledger,
+            work=self._work,
+            admissions=self._admissions,
+            quarantine=self.quarantine,
+            clock=clock,
+            metrics=metrics,
+        )
+        self.administration = Administration(
+            ledger=ledger,
+            work=self._work,
+            admissions=self._admissions,
+            reconciler=self._reconciler,
+            quarantine=self.quarantine,
+            clock=clock,
+            metrics=metrics,
+        )
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -142,7 +179,9 @@ class CapacityCore:
         """
         await self._ledger.open()
         self._ledger.on_health = self._tell_health
-        await self._take_up_work()
+        await self._reconciler.open()
+        await self._restart.take_up_all()
+        self.feed.bind(asyncio.get_running_loop())
         self._is_open = True
         self._background.append(asyncio.create_task(self._reconciler.run(self._tell_health)))
         self._background.append(asyncio.create_task(self._recovery.run()))
@@ -165,8 +204,9 @@ class CapacityCore:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._work.stop()
         await self._ledger.close()
-        for pool in self._pools:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._committing):
+            if pool is not None:
+                pool.shutdown()
 
     @property
     def is_ready(self) -> bool:
@@ -177,6 +217,15 @@ class CapacityCore:
         """Call the listener with `is_ready` now and whenever it may have changed."""
         self._listeners.append(listener)
         listener(self.is_ready)
+
+    @property
+    def offered(self) -> list[Slot]:
+        """Return the slots that the offers offer now."""
+        return self._reconciler.offered()
+
+    async def replace_offers(self, offers: Offers) -> None:
+        """Take other offers while serving: new slots appear at once, what vanished follows the inventory's rules."""
+        await self._reconciler.replace_offers(offers)
 
     def _tell_health(self) -> None:
         for listener in self._listeners:
@@ -189,37 +238,6 @@ class CapacityCore:
             await self._author.feeds.feed(self.feed)
         except Exception as error:  # pushes end, inventory goes on; a provider without pushes is slower, not wrong
             _log.error("feed.ended", exc_info=error)
-
-    async def _take_up_work(self) -> None:
-        """Drive interrupted operations again where the backend allows it; fail the others."""
-        for state, kind in KIND_IN_FLIGHT.items():
-            for record in self._ledger.view.of_state(state):
-                await self._take_up(record, kind)
-
-    async def _take_up(self, record: Record, kind: Kind) -> None:
-        operation = record.operation
-        assert operation is not None, f"{record.id} is {record.state.name} without an operation"
-        is_checker_only = kind is Kind.CONFIGURE
-        can_check = not isinstance(self._author.readiness, ConfigureWaits)
-        may_resume = can_check if is_checker_only else kind in self._author.backend.limits.resumable
-        if may_resume and operation.attempt < ATTEMPTS_MAX:
-            resumed = replace(record, operation=replace(operation, attempt=operation.attempt + 1))
-            committed = await self._ledger.commit_until_done(lambda: Change(record=resumed))
-            assert committed is not None, "a change with a record gives it back"
-            self._work.start(committed, is_checker_only=is_checker_only)
-            _log.info(
-                "operation.resumed",
-                machine_id=record.id,
-                operation_id=operation.id,
-                kind=kind.value,
-                attempt=operation.attempt + 1,
-            )
-            return
-        why = "it was driven too often" if may_resume else "it cannot be taken up again"
-        text = f"the provider restarted during {kind.value}; {why}"
-        lost = failed(record, ErrorCode.RESTARTED, text, self._clock.unix_nanos())
-        await self._ledger.commit_until_done(lambda: Change(record=lost))
-        _log.warning("operation.interrupted", machine_id=record.id, operation_id=operation.id, kind=kind.value)
 
     def _failed_oldest_seconds(self) -> float:
         since = [record.state_since_unix_nanos for record in self._ledger.view.of_state(MachineState.FAILED)]
@@ -234,7 +252,7 @@ class CapacityCore:
         self._check_loaded()
         record = self._ledger.view.get(machine_id)
         if record is None:
-            raise Refused(Code.NOT_FOUND, f"no machine {_shown(machine_id)}")
+            raise Refused(Code.NOT_FOUND, f"no machine {shown(machine_id)}")
         return record
 
     async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> Listing:
@@ -259,13 +277,13 @@ class CapacityCore:
 
     async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack:
         """Give a slot a host. Raises Refused."""
-        return await self._mutate(_Call(kind=Kind.CREATE, machine_id=machine_id, token=token))
+        return await self._mutate(Call(kind=Kind.CREATE, machine_id=machine_id, token=token))
 
     async def configure(
         self, machine_id: str, cluster: str, blob: bytes, metadata: Mapping[str, str], *, token: Token = NO_TOKEN
     ) -> Ack:
         """Bind an idle machine to a cluster. Raises Refused."""
-        call = _Call(
+        call = Call(
             kind=Kind.CONFIGURE,
             machine_id=machine_id,
             token=token,
@@ -277,17 +295,17 @@ class CapacityCore:
 
     async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> Ack:
         """Take a machine out of its cluster. Raises Refused."""
-        call = _Call(kind=Kind.DRAIN, machine_id=machine_id, token=token, grace_seconds=grace_seconds)
+        call = Call(kind=Kind.DRAIN, machine_id=machine_id, token=token, grace_seconds=grace_seconds)
         return await self._mutate(call)
 
     async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack:
         """Give a host back. Raises Refused."""
-        return await self._mutate(_Call(kind=Kind.DELETE, machine_id=machine_id, token=token))
+        return await self._mutate(Call(kind=Kind.DELETE, machine_id=machine_id, token=token))
 
-    async def _mutate(self, call: _Call) -> Ack:
+    async def _mutate(self, call: Call) -> Ack:
         if not self.is_ready:
             raise Refused(Code.UNAVAILABLE, "not ready: starting, stopping, or the store does not take commits")
-        fault = _argument_fault(call)
+        fault = argument_fault(call)
         if fault is not None:
             raise Refused(Code.INVALID_ARGUMENT, fault)
         if call.kind is Kind.DELETE and self._author.deletes is None:
@@ -307,15 +325,15 @@ class CapacityCore:
         task.add_done_callback(ended)
         return task
 
-    async def _in_turn(self, call: _Call) -> Ack:
+    async def _in_turn(self, call: Call) -> Ack:
         async with self._ledger.turn(call.machine_id) as record:
             if not self._ledger.fence.passes(call.machine_id, call.token):
                 self.metrics.fence_rejections.labels(call.kind.method).inc()
                 _log.warning(
                     "fence.rejected",
-                    machine_id=_shown(call.machine_id),
+                    machine_id=shown(call.machine_id),
                     kind=call.kind.value,
-                    shard_id=_shown(call.token.shard_id),
+                    shard_id=shown(call.token.shard_id),
                     epoch=call.token.epoch,
                     sequence=call.token.sequence,
                 )
@@ -323,57 +341,88 @@ class CapacityCore:
             mark = self._ledger.mark_of(call.machine_id, call.token)
             try:
                 try:
-                    repeated, next_record = self._decide(call, record)
-                except Refused:
+                    decided = self._decide(call, record)
+                except Exception:
+                    # A token that passed has moved its mark, whatever became of the call.
                     if mark is not None:
                         await self._ledger.commit(Change(mark=mark))
                     raise
-                if repeated is not None:
+                if isinstance(decided, Ack):
                     if mark is not None:
                         await self._ledger.commit(Change(mark=mark))
-                    return repeated
-                assert next_record is not None, "a call that is neither refused nor a repeat is accepted"
-                committed = await self._ledger.commit(Change(record=next_record, mark=mark))
+                    return decided
+                assert record is not None, "only a machine that exists is accepted for"
+                return await self._accept(call, record, decided, mark)
             except StoreDown as error:
                 raise Refused(Code.UNAVAILABLE, "the store did not take the commit; nothing happened") from error
-            assert committed is not None, "a change with a record gives it back"
-            assert committed.operation is not None, "an acceptance has an operation"
-            self._work.start(committed, call.blob)
-            _log.info(
-                "operation.accepted",
-                machine_id=committed.id,
-                operation_id=committed.operation.id,
-                kind=call.kind.value,
-                state_from=EDGES[call.kind].source.name,
-                state_to=committed.state.name,
-            )
-            return Ack(committed.operation.id, committed)
 
-    def _decide(self, call: _Call, record: Record | None) -> tuple[Ack | None, Record | None]:
-        """Apply steps 7 to 11: return the repeat, or the record to commit. Raises Refused."""
+    async def _accept(self, call: Call, record: Record, acceptance: _Acceptance, mark: Mark | None) -> Ack:
+        """Commit an acceptance and begin its work. Raises StoreDown, and then nothing happened."""
+        change, operation = replace(acceptance.change, mark=mark), acceptance.operation
+        # Counted as waiting from here on, so that acceptances in one commit do not overfill the queue together.
+        waiting = self._work.dispatch[call.kind].waiting
+        waiting.add(operation.id)
+        try:
+            committed = await self._ledger.commit(change)
+        except BaseException:
+            waiting.discard(operation.id)
+            self._admissions.withdrawn(record)
+            raise
+        assert committed is not None, "a change with a record gives it back"
+        self._admissions.committed(change)
+        self._work.start(committed, call.blob)
+        _log.info(
+            "operation.accepted",
+            machine_id=committed.id,
+            operation_id=operation.id,
+            kind=call.kind.value,
+            state_from=record.state.name,
+            state_to=committed.state.name,
+            **({"note": acceptance.note} if acceptance.note else {}),
+        )
+        return Ack(operation.id, committed)
+
+    def _decide(self, call: Call, record: Record | None) -> "Ack | _Acceptance":
+        """Apply steps 7 to 11: return the repeat, or what to commit. Raises Refused."""
         if record is None:
-            raise Refused(Code.NOT_FOUND, f"no machine {_shown(call.machine_id)}")
+            raise Refused(Code.NOT_FOUND, f"no machine {shown(call.machine_id)}")
         edge = EDGES[call.kind]
         latest = record.operation
         if latest is not None and latest.kind is call.kind and record.state in (edge.transitional, edge.target):
             self._check_same_binding(call, record)
-            return Ack(latest.id, record), None
+            return Ack(latest.id, record)
         if record.state is not edge.source:
             message = f"out of position: {call.kind.method} needs {edge.source.name}, "
             raise Refused(Code.ABORTED, f"{message}{record.id} is {record.state.name}")
         if call.kind is Kind.DELETE and record.slot.fixed:
             raise Refused(Code.UNIMPLEMENTED, f"{record.id} is fixed capacity: it cannot be deleted")
-        if not self._work.has_room(call.kind):
+        return self._admitted(call, record)
+
+    def _admitted(self, call: Call, record: Record) -> _Acceptance:
+        """Return the acceptance with what the backend adds to it. Raises Refused without room (steps 10 and 10')."""
+        dispatch = self._work.dispatch[call.kind]
+        if not dispatch.has_room:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"the queue of {call.kind.value} operations is full; try later")
+        admission = self._admissions.admit(record, call.kind)
+        if isinstance(admission, Refusal):
+            raise Refused(Code.RESOURCE_EXHAUSTED, admission.text)
+        if call.kind is Kind.CREATE and dispatch.breaker.refuses_new_work:
+            self._admissions.withdrawn(record)
+            raise Refused(Code.UNAVAILABLE, "the substrate fails every create now; the slot is kept for later")
         operation = Operation(
             id=f"op-{self._ids.new_id()}",
             kind=call.kind,
             accepted_unix_nanos=self._clock.unix_nanos(),
             grace_seconds=call.grace_seconds,
         )
-        return None, accepted(record, operation, cluster=call.cluster, metadata=call.metadata)
+        sealed = None
+        if call.kind is Kind.CONFIGURE and self._blob_key is not None:
+            sealed = self._blob_key.seal(call.blob, record.id, operation.id)
+        entered = accepted(record, operation, cluster=call.cluster, metadata=call.metadata)
+        change = self._admissions.joined(Change(record=entered, sealed=sealed), admission)
+        return _Acceptance(change, operation, admission.note)
 
-    def _check_same_binding(self, call: _Call, record: Record) -> None:
+    def _check_same_binding(self, call: Call, record: Record) -> None:
         result, differs = "same", ""
         if call.kind is Kind.CONFIGURE:
             if call.cluster != record.machine.cluster:
@@ -384,47 +433,3 @@ class CapacityCore:
         self.metrics.repeats.labels(call.kind.method, result).inc()
         if differs:
             raise Refused(Code.ALREADY_EXISTS, f"{record.id} is bound otherwise: {differs} differs")
-
-
-def _argument_fault(call: _Call) -> str | None:
-    """Return what is wrong with the arguments of a call (steps 3 and 4), or None."""
-    return (
-        _identifier_fault("machine_id", call.machine_id)
-        or (_identifier_fault("cluster_id", call.cluster) if call.kind is Kind.CONFIGURE else None)
-        or _token_fault(call.token)
-        or _size_fault(call)
-    )
-
-
-def _identifier_fault(field: str, text: str) -> str | None:
-    if not text:
-        return f"{field} is empty"
-    size_bytes = len(text.encode("utf-8", "surrogatepass"))
-    if size_bytes > IDENTIFIER_BYTES_MAX:
-        return f"{field} has {size_bytes} bytes, at most {IDENTIFIER_BYTES_MAX} are allowed"
-    return None
-
-
-def _token_fault(token: Token) -> str | None:
-    if token.shard_id:
-        return _identifier_fault("shard_id", token.shard_id)
-    if token.epoch or token.sequence:
-        return "shard_id is empty, but shard_epoch or sequence_number is set"
-    return None
-
-
-def _size_fault(call: _Call) -> str | None:
-    if call.grace_seconds < 0:
-        return f"grace_period_seconds is {call.grace_seconds}, it must not be negative"
-    if call.metadata:
-        size_bytes = sum(len(k.encode()) + len(v.encode()) for k, v in call.metadata.items())
-        if size_bytes > METADATA_BYTES_MAX:
-            return f"shard_metadata has {size_bytes} bytes, at most {METADATA_BYTES_MAX} are allowed"
-    if len(call.blob) > BLOB_BYTES_MAX:
-        return f"bootstrap_blob has {len(call.blob)} bytes, at most {BLOB_BYTES_MAX} are allowed"
-    return None
-
-
-def _shown(text: str) -> str:
-    """Return an id as it may be printed: quoted, escaped, short."""
-    return repr(text if len(text) <= IDENTIFIER_BYTES_MAX else text[:IDENTIFIER_BYTES_MAX] + "…")

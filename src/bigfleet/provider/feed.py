@@ -5,13 +5,15 @@ inventory does not hold.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
+from typing import Any
 
 import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.states import MachineState
+from bigfleet.provider.admission import Admissions
 from bigfleet.provider.ledger import Change, Ledger
 from bigfleet.provider.lifecycle import failed, with_pushed_price, with_pushed_probability
 from bigfleet.provider.metrics import ProviderMetrics
@@ -30,19 +32,44 @@ _PUSH_CHUNK = 1000
 
 
 class CoreFeed:
-    """The `Feed` of a core. Call it on the core's loop; a thread uses `asyncio.run_coroutine_threadsafe`."""
+    """The `Feed` of a core. It may be awaited on any loop, so that a thread says `asyncio.run(feed.report_lost(…))`."""
 
     def __init__(
-        self, *, ledger: Ledger, work: Work, quarantine: Quarantine, clock: Clock, metrics: ProviderMetrics
+        self,
+        *,
+        ledger: Ledger,
+        work: Work,
+        admissions: Admissions,
+        quarantine: Quarantine,
+        clock: Clock,
+        metrics: ProviderMetrics,
     ) -> None:
         self._ledger = ledger
         self._work = work
+        self._admissions = admissions
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._quarantine = quarantine
         self._clock = clock
         self._metrics = metrics
 
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Say on which loop the core runs; pushes from before are refused."""
+        self._loop = loop
+
+    async def _on_loop(self, push: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a push where the core's state may be touched, and return after its commit."""
+        if self._loop is None:
+            raise RuntimeError("the provider has not started: nothing can be pushed yet")
+        if self._loop is asyncio.get_running_loop():
+            await push()
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(push(), self._loop))
+
     async def report_price(self, ids: Iterable[str], usd_per_hour: float) -> None:
         """Serve this price for the machines until the next push, or until the inventory changes its own."""
+        await self._on_loop(lambda: self._take_price(ids, usd_per_hour))
+
+    async def _take_price(self, ids: Iterable[str], usd_per_hour: float) -> None:
         self._metrics.pushes.labels("price").inc()
 
         def priced(record: Record) -> Record | None:
@@ -58,6 +85,9 @@ class CoreFeed:
 
     async def report_interruption(self, id: str, probability: float, reclaim_at_unix_nanos: int | None = None) -> None:
         """Serve the higher of this and the declared probability until the host is gone."""
+        await self._on_loop(lambda: self._take_interruption(id, probability, reclaim_at_unix_nanos))
+
+    async def _take_interruption(self, id: str, probability: float, reclaim_at_unix_nanos: int | None) -> None:
         self._metrics.pushes.labels("interruption").inc()
         is_notice = reclaim_at_unix_nanos is not None or probability >= RECLAIM_NOTICE_PROBABILITY
 
@@ -82,17 +112,27 @@ class CoreFeed:
 
     async def report_lost(self, id: str, reason: str) -> None:
         """Fail the machine at once: its host is gone, which the backend knows for sure. A slot is removed."""
+        await self._on_loop(lambda: self._take_loss(id, reason))
+
+    async def _take_loss(self, id: str, reason: str) -> None:
         self._metrics.pushes.labels("lost").inc()
         async with self._ledger.turn(id) as record:
             if record is None or record.state is MachineState.FAILED:
                 return
             if record.state is MachineState.SPECULATIVE:
-                await self._ledger.commit_until_done(lambda: Change(removed_id=id))
+                removal = self._admissions.settled(Change(removed_id=id), record, MachineState.UNSPECIFIED)
+                await self._ledger.commit_until_done(lambda: removal)
+                self._admissions.committed(removal)
+                _log.info("slot.lost", machine_id=id, reason=reason)
                 return
             self._work.cancel(id)
             had_notice = record.pushed is not None and record.pushed.reclaim_notice
             code = ErrorCode.INTERRUPTED if had_notice else ErrorCode.HOST_LOST
             lost = failed(record, code, reason, self._clock.unix_nanos(), hold_seconds=_LOST_HOLD_SECONDS)
-            await self._ledger.commit_until_done(lambda: Change(record=lost))
+            change = self._admissions.settled(Change(record=lost), record, lost.state)
+            await self._ledger.commit_until_done(lambda: change)
+            self._admissions.committed(change)
         self._metrics.interruptions.labels("yes" if had_notice else "no").inc()
-        _log.warning("host.lost", machine_id=id, state_from=record.state.name, code=code.value, reason=reason)
+        _log.warning(
+            "host.lost", machine_id=id, state_from=record.state.name, code=code.value, reason=lost.machine.last_error
+        )

@@ -25,6 +25,7 @@ from bigfleet.provider.fence import Fence, Mark, Token
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.record import Record
 from bigfleet.provider.refusal import StoreDown
+from bigfleet.provider.sealing import Sealed
 from bigfleet.provider.store import Batch, Store
 from bigfleet.provider.view import Tombstone, View
 
@@ -34,8 +35,8 @@ _log = structlog.get_logger("bigfleet.provider.ledger")
 _BATCH_CHANGES_MAX = 2000
 _PROBE_SECONDS = 1.0
 
-#: Makes the bytes that List sends for a machine and its metadata.
-Encode = Callable[[Machine, Mapping[str, str]], bytes]
+#: Makes the bytes that List sends for a machine and its metadata, in pieces.
+Encode = Callable[[Machine, Mapping[str, str]], tuple[bytes, ...]]
 _R = TypeVar("_R")
 
 
@@ -46,6 +47,13 @@ class Change:
     record: Record | None = None
     removed_id: str | None = None
     mark: Mark | None = None
+    #: Slots that come with it, and ids that go with it (`bigfleet.provider.admission`).
+    added: tuple[Record, ...] = ()
+    removed_ids: tuple[str, ...] = ()
+    #: The blob of an accepted Configure; it goes by itself when that ended.
+    sealed: Sealed | None = None
+    #: Ends every cursor that readers hold.
+    incarnation: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -75,7 +83,9 @@ class Ledger:
         encode: Encode,
         metrics: ProviderMetrics,
         committing: Executor | None,
+        is_serial: bool = False,
     ) -> None:
+        """`is_serial` gives all machines one turn together, for a backend whose slots share room."""
         self._store = store
         self._clock = clock
         self._ids = ids
@@ -83,6 +93,9 @@ class Ledger:
         self._encode = encode
         self._metrics = metrics
         self._committing = committing
+        self._is_serial = is_serial
+        #: Stored blobs by machine.
+        self._sealed: dict[str, Sealed] = {}
         self._turns: dict[str, _Turn] = {}
         self._pending: list[_Pending] = []
         self._wake = asyncio.Event()
@@ -97,15 +110,17 @@ class Ledger:
 
     async def open(self) -> None:
         """Load the store and begin to commit. Raises StartRefused."""
-        seed = self._ids.new_id().encode()
-        incarnation = hashlib.blake2b(seed, digest_size=INCARNATION_BYTES).digest()
+        incarnation = self._new_incarnation()
         loaded = await self._offload(lambda: self._store.load(incarnation))
         self.view = View(incarnation=loaded.incarnation, head=loaded.head, floor=loaded.floor, rng=self._rng)
         for record in loaded.records:
-            self.view.put(replace(record, wire=self._encode(record.machine, record.metadata)))
+            # Frozen for those who will see it; so far nobody has, and a copy of each would take as long as reading it.
+            object.__setattr__(record, "wire", self._encode(record.machine, record.metadata))
+            self.view.put(record)
         for tombstone in loaded.tombstones:
             self.view.restore_tombstone(tombstone)
         self.view.head = max(self.view.head, loaded.head)
+        self._sealed = {sealed.machine_id: sealed for sealed in loaded.sealed}
         for mark in loaded.marks:
             self.fence.put(mark, is_known=mark.machine_id in self.view)
         self._writer = asyncio.create_task(self._write())
@@ -122,9 +137,10 @@ class Ledger:
     @asynccontextmanager
     async def turn(self, machine_id: str) -> AsyncIterator[Record | None]:
         """Hold a machine's turn and give its record; unknown ids have turns too. First come, first served."""
-        turn = self._turns.get(machine_id)
+        key = "" if self._is_serial else machine_id
+        turn = self._turns.get(key)
         if turn is None:
-            turn = self._turns[machine_id] = _Turn()
+            turn = self._turns[key] = _Turn()
         turn.users += 1
         try:
             async with turn.lock:
@@ -132,7 +148,7 @@ class Ledger:
         finally:
             turn.users -= 1
             if not turn.users:
-                del self._turns[machine_id]
+                del self._turns[key]
 
     def mark_of(self, machine_id: str, token: Token) -> Mark | None:
         """Return the mark that a passing token leaves, or None for an absent one."""
@@ -145,6 +161,22 @@ class Ledger:
             sequence=token.sequence,
             used_unix_nanos=self._clock.unix_nanos(),
         )
+
+    def sealed_of(self, record: Record) -> Sealed | None:
+        """Return the stored blob of the Configure that a record is in."""
+        sealed = self._sealed.get(record.id)
+        return sealed if sealed is not None and _needs(record, sealed) else None
+
+    def size_bytes(self) -> int:
+        """Return the size of the state on disk."""
+        return self._store.size_bytes()
+
+    async def reset_cursors(self) -> None:
+        """Give the store a new incarnation: every reader starts with a full list. Raises StoreDown."""
+        await self.commit(Change(incarnation=self._new_incarnation()))
+
+    def _new_incarnation(self) -> bytes:
+        return hashlib.blake2b(self._ids.new_id().encode(), digest_size=INCARNATION_BYTES).digest()
 
     async def commit(self, change: Change) -> Record | None:
         """Make a change durable and visible, and return its record as committed.
@@ -219,32 +251,51 @@ class Ledger:
         now = self._clock.unix_nanos()
         head = self.view.head
         records: list[Record | None] = []
+        added: list[Record] = []
         tombstones = []
-        returned = []
-        marks = []
         for change in changes:
-            if change.mark is not None:
-                marks.append(change.mark)
-            if change.removed_id is not None:
+            for machine_id in (*((change.removed_id,) if change.removed_id is not None else ()), *change.removed_ids):
                 head += 1
-                tombstones.append(Tombstone(machine_id=change.removed_id, revision=head, removed_unix_nanos=now))
+                tombstones.append(Tombstone(machine_id=machine_id, revision=head, removed_unix_nanos=now))
             record = change.record
             if record is not None:
-                if self.view.has_tombstone(record.id):
-                    returned.append(record.id)
                 record, head = self._numbered(record, head)
             records.append(record)
+            for slot in change.added:
+                slot, head = self._numbered(slot, head)
+                added.append(slot)
+        written = (*(record for record in records if record is not None), *added)
+        returned = [record.id for record in written if self.view.has_tombstone(record.id)]
+        marks = tuple(change.mark for change in changes if change.mark is not None)
+        sealed = tuple(change.sealed for change in changes if change.sealed is not None)
         expired = self.view.expired_tombstones(now, len(tombstones))
         batch = Batch(
             head=head,
             floor=max([self.view.floor, *(t.revision for t in expired)]),
-            records=tuple(record for record in records if record is not None),
+            records=written,
             tombstones=tuple(tombstones),
             tombstones_dropped=(*returned, *(t.machine_id for t in expired)),
-            marks=tuple(marks),
+            marks=marks,
             marks_dropped=tuple(self.fence.evictable(now, {(m.machine_id, m.shard_id) for m in marks})),
+            sealed=sealed,
+            sealed_dropped=self._ended_seals(written, tombstones, sealed),
+            incarnation=next((c.incarnation for c in reversed(changes) if c.incarnation is not None), None),
         )
         return batch, records
+
+    def _ended_seals(
+        self, written: Sequence[Record], tombstones: Sequence[Tombstone], sealed: Sequence[Sealed]
+    ) -> tuple[str, ...]:
+        """Return the machines whose stored blob goes in this batch, because its Configure ends in it."""
+        kept = {**self._sealed, **{entry.machine_id: entry for entry in sealed}}
+        if not kept:
+            return ()
+        ended = {t.machine_id for t in tombstones if t.machine_id in kept}
+        for record in written:
+            entry = kept.get(record.id)
+            if entry is not None and not _needs(record, entry):
+                ended.add(record.id)
+        return tuple(sorted(ended))
 
     def _numbered(self, record: Record, head: int) -> tuple[Record, int]:
         old = self.view.get(record.id)
@@ -271,6 +322,11 @@ class Ledger:
         for mark in batch.marks:
             self.fence.put(mark, is_known=mark.machine_id in self.view)
         self.fence.evict(batch.marks_dropped)
+        if batch.incarnation is not None:
+            self.view.incarnation = batch.incarnation
+        self._sealed.update({entry.machine_id: entry for entry in batch.sealed})
+        for machine_id in batch.sealed_dropped:
+            self._sealed.pop(machine_id, None)
         self.view.drop_tombstones(batch.tombstones_dropped, batch.floor)
 
     def _expose(self) -> None:
@@ -289,3 +345,9 @@ class Ledger:
         if self._committing is None:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._committing, work)
+
+
+def _needs(record: Record, sealed: Sealed) -> bool:
+    """Say whether a record is still in the Configure that a blob was stored for."""
+    operation = record.operation
+    return record.state is MachineState.CONFIGURING and operation is not None and operation.id == sealed.operation_id

@@ -13,6 +13,7 @@ from bigfleet.model.machine import NO_HOST, Machine
 from bigfleet.model.machine import Host as HostRef
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import ExistingHost, Host, Slot
+from bigfleet.provider.codec import intern_map
 from bigfleet.provider.kinds import EDGES, Kind
 from bigfleet.provider.record import NO_METADATA, ErrorCode, Failure, Operation, Pushed, Record
 
@@ -82,7 +83,7 @@ def with_facts(record: Record, facts: Slot) -> Record:
 
 
 def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
-    return mapping if isinstance(mapping, MappingProxyType) else MappingProxyType(dict(mapping))
+    return mapping if isinstance(mapping, MappingProxyType) else intern_map(mapping)
 
 
 def _served(record: Record) -> Record:

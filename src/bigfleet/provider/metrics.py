@@ -46,6 +46,7 @@ class ProviderMetrics:
             "readiness_wait_seconds", "From the end of configure to Ready.", _WORK_SECONDS
         )
         self.retries = counter("retries_total", "Backend calls repeated after a transient error.", "kind")
+        self.breaker_state = gauge("breaker_state", "0 closed, 1 half open, 2 open.", "kind")
         self.late_results = counter("late_results_total", "Effects after their verdict.", "kind", "compensated")
         self.commit_seconds = histogram("store_commit_duration_seconds", "Commits of the store.", _COMMIT_SECONDS)
         self.store_errors = counter("store_errors_total", "Commits that failed.")

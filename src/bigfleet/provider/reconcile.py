@@ -1,11 +1,11 @@
-"""Brings the records in line with the inventory, and brakes when the inventory looks like an outage.
+"""Brings the records in line with inventory and offers, and brakes when the inventory looks like an outage.
 
 docs/spec/provider.md §12, §13. State, host and binding change by the table there only; doubt never destroys. A failing
 or broken inventory must change nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -14,14 +14,16 @@ import structlog
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import Rng
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import ExistingHost, Host, Slot
+from bigfleet.provider.admission import Admissions
+from bigfleet.provider.backend import ExistingHost, Host, PartialFacts, Slot
 from bigfleet.provider.invoke import Author
 from bigfleet.provider.ledger import Change, Ledger
 from bigfleet.provider.lifecycle import failed, new_record, recovered_with_host, with_facts
 from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.offers import Offers
 from bigfleet.provider.quarantine import Quarantine
 from bigfleet.provider.record import ErrorCode, Record
-from bigfleet.provider.refusal import StartRefused
+from bigfleet.provider.refusal import OfferingsRefused, StartRefused
 from bigfleet.provider.validate import Fault, Reason, change_fault, facts_fault
 
 _log = structlog.get_logger("bigfleet.provider.reconcile")
@@ -35,7 +37,10 @@ BRAKE_SHARE = 0.05
 FAULTS_LISTED_MAX = 20
 _JITTER_SHARE = 0.1
 _RETRY_SECONDS_MIN = 1.0
+#: Changes that are committed together.
 _CHUNK = 1000
+#: Machines looked at in one turn of the loop, which is held for some milliseconds.
+_LOOK_CHUNK = 250
 
 
 class Effect(Enum):
@@ -67,6 +72,16 @@ class _Plan:
     #: Passes in a row in which an id was an orphan, or missing, this pass included.
     orphans: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
+    #: What the inventory could not read.
+    unread_prefixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Braked:
+    """The strikes that are held back, by id."""
+
+    effects: Mapping[str, Effect]
+    machines: int
 
 
 class Reconciler:
@@ -77,20 +92,30 @@ class Reconciler:
         *,
         ledger: Ledger,
         author: Author,
+        admissions: Admissions,
         quarantine: Quarantine,
         clock: Clock,
         rng: Rng,
         metrics: ProviderMetrics,
         interval_seconds: float,
+        offers: Offers | None,
+        is_inline: bool,
     ) -> None:
         self._ledger = ledger
         self._author = author
+        self._admissions = admissions
         self._quarantine = quarantine
         self._clock = clock
         self._rng = rng
         self._metrics = metrics
         self._interval_seconds = interval_seconds
+        self._offers = offers
+        self._is_inline = is_inline
         self._before = _Plan()
+        #: Strikes that a person said to let happen.
+        self._accepted: frozenset[str] = frozenset()
+        self.braked: Braked | None = None
+        self._wake = asyncio.Event()
         self._loaded = asyncio.Event()
         self._refusal: StartRefused | None = None
 
@@ -105,9 +130,60 @@ class Reconciler:
         if self._refusal is not None:
             raise self._refusal
 
+    async def open(self) -> None:
+        """Merge the offers, before anything is served: new slots appear. Raises OfferingsRefused on an empty store."""
+        offers = self._offers
+        if offers is None:
+            return
+        if self._is_first_boot and offers.faults:
+            raise OfferingsRefused(_listed(f"{len(offers.faults)} mistakes", [str(fault) for fault in offers.faults]))
+        await self._merge_offers(offers)
+        self._loaded.set()
+
+    async def replace_offers(self, offers: Offers) -> None:
+        """Take other offers: new slots appear now, and a pass begins that sees the rest."""
+        former, self._offers = self._offers, offers.after(self._offers)
+        for fault in former.faults if former is not None else ():
+            self._quarantine.clear(fault.place)
+        await self._merge_offers(self._offers)
+        self._wake.set()
+
+    async def _merge_offers(self, offers: Offers) -> None:
+        for fault in offers.faults:
+            self._quarantine.put(fault.place, fault.fault._replace(text=f"{fault.key}: {fault.fault.text}"))
+        begin_revision = self._ledger.view.head
+        seen = {machine_id: _Seen(slot=slot) for machine_id, slot in (await self._offered()).items()}
+        plan = _Plan()
+        plan.effects = {machine_id: Effect.ADDED for machine_id in seen if machine_id not in self._ledger.view}
+        await self._apply(plan, seen, begin_revision)
+
+    def offered(self) -> list[Slot]:
+        """Return the slots on offer now, beside those of the inventory."""
+        return [] if self._offers is None else list(self._offers.slots(self._ledger.view.snapshot()).values())
+
+    async def _offered(self) -> dict[str, Slot]:
+        if self._offers is None:
+            return {}
+        records = self._ledger.view.snapshot()
+        if self._is_inline:
+            return self._offers.slots(records)
+        return await asyncio.to_thread(self._offers.slots, records)
+
+    def accept_losses(self) -> tuple[str, ...]:
+        """Let the strikes happen that the brake holds back, in a pass that begins now; return their ids."""
+        if self.braked is None:
+            return ()
+        self._accepted = frozenset(self.braked.effects)
+        self._wake.set()
+        return tuple(self.braked.effects)
+
+    @property
+    def _is_first_boot(self) -> bool:
+        return len(self._ledger.view) == 0 and self._ledger.view.head == 0
+
     async def run(self, on_loaded: Callable[[], None]) -> None:
         """Pass after pass until cancelled; on an empty store the first one is retried with back-off."""
-        is_first_boot = len(self._ledger.view) == 0 and self._ledger.view.head == 0
+        is_first_boot = self._is_first_boot and not self._loaded.is_set()
         if not is_first_boot:
             self._loaded.set()
             on_loaded()
@@ -125,10 +201,21 @@ class Reconciler:
                 on_loaded()
             if is_ok or not is_first_boot:
                 jitter = self._rng.uniform(-_JITTER_SHARE, _JITTER_SHARE)
-                await self._clock.sleep(self._interval_seconds * (1 + jitter))
+                await self._rest(self._interval_seconds * (1 + jitter))
             else:
-                await self._clock.sleep(self._rng.uniform(0.5, 1.0) * retry_seconds)
+                await self._rest(self._rng.uniform(0.5, 1.0) * retry_seconds)
                 retry_seconds = min(2 * retry_seconds, self._interval_seconds)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for the next pass, or until somebody wants it now."""
+        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
+        waking = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeping.cancel()
+            waking.cancel()
+        self._wake.clear()
 
     async def pass_once(self, *, is_first_boot: bool = False) -> bool:
         """Read the inventory to its end and apply it; return False when the pass was discarded.
@@ -138,18 +225,18 @@ class Reconciler:
         started_seconds = self._clock.monotonic_seconds()
         begin_revision = self._ledger.view.head
         try:
-            facts = await self._author.inventory()
+            inventory = await self._author.inventory()
         except Exception as error:  # an inventory that breaks says nothing about any machine
             _log.error("reconcile.failed", error=f"{type(error).__name__}: {error}")
             self._observe(started_seconds, "error")
             return False
-        seen, faults = await self._read(facts)
+        seen, faults = await self._read(inventory)
         if is_first_boot:
             _refuse_bad_start(faults)
             await self._add_all(seen)
         for machine_id, fault in faults:
             self._quarantine.put(machine_id, fault)
-        plan = await self._plan(seen, begin_revision)
+        plan = await self._plan(seen, begin_revision, inventory.unread_prefixes)
         outcome = self._brake(plan)
         await self._apply(plan, seen, begin_revision)
         self._before = plan
@@ -163,12 +250,17 @@ class Reconciler:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    async def _read(self, facts: list[Slot]) -> tuple[dict[str, _Seen], list[tuple[str, Fault]]]:
-        seen: dict[str, _Seen] = {}
-        faults: list[tuple[str, Fault]] = []
-        for number, fact in enumerate(facts):
-            if number % _CHUNK == _CHUNK - 1:
+    async def _read(self, inventory: PartialFacts) -> tuple[dict[str, _Seen], list[tuple[str, Fault]]]:
+        offered = await self._offered()
+        seen = {machine_id: _Seen(slot=slot) for machine_id, slot in offered.items()}
+        faults = [(machine_id, Fault(Reason.ID, text)) for machine_id, text in inventory.refused]
+        are_slots_taken = self._offers is None or not self._offers.replaces_inventory
+        for number, fact in enumerate(inventory.facts):
+            if number % _LOOK_CHUNK == _LOOK_CHUNK - 1:
                 await self._clock.sleep(0)
+            is_host = isinstance(fact, ExistingHost)
+            if not is_host and (fact.id in offered or not are_slots_taken):
+                continue
             entry = seen.setdefault(fact.id, _Seen())
             fault = self._fault(fact, entry)
             if fault is not None:
@@ -178,6 +270,12 @@ class Reconciler:
                 entry.host = fact
             else:
                 entry.slot = fact
+        for machine_id, slot in offered.items():
+            record = self._ledger.view.get(machine_id)
+            fault = None if record is None else change_fault(record, slot)
+            if fault is not None:
+                faults.append((machine_id, fault))
+                seen[machine_id].is_refused = True
         return seen, faults
 
     def _fault(self, fact: Slot, entry: _Seen) -> Fault | None:
@@ -201,10 +299,10 @@ class Reconciler:
 
     # ---- deciding ------------------------------------------------------------------------------------------------
 
-    async def _plan(self, seen: dict[str, _Seen], begin_revision: int) -> _Plan:
-        plan = _Plan()
+    async def _plan(self, seen: dict[str, _Seen], begin_revision: int, unread_prefixes: tuple[str, ...]) -> _Plan:
+        plan = _Plan(unread_prefixes=unread_prefixes)
         for number, (machine_id, entry) in enumerate(seen.items()):
-            if number % _CHUNK == _CHUNK - 1:
+            if number % _LOOK_CHUNK == _LOOK_CHUNK - 1:
                 await self._clock.sleep(0)
             record = self._ledger.view.get(machine_id)
             if record is None:
@@ -215,7 +313,7 @@ class Reconciler:
                 self._plan_known(plan, record, entry)
         nothing = _Seen()
         for number, record in enumerate(self._ledger.view.snapshot()):
-            if number % _CHUNK == _CHUNK - 1:
+            if number % _LOOK_CHUNK == _LOOK_CHUNK - 1:
                 await self._clock.sleep(0)
             if record.id not in seen and record.state_revision <= begin_revision:
                 self._plan_known(plan, record, nothing)
@@ -223,6 +321,12 @@ class Reconciler:
 
     def _plan_known(self, plan: _Plan, record: Record, entry: _Seen) -> None:
         if entry.is_refused:
+            return
+        if self._is_unknown(plan, record.id):
+            # Neither seen nor missing: what was counted before goes on counting.
+            for counts, before in ((plan.missing, self._before.missing), (plan.orphans, self._before.orphans)):
+                if record.id in before:
+                    counts[record.id] = before[record.id]
             return
         match record.state:
             case MachineState.SPECULATIVE:
@@ -236,6 +340,11 @@ class Reconciler:
                 self._plan_failed_slot(plan, record, entry)
             case _:
                 pass
+
+    def _is_unknown(self, plan: _Plan, machine_id: str) -> bool:
+        """Say whether this pass has nothing to say about an id."""
+        is_held = self._offers is not None and self._offers.is_held(machine_id)
+        return is_held or machine_id.startswith(plan.unread_prefixes)
 
     def _plan_slot(self, plan: _Plan, record: Record, entry: _Seen) -> None:
         if entry.host is not None:
@@ -269,14 +378,24 @@ class Reconciler:
 
     def _brake(self, plan: _Plan) -> str:
         """Hold the strikes back when there are too many of them; return the outcome of the pass."""
-        strikes = [machine_id for machine_id, effect in plan.effects.items() if effect in _STRIKES]
-        is_braked = len(strikes) > max(BRAKE_STRIKES, BRAKE_SHARE * len(self._ledger.view))
+        strikes = {
+            machine_id: effect
+            for machine_id, effect in plan.effects.items()
+            if effect in _STRIKES and machine_id not in self._accepted
+        }
+        self._accepted = frozenset()
+        machines = len(self._ledger.view)
+        is_braked = len(strikes) > max(BRAKE_STRIKES, BRAKE_SHARE * machines)
         self._metrics.brake_engaged.set(is_braked)
         if not is_braked:
+            if self.braked is not None:
+                _log.info("reconcile.brake_released", strikes=len(strikes), machines=machines)
+            self.braked = None
             return "ok"
         for machine_id in strikes:
             del plan.effects[machine_id]
-        _log.error("reconcile.braked", strikes=len(strikes), machines=len(self._ledger.view))
+        self.braked = Braked(effects=strikes, machines=machines)
+        _log.error("reconcile.braked", strikes=len(strikes), machines=machines)
         return "braked"
 
     # ---- applying ------------------------------------------------------------------------------------------------
@@ -290,9 +409,9 @@ class Reconciler:
                     for machine_id, effect in effects[start : start + _CHUNK]
                 )
             )
-        for machine_id, entry in seen.items():
-            if not entry.is_refused:
-                self._quarantine.clear(machine_id)
+        mended = [i for i in self._quarantine.faults if (entry := seen.get(i)) is not None and not entry.is_refused]
+        for machine_id in mended:
+            self._quarantine.clear(machine_id)
 
     async def _apply_one(self, machine_id: str, effect: Effect, entry: _Seen, begin_revision: int) -> None:
         async with self._ledger.turn(machine_id) as record:
@@ -302,11 +421,22 @@ class Reconciler:
             if record is not None and record.state_revision > begin_revision:
                 return
             change = self._change(machine_id, effect, record, entry)
+            if record is not None and effect in _STRIKES:
+                reached = MachineState.UNSPECIFIED if change.record is None else change.record.state
+                change = self._admissions.settled(change, record, reached)
             await self._ledger.commit_until_done(lambda: change)
+            self._admissions.committed(change)
         self._metrics.reconcile_changes.labels(effect.value).inc()
         if effect is not Effect.REFRESHED:
             state_from = record.state.name if record is not None else None
-            _log.info("reconcile.changed", machine_id=machine_id, change=effect.value, state_from=state_from)
+            state_to = change.record.state.name if change.record is not None else None
+            _log.info(
+                "reconcile.changed",
+                machine_id=machine_id,
+                change=effect.value,
+                state_from=state_from,
+                state_to=state_to,
+            )
 
     def _change(self, machine_id: str, effect: Effect, record: Record | None, entry: _Seen) -> Change:
         now = self._clock.unix_nanos()
@@ -336,8 +466,11 @@ def _plan_refresh(plan: _Plan, record: Record, facts: Slot) -> None:
 
 def _refuse_bad_start(faults: Iterable[tuple[str, Fault]]) -> None:
     lines = [f"{machine_id[:260]}: {fault.text}" for machine_id, fault in faults]
-    if not lines:
-        return
+    if lines:
+        raise StartRefused(_listed(f"the first inventory has {len(lines)} bad records", lines))
+
+
+def _listed(what: str, lines: list[str]) -> str:
     shown = "; ".join(lines[:FAULTS_LISTED_MAX])
     more = f"; and {len(lines) - FAULTS_LISTED_MAX} more" if len(lines) > FAULTS_LISTED_MAX else ""
-    raise StartRefused(f"the first inventory has {len(lines)} bad records: {shown}{more}")
+    return f"{what}: {shown}{more}"

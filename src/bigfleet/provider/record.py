@@ -87,8 +87,8 @@ class Record:
     revision: int = 0
     #: The revision of the last change of state.
     state_revision: int = 0
-    #: The record as List sends it, opaque here.
-    wire: bytes = field(default=b"", repr=False, compare=False)
+    #: The record as List sends it, in pieces that may be shared; opaque here.
+    wire: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def id(self) -> str:

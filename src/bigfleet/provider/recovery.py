@@ -13,6 +13,7 @@ import structlog
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource
 from bigfleet.model.states import MachineState
+from bigfleet.provider.admission import Admissions
 from bigfleet.provider.backend import Found, FoundKind, Op
 from bigfleet.provider.invoke import Author, within
 from bigfleet.provider.kinds import Kind
@@ -53,6 +54,7 @@ class Recovery:
         ledger: Ledger,
         author: Author,
         work: Work,
+        admissions: Admissions,
         clock: Clock,
         ids: IdSource,
         metrics: ProviderMetrics,
@@ -61,6 +63,7 @@ class Recovery:
         self._ledger = ledger
         self._author = author
         self._work = work
+        self._admissions = admissions
         self._clock = clock
         self._ids = ids
         self._metrics = metrics
@@ -177,7 +180,9 @@ class Recovery:
             if current is None or current.state_revision != record.state_revision:
                 return
             recovered = self._recovered(current, found)
-            await self._ledger.commit_until_done(lambda: Change(record=recovered))
+            change = self._admissions.settled(Change(record=recovered), current, recovered.state)
+            await self._ledger.commit_until_done(lambda: change)
+            self._admissions.committed(change)
         result = "source" if found is None else found.kind.value
         self._metrics.recoveries.labels("auto", result).inc()
         _log.info("recovery.done", machine_id=record.id, found=result, state_to=recovered.state.name)

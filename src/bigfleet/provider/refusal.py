@@ -37,3 +37,7 @@ class StoreDown(Exception):
 
 class StartRefused(Exception):
     """The provider cannot start with what it was given; the message names what and where."""
+
+
+class OfferingsRefused(StartRefused):
+    """The offerings of a first start are wrong, which is the caller's mistake."""

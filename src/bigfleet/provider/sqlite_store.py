@@ -18,10 +18,11 @@ from bigfleet.provider.codec import decode_record, encode_operation, encode_reco
 from bigfleet.provider.fence import Mark
 from bigfleet.provider.record import Pushed, Record
 from bigfleet.provider.refusal import StartRefused, StoreDown
+from bigfleet.provider.sealing import Sealed
 from bigfleet.provider.store import Batch, Loaded
 from bigfleet.provider.view import Tombstone
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 #: Marks the file as ours in its header: "BFPR".
 _APPLICATION_ID: Final = 0x42465052
 
@@ -38,7 +39,14 @@ CREATE TABLE tombstones (
 CREATE TABLE pushed (
   id TEXT PRIMARY KEY, price REAL, price_baseline REAL, probability REAL,
   reclaim_notice INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE secrets (
+  machine_id TEXT PRIMARY KEY, operation_id TEXT NOT NULL, sealed BLOB NOT NULL) WITHOUT ROWID;
 """
+#: What makes a schema of this version the next one.
+_MIGRATIONS: Final = {
+    1: "CREATE TABLE secrets (machine_id TEXT PRIMARY KEY, operation_id TEXT NOT NULL, sealed BLOB NOT NULL) "
+    "WITHOUT ROWID",
+}
 
 
 class FileLock:
@@ -111,8 +119,11 @@ class SqliteStore:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
             self._check(connection)
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
                 _create_schema(connection, new_incarnation)
+            elif version < SCHEMA_VERSION:
+                _migrate(connection, version)
             return _read(connection)
         except sqlite3.Error as error:
             raise StartRefused(f"{self._path}: {error}; restore it from a backup or move it away") from error
@@ -174,6 +185,19 @@ def _create_schema(connection: sqlite3.Connection, incarnation: bytes) -> None:
     connection.execute("COMMIT")
 
 
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring an older schema to this one, in one transaction."""
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        for number in range(version, SCHEMA_VERSION):
+            connection.execute(_MIGRATIONS[number])
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
 def _read(connection: sqlite3.Connection) -> Loaded:
     meta = dict(connection.execute("SELECT key, value FROM meta"))
     pushed = {
@@ -200,6 +224,10 @@ def _read(connection: sqlite3.Connection) -> Loaded:
                 "SELECT machine_id, shard_id, epoch, sequence, used_unix_nanos FROM marks "
                 "ORDER BY used_unix_nanos, machine_id, shard_id"
             )
+        ),
+        sealed=tuple(
+            Sealed(machine_id=row[0], operation_id=row[1], text=row[2])
+            for row in connection.execute("SELECT machine_id, operation_id, sealed FROM secrets")
         ),
     )
 
@@ -243,8 +271,14 @@ def _write(connection: sqlite3.Connection, batch: Batch) -> None:
         [(m.machine_id, m.shard_id) for m in batch.marks_dropped],
     )
     connection.executemany(
-        "UPDATE meta SET value = ? WHERE key = ?", [(batch.head, "head"), (batch.floor, "tombstone_floor")]
+        "INSERT OR REPLACE INTO secrets VALUES (?, ?, ?)",
+        [(entry.machine_id, entry.operation_id, entry.text) for entry in batch.sealed],
     )
+    connection.executemany("DELETE FROM secrets WHERE machine_id = ?", [(i,) for i in batch.sealed_dropped])
+    meta: list[tuple[int | bytes, str]] = [(batch.head, "head"), (batch.floor, "tombstone_floor")]
+    if batch.incarnation is not None:
+        meta.append((batch.incarnation, "incarnation"))
+    connection.executemany("UPDATE meta SET value = ? WHERE key = ?", meta)
 
 
 def _write_pushed(connection: sqlite3.Connection, batch: Batch) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 from bigfleet.provider.fence import Mark
 from bigfleet.provider.record import Record
 from bigfleet.provider.refusal import StoreDown
+from bigfleet.provider.sealing import Sealed
 from bigfleet.provider.view import Tombstone
 
 
@@ -28,6 +29,12 @@ class Batch:
     tombstones_dropped: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     marks_dropped: tuple[Mark, ...] = ()
+    #: Stored blobs, one a machine.
+    sealed: tuple[Sealed, ...] = ()
+    #: Machines whose stored blob goes, also one of this batch.
+    sealed_dropped: tuple[str, ...] = ()
+    #: Replaces the store's incarnation.
+    incarnation: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,7 @@ class Loaded:
     tombstones: tuple[Tombstone, ...] = ()
     #: Least recently used first.
     marks: tuple[Mark, ...] = ()
+    sealed: tuple[Sealed, ...] = ()
 
 
 class Store(Protocol):

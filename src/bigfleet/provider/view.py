@@ -81,7 +81,8 @@ class View:
     """Every committed record, by id and by revision, and the tombstones."""
 
     def __init__(self, *, incarnation: bytes, head: int, floor: int, rng: Rng) -> None:
-        self._incarnation = incarnation
+        #: 8 bytes of every cursor; a change of them ends all cursors.
+        self.incarnation = incarnation
         self._rng = rng
         #: Revision of the last change or removal.
         self.head = head
@@ -193,14 +194,14 @@ class View:
         """
         rejection = None
         if since:
-            cursor = decode_cursor(since, incarnation=self._incarnation, head=self.head, floor=self.floor)
+            cursor = decode_cursor(since, incarnation=self.incarnation, head=self.head, floor=self.floor)
             if isinstance(cursor, Cursor):
                 return self._delta(states, results_max, cursor)
             rejection = cursor
         elif states is not None and results_max > 0:
             listing = self._pick(states, results_max)
             return lambda: listing
-        places, head, incarnation = self._journal.all(), self.head, self._incarnation
+        places, head, incarnation = self._journal.all(), self.head, self.incarnation
 
         def full() -> Listing:
             records, position = _cut((r for r in places if r is not None), states, results_max, head)
@@ -221,7 +222,7 @@ class View:
             removed.append(tombstone.machine_id)
         listing = Listing(
             records=records,
-            revision=Cursor(self._incarnation, position, self.head).encode(),
+            revision=Cursor(self.incarnation, position, self.head).encode(),
             removed_ids=tuple(reversed(removed)),
             tombstones=True,
             kind=ListKind.PAGE if results_max > 0 else ListKind.DELTA,

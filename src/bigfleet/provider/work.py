@@ -17,7 +17,9 @@ import tenacity
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import Rng
 from bigfleet.model.machine import Machine
+from bigfleet.provider.admission import Admissions
 from bigfleet.provider.backend import ConfigureWaits, Host, LateResult, Op, Ready, Stockout, Transient
+from bigfleet.provider.dispatch import Breaker, Dispatch
 from bigfleet.provider.invoke import Author, DeadlinePassed, within
 from bigfleet.provider.kinds import EDGES, Kind, timeout_seconds
 from bigfleet.provider.ledger import Change, Ledger
@@ -74,17 +76,23 @@ class Work:
         clock: Clock,
         rng: Rng,
         metrics: ProviderMetrics,
+        admissions: Admissions,
         transition_timeout_seconds: float | None,
     ) -> None:
         self._ledger = ledger
         self._author = author
+        self._admissions = admissions
         self._clock = clock
         self._rng = rng
         self._metrics = metrics
         self._timeout_seconds = transition_timeout_seconds
-        self._slots = {kind: asyncio.Semaphore(author.limits(kind).concurrency_max) for kind in Kind}
-        #: Operations that wait for a dispatch slot.
-        self._queued: Counter[Kind] = Counter()
+        #: Every kind's way to the backend.
+        self.dispatch = {
+            kind: Dispatch(author.lane(kind), clock, metrics.breaker_state.labels(kind.value).set) for kind in Kind
+        }
+        #: Places that are given back once no call of the machine runs any more, abandoned ones included.
+        self._owed_places: dict[str, list[Kind]] = {}
+        author.on_stray_ended = self._give_places_back
         #: The flow of each machine in a transitional state.
         self._flows: dict[str, asyncio.Task[None]] = {}
         #: Calls that were left behind and still run, by machine.
@@ -93,13 +101,12 @@ class Work:
 
     # ---- what the core asks --------------------------------------------------------------------------------------
 
-    def has_room(self, kind: Kind) -> bool:
-        """Say whether the dispatch queue of a kind takes one more operation."""
-        return not self._slots[kind].locked() or self._queued[kind] < self._author.limits(kind).queue_max
-
     def is_busy(self, machine_id: str) -> bool:
         """Say whether a backend call of this machine is in flight, abandoned ones included."""
-        return machine_id in self._flows or self._abandoned[machine_id] > 0
+        return machine_id in self._flows or self._is_running(machine_id)
+
+    def _is_running(self, machine_id: str) -> bool:
+        return self._abandoned[machine_id] > 0 or self._author.has_stray(machine_id)
 
     def base_seconds(self, kind: Kind) -> float:
         """Return T of a kind."""
@@ -117,13 +124,19 @@ class Work:
             is_checker_only=is_checker_only,
             seconds=timeout_seconds(operation.kind, self.base_seconds(operation.kind), operation.grace_seconds),
         )
+        self.dispatch[operation.kind].waiting.add(operation.id)
         task = asyncio.create_task(self._flow(job))
         self._flows[record.id] = task
-        task.add_done_callback(lambda done: self._ended(record.id, done))
+        task.add_done_callback(lambda done: self._ended(job, done))
 
-    def _ended(self, machine_id: str, task: asyncio.Task[None]) -> None:
+    def _ended(self, job: _Job, task: asyncio.Task[None]) -> None:
+        machine_id, dispatch = job.machine.id, self.dispatch[job.operation.kind]
         if self._flows.get(machine_id) is task:
             del self._flows[machine_id]
+        # For a flow that was cancelled before it took its first step, or that was about to probe.
+        dispatch.waiting.discard(job.operation.id)
+        if task.cancelled():
+            dispatch.breaker.ended_without_word()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("operation.flow_broke", machine_id=machine_id, exc_info=error)
 
@@ -144,9 +157,8 @@ class Work:
 
     async def _flow(self, job: _Job) -> None:
         kind = job.operation.kind
-        if not await self._take_slot(job):
-            text = f"no dispatch slot in {job.seconds:g} s; the backend was never called"
-            await self._settle(job, Failed(ErrorCode.QUEUE_TIMEOUT, text))
+        if not await self._take_place(job):
+            await self._settle(job, _never_called(job))
             return
         deadline_seconds = self._clock.monotonic_seconds() + job.seconds
         op = Op(
@@ -161,27 +173,34 @@ class Work:
             if not job.is_checker_only:
                 verdict = await self._actuate(job, op)
         finally:
-            self._slots[kind].release()
             self._metrics.in_flight.labels(kind.value).dec()
+            self._owed_places.setdefault(job.machine.id, []).append(kind)
+            self._give_places_back(job.machine.id)
         if isinstance(verdict, Done) and kind is Kind.CONFIGURE:
             verdict = await self._await_readiness(job, op, verdict)
         await self._settle(job, verdict)
 
-    async def _take_slot(self, job: _Job) -> bool:
+    async def _take_place(self, job: _Job) -> bool:
         kind = job.operation.kind
+        dispatch = self.dispatch[kind]
         started_seconds = self._clock.monotonic_seconds()
-        self._queued[kind] += 1
         self._metrics.queued.labels(kind.value).inc()
         try:
             async with asyncio.timeout(job.seconds):
-                await self._slots[kind].acquire()
+                await dispatch.enter()
         except TimeoutError:
             return False
         finally:
-            self._queued[kind] -= 1
+            dispatch.waiting.discard(job.operation.id)
             self._metrics.queued.labels(kind.value).dec()
         self._metrics.queue_wait_seconds.labels(kind.value).observe(self._clock.monotonic_seconds() - started_seconds)
         return True
+
+    def _give_places_back(self, machine_id: str) -> None:
+        """Give back the places of calls that have really ended: an overrun still loads the substrate."""
+        if not self._is_running(machine_id):
+            for kind in self._owed_places.pop(machine_id, ()):
+                self.dispatch[kind].leave()
 
     async def _actuate(self, job: _Job, op: Op) -> Verdict:
         kind = job.operation.kind
@@ -192,6 +211,7 @@ class Work:
             outcome = "ok"
         except DeadlinePassed:
             outcome = "timeout"
+            self.dispatch[kind].breaker.ended_without_word()
             return Failed(ErrorCode.TIMEOUT, f"timeout: {kind.value} did not end in {job.seconds:g} s")
         except Stockout as stockout:
             return Failed(ErrorCode.STOCKOUT, str(stockout), stockout.retry_after_seconds)
@@ -212,14 +232,36 @@ class Work:
     async def _attempts(self, job: _Job, op: Op) -> Any:
         """Call the backend, again after each transient error; the deadline around it ends that."""
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(Transient),
+            retry=_may_retry,
             wait=self._retry_seconds,
             sleep=self._clock.sleep,
             before_sleep=lambda _state: self._count_retry(op.kind),
             stop=tenacity.stop_never,
             reraise=True,
         )
-        return await retrying(self._call_backend, job, op)
+        dispatch = self.dispatch[op.kind]
+        async for attempt in retrying:
+            if attempt.retry_state.attempt_number > 1:
+                await dispatch.pass_again()
+            with attempt:
+                return await self._watched_call(job, op, dispatch.breaker)
+        raise AssertionError("a retry that never stops ends with a result or an error")
+
+    async def _watched_call(self, job: _Job, op: Op, breaker: Breaker) -> Any:
+        """Call the backend once and tell the breaker what came of it."""
+        try:
+            result = await self._call_backend(job, op)
+        except Transient:
+            breaker.failed()
+            raise
+        except asyncio.CancelledError:
+            breaker.ended_without_word()
+            raise
+        except Exception:
+            breaker.succeeded()
+            raise
+        breaker.succeeded()
+        return result
 
     def _count_retry(self, kind: Kind) -> None:
         self._metrics.retries.labels(kind.value).inc()
@@ -234,22 +276,22 @@ class Work:
         return self._rng.uniform(0.0, min(_RETRY_SECONDS_MAX, _RETRY_SECONDS_MIN * 2**doublings))
 
     async def _call_backend(self, job: _Job, op: Op) -> Any:
-        backend, machine = self._author.backend, job.machine
+        backend, machine, call = self._author.backend, job.machine, self._author.call
 
         def late(result: object) -> None:
             self._do(self._handle_late(job, op, result))
 
         match op.kind:
             case Kind.CREATE:
-                return await self._author.call(backend.create, machine, op, on_late=late)
+                return await call(backend.create, machine, op, on_late=late, kind=op.kind)
             case Kind.CONFIGURE:
-                return await self._author.call(backend.configure, machine, machine.cluster, job.blob, op, on_late=late)
+                return await call(backend.configure, machine, machine.cluster, job.blob, op, on_late=late, kind=op.kind)
             case Kind.DRAIN:
                 grace_seconds = job.operation.grace_seconds
-                return await self._author.call(backend.drain, machine, grace_seconds, op, on_late=late)
+                return await call(backend.drain, machine, grace_seconds, op, on_late=late, kind=op.kind)
             case Kind.DELETE:
                 assert self._author.deletes is not None, "step 5 refuses Delete without a delete"
-                return await self._author.call(self._author.deletes.delete, machine, op, on_late=late)
+                return await call(self._author.deletes.delete, machine, op, on_late=late, kind=op.kind)
 
     # ---- readiness -----------------------------------------------------------------------------------------------
 
@@ -317,7 +359,9 @@ class Work:
                     record, verdict.code, verdict.text, now, secrets=secrets, hold_seconds=verdict.hold_seconds
                 )
                 outcome = verdict.code.value
-            await self._ledger.commit(Change(record=settled))
+            change = self._admissions.settled(Change(record=settled), record, settled.state)
+            await self._ledger.commit(change)
+            self._admissions.committed(change)
         seconds = (now - job.operation.accepted_unix_nanos) / NANOS_PER_SECOND
         self._metrics.transition_seconds.labels(kind.value, outcome).observe(max(0.0, seconds))
         _log.info(
@@ -339,9 +383,7 @@ class Work:
         """Return what to tell of a call that was left behind: the machine is busy until it ended."""
 
         def ended(task: asyncio.Task[Any]) -> None:
-            self._abandoned[machine_id] -= 1
-            if self._abandoned[machine_id] <= 0:
-                del self._abandoned[machine_id]
+            self._less_abandoned(machine_id)
             if not task.cancelled():
                 task.exception()
 
@@ -350,6 +392,12 @@ class Work:
             task.add_done_callback(ended)
 
         return watch
+
+    def _less_abandoned(self, machine_id: str) -> None:
+        self._abandoned[machine_id] -= 1
+        if self._abandoned[machine_id] <= 0:
+            del self._abandoned[machine_id]
+        self._give_places_back(machine_id)
 
     def _abandon(self, job: _Job, op: Op, task: asyncio.Task[Any]) -> None:
         self.watch_abandoned(job.machine.id)(task)
@@ -375,9 +423,7 @@ class Work:
         except Exception as error:  # the effect stays for the orphan rule; nothing else can be done about it
             _log.error("operation.compensation_failed", machine_id=job.machine.id, operation_id=op.id, error=str(error))
         finally:
-            self._abandoned[job.machine.id] -= 1
-            if self._abandoned[job.machine.id] <= 0:
-                del self._abandoned[job.machine.id]
+            self._less_abandoned(job.machine.id)
         self._metrics.backend_calls.labels(op.kind.value, "late").inc()
         self._metrics.late_results.labels(op.kind.value, "yes" if compensated else "no").inc()
         _log.warning(
@@ -402,6 +448,21 @@ class Work:
             return False
         await within(call, self.base_seconds(op.kind), self.watch_abandoned(job.machine.id))
         return True
+
+
+def _may_retry(state: tenacity.RetryCallState) -> bool:
+    """Say whether an attempt may be repeated: its error is transient, and nobody gave the operation up meanwhile."""
+    task = asyncio.current_task()
+    is_transient = state.outcome is not None and isinstance(state.outcome.exception(), Transient)
+    return is_transient and (task is None or not task.cancelling())
+
+
+def _never_called(job: _Job) -> Failed:
+    """Return the verdict on an operation that got no place; only a first attempt is known to have touched nothing."""
+    text = f"no dispatch slot in {job.seconds:g} s"
+    if job.operation.attempt == 1:
+        return Failed(ErrorCode.QUEUE_TIMEOUT, f"{text}; the backend was never called")
+    return Failed(ErrorCode.RESTARTED, f"the provider restarted during {job.operation.kind.value}; {text}")
 
 
 def _is_in_flight(record: Record, operation: Operation) -> bool:

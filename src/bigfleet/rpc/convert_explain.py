@@ -56,14 +56,20 @@ _RULES: Final[Mapping[int, str]] = {
 }
 
 
-def explanation_to_wire(record: Record) -> shardread_pb2.Explanation:
-    """Return the message of one record."""
+def explanation_to_wire(record: Record, *, possible_victims: int = 0) -> shardread_pb2.Explanation:
+    """Return the message of one record.
+
+    `possible_victims` is how many there are where a record that ranks them holds only the first, `LISTED_MAX` at least.
+    """
+    attributes = attributes_of(record)
+    if isinstance(record, VictimsRanked) and possible_victims > LISTED_MAX:
+        attributes["victims.left_out"] = str(possible_victims - LISTED_MAX)
     return shardread_pb2.Explanation(
         kind=kind_of(record),
         machine_id=getattr(record, "machine", ""),
         domain=_domain_of(record),
-        text=text_of(record),
-        attributes=attributes_of(record),
+        text=text_of(record, possible_victims=possible_victims),
+        attributes=attributes,
     )
 
 
@@ -81,8 +87,8 @@ def _domain_of(record: Record) -> str:
 # ---- the sentence ------------------------------------------------------------------------------------------------
 
 
-def text_of(record: Record) -> str:
-    """Return one sentence that says what the record says most of all."""
+def text_of(record: Record, *, possible_victims: int = 0) -> str:
+    """Return one sentence that says what the record says most of all; `possible_victims` as in a message."""
     match record:
         case MachineKept() | MachineReclaimed() | MachineSpared() | MachineReleased() | MachineHeld():
             return _sentence(MachineExplanation(machine=record.machine, outcome=record))
@@ -106,7 +112,7 @@ def text_of(record: Record) -> str:
         case VictimPicked():
             return _picked_text(record)
         case _:
-            return _row_text(record)
+            return _row_text(record, possible_victims)
 
 
 def _sentence(told: MachineExplanation) -> str:
@@ -134,7 +140,7 @@ def _picked_text(record: VictimPicked) -> str:
 _RowText = RowFolded | RowNotFolded | RowStarted | DomainsRanked | RowFinished | VictimsRanked | RowUnresolved
 
 
-def _row_text(record: _RowText) -> str:
+def _row_text(record: _RowText, possible_victims: int) -> str:
     row = default_row_name(record.row)
     match record:
         case RowFolded():
@@ -163,7 +169,8 @@ def _row_text(record: _RowText) -> str:
             return f"{row} still lacks {amounts_text(record.deficit)}: it has {has}."
         case VictimsRanked():
             best = f", first of all {record.victims[0].machine}" if record.victims else ""
-            return f"{row} could preempt {_counted(len(record.victims), 'machine')}{best}."
+            count = max(possible_victims, len(record.victims))
+            return f"{row} could preempt {_counted(count, 'machine')}{best}."
         case RowUnresolved():
             return (
                 f"Nothing covers {amounts_text(record.deficit)} of {row}, whose "

@@ -19,6 +19,8 @@ from bigfleet.rpc.gen import provider_pb2
 _SHAPES_MAX = 16384
 #: Sets of labels that are kept shared: there is one per rack and type, some ten thousand in a large fleet.
 _LABELS_MAX = 65536
+#: Sets of metadata that are kept shared: there is one per row that machines are bound to.
+_METADATA_MAX = 65536
 #: Prices and probabilities that are kept shared.
 _NUMBERS_MAX = 4096
 
@@ -50,10 +52,10 @@ def machine_to_wire(machine: Machine, metadata: Mapping[str, str]) -> provider_p
     )
 
 
-def machine_from_wire(message: provider_pb2.Machine) -> tuple[Machine, dict[str, str]]:
+def machine_from_wire(message: provider_pb2.Machine) -> tuple[Machine, Mapping[str, str]]:
     """Return the machine without stamps, and its metadata. An unknown state or capacity type reads as UNSPECIFIED.
 
-    Text that repeats over a fleet (types, zones, labels, shapes) is shared between the machines that it returns.
+    What repeats over a fleet (types, zones, labels, shapes, metadata) is shared between the machines that it returns.
     """
     machine = Machine(
         id=MachineId(message.id),
@@ -71,7 +73,7 @@ def machine_from_wire(message: provider_pb2.Machine) -> tuple[Machine, dict[str,
         last_error=message.last_error,
         node_name=message.node_name,
     )
-    return machine, {intern(key): intern(value) for key, value in message.shard_metadata.items()}
+    return machine, _shared_metadata(tuple(message.shard_metadata.items()))
 
 
 def state_to_wire(state: MachineState) -> provider_pb2.MachineState.ValueType:
@@ -111,6 +113,11 @@ def _number(number: float) -> float:
 
 @lru_cache(maxsize=_LABELS_MAX)
 def _shared_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return MappingProxyType({intern(key): intern(value) for key, value in items})
+
+
+@lru_cache(maxsize=_METADATA_MAX)
+def _shared_metadata(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return MappingProxyType({intern(key): intern(value) for key, value in items})
 
 

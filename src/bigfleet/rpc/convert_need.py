@@ -6,18 +6,22 @@ only when somebody asks for them, because most roll-ups repeat the one before an
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
+from typing import Self
 
 import xxhash
 
-from bigfleet.model import penalty
+from bigfleet.model import penalty, vector
 from bigfleet.model.frames import MalformedMessage, RollUp
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
-from bigfleet.model.quantity import QuantityError, parse_quantity
-from bigfleet.model.vector import Vector, families, format_vector, parse_vector
+from bigfleet.model.quantity import Family, QuantityError, parse_quantity, quantity_family
+from bigfleet.model.vector import Vector, format_vector
 from bigfleet.rpc.gen import capacity_pb2
+from bigfleet.rpc.rollup_head import head_of_rollup
 
 # Bounds of docs/spec/wire.md §2.
 NEEDS_MAX = 20_000
@@ -30,31 +34,57 @@ STRING_BYTES_MAX = 1_024
 _REQUIREMENTS_CACHED_MAX = 16_384
 #: Profiles that are kept shared: every cluster asks for much the same kinds of machine.
 _PROFILES_CACHED_MAX = 16_384
+#: The same with their min units; and resource maps, many of which differ from roll-up to roll-up.
+_KINDS_CACHED_MAX = 16_384
+_AMOUNTS_CACHED_MAX = 16_384
 _NAME_SHOWN_CHARACTERS_MAX = 64
 
 _OPERATORS = {operator.value: operator for operator in Operator}
 _SPREAD_MODES = {mode.value: mode for mode in SpreadMode}
 _OPERATORS_WITH_VALUES = frozenset({Operator.IN, Operator.NOT_IN})
 
+_NO_FAMILIES: Mapping[str, Family] = MappingProxyType({})
+
 _WireRequirement = capacity_pb2.NodeSelectorRequirement
 _WireSpread = capacity_pb2.TopologySpread
 
 
 class ReceivedRollUp:
-    """A roll-up as it came off the wire; its rows are read when they are asked for, and anew each time."""
+    """A roll-up as it came off the wire; its rows are read when they are first asked for."""
 
-    __slots__ = ("_digest", "_message", "_timestamp_unix_nanos")
+    __slots__ = ("_cluster_id", "_digest", "_message", "_outcome", "_rows", "_timestamp_unix_nanos", "_unread")
 
     def __init__(self, message: capacity_pb2.ClusterCapacityNeeds) -> None:
-        """Take over the message: nobody else may change it from here on."""
-        self._message = message
+        """Take over the message: nobody else may use it from here on."""
+        self._message: capacity_pb2.ClusterCapacityNeeds | None = message
+        #: Frame and place in it from which the message has yet to be parsed.
+        self._unread: tuple[bytes, int] | None = None
+        self._cluster_id = message.cluster_id
         self._timestamp_unix_nanos = message.timestamp_unix_nanos
+        self._rows = len(message.needs)
         self._digest: bytes | None = None
+        self._outcome: tuple[Need, ...] | MalformedMessage | None = None
+
+    @classmethod
+    def repeated(cls, frame: bytes, known_digest: bytes | None) -> Self | None:
+        """Return the roll-up of a frame whose bytes say, but for the timestamp, what the digest was made of; else None.
+
+        Nothing but the head of the frame is read. None for a frame that is written in another way than an operator of
+        ours writes it: such a one must be read to be known.
+        """
+        head = head_of_rollup(frame) if known_digest is not None else None
+        if head is None or head.digest != known_digest:
+            return None
+        offer = cls.__new__(cls)
+        offer._message, offer._unread, offer._rows, offer._outcome = None, (frame, head.start), -1, None
+        offer._cluster_id, offer._timestamp_unix_nanos = head.cluster_id, head.timestamp_unix_nanos
+        offer._digest = known_digest
+        return offer
 
     @property
     def cluster_id(self) -> str:
         """The cluster that the message names, which need not be the session's."""
-        return self._message.cluster_id
+        return self._cluster_id
 
     @property
     def timestamp_unix_nanos(self) -> int:
@@ -63,23 +93,54 @@ class ReceivedRollUp:
 
     @property
     def rows(self) -> int:
-        """How many rows the message has."""
-        return len(self._message.needs)
+        """How many rows the message has; one that was known by its bytes is parsed for it."""
+        if self._rows < 0:
+            self._parsed()
+        return self._rows
+
+    @property
+    def has_digest(self) -> bool:
+        """Say whether the digest is at hand, so that asking for it costs nothing."""
+        return self._digest is not None
 
     @property
     def digest(self) -> bytes:
         """16 bytes (XXH3) that are equal for messages that differ in nothing but their timestamp."""
         if self._digest is None:
-            self._digest = _digest(self._message)
+            self._digest = _digest(self._parsed())
         return self._digest
 
     def needs(self) -> tuple[Need, ...]:
         """Return the rows in message order. Raises MalformedMessage for the first fault, with its row and field."""
-        message = self._message
-        _check_count("needs", len(message.needs), "rows", NEEDS_MAX)
-        _check_string("cluster_id", message.cluster_id)
-        cluster = ClusterId(message.cluster_id)
-        return tuple(_need_from_wire(cluster, row, f"needs[{index}]") for index, row in enumerate(message.needs))
+        if self._outcome is None:
+            message = self._parsed()
+            # Reading takes the message apart, so what is made of the whole must have been made.
+            self._digest = self.digest
+            try:
+                self._outcome = _needs_from_wire(message)
+            except MalformedMessage as fault:
+                self._outcome = fault
+            self._message = None
+        if isinstance(self._outcome, MalformedMessage):
+            raise self._outcome
+        return self._outcome
+
+    def _parsed(self) -> capacity_pb2.ClusterCapacityNeeds:
+        if self._message is None:
+            assert self._unread is not None, "the message has been read, and with it what it was asked for"
+            frame, start = self._unread
+            # Bytes that equal those of a roll-up that was in force have been parsed before.
+            self._message = capacity_pb2.ClusterCapacityNeeds.FromString(frame[start:])
+            self._rows = len(self._message.needs)
+        return self._message
+
+
+def _needs_from_wire(message: capacity_pb2.ClusterCapacityNeeds) -> tuple[Need, ...]:
+    """Read every row; the message is of no use afterwards."""
+    _check_count("needs", len(message.needs), "rows", NEEDS_MAX)
+    _check_string("cluster_id", message.cluster_id)
+    cluster = ClusterId(message.cluster_id)
+    return tuple([_need_from_wire(cluster, row, index) for index, row in enumerate(message.needs)])
 
 
 def _digest(message: capacity_pb2.ClusterCapacityNeeds) -> bytes:
@@ -160,35 +221,65 @@ def _requirement(key: str, operator: Operator, values: tuple[str, ...]) -> Requi
     return Requirement(key, operator, values)
 
 
-def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, place: str) -> Need:
-    _check_count(f"{place}.requirements", len(row.requirements), "requirements", REQUIREMENTS_MAX)
-    try:
-        # The bytes of a profile are quicker to have and to look up than what they say.
-        profile = _profile(
-            tuple([requirement.SerializeToString() for requirement in row.requirements]),
-            tuple([spread.SerializeToString() for spread in row.spread]),
-            row.priority,
-            row.interruption_penalty_bucket,
-            row.reclamation_penalty_bucket,
-        )
-    except MalformedMessage as fault:
-        raise MalformedMessage(f"{place}.{fault.place}", fault.fault) from None
-    aggregate, aggregate_texts = _vector(place, "aggregate_resources", row.aggregate_resources)
-    min_unit, min_unit_texts = _vector(place, "min_unit", row.min_unit)
+@dataclass(frozen=True, slots=True)
+class _RowKind:
+    """What a row says beside its sum and its group."""
+
+    profile: Profile
+    #: Whether a requirement of the profile has the operator Same.
+    is_same: bool
+    min_unit: Vector
+    min_unit_families: Mapping[str, Family]
+    #: What is wrong with the min unit, told only when the sum before it is sound.
+    min_unit_fault: MalformedMessage | None
+
+
+def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: int) -> Need:
+    """Read a row, and take it apart: its sum and its group, which differ from row to row, and what repeats."""
+    sums = row.aggregate_resources
+    texts = {name: sums[name] for name in sums}
+    sums.clear()
     group = row.group
     if group:
-        _check_string(f"{place}.group", group)
-        if profile.same_key is None:
-            raise MalformedMessage(f"{place}.group", "is set, but none of the row's requirements has the operator Same")
-    return Need(
-        cluster=cluster,
-        profile=profile,
-        aggregate=aggregate,
-        min_unit=min_unit,
-        group=group,
+        row.ClearField("group")
+    try:
+        # The bytes of what is left are quicker to have and to look up than what they say.
+        kind = _row_kind(row.SerializeToString(deterministic=True))
+        aggregate, written = _amounts("aggregate_resources", texts)
+        if kind.min_unit_fault is not None:
+            raise kind.min_unit_fault
+        if group:
+            _check_string("group", group)
+            if not kind.is_same:
+                raise MalformedMessage("group", "is set, but none of the row's requirements has the operator Same")
+    except MalformedMessage as fault:
+        raise MalformedMessage(f"needs[{index}].{fault.place}", fault.fault) from None
+    if not kind.min_unit_families.keys() <= written.keys():
         # Where both maps name a dimension, its sum decides how sums are printed.
-        families=families({**min_unit_texts, **aggregate_texts}),
+        written = {**kind.min_unit_families, **written}
+    return Need(cluster, kind.profile, aggregate, kind.min_unit, 0, group, False, written)
+
+
+@lru_cache(maxsize=_KINDS_CACHED_MAX)
+def _row_kind(content: bytes) -> _RowKind:
+    """Return what a serialized row without sum and group says. Raises MalformedMessage with places within the row."""
+    row = capacity_pb2.CapacityNeed.FromString(content)
+    _check_count("requirements", len(row.requirements), "requirements", REQUIREMENTS_MAX)
+    profile = _profile(
+        tuple([requirement.SerializeToString() for requirement in row.requirements]),
+        tuple([spread.SerializeToString() for spread in row.spread]),
+        row.priority,
+        row.interruption_penalty_bucket,
+        row.reclamation_penalty_bucket,
     )
+    min_unit: Vector = vector.ZERO
+    written: Mapping[str, Family] = _NO_FAMILIES
+    fault = None
+    try:
+        min_unit, written = _amounts("min_unit", dict(row.min_unit.items()))
+    except MalformedMessage as found:
+        fault = found
+    return _RowKind(profile, profile.same_key is not None, min_unit, written, fault)
 
 
 @lru_cache(maxsize=_PROFILES_CACHED_MAX)
@@ -242,25 +333,33 @@ def _checked_requirement(message: capacity_pb2.NodeSelectorRequirement, place: s
     return _requirement(message.key, operator, values)
 
 
-def _vector(row: str, field: str, quantities: Mapping[str, str]) -> tuple[Vector, dict[str, str]]:
-    """Check a resource map and return its vector, without dimensions that are zero, and its texts."""
-    texts = dict(quantities.items())
-    if not _is_surely_sound(texts):
-        _check_vector(f"{row}.{field}", texts)
-    return parse_vector(texts), texts
+def _amounts(place: str, texts: dict[str, str]) -> tuple[Vector, Mapping[str, Family]]:
+    """Return the vector of a resource map, without dimensions that are zero, and how each dimension was written.
 
-
-def _is_surely_sound(texts: Mapping[str, str]) -> bool:
-    """Say whether `_check_vector` can find no fault; every row is asked, and faults and long names are rare."""
-    if len(texts) > RESOURCE_NAMES_MAX:
-        return False
+    Raises MalformedMessage for the first fault, names ascending. Equal maps give the same objects.
+    """
     try:
-        for name, text in texts.items():
-            if len(name) > _NAME_SHOWN_CHARACTERS_MAX or parse_quantity(text) < 0:
-                return False
+        return _sound_amounts(tuple(texts.items()))
     except QuantityError:
-        return False
-    return True
+        _check_vector(place, texts)
+        raise AssertionError("what is refused has a fault") from None
+
+
+@lru_cache(maxsize=_AMOUNTS_CACHED_MAX)
+def _sound_amounts(items: tuple[tuple[str, str], ...]) -> tuple[Vector, Mapping[str, Family]]:
+    """Return a resource map's vector and families. Raises QuantityError when anything in it is unsound."""
+    if len(items) > RESOURCE_NAMES_MAX:
+        raise QuantityError("too many names")
+    amounts: dict[str, int] = {}
+    written: dict[str, Family] = {}
+    for name, text in items:
+        milli = parse_quantity(text)
+        if milli < 0 or text_bytes(name) > STRING_BYTES_MAX:
+            raise QuantityError("a negative quantity, or a name that is too long")
+        if milli:
+            amounts[name] = milli
+        written[name] = quantity_family(text)
+    return MappingProxyType(amounts), written
 
 
 def _check_vector(place: str, texts: Mapping[str, str]) -> None:

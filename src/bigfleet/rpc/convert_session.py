@@ -48,6 +48,7 @@ __all__ = [
     "ReceivedRollUp",
     "need_to_wire",
     "needs_to_wire",
+    "operator_frame_from_bytes",
     "operator_frame_from_wire",
     "operator_frame_to_wire",
     "shard_frame_from_wire",
@@ -115,6 +116,16 @@ def operator_frame_to_wire(frame: OperatorFrame) -> shard_pb2.OperatorMessage:
                 )
             )
     assert_never(frame)
+
+
+def operator_frame_from_bytes(content: bytes, known_digest: bytes | None) -> ReceivedOperatorFrame | None:
+    """Return the frame that some bytes are, None for an unknown member.
+
+    A roll-up that repeats the one with that digest is not parsed. Raises DecodeError for bytes that are no frame, and
+    MalformedMessage as `operator_frame_from_wire` does.
+    """
+    repeated = ReceivedRollUp.repeated(content, known_digest)
+    return repeated if repeated is not None else operator_frame_from_wire(shard_pb2.OperatorMessage.FromString(content))
 
 
 def operator_frame_from_wire(message: shard_pb2.OperatorMessage) -> ReceivedOperatorFrame | None:

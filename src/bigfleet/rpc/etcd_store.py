@@ -55,6 +55,7 @@ class _Known:
 
     tables: Tables = field(default_factory=Tables)
     revisions: dict[bytes, int] = field(default_factory=dict)
+    revision: int = 0
 
 
 class EtcdStore:
@@ -82,6 +83,8 @@ class EtcdStore:
 
     async def campaign(self) -> Leadership:
         """Wait until this replica leads; whatever fails meanwhile is logged and tried again."""
+        # A key of ours that outlived our leadership must go: leading by it again would be leading under an old term.
+        await self.resign()
         wait_seconds = _RETRY_FIRST_SECONDS
         while True:
             try:
@@ -222,6 +225,10 @@ class EtcdStore:
         except (EtcdUnavailable, UnreadableRow) as error:
             raise StoreUnavailable(str(error)) from error
 
+    def revision(self) -> int:
+        """Return etcd's revision at the last read or write."""
+        return self._known.revision
+
     async def commit(self, command: Command) -> Tables:
         """Apply a command. Raises CommandRefused, NotLeader, StoreUnavailable, OutcomeUnknown."""
         written: Sequence[Edit] = ()
@@ -276,6 +283,7 @@ class EtcdStore:
 
     def _take(self, part: Sequence[Edit], revision: int) -> None:
         self._known.tables = self._known.tables.with_edits(part)
+        self._known.revision = revision
         for key, row in part:
             if row is None:
                 self._known.revisions.pop(self._key(key), None)
@@ -291,7 +299,7 @@ class EtcdStore:
             if key is not None:
                 rows.append(Edit(key, decode_row(key, item.value)))
                 revisions[item.key] = item.mod_revision
-        self._known = _Known(Tables().with_edits(rows), revisions)
+        self._known = _Known(Tables().with_edits(rows), revisions, found.revision)
         return self._known.tables
 
     # ---- terms --------------------------------------------------------------------------------------------------

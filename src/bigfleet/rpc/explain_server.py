@@ -1,7 +1,8 @@
-"""Answers why a row or a machine was decided on as it was, by deciding the last finished cycle again and listening.
+"""Answers why a row or a machine was decided on as it was, by retelling the last finished cycle and listening.
 
-docs/spec/shard.md §12. The shard keeps what its last finished cycle decided on; a question runs the reference engine on
-it off the loop, with a reporter that hears one row or one machine. One question runs at a time and few wait, so that
+docs/spec/shard.md §12, docs/adr/0121-explain-one-row.md. The shard keeps what its last finished cycle decided on and
+came to; a question retells one row of it, or one machine, off the loop. Should the retelling come to anything else than
+the decision, the reference engine decides the whole cycle again. One question runs at a time and few wait, so that
 readers cannot starve the cycle. An answer must never change a shard, and never speak of any other cycle.
 """
 
@@ -11,10 +12,13 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import grpc
+import structlog
 
 from bigfleet.engine import reference
 from bigfleet.engine.columnar.objects import snapshot_of
 from bigfleet.engine.explain import rows_to_ask
+from bigfleet.engine.explain_fleet import DecidedFleet
+from bigfleet.engine.explain_replay import NotRetold, retell_machine, retell_row
 from bigfleet.engine.records import (
     Acquired,
     Credited,
@@ -37,7 +41,7 @@ from bigfleet.engine.records import (
 )
 from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
-from bigfleet.rpc.convert_explain import explanation_to_wire
+from bigfleet.rpc.convert_explain import LISTED_MAX, explanation_to_wire
 from bigfleet.rpc.gen import shardread_pb2
 from bigfleet.shard.census import row_of
 from bigfleet.shard.controller import Shard
@@ -48,6 +52,8 @@ from bigfleet.shard.views import CycleView, DecidedOn, NeedView
 EVENTS_MAX = 1_000
 #: Questions that wait while another is answered.
 WAITING_MAX = 8
+
+_log = structlog.get_logger("bigfleet.rpc.explain")
 
 T = TypeVar("T")
 Events = tuple[list[shardread_pb2.Explanation], bool]
@@ -199,16 +205,45 @@ def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
         if any(member is asked.need for member in result.members)
     )
     heard = _RowEar(position)
+    fleet = DecidedFleet(decided_on.snapshot, decided_on.options, decided_on.rows)
+    # What a walk passes over behind so many machines would find no room among the events.
+    heads = EVENTS_MAX + 1
+    try:
+        victims = retell_row(fleet, decided_on.demand, position, heard, heads=heads, listed=LISTED_MAX + 1)
+    except NotRetold as fault:
+        _tell_not_retold(fault)
+        return row_events_in_full(decided_on, position)
+    return heard.events.told(possible_victims=victims)
+
+
+def _machine_events(decided_on: DecidedOn, machine_id: MachineId) -> tuple[Machine, Events]:
+    fleet = DecidedFleet(decided_on.snapshot, decided_on.options, decided_on.rows)
+    machine = fleet.objects(fleet.rows_of([machine_id])).machines[machine_id]
+    heard = _MachineEar(machine_id)
+    try:
+        retell_machine(fleet, machine_id, heard)
+    except NotRetold as fault:
+        _tell_not_retold(fault)
+        return machine, machine_events_in_full(decided_on, machine)
+    return machine, heard.events.told()
+
+
+def _tell_not_retold(fault: NotRetold) -> None:
+    _log.error("not_retold", difference=str(fault), advice="the whole cycle was decided again; report this line")
+
+
+def row_events_in_full(decided_on: DecidedOn, position: int) -> Events:
+    """Return what there is to say of the row at a place of the folded list, by deciding everything once more."""
+    heard = _RowEar(position)
     reference.decide(snapshot_of(decided_on.snapshot), decided_on.demand, decided_on.options, heard)
     return heard.events.told()
 
 
-def _machine_events(decided_on: DecidedOn, machine_id: MachineId) -> tuple[Machine, Events]:
-    snapshot = snapshot_of(decided_on.snapshot)
-    machine = snapshot.machines[machine_id]
-    heard = _MachineEar(machine_id, positions=rows_to_ask(decided_on.rows, machine))
-    reference.decide(snapshot, decided_on.demand, decided_on.options, heard)
-    return machine, heard.events.told()
+def machine_events_in_full(decided_on: DecidedOn, machine: Machine) -> Events:
+    """Return what there is to say of a machine, by deciding everything once more."""
+    heard = _MachineEar(machine.id, positions=rows_to_ask(decided_on.rows, machine))
+    reference.decide(snapshot_of(decided_on.snapshot), decided_on.demand, decided_on.options, heard)
+    return heard.events.told()
 
 
 class _Heard(NamedTuple):
@@ -231,10 +266,16 @@ class _Events:
             rank.append(_Heard(self._count, record))
         self._count += 1
 
-    def told(self) -> Events:
-        """Return the messages, and whether there would have been more."""
+    @property
+    def is_full(self) -> bool:
+        """Say whether no more machine finds room behind those that count for a row."""
+        return len(self._ranks[1]) >= EVENTS_MAX
+
+    def told(self, *, possible_victims: int = 0) -> Events:
+        """Return the messages, and whether there would have been more; `possible_victims` as in a message."""
         kept = sorted([heard for rank in self._ranks for heard in rank][:EVENTS_MAX], key=lambda heard: heard.place)
-        return [explanation_to_wire(heard.record) for heard in kept], self._count > EVENTS_MAX
+        messages = [explanation_to_wire(heard.record, possible_victims=possible_victims) for heard in kept]
+        return messages, self._count > EVENTS_MAX
 
 
 class _RowEar:
@@ -249,8 +290,8 @@ class _RowEar:
         return row.position == self._position
 
     def wants_machine(self, machine_id: str) -> bool:
-        """Say that every machine is of interest: the row looked at them."""
-        return True
+        """Say whether a machine's record would find room: if so all are of interest, the row looked at them."""
+        return not self.events.is_full
 
     def report(self, record: Record) -> None:
         """Keep the record if it names the row."""
@@ -259,16 +300,16 @@ class _RowEar:
 
 
 class _MachineEar:
-    """Hears what happens to one machine, from itself and from some rows."""
+    """Hears what happens to one machine, from itself and from some rows; None is every row that speaks of it."""
 
-    def __init__(self, machine_id: str, *, positions: frozenset[int]) -> None:
+    def __init__(self, machine_id: str, *, positions: frozenset[int] | None = None) -> None:
         self.events = _Events()
         self._machine_id = machine_id
         self._positions = positions
 
     def wants_row(self, row: RowRef) -> bool:
         """Say whether the row is among those that are asked."""
-        return row.position in self._positions
+        return self._positions is None or row.position in self._positions
 
     def wants_machine(self, machine_id: str) -> bool:
         """Say whether it is the machine."""

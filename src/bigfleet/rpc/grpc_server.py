@@ -96,6 +96,11 @@ class GrpcServer:
         for service in ("", *self._services):
             await self._health.set(service, status)
 
+    async def set_service(self, service: str, *, serving: bool) -> None:
+        """Set the health of one service alone."""
+        serving_status, other = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(service, serving_status if serving else other)
+
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, give running ones that long, then end them."""
         await self._health.enter_graceful_shutdown()

@@ -22,6 +22,8 @@ SCHEME = "bigfleet"
 SESSION = "/bigfleet.v1alpha1.Shard/Session"
 _PROVIDER = "/bigfleet.v1alpha1.CapacityProvider/"
 _SHARD_READ = "/bigfleet.v1alpha1.ShardRead/"
+_COORDINATOR = "/bigfleet.v1alpha1.Coordinator/"
+REPORT = _COORDINATOR + "ReportShard"
 #: What is logged of the names in a foreign certificate.
 _PRESENTED_CHARACTERS_MAX = 1024
 
@@ -67,20 +69,42 @@ class Denied(Exception):
 
 
 _READERS = frozenset({Role.ADMIN, Role.READONLY})
+_COORDINATOR_READS = (
+    "ListShards",
+    "ListDomainAssignments",
+    "ListShardReports",
+    "ListQuotas",
+    "ListProviders",
+    "ListClusters",
+    "ListInstructions",
+)
+_COORDINATOR_CHANGES = (
+    "AssignDomain",
+    "UnassignDomain",
+    "RemoveShard",
+    "BindCluster",
+    "SetQuota",
+    "UpsertProvider",
+    "JoinRaftCluster",
+    "SnapshotSave",
+)
 #: Who may call what. What is not here nobody may call over TLS.
 MAY_CALL: Mapping[str, frozenset[Role]] = {
     SESSION: frozenset({Role.CLUSTER}),
     **{
         _SHARD_READ + name: _READERS
-        for name in ("InspectNeeds", "ListMachines", "ListActions", "ExplainNeed", "ExplainMachine")
+        for name in ("InspectNeeds", "ListMachines", "ListActions", "ListSessions", "ExplainNeed", "ExplainMachine")
     },
+    REPORT: frozenset({Role.SHARD}),
+    **{_COORDINATOR + name: _READERS for name in _COORDINATOR_READS},
+    **{_COORDINATOR + name: frozenset({Role.ADMIN}) for name in _COORDINATOR_CHANGES},
     **{_PROVIDER + name: _READERS | {Role.SHARD} for name in ("Get", "List")},
     **{_PROVIDER + name: frozenset({Role.SHARD}) for name in ("Create", "Configure", "Drain", "Delete")},
 }
 #: Services of gRPC itself, beside ours on every server: for everybody with an identity.
 _FOR_EVERY_ROLE = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
 #: Their servicers ask the gate themselves, at the point that docs/spec/wire.md §4 names.
-_ASKED_BY_SERVICER = (SESSION, _PROVIDER)
+_ASKED_BY_SERVICER = (SESSION, _PROVIDER, _COORDINATOR)
 
 
 def identity_in(uris: Iterable[str]) -> Identity:
@@ -153,6 +177,12 @@ class Gate:
         identity = self.check(context, SESSION)
         if identity is not None and identity.id != cluster:
             raise Denied(f"{identity.uri} may not speak for cluster {cluster!r}")
+
+    def check_report(self, context: _Context, shard: str) -> None:
+        """Return when the peer may report for the shard. Raises Denied."""
+        identity = self.check(context, REPORT)
+        if identity is not None and identity.id != shard:
+            raise Denied(f"{identity.uri} may not report for shard {shard!r}")
 
     def check_token(self, context: _Context, method: str, shard: str | None) -> None:
         """Return when the peer may make this call of CapacityProvider. Raises Denied.

@@ -6,7 +6,7 @@ the caller has.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,16 +18,14 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.rpc.convert_machine import machine_from_wire
 from bigfleet.rpc.gen import provider_pb2
+from bigfleet.rpc.listed import read_listing, unreadable
 from bigfleet.rpc.tls import TlsFiles, channel_credentials
-from bigfleet.rpc.wire_parts import parts_of
 from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
 
 #: 500,000 records of 600 B are 300 MB.
 RECEIVE_BYTES_MAX = 1024 * 1024 * 1024
 #: What is kept of a provider's text; it reaches logs and the history of actions.
 _DETAILS_CHARACTERS_MAX = 1024
-#: Records that are converted before other tasks get their turn, some milliseconds of work.
-_RECORDS_PER_TURN_MAX = 500
 #: How often the certificate's files are looked at, when there are calls.
 _LOOK_SECONDS = 1.0
 
@@ -211,18 +209,7 @@ class GrpcProvider:
         """Return every record, or what changed since the cursor when there is one; no filter and no cap."""
         request = provider_pb2.ListFilter(since_revision=since_revision)
         content = await self._content("List", request, self._deadlines.list_seconds)
-        records: list[Record] = []
-        removed_ids: list[str] = []
-        revision, tombstones = b"", False
-        # Part by part: as one message, half a million machines take a GiB and hold the loop for a second.
-        for part in _list_parts(content):
-            message = _parsed(provider_pb2.MachineList, part)
-            records.extend(Record(*machine_from_wire(machine)) for machine in message.machines)
-            removed_ids.extend(message.removed_ids)
-            revision, tombstones = message.revision or revision, message.tombstones or tombstones
-            # Sessions are served while a large fleet is read.
-            await self._clock.sleep(0)
-        return Listing(records=records, revision=revision, removed_ids=tuple(removed_ids), tombstones=tombstones)
+        return await read_listing(content, self._clock)
 
     async def _mutate(self, method: str, request: Message) -> TransitionAck:
         ack = await self._call(method, request, provider_pb2.TransitionAck, self._deadlines.call_seconds)
@@ -268,20 +255,7 @@ def _parsed(answer: type[M], content: bytes) -> M:
     try:
         return answer.FromString(content)
     except DecodeError as error:
-        raise _unreadable(answer) from error
-
-
-def _list_parts(content: bytes) -> Iterator[bytes]:
-    try:
-        yield from parts_of(content, _RECORDS_PER_TURN_MAX)
-    except DecodeError as error:
-        raise _unreadable(provider_pb2.MachineList) from error
-
-
-def _unreadable(answer: type[Message]) -> ProviderRefusal:
-    # It was taken, and nobody can say what it answered.
-    text = f"the answer is no {answer.DESCRIPTOR.name}; is this address a capacity provider?"
-    return ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, text)
+        raise unreadable(answer.DESCRIPTOR.name) from error
 
 
 def _is_task_cancelled() -> bool:

@@ -6,7 +6,6 @@ so that a large fleet is never serialized anew. Nothing here decides anything.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from io import BytesIO
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -14,6 +13,7 @@ import structlog
 from grpc import aio
 
 from bigfleet.model.clock import Clock
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.provider.core import Ack
@@ -22,7 +22,7 @@ from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.record import Record
 from bigfleet.provider.refusal import Code, Refused
 from bigfleet.provider.view import Listing
-from bigfleet.rpc.convert_machine import machine_to_wire, state_from_wire
+from bigfleet.rpc.convert_machine import machine_to_wire, state_from_wire, state_to_wire
 from bigfleet.rpc.gen import provider_pb2
 from bigfleet.rpc.grpc_server import MEBIBYTE
 from bigfleet.rpc.identity import Denied, Gate
@@ -34,7 +34,7 @@ SERVICE = "bigfleet.v1alpha1.CapacityProvider"
 RECEIVE_BYTES_MAX = 4 * MEBIBYTE
 SEND_BYTES_MAX = -1
 #: Records joined at a time, so that other threads get their turn in between.
-_JOIN_CHUNK = 4096
+_JOIN_CHUNK = 2048
 #: Above this number the answer is joined off the loop.
 _JOIN_INLINE_MAX = 5_000
 
@@ -63,9 +63,78 @@ class CapacityService(Protocol):
     async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> Listing: ...
 
 
-def encode_list_entry(machine: Machine, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a MachineList that holds this machine alone; such bytes may be joined."""
-    return provider_pb2.MachineList(machines=[machine_to_wire(machine, metadata)]).SerializeToString()
+def encode_list_entry(machine: Machine, metadata: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """Return the bytes of a MachineList that holds this machine alone, in two pieces; such pieces may be joined.
+
+    The second piece is shared by all machines of a kind: the pieces of one message add up on the wire.
+    """
+    host = machine.host
+    own = provider_pb2.Machine(
+        id=machine.id,
+        state=state_to_wire(machine.state),
+        host=provider_pb2.HostRef(provider=host.provider, ref=host.ref) if host.is_present else None,
+        price_per_hour=machine.price_usd_per_hour,
+        interruption_probability=machine.interruption_probability,
+        last_error=machine.last_error,
+        cluster=machine.cluster,
+        # A plain dictionary: protobuf looks at any other mapping key by key.
+        shard_metadata=dict(metadata),
+        node_name=machine.node_name,
+    ).SerializeToString()
+    kind = _kind_piece(machine)
+    return _ENTRY_TAG + _varint(len(own) + len(kind)) + own, kind
+
+
+#: Field `machines` of MachineList, of a length that follows.
+_ENTRY_TAG = bytes([provider_pb2.MachineList.DESCRIPTOR.fields_by_name["machines"].number << 3 | 2])
+#: More kinds than this are not shared at the same time; it only costs memory.
+_KINDS_MAX = 65_536
+_KindKey = tuple[str, str, int, int, int, int]
+#: The piece of a kind, with the maps that its key names by their address: they live as long as the entry.
+_KINDS: dict[_KindKey, tuple[bytes, tuple[object, ...]]] = {}
+
+
+def _kind_piece(machine: Machine) -> bytes:
+    """Return the bytes of what all machines of a kind have in common."""
+    maps = resources, allocatable, labels = machine.resources, machine.allocatable, machine.labels
+    key = (
+        machine.instance_type,
+        machine.zone,
+        machine.capacity_type.value,
+        id(resources),
+        id(allocatable),
+        id(labels),
+    )
+    known = _KINDS.get(key)
+    if known is not None:
+        return known[0]
+    piece = machine_to_wire(
+        Machine(
+            id=MachineId(""),
+            state=MachineState.UNSPECIFIED,
+            instance_type=machine.instance_type,
+            zone=machine.zone,
+            capacity_type=machine.capacity_type,
+            resources=machine.resources,
+            allocatable=machine.allocatable,
+            labels=machine.labels,
+        ),
+        {},
+    ).SerializeToString()
+    if len(_KINDS) >= _KINDS_MAX:
+        _KINDS.clear()
+    _KINDS[key] = (piece, maps)
+    return piece
+
+
+def _varint(number: int) -> bytes:
+    """Return a length as protobuf writes it."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
 
 
 def join_list(listing: Listing) -> bytes:
@@ -73,11 +142,12 @@ def join_list(listing: Listing) -> bytes:
     tail = provider_pb2.MachineList(
         revision=listing.revision, removed_ids=listing.removed_ids, tombstones=listing.tombstones
     ).SerializeToString()
-    buffer = BytesIO()
+    chunks = []
     for start in range(0, len(listing.records), _JOIN_CHUNK):
-        buffer.write(b"".join([record.wire for record in listing.records[start : start + _JOIN_CHUNK]]))
-    buffer.write(tail)
-    return buffer.getvalue()
+        chunk = listing.records[start : start + _JOIN_CHUNK]
+        chunks.append(b"".join([piece for record in chunk for piece in record.wire]))
+    # Once, at the end: a buffer that grows would copy the front again and again.
+    return b"".join((*chunks, tail))
 
 
 class ProviderServicer:

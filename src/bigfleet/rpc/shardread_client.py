@@ -22,7 +22,7 @@ from bigfleet.rpc.tls import TlsFiles, channel_credentials
 CONNECT_SECONDS_MAX: Final = 10.0
 #: How long a shard may take to its first frame; after that a stream may last as long as somebody reads it.
 FIRST_FRAME_SECONDS_MAX: Final = 60.0
-#: An explanation decides a whole cycle again, and eight others may wait before it.
+#: An explanation takes seconds at full size and eight others may wait; one that cannot be retold takes minutes.
 EXPLAIN_SECONDS_MAX: Final = 300.0
 _CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -122,6 +122,11 @@ class ShardReader:
         """Yield the actions that the shard remembers, newest first, running ones included."""
         for frame in self._stream(lambda: self._stub.ListActions(request)):
             yield frame.action
+
+    def sessions(self, request: shardread_pb2.ListSessionsRequest) -> Iterator[shardread_pb2.SessionView]:
+        """Yield how each cluster's operator and the shard stand, cluster ids ascending."""
+        for frame in self._stream(lambda: self._stub.ListSessions(request)):
+            yield frame.session
 
     def explain_need(self, request: shardread_pb2.ExplainNeedRequest) -> shardread_pb2.ExplainNeedResponse:
         """Return why a row got what it got in the last finished cycle."""

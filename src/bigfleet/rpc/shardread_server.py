@@ -25,6 +25,7 @@ from bigfleet.rpc.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
 from bigfleet.shard.census import Wanted, find, first_after
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.outcomes import ActionRecord
+from bigfleet.shard.session_views import SessionView
 from bigfleet.shard.views import NeedView
 
 SERVICE_NAME = shardread_pb2.DESCRIPTOR.services_by_name["ShardRead"].full_name
@@ -94,6 +95,16 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
         records = list(self._shard.actuator.history)
         for record in islice(_asked_actions(records, request), request.limit or ACTIONS_DEFAULT):
             yield shardread_pb2.ListActionsResponse(action=_action_view(record))
+
+    async def ListSessions(
+        self, request: shardread_pb2.ListSessionsRequest, context: _Context
+    ) -> AsyncIterator[shardread_pb2.ListSessionsResponse]:
+        """Stream how each cluster's operator and the shard stand, cluster ids ascending, as of its turn."""
+        fault = identifier_fault(request.cluster_id) if request.cluster_id else None
+        if fault is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"cluster_id {fault}")
+        for view in self._shard.session_views.views(request.cluster_id):
+            yield shardread_pb2.ListSessionsResponse(session=_session_view(view))
 
     async def ExplainNeed(
         self, request: shardread_pb2.ExplainNeedRequest, context: _Context
@@ -199,9 +210,10 @@ def _flagged(shard: Shard, flags: Set[str]) -> Iterable[str]:
 def _holding(shard: Shard, wanted: Wanted, machine_ids: Iterable[str]) -> Iterator[MachineId]:
     """Yield those of the machines that are known and asked for."""
     for machine_id in machine_ids:
-        machine = shard.inventory.get(machine_id)
-        if machine is not None and wanted.holds(machine):
-            yield machine.id
+        known = MachineId(machine_id)
+        kept = shard.inventory.kept(known)
+        if kept is not None and wanted.holds(kept):
+            yield known
 
 
 def _page_fault(request: shardread_pb2.ListMachinesRequest) -> str:
@@ -284,6 +296,20 @@ def _action_view(record: ActionRecord) -> shardread_pb2.ActionRecord:
         preemptor_priority=action.preemptor_priority,
         outcome=record.outcome_label,
         message=record.message,
+    )
+
+
+def _session_view(view: SessionView) -> shardread_pb2.SessionView:
+    return shardread_pb2.SessionView(
+        cluster_id=view.cluster,
+        state=view.state.value,
+        since_unix_nanos=view.since_unix_nanos,
+        last_rollup_unix_nanos=view.last_rollup_unix_nanos,
+        rows=view.rows,
+        rollup_held=view.rollup_held,
+        outbox_frames=view.outbox_frames,
+        outbox_dropped=view.outbox_dropped,
+        capabilities=view.capabilities,
     )
 
 

@@ -21,6 +21,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
+from bigfleet.shard.kept import Kept
 
 _STATES = len(MachineState)
 
@@ -129,7 +130,7 @@ class Wanted:
     states: frozenset[int] = frozenset()
     capacity_types: frozenset[int] = frozenset()
 
-    def holds(self, machine: Machine) -> bool:
+    def holds(self, machine: Machine | Kept) -> bool:
         """Say whether one machine is asked for."""
         return (
             self.cluster in ("", machine.cluster)

@@ -37,6 +37,7 @@ from bigfleet.shard.ports import Compute, Provider, ProviderRefusal, ShardSettin
 from bigfleet.shard.reconcile import Reconciler
 from bigfleet.shard.reports import Report, report_of
 from bigfleet.shard.rollups import read_offer
+from bigfleet.shard.session_views import SessionViews
 from bigfleet.shard.sessions import RollUpOffer, Session, Sessions
 from bigfleet.shard.stuck import StuckWatch
 from bigfleet.shard.telling import Aftermath, Audience, Telling
@@ -111,6 +112,8 @@ class Shard:
         self._inspecting = asyncio.Lock()
         self._ages = Ages()
         self._reclaims_spent: dict[str, int] = {}
+        #: Wall clock of each cluster's last roll-up.
+        self._last_rollups: dict[str, int] = {}
         self._connect_parts()
 
     def _make_hands(self, provider: Provider, ids: IdSource) -> None:
@@ -159,6 +162,13 @@ class Shard:
             sessions=self.sessions,
             ingest=self.ingest,
             metrics=self.metrics,
+            clock=self._clock,
+        )
+        self.session_views = SessionViews(
+            sessions=self.sessions,
+            intake=self.intake,
+            silence=self.telling.silence,
+            last_rollups=self._last_rollups,
             clock=self._clock,
         )
         self.sessions.on_open = self._session_opened
@@ -262,16 +272,21 @@ class Shard:
         if not self.is_ready:
             # An unread inventory is not an empty one: no phase runs on it, nor without an engine.
             return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
+        table = self.intake.table
+        unjoined = self.telling.look(table.clusters)
+        # What follows is one moment; each part of it that grows with the clusters is a moment of its own.
+        await self._clock.sleep(0)
         computed_at_unix_nanos = self._clock.unix_nanos()
         snapshot = await self._snapshot()
         if is_timer:
+            self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
             self.stuck.look(snapshot, self.actuator, self.cycle)
-        table = self.intake.table
-        demand, by_cluster, judged = table.in_list_order(), table.by_cluster(), self.telling.judged()
+        demand, buckets = table.in_list_order(), table.buckets_in_list_order()
+        by_cluster, judged = table.by_cluster(), self.telling.judged()
         options = Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=frozenset(self.intake.reported),
-            unjoined=self.telling.look(table.clusters),
+            unjoined=unjoined,
             parking_ages=self._ages.parking,
         )
         lap.end("snapread")
@@ -281,6 +296,7 @@ class Shard:
         self.refusals.keep_only(self.intake.table.wants)
         audience = Audience(
             demand=by_cluster,
+            buckets=buckets,
             judged=judged,
             refusal_texts=self.refusals.texts(),
             busy=self.actuator.in_flight() | options.reserved,
@@ -417,6 +433,8 @@ class Shard:
     def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
         """Take one roll-up, from route to table (docs/spec/shard.md §4); every caller enters through here."""
         outcome = self._judge_rollup(session, offer)
+        if outcome is not RollUpOutcome.MISROUTED:
+            self._last_rollups[session.cluster] = self._clock.unix_nanos()
         self.metrics.rollups.labels(outcome.value).inc()
         self.metrics.rollup_quarantined.labels(session.cluster).set(int(self.intake.is_quarantined(session.cluster)))
         return outcome
@@ -460,7 +478,8 @@ class Shard:
             if offer is None or not self.sessions.is_current(session):
                 continue
             try:
-                if offer.rows > ROWS_ON_LOOP_MAX:
+                is_known = offer.has_digest and self.intake.knows(session.cluster, offer.digest)
+                if not is_known and offer.rows > ROWS_ON_LOOP_MAX:
                     offer = await self._read_apart(session, offer)
                     if not self.sessions.is_current(session):
                         continue
@@ -496,10 +515,9 @@ class Shard:
             self.metrics.rollups_rejected.remove(session.cluster)
 
     def _refresh_overflowed_sessions(self) -> None:
-        for session in self.sessions:
-            if session.outbox.overflowed:
-                self._resync(session)
-                self.telling.frames_lost(session)
+        for session in self.sessions.overflowed():
+            self._resync(session)
+            self.telling.frames_lost(session)
 
     def _resync(self, session: Session) -> None:
         """Tell a session its drains under way, then its machines, as they are when the stream takes them."""

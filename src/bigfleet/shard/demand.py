@@ -4,13 +4,13 @@ docs/spec/engine.md §1.8 and docs/spec/shard.md §4. Silence changes nothing he
 """
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from bigfleet.engine.folding import folded_profile
+from bigfleet.engine.listed import ListedRows
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.shard.rails import Quarantine, Verdict
@@ -41,9 +41,12 @@ class NeedsTable:
         #: Ascending, and the row of each at the same place.
         self._entries: list[_Entry] = []
         self._in_order: list[Need] = []
+        #: Interruption bucket of the row at the same place.
+        self._buckets = bytearray()
         #: Those entries by cluster, of all and only the clusters that have any.
         self._placed: dict[str, list[_Entry]] = {}
-        self._ordered: tuple[Need, ...] = ()
+        self._ordered = ListedRows()
+        self._ordered_buckets = b""
 
     @property
     def clusters(self) -> frozenset[str]:
@@ -88,23 +91,28 @@ class NeedsTable:
         known = self._first_sight.get(cluster, {})
         former = _by_identity(self._rows.get(cluster, ()))
         sights: dict[tuple[str, str], _FirstSight] = {}
+        repeats: dict[tuple[str, str], int] = {}
         stamped = []
         entries: list[_Entry] = []
-        before: Counter[tuple[str, str]] = Counter()
         for row in rows:
-            identity = (row.fingerprint, row.group)
-            sight = sights.get(identity) or known.get(identity)
+            profile = row.profile
+            identity = (profile.fingerprint, row.group)
+            sight = sights.get(identity)
+            before = 0
             if sight is None:
-                self._next_rank += 1
-                sight = (now_unix_nanos, self._next_rank)
-            sights[identity] = sight
+                sight = known.get(identity)
+                if sight is None:
+                    self._next_rank += 1
+                    sight = (now_unix_nanos, self._next_rank)
+                sights[identity] = sight
+            else:
+                before = repeats[identity] = repeats.get(identity, 0) + 1
             same = former.get(identity)
             kept = _kept(same.pop(), row) if same else None
             if kept is None:
                 kept = _arrived(row, sight[0])
             stamped.append(kept)
-            entries.append((-row.profile.priority, sight[0], cluster, sight[1], before[identity], kept))
-            before[identity] += 1
+            entries.append((-profile.priority, sight[0], cluster, sight[1], before, kept))
         if stamped:
             self._rows[cluster] = tuple(stamped)
             self._first_sight[cluster] = sights
@@ -114,27 +122,39 @@ class NeedsTable:
         entries.sort()
         self._replaced[cluster] = entries
 
-    def in_list_order(self) -> tuple[Need, ...]:
+    def in_list_order(self) -> ListedRows:
         """Return every row: priority descending, arrival, cluster, rank of first sight, message order.
 
-        The same object while nothing was replaced. Cost: the rows of what was replaced, and one merge of all rows when
-        many came or went.
+        The same object while nothing was replaced; else it says where it differs from the one before, unless many came
+        or went. Cost: the rows of what was replaced, and one merge of all rows when many came or went.
         """
         if self._replaced:
             changes = [_Change.between(self._placed.get(name, ()), new) for name, new in self._replaced.items()]
             if sum(len(change.gone) + len(change.come) for change in changes) > MOVES_MAX:
                 self._merge()
+                self._ordered = ListedRows(self._in_order)
             else:
+                gone = self._places(entry for change in changes for entry in (*change.gone, *change.kept))
                 for change in changes:
                     self._patch(change)
+                come = self._places(entry for change in changes for entry in (*change.come, *change.kept))
+                self._ordered = self._ordered.followed_by(self._in_order, gone=gone, come=come)
             for cluster, placed in self._replaced.items():
                 if placed:
                     self._placed[cluster] = placed
                 else:
                     self._placed.pop(cluster, None)
             self._replaced = {}
-            self._ordered = tuple(self._in_order)
+            self._ordered_buckets = bytes(self._buckets)
         return self._ordered
+
+    def buckets_in_list_order(self) -> bytes:
+        """Return the interruption bucket of each row of `in_list_order`, one byte a row, without looking at any row."""
+        self.in_list_order()
+        return self._ordered_buckets
+
+    def _places(self, entries: Iterable[_Entry]) -> list[int]:
+        return sorted(bisect_left(self._entries, entry[:-1]) for entry in entries)
 
     def _merge(self) -> None:
         entries = [entry for entry in self._entries if entry[2] not in self._replaced]
@@ -144,11 +164,13 @@ class NeedsTable:
         entries.sort()
         self._entries = entries
         self._in_order = [entry[-1] for entry in entries]
+        self._buckets = bytearray([row.profile.interruption_bucket for row in self._in_order])
 
     def _patch(self, change: "_Change") -> None:
         for entry in change.gone:
             place = bisect_left(self._entries, entry[:-1])
-            del self._entries[place], self._in_order[place]
+            del self._entries[place], self._in_order[place], self._buckets[place]
+        # Those that are kept have the same profile in both, and with it the same bucket.
         for entry in change.kept:
             place = bisect_left(self._entries, entry[:-1])
             self._entries[place], self._in_order[place] = entry, entry[-1]
@@ -156,6 +178,7 @@ class NeedsTable:
             place = bisect_left(self._entries, entry[:-1])
             self._entries.insert(place, entry)
             self._in_order.insert(place, entry[-1])
+            self._buckets.insert(place, entry[-1].profile.interruption_bucket)
 
 
 class _Change(NamedTuple):
@@ -182,7 +205,12 @@ def _by_identity(rows: Sequence[Need]) -> dict[tuple[str, str], list[Need]]:
     """Return the rows by (fingerprint, group); of those that share one the first is last."""
     found: dict[tuple[str, str], list[Need]] = {}
     for row in reversed(rows):
-        found.setdefault((row.fingerprint, row.group), []).append(row)
+        identity = (row.profile.fingerprint, row.group)
+        same = found.get(identity)
+        if same is None:
+            found[identity] = [row]
+        else:
+            same.append(row)
     return found
 
 
@@ -237,6 +265,11 @@ class Intake:
         self.reported: set[str] = set()
         self._guard = guard
         self._clusters: dict[str, _ClusterIntake] = {}
+
+    def digest_of(self, cluster: str) -> bytes | None:
+        """Return the digest of the cluster's last accepted roll-up; None before there is one."""
+        intake = self._clusters.get(cluster)
+        return intake.digest if intake is not None else None
 
     def knows(self, cluster: str, digest: bytes) -> bool:
         """Say whether the roll-up equals the cluster's last accepted one."""

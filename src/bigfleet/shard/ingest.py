@@ -6,7 +6,7 @@ machine is on its way or bound, and end together with the cluster when it is obs
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import decode_metadata
 from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
 from bigfleet.shard.inventory import Inventory, InventoryRefusal
+from bigfleet.shard.kept import Binding, Kept
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Record
 from bigfleet.shard.sessions import Sessions
@@ -29,49 +30,8 @@ _log = structlog.get_logger("bigfleet.shard.ingest")
 NO_LONGER_REPORTED = "no longer reported by the provider"
 BOUND_ELSEWHERE = "bound to another cluster by the provider"
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-#: Everything that a provider declares but state, cluster and the cause of a failure, which we change as well.
-_FACTS = attrgetter(
-    "host",
-    "instance_type",
-    "zone",
-    "capacity_type",
-    "resources",
-    "allocatable",
-    "labels",
-    "price_usd_per_hour",
-    "interruption_probability",
-    "node_name",
-)
-_TOLD = attrgetter("state", "cluster", "last_error")
-#: All that a machine's frame is made of, so that most changes of stamps need not make one to see that it is the same.
-_FRAMED = attrgetter(
-    "state",
-    "host",
-    "node_name",
-    "last_error",
-    "labels",
-    "instance_type",
-    "zone",
-    "allocatable",
-    "resources",
-)
-_STAMP_NAMES = (
-    "assigned_priority",
-    "assigned_interruption_penalty_dollars",
-    "assigned_reclamation_penalty_dollars",
-    "assigned_need_fingerprint",
-    "assigned_group",
-    "intended_cluster",
-    "preempted_for",
-)
-_STAMPS = attrgetter(*_STAMP_NAMES)
 #: What a machine without a binding has none of.
-_BINDING = attrgetter("cluster", *_STAMP_NAMES)
-#: Every field but the stamps, the derived ones too, so that none is lost that somebody adds.
-_TOLD_FIELD_NAMES = tuple(field.name for field in fields(Machine) if field.name not in _STAMP_NAMES)
-_ALL_TOLD = attrgetter(*_TOLD_FIELD_NAMES)
-_PUT_TOLD = tuple(vars(Machine)[name].__set__ for name in _TOLD_FIELD_NAMES)
-_PUT_STAMPS = tuple(vars(Machine)[name].__set__ for name in _STAMP_NAMES)
+_BINDING = attrgetter("cluster", *Binding._fields[2:])
 
 
 class Moment(NamedTuple):
@@ -89,8 +49,8 @@ class _Told(NamedTuple):
     last_error: str
 
     @classmethod
-    def of(cls, machine: Machine) -> "_Told":
-        return cls(*_TOLD(machine))
+    def of(cls, machine: Machine | Kept) -> "_Told":
+        return cls(machine.state, machine.cluster, machine.last_error)
 
 
 class Ingest:
@@ -98,16 +58,16 @@ class Ingest:
 
     def __init__(self, *, inventory: Inventory, sessions: Sessions, metrics: ShardMetrics, clock: Clock) -> None:
         self._inventory = inventory
-        self._machines = inventory.machines
         self._sessions = sessions
         self._metrics = metrics
         self._clock = clock
         #: What the last record applied told, of all and only machines of which our view says something else by now;
         #: the facts of our view are always those of that record.
         self._applied: dict[MachineId, _Told] = {}
-        #: Called with (before, after) of each change of state or binding: before is None for a machine that is new
-        #: here, after for one that is gone.
-        self.on_change: Callable[[Machine | None, Machine | None], None] = lambda _before, _after: None
+        #: Called with (before, after) of each change of state or binding; before is None for one that is new here.
+        self.on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None
+        #: Called with each machine that is gone, and the cluster that it carried.
+        self.on_remove: Callable[[MachineId, ClusterId], None] = lambda _machine, _cluster: None
         #: Called with each status that was kept, and the machine that it names.
         self.on_status: Callable[[Machine, NodeStatus], None] = lambda _machine, _status: None
         #: Newest (observed Unix nanoseconds, node name) that the bound cluster's operator reported, by machine.
@@ -121,48 +81,27 @@ class Ingest:
             now_unix_nanos=self._clock.unix_nanos(),
         )
         self._applied.setdefault(machine.id, _Told.of(before))
-        self._tell(before, machine)
+        self._tell(machine.id, before, machine)
 
     def is_unchanged(self, record: Record) -> bool:
         """Say whether the record equals the last applied one and our view has not moved away from it since."""
         shown = record.machine
-        known = self._machines.get(shown.id)
+        known = self._inventory.kept(shown.id)
         if known is None or known.state is not shown.state or known.cluster != shown.cluster:
             return False
         applied = self._applied.get(shown.id)
         if applied is not None and applied != (shown.state, shown.cluster, shown.last_error):
             return False
         told_error = known.last_error if applied is None else applied.last_error
-        return told_error == shown.last_error and bool(_FACTS(known) == _FACTS(shown))
+        return told_error == shown.last_error and known.declares(shown)
 
     def changed(self, records: Iterable[Record]) -> set[MachineId]:
         """Return the machines of all and only the records that are not unchanged, each judged as if it came first."""
-        unlike: set[MachineId] = set()
-        known_of, applied = self._machines.get, self._applied
-        # Half a million times in a full List: what conversion shares is compared by identity, and in bytecode that the
-        # interpreter has specialised, which takes a quarter of what building and comparing tuples does.
-        for record in records:
-            shown, _metadata = record
-            known = known_of(shown.id)
-            if not (
-                known is not None
-                and known.state is shown.state
-                and known.labels is shown.labels
-                and known.allocatable is shown.allocatable
-                and known.resources is shown.resources
-                and known.instance_type is shown.instance_type
-                and known.zone is shown.zone
-                and known.capacity_type is shown.capacity_type
-                and known.price_usd_per_hour == shown.price_usd_per_hour
-                and known.interruption_probability == shown.interruption_probability
-                and known.cluster == shown.cluster
-                and known.node_name == shown.node_name
-                and known.last_error == shown.last_error
-                and known.host == shown.host
-                and not (applied and shown.id in applied)
-            ) and not self.is_unchanged(record):
-                unlike.add(shown.id)
-        return unlike
+        return {record.machine.id for record in records if not self.is_unchanged(record)}
+
+    def is_as_told(self, machine_id: MachineId) -> bool:
+        """Say whether our view of a known machine is what the last record applied told of it."""
+        return machine_id not in self._applied
 
     def moment(self) -> Moment:
         """Return the present, for several records that are shown at the same time."""
@@ -170,28 +109,34 @@ class Ingest:
 
     def observe(self, record: Record, moment: Moment | None = None) -> bool:
         """Take what the provider shows; return False when the record was refused and the last good one stays."""
-        known = self._inventory.get(record.machine.id)
-        observed = self._merged(record, known)
+        known = self._inventory.kept(record.machine.id)
+        observed, binding = self._merged(record, known)
+        machine_id = observed.id
         seconds, unix_nanos = moment or self.moment()
         try:
             if known is None:
                 self._inventory.insert(observed, now_seconds=seconds, now_unix_nanos=unix_nanos)
             else:
-                self._inventory.observe(observed, now_seconds=seconds, now_unix_nanos=unix_nanos)
+                self._inventory.observe(observed, now_seconds=seconds, now_unix_nanos=unix_nanos, binding=binding)
         except InventoryRefusal as refusal:
             self._metrics.machines_rejected.labels(refusal.reason).inc()
-            _log.warning("record_refused", machine=record.machine.id, reason=refusal.reason, fault=str(refusal))
+            _log.warning("record_refused", machine=machine_id, reason=refusal.reason, fault=str(refusal))
             return False
         shown = record.machine
-        if _TOLD(shown) == _TOLD(observed):
-            self._applied.pop(observed.id, None)
+        if shown is observed or (
+            shown.state is observed.state
+            and shown.cluster == observed.cluster
+            and shown.last_error == observed.last_error
+        ):
+            self._applied.pop(machine_id, None)
         else:
-            self._applied[observed.id] = _Told.of(shown)
-        if known is not None and not is_legal_transition(known.state, observed.state):
-            self._metrics.observed_jumps.labels(known.state.label, observed.state.label).inc()
-        if observed.state is MachineState.SPECULATIVE and known is not None and known.state is MachineState.DELETING:
-            self._metrics.idle_releases.inc()
-        self._tell(known, observed)
+            self._applied[machine_id] = _Told.of(shown)
+        if known is not None and known.state is not observed.state:
+            if not is_legal_transition(known.state, observed.state):
+                self._metrics.observed_jumps.labels(known.state.label, observed.state.label).inc()
+            if observed.state is MachineState.SPECULATIVE and known.state is MachineState.DELETING:
+                self._metrics.idle_releases.inc()
+        self._tell(machine_id, known, observed)
         return True
 
     def fail(self, machine: Machine, cause: str) -> None:
@@ -201,24 +146,24 @@ class Ingest:
             failed, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
         )
         self._applied.setdefault(machine.id, _Told.of(before))
-        self._tell(before, failed)
+        self._tell(machine.id, before, failed)
 
     def applied_state(self, machine_id: MachineId) -> MachineState | None:
         """Return the state of the last record applied, None when there was none."""
         applied = self._applied.get(machine_id)
         if applied is not None:
             return applied.state
-        known = self._inventory.get(machine_id)
+        known = self._inventory.kept(machine_id)
         return known.state if known is not None else None
 
     def remove(self, machine_id: MachineId) -> None:
         """Forget a machine that the provider does not report any more; its cluster is told that it failed."""
-        machine = self._inventory.remove(machine_id)
+        before = self._inventory.remove(machine_id)
         self._applied.pop(machine_id, None)
-        if machine.cluster:
-            self._tell_lost(machine, NO_LONGER_REPORTED)
+        if before.cluster and self._sessions.of(before.cluster) is not None:
+            self._tell_lost(before.machine(machine_id), NO_LONGER_REPORTED)
         self._node_names.pop(machine_id, None)
-        self.on_change(machine, None)
+        self.on_remove(machine_id, before.cluster)
 
     def note_node_name(self, cluster: str, status: NodeStatus) -> bool:
         """Keep the node name that an operator reported; False when the machine is not bound to its cluster.
@@ -252,13 +197,14 @@ class Ingest:
             taints=tuple(node_taints(machine)),
         )
 
-    def _merged(self, record: Record, known: Machine | None) -> Machine:
+    def _merged(self, record: Record, known: Kept | None) -> tuple[Machine, Binding | None]:
+        """Return what our view will be: a machine, and the binding whose stamps it has where those are not its own."""
         machine, metadata = record
         if machine.state in UNBOUND_STATES:
             # Most are without one already, and then our view and the record are one object.
-            return machine.without_binding() if any(_BINDING(machine)) else machine
+            return (machine.without_binding() if any(_BINDING(machine)) else machine), None
         if known is None:
-            return self._restored(machine, metadata)
+            return self._restored(machine, metadata), None
         if machine.state is known.state is MachineState.CONFIGURING and not machine.cluster:
             # A provider may name the cluster only once the machine is Configured: absent is not said.
             machine = replace(machine, cluster=known.cluster)
@@ -267,11 +213,8 @@ class Ingest:
             if known.cluster:
                 self._metrics.binding_conflicts.inc()
                 _log.warning("binding_conflict", machine=machine.id, ours=known.cluster, provider=machine.cluster)
-            return self._restored(machine, metadata)
-        kept = _stamped_like(machine, known)
-        if kept.preempted_for is not None and machine.state is not MachineState.DRAINING:
-            return replace(kept, preempted_for=None)
-        return kept
+            return self._restored(machine, metadata), None
+        return machine, known.binding.moved(machine.state, machine.cluster)
 
     def _restored(self, machine: Machine, metadata: Mapping[str, str]) -> Machine:
         restored, malformed = decode_metadata(machine, metadata)
@@ -280,23 +223,27 @@ class Ingest:
             _log.warning("metadata_unreadable", machine=machine.id, key=key)
         return restored
 
-    def _tell(self, before: Machine | None, after: Machine) -> None:
+    def _tell(self, machine_id: MachineId, before: Kept | None, after: Machine) -> None:
+        """Tell listeners and the cluster of a change; of the stamps of `after` nobody asks here."""
+        former = None
         if before is None or before.state is not after.state or before.cluster != after.cluster:
-            self.on_change(before, after)
+            former = before.machine(machine_id) if before is not None else None
+            # What a record tells has no stamps; those of the machine are in our view.
+            self.on_change(former, self._inventory.known(machine_id) if former is not None else after)
         cluster = (before.cluster if before is not None else "") or after.cluster
         if not cluster:
             return
-        if before is not None and before.cluster and after.cluster not in ("", before.cluster):
-            self._tell_lost(before, BOUND_ELSEWHERE)
+        if former is not None and former.cluster and after.cluster not in ("", former.cluster):
+            self._tell_lost(former, BOUND_ELSEWHERE)
             self._node_names.pop(after.id, None)
             self._sessions.send_node_state(self.node_state(after, after.cluster))
             return
-        if self._sessions.of(cluster) is not None and not (before is not None and _FRAMED(before) == _FRAMED(after)):
+        if self._sessions.of(cluster) is not None and not (before is not None and before.is_framed_like(after)):
             update = self.node_state(after, ClusterId(cluster))
             if (
                 before is None
                 or before.state is not after.state
-                or self.node_state(before, ClusterId(cluster)) != update
+                or self.node_state(before.machine(machine_id), ClusterId(cluster)) != update
             ):
                 self._sessions.send_node_state(update)
         if not after.cluster:
@@ -308,19 +255,6 @@ class Ingest:
             return
         lost = replace(machine, state=MachineState.FAILED, last_error=cause)
         self._sessions.send_node_state(self.node_state(lost, machine.cluster))
-
-
-def _stamped_like(machine: Machine, known: Machine) -> Machine:
-    """Return the machine with the other one's stamps: `dataclasses.replace`, in a third of its time.
-
-    A delta asks for a thousand of them. The constructor would derive the supply anew, from the same quantities.
-    """
-    made = Machine.__new__(Machine)
-    for put, value in zip(_PUT_TOLD, _ALL_TOLD(machine), strict=True):
-        put(made, value)
-    for put, value in zip(_PUT_STAMPS, _STAMPS(known), strict=True):
-        put(made, value)
-    return made
 
 
 def provider_id(machine: Machine) -> str:

@@ -1,17 +1,22 @@
 """The machines that a shard knows, as its loop sees them at this moment (docs/spec/engine.md §1.3).
 
 Every insert and update passes the invariant; a record that breaks it is refused and the last good one stays. The same
-change goes to the columns that the engine decides from (ADR 0110), so that a snapshot costs what has changed. It is
-touched by the shard's loop alone; other threads read immutable snapshots of it. It never sorts or copies the machines.
+change goes to the columns that the engine decides from (ADR 0110), so that a snapshot costs what has changed. Machines
+are kept in parts (`bigfleet.shard.kept`) and made anew for whoever asks for one. It is touched by the shard's loop
+alone; other threads read immutable snapshots of it. It never sorts or copies the machines.
 """
 
-from collections.abc import Iterator, Mapping, Set
-from types import MappingProxyType
+import math
+from collections.abc import Iterator, KeysView, Set
+
+import numpy as np
+import numpy.typing as npt
 
 from bigfleet.engine.columnar.store import ColumnSnapshot, ColumnStore
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.states import MachineState, is_legal_transition
+from bigfleet.shard.kept import Binding, Keeper, Kept, binding_of
 
 
 class InventoryRefusal(Exception):
@@ -26,19 +31,20 @@ class Inventory:
     """Machines by id, with the moments of their last transitions.
 
     Invariants: all and only machines that pass `invariant_fault`; a machine has an idle-since stamp if and only if it
-    is Idle; every machine has a state-since stamp; the index by cluster holds all and only machines with a cluster; the
-    columns hold the same machines with the same stamps.
+    is Idle; every machine has a state-since stamp; `_members` counts all and only machines with a cluster; the columns
+    hold the same machines with the same stamps.
     """
 
     def __init__(self) -> None:
-        self._machines: dict[MachineId, Machine] = {}
+        self._machines: dict[MachineId, Kept] = {}
         self._idle_since_seconds: dict[MachineId, float] = {}
         #: Of all and only the machines whose stamp is not `_first_unix_nanos`, which the first List gives to most.
         self._state_since_unix_nanos: dict[MachineId, int] = {}
         self._first_unix_nanos: int | None = None
-        #: A dict without values takes about half of what a set of that many takes.
-        self._by_cluster: dict[str, dict[MachineId, None]] = {}
+        #: How many machines carry each cluster.
+        self._members: dict[str, int] = {}
         self._store = ColumnStore()
+        self._keeper = Keeper(self._store.vocabulary)
         self._changed: set[MachineId] = set()
         #: The newest snapshot that was taken, perhaps older than the present; other threads may read it.
         self.latest_snapshot = self._store.snapshot()
@@ -50,25 +56,35 @@ class Inventory:
         return machine_id in self._machines
 
     def __iter__(self) -> Iterator[Machine]:
-        return iter(self._machines.values())
+        return (kept.machine(machine_id) for machine_id, kept in self._machines.items())
 
     def get(self, machine_id: str) -> Machine | None:
-        """Return the machine, or None when it is not known."""
-        return self._machines.get(MachineId(machine_id))
+        """Return the machine, made for the caller, or None when it is not known. Cost: some microseconds."""
+        known = MachineId(machine_id)
+        kept = self._machines.get(known)
+        return None if kept is None else kept.machine(known)
+
+    def known(self, machine_id: MachineId) -> Machine:
+        """Return the machine, made for the caller. Raises InventoryRefusal when it is unknown."""
+        return self._known(machine_id).machine(machine_id)
+
+    def kept(self, machine_id: MachineId) -> Kept | None:
+        """Return what is kept of a machine, None when it is not known."""
+        return self._machines.get(machine_id)
 
     @property
-    def machines(self) -> Mapping[MachineId, Machine]:
-        """A read-only live view by id."""
-        return MappingProxyType(self._machines)
+    def ids(self) -> KeysView[MachineId]:
+        """The machines that are known; a live view."""
+        return self._machines.keys()
 
     @property
     def clusters(self) -> Set[str]:
         """The clusters that any machine carries; a live view."""
-        return self._by_cluster.keys()
+        return self._members.keys()
 
     def bound_to(self, cluster: str) -> list[MachineId]:
-        """Return the ids of the machines that carry this cluster, ascending."""
-        return sorted(self._by_cluster.get(cluster, ()))
+        """Return the ids of the machines that carry this cluster, ascending. Cost: one look at a column."""
+        return self._store.ids_in(cluster) if cluster in self._members else []
 
     def idle_since_seconds(self, machine_id: MachineId) -> float | None:
         """Return the monotonic second at which the machine became Idle, None when it is not Idle."""
@@ -86,8 +102,8 @@ class Inventory:
             raise InventoryRefusal("exists", f"{machine.id}: a machine with this id exists already")
         self._replace(machine, None, now_seconds, now_unix_nanos)
 
-    def apply(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> Machine:
-        """Replace a machine by a driven transition or an update, and return what it was before.
+    def apply(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> Kept:
+        """Replace a machine by a driven transition or an update, and return what was kept before.
 
         Raises InventoryRefusal when it is unknown, the transition is not in the table, or the invariant is broken.
         """
@@ -99,25 +115,29 @@ class Inventory:
         self._replace(machine, before, now_seconds, now_unix_nanos)
         return before
 
-    def observe(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> Machine:
-        """Replace a machine by what its provider reports, whatever the table says, and return what it was before.
+    def observe(
+        self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0, binding: Binding | None = None
+    ) -> Kept:
+        """Replace a machine by what its provider reports, whatever the table says, and return what was kept before.
 
+        `binding` holds its stamps when they are not those of the machine; state and cluster are the same in both.
         Raises InventoryRefusal when it is unknown or the invariant is broken.
         """
         before = self._known(machine.id)
-        self._replace(machine, before, now_seconds, now_unix_nanos)
+        self._replace(machine, before, now_seconds, now_unix_nanos, binding)
         return before
 
-    def remove(self, machine_id: str) -> Machine:
-        """Forget a machine and return it. Raises InventoryRefusal when it is unknown."""
-        machine = self._known(MachineId(machine_id))
-        del self._machines[machine.id]
-        self._idle_since_seconds.pop(machine.id, None)
-        self._state_since_unix_nanos.pop(machine.id, None)
-        self._unbind(machine)
-        self._store.remove(machine.id)
-        self._changed.add(machine.id)
-        return machine
+    def remove(self, machine_id: str) -> Kept:
+        """Forget a machine and return what was kept of it. Raises InventoryRefusal when it is unknown."""
+        known = MachineId(machine_id)
+        before = self._known(known)
+        del self._machines[known]
+        self._idle_since_seconds.pop(known, None)
+        self._state_since_unix_nanos.pop(known, None)
+        self._count(before.cluster, -1)
+        self._store.remove(known)
+        self._changed.add(known)
+        return before
 
     def snapshot(self) -> ColumnSnapshot:
         """Return an immutable view of this moment in columns; the same object while nothing changed.
@@ -134,38 +154,75 @@ class Inventory:
         """The machines that were inserted, changed or removed since `latest_snapshot` was taken."""
         return self._changed
 
-    def _known(self, machine_id: MachineId) -> Machine:
-        machine = self._machines.get(machine_id)
-        if machine is None:
-            raise InventoryRefusal("unknown", f"{machine_id}: no machine with this id is known")
-        return machine
+    # ---- digests of records -----------------------------------------------------------------------------------------
 
-    def _replace(self, machine: Machine, before: Machine | None, now_seconds: float, now_unix_nanos: int) -> None:
+    def note(self, machine_id: MachineId, digest: bytes) -> None:
+        """Keep the digest of the record that says what is known of a machine, until anything of the machine changes."""
+        self._store.note(machine_id, digest)
+
+    def noted(self) -> npt.NDArray[np.uint64]:
+        """Return the digest of each row as two integers, zeros for none; no rows when there is no digest."""
+        return self._store.notes()
+
+    def settle(self) -> None:
+        """Give every machine a row, which may number them all anew."""
+        self._store.settle()
+
+    @property
+    def layout(self) -> int:
+        """The numbering of the rows; only within one are row numbers the same."""
+        return self._store.layout
+
+    def row(self, machine_id: MachineId) -> int | None:
+        """Return the row of a machine in the present layout, None when it has none."""
+        return self._store.row(machine_id)
+
+    def ids_without(self, rows: npt.NDArray[np.int64]) -> list[MachineId]:
+        """Return the machines that have a row, but for some rows, ids ascending."""
+        return self._store.rows_without(rows)
+
+    def _known(self, machine_id: MachineId) -> Kept:
+        kept = self._machines.get(machine_id)
+        if kept is None:
+            raise InventoryRefusal("unknown", f"{machine_id}: no machine with this id is known")
+        return kept
+
+    def _replace(
+        self,
+        machine: Machine,
+        before: Kept | None,
+        now_seconds: float,
+        now_unix_nanos: int,
+        binding: Binding | None = None,
+    ) -> None:
         fault = invariant_fault(machine)
         if fault is not None:
             raise InventoryRefusal(fault[0].value, f"{machine.id}: {fault[1]}")
-        if before is None or before.state is not machine.state:
+        machine_id, state = machine.id, machine.state
+        if before is None or before.state is not state:
             if self._first_unix_nanos is None:
                 self._first_unix_nanos = now_unix_nanos
             if now_unix_nanos == self._first_unix_nanos:
-                self._state_since_unix_nanos.pop(machine.id, None)
+                self._state_since_unix_nanos.pop(machine_id, None)
             else:
-                self._state_since_unix_nanos[machine.id] = now_unix_nanos
-            if machine.state is MachineState.IDLE:
-                self._idle_since_seconds[machine.id] = now_seconds
+                self._state_since_unix_nanos[machine_id] = now_unix_nanos
+            if state is MachineState.IDLE:
+                self._idle_since_seconds[machine_id] = now_seconds
             else:
-                self._idle_since_seconds.pop(machine.id, None)
-        if before is not None and before.cluster != machine.cluster:
-            self._unbind(before)
-        if machine.cluster:
-            self._by_cluster.setdefault(machine.cluster, {})[machine.id] = None
-        self._machines[machine.id] = machine
-        self._store.insert(machine, self._idle_since_seconds.get(machine.id))
-        self._changed.add(machine.id)
+                self._idle_since_seconds.pop(machine_id, None)
+        former_cluster = "" if before is None else before.cluster
+        if former_cluster != machine.cluster:
+            self._count(former_cluster, -1)
+            self._count(machine.cluster, 1)
+        store = self._store
+        since_seconds = self._idle_since_seconds[machine_id] if state is MachineState.IDLE else math.nan
+        kept, numbers = self._keeper.keep(machine, binding or binding_of(machine), since_seconds, store.vocabulary)
+        self._machines[machine_id] = kept
+        store.put(machine_id, numbers)
+        self._changed.add(machine_id)
 
-    def _unbind(self, machine: Machine) -> None:
-        members = self._by_cluster.get(machine.cluster)
-        if members is not None:
-            members.pop(machine.id, None)
+    def _count(self, cluster: str, more: int) -> None:
+        if cluster:
+            self._members[cluster] = members = self._members.get(cluster, 0) + more
             if not members:
-                del self._by_cluster[machine.cluster]
+                del self._members[cluster]

@@ -13,9 +13,10 @@ from math import ceil
 import structlog
 
 from bigfleet.model.frames import CAPABILITY_NODE_STATUS, NodeStatus
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
+from bigfleet.shard.kept import Kept
 from bigfleet.shard.ports import JoinGate
 from bigfleet.shard.sessions import Sessions
 
@@ -52,17 +53,17 @@ class Joins:
             return
         if not after.cluster:
             if before is not None and before.cluster:
-                self._forget(before)
+                self.removed(before.id, before.cluster)
             return
         if before is None or before.cluster != after.cluster:
             if before is not None:
-                self._forget(before)
+                self.removed(before.id, before.cluster)
             self._missing[after.id] = _NOT_CONFIGURED
         elif before.state is after.state:
             return
         if after.id not in self._missing:
             return
-        self._not_overdue(after)
+        self._not_overdue(after.id, after.cluster)
         if after.state is MachineState.CONFIGURED:
             # Whole seconds, rounded up: those of a first List share a few entries, and nobody is judged early.
             since_seconds = float(ceil(now_seconds))
@@ -73,14 +74,15 @@ class Joins:
         else:
             self._missing[after.id] = _NOT_CONFIGURED
 
-    def removed(self, machine: Machine) -> None:
-        """Forget a machine that is gone."""
-        self._forget(machine)
+    def removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
+        """Forget a machine that is gone; `cluster` is the one that it carried."""
+        self._missing.pop(machine_id, None)
+        self._not_overdue(machine_id, cluster)
 
     def seen(self, machine: Machine, status: NodeStatus) -> None:
         """Take what the machine's own cluster says of it."""
         if status.ready and status.node_name and self._missing.pop(machine.id, None) is not None:
-            self._not_overdue(machine)
+            self._not_overdue(machine.id, machine.cluster)
             if not self._missing:
                 # After a start every bound machine was missing: what held them all goes with the last one.
                 self._missing = {}
@@ -108,7 +110,7 @@ class Joins:
         return self._judged if self._gate is JoinGate.ENFORCE else frozenset()
 
     def judge(
-        self, sessions: Sessions, machine_of: Callable[[str], Machine | None], *, now_seconds: float
+        self, sessions: Sessions, machine_of: Callable[[MachineId], Machine | Kept | None], *, now_seconds: float
     ) -> frozenset[str]:
         """Return the machines that are unjoined at this moment; logs those that have become so."""
         while self._due and now_seconds - self._due[0][0] > self._deadline_seconds:
@@ -138,14 +140,10 @@ class Joins:
             ):
                 yield cluster
 
-    def _forget(self, machine: Machine) -> None:
-        self._missing.pop(machine.id, None)
-        self._not_overdue(machine)
-
-    def _not_overdue(self, machine: Machine) -> None:
-        overdue = self._overdue.get(machine.cluster)
-        if overdue is not None and machine.id in overdue:
-            del overdue[machine.id]
+    def _not_overdue(self, machine_id: MachineId, cluster: str) -> None:
+        overdue = self._overdue.get(cluster)
+        if overdue is not None and machine_id in overdue:
+            del overdue[machine_id]
             self._is_changed = True
             if not overdue:
-                del self._overdue[machine.cluster]
+                del self._overdue[cluster]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from bigfleet.engine.folding import folded_profile
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
@@ -40,9 +41,9 @@ class PhaseTimes:
         if after.state in PHASES:
             self._since_seconds[after.id] = now_seconds
 
-    def removed(self, machine: Machine) -> None:
+    def removed(self, machine_id: MachineId) -> None:
         """Forget a machine that is gone."""
-        self._since_seconds.pop(machine.id, None)
+        self._since_seconds.pop(machine_id, None)
 
 
 class ProvisioningLatency:

@@ -16,7 +16,7 @@ from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES
 from bigfleet.model.frames import DrainOutcome, UnmetReason
 from bigfleet.model.machine import InvariantFault
 from bigfleet.model.penalty import ORDINALS, bucket_label
-from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState
+from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState, is_legal_transition
 from bigfleet.shard.census import machines_by_kind
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.inventory import Inventory
@@ -34,6 +34,27 @@ DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
 #: 10 ms × 2^0…19.
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
 PHASES = ("reconcile", "snapread", "decide", "emit", "execute")
+#: The calls that a provider is asked, and the codes with which gRPC ends one.
+PROVIDER_METHODS = ("Create", "Configure", "Drain", "Delete", "Get", "List")
+STATUS_CODES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
 
 
 class _Makers(NamedTuple):
@@ -149,6 +170,12 @@ class ShardMetrics:
             self.actions_dry_run.labels(label)
             for outcome_value in Outcome:
                 self.outcomes.labels(label, outcome_value.value)
+        for method, code in product(PROVIDER_METHODS, STATUS_CODES):
+            self.provider_rpc.labels(method, code)
+        for known, observed in product(MachineState, MachineState):
+            # A record without a state is refused before anybody compares it.
+            if known and observed and not is_legal_transition(known, observed):
+                self.observed_jumps.labels(known.label, observed.label)
         for state in sorted(TRANSITIONAL_STATES):
             self.machines_stuck.labels(state.label)
         for ordinal in ORDINALS:

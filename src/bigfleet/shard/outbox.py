@@ -51,10 +51,19 @@ class Outbox:
     Invariant: at most `frames_max` frames wait, and at most one of each supersedes_key.
     """
 
-    def __init__(self, frames_max: int, on_overflow: Callable[[], None] = lambda: None) -> None:
-        """Hold at most `frames_max` frames; `on_overflow` hears that a frame that must be delivered found no room."""
+    def __init__(
+        self,
+        frames_max: int,
+        on_overflow: Callable[[], None] = lambda: None,
+        on_loss: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Hold at most `frames_max` frames.
+
+        `on_overflow` hears that a frame that must be delivered found no room, `on_loss` that another one was dropped.
+        """
         self._frames_max = frames_max
         self._on_overflow = on_overflow
+        self._on_loss = on_loss
         self._frames: OrderedDict[int, ShardFrame] = OrderedDict()
         self._by_key: dict[str, int] = {}
         self._next_number = 0
@@ -68,6 +77,11 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._frames)
+
+    @property
+    def has_lost(self) -> bool:
+        """Say whether frames were dropped that a resync has to make up for."""
+        return self._resync_wanted and self.closed is None
 
     @property
     def overflowed(self) -> bool:
@@ -158,8 +172,7 @@ class Outbox:
 
     def _make_room(self, must_deliver: bool) -> bool:
         if not must_deliver:
-            self.dropped += 1
-            self._resync_wanted = True
+            self._lose()
             return False
         if not self._by_key:
             self.close(CloseReason.OVERFLOWED)
@@ -167,9 +180,13 @@ class Outbox:
             return False
         oldest = next(iter(self._by_key))
         del self._frames[self._by_key.pop(oldest)]
+        self._lose()
+        return True
+
+    def _lose(self) -> None:
         self.dropped += 1
         self._resync_wanted = True
-        return True
+        self._on_loss()
 
 
 def _supersedes_key(frame: ShardFrame) -> str | None:

@@ -42,7 +42,10 @@ class TransitionAck:
 class Listing:
     """One answer to List."""
 
+    #: They may be read from the wire only when they are asked for, and raise ProviderRefusal when they cannot be read.
     records: Sequence[Record]
+    #: 16 bytes per record in their order, such that records with equal ones are equal; empty when not known.
+    digests: bytes = b""
     #: Cursor for the next call; empty gives none.
     revision: bytes = b""
     #: Ids that left the inventory since the cursor; they mean something only with `tombstones`.

@@ -7,10 +7,11 @@ never reads as a removal. An error changes nothing, and a sudden loss of supply 
 import asyncio
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from itertools import filterfalse, islice
+from itertools import filterfalse, islice, repeat
 
 import structlog
 
+from bigfleet.engine.columnar.store import NOTE_BYTES
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
@@ -22,6 +23,7 @@ from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Listing, Provider, ProviderRefusal, Record, RefusalKind, ShardSettings
 from bigfleet.shard.rails import RemovalBrake
+from bigfleet.shard.recognition import Recognised, doubtful, recognise
 
 _log = structlog.get_logger("bigfleet.shard.reconcile")
 
@@ -41,6 +43,22 @@ class ReconcileResult:
     records: int
     removed: int
     braked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """One answer, and of its records those that had to be read."""
+
+    listing: Listing
+    records: Sequence[Record]
+    #: Where these records stand in the answer; empty when no digests are to be noted.
+    places: Sequence[int] = ()
+    recognised: Recognised | None = None
+
+    def digests(self, places: Sequence[int]) -> list[bytes]:
+        """Return the digests of the records at these places."""
+        content = self.listing.digests
+        return [content[NOTE_BYTES * place : NOTE_BYTES * (place + 1)] for place in places]
 
 
 class Reconciler:
@@ -88,15 +106,17 @@ class Reconciler:
         try:
             async with asyncio.timeout(self._settings.list_timeout_seconds):
                 listing = await self._provider.list(cursor)
+                is_full = not cursor or (self._knows_tombstones and not listing.tombstones)
+                shown = await self._read(listing, is_full=is_full)
         except (ProviderRefusal, TimeoutError):
             self._metrics.reconciles.labels(mode, "error").inc()
             raise
-        is_full = not cursor or (self._knows_tombstones and not listing.tombstones)
         mode = "full" if is_full else "delta"
         self._knows_tombstones = self._knows_tombstones or listing.tombstones
         known_before = len(self._inventory)
-        seen = await self._take(listing.records, actuator)
-        removals = await self._removals(listing, seen if is_full else None, actuator)
+        seen = await self._take(shown, actuator)
+        unseen = await self._unseen(shown, seen) if is_full else None
+        removals = await self._removals(listing, unseen, actuator)
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
             # What a full answer left out no later delta would tell: a braked one is asked for again as a whole.
@@ -116,28 +136,85 @@ class Reconciler:
         too_old = not self._knows_tombstones and self._cycles_since_full >= self._settings.full_list_every_cycles
         return b"" if too_old else self._cursor
 
-    async def _take(self, records: Sequence[Record], actuator: Actuator) -> set[MachineId]:
-        """Apply records in turns: streams, workers and health get theirs in between. Return whose they are."""
+    async def _read(self, listing: Listing, *, is_full: bool) -> "_Shown":
+        """Return what an answer shows, with the records read that are not recognised, in turns.
+
+        Raises ProviderRefusal when one cannot be read.
+        """
+        if not listing.digests:
+            return _Shown(listing=listing, records=listing.records)
+        everything = range(len(listing.records))
+        if not is_full:
+            # Who reads deltas lists in full once in a while at most, and notes would be in vain.
+            return _Shown(listing=listing, records=await self._records(listing, everything))
+        recognised = await recognise(listing, self._inventory, self._clock)
+        if recognised is not None:
+            places = recognised.unread
+            records = await self._records(listing, places)
+            unseen = set(recognised.unseen)
+            if all(record.machine.id in unseen or record.machine.id not in self._inventory for record in records):
+                return _Shown(listing=listing, records=records, places=places, recognised=recognised)
+            # A machine that is told twice, and once as it is known: the later word counts, so all are read.
+        return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
+
+    async def _records(self, listing: Listing, places: Sequence[int]) -> list[Record]:
+        records: list[Record] = []
+        for first in range(0, len(places), RECORDS_PER_TURN_MAX):
+            if first:
+                await self._clock.sleep(0)
+            records += [listing.records[place] for place in places[first : first + RECORDS_PER_TURN_MAX]]
+        return records
+
+    async def _take(self, shown: "_Shown", actuator: Actuator) -> set[MachineId]:
+        """Apply what an answer shows; return whose the records are that had to be read."""
         moment = self._ingest.moment()
+        seen = await self._take_records(shown.records, shown.digests(shown.places), actuator, moment)
+        recognised = shown.recognised
+        if recognised is None:
+            return seen
+        # What was recognised and is in doubt by now is read, and judged like any other record.
+        places = await doubtful(recognised, self._inventory, self._marked(actuator), self._clock)
+        records = await self._records(shown.listing, places)
+        await self._take_records(records, shown.digests(places), actuator, moment)
+        return seen
+
+    async def _take_records(
+        self, records: Sequence[Record], digests: Sequence[bytes], actuator: Actuator, moment: Moment
+    ) -> set[MachineId]:
+        """Apply records in turns: streams, workers and health get theirs in between. Return whose they are.
+
+        `digests` are those of the records, or none are known.
+        """
         seen: set[MachineId] = set()
         for first in range(0, len(records), RECORDS_PER_TURN_MAX):
             if first:
                 # Whatever is driven meanwhile was pending at some time since this List was sent, and is skipped.
                 await self._clock.sleep(0)
             # Most records concern none of these, and of half a million each question counts.
-            marked = self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
+            marked = self._marked(actuator)
             batch = records[first : first + RECORDS_PER_TURN_MAX]
             changed = self._ingest.changed(batch)
             machine_ids = [machine.id for machine, _metadata in batch]
             seen.update(machine_ids)
-            if not changed and (not marked or marked.isdisjoint(machine_ids)):
+            if not changed and not digests and (not marked or marked.isdisjoint(machine_ids)):
                 continue
-            for record in batch:
-                if record.machine.id in marked:
+            noted = digests[first : first + RECORDS_PER_TURN_MAX] or repeat(b"")
+            for record, digest in zip(batch, noted, strict=False):
+                machine_id = record.machine.id
+                if machine_id in marked:
                     self._one(record, actuator, moment)
-                elif record.machine.id in changed:
-                    self._ingest.observe(record, moment)
+                    continue
+                is_known = machine_id not in changed or (
+                    self._ingest.observe(record, moment) and self._ingest.is_as_told(machine_id)
+                )
+                if digest and is_known:
+                    # The record says all that is known of the machine: its like need not be read again.
+                    self._inventory.note(machine_id, digest)
         return seen
+
+    def _marked(self, actuator: Actuator) -> Set[str]:
+        """Return the machines whose records more is asked about than whether they say anything new."""
+        return self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
 
     def _one(self, record: Record, actuator: Actuator, moment: Moment) -> None:
         machine = record.machine
@@ -151,13 +228,13 @@ class Reconciler:
             return
         self._apply(record, moment)
 
-    async def _removals(self, listing: Listing, seen: Set[MachineId] | None, actuator: Actuator) -> list[MachineId]:
+    async def _removals(self, listing: Listing, unseen: set[MachineId] | None, actuator: Actuator) -> list[MachineId]:
         """Return what this answer says is gone; what is in flight is asked about again as soon as it is not.
 
-        `seen` names the machines of a full answer; a delta has none.
+        `unseen` names the known machines that a full answer does not show; a delta has none.
         """
-        if seen is not None:
-            told = await self._unseen(seen)
+        if unseen is not None:
+            told = unseen
         else:
             self._held_removals = {machine_id for machine_id in self._held_removals if machine_id in self._inventory}
             told = self._held_removals.union(
@@ -167,9 +244,10 @@ class Reconciler:
         self._revisit |= in_flight
         return sorted(told - in_flight)
 
-    async def _unseen(self, seen: Set[MachineId]) -> set[MachineId]:
+    async def _unseen(self, shown: "_Shown", seen: Set[MachineId]) -> set[MachineId]:
         """Return the known machines that a full answer did not show, with turns for others in between."""
-        known, unseen = iter(list(self._inventory.machines)), set[MachineId]()
+        candidates = shown.recognised.unseen if shown.recognised is not None else list(self._inventory.ids)
+        known, unseen = iter(candidates), set[MachineId]()
         while chunk := list(islice(known, UNSEEN_PER_TURN_MAX)):
             unseen.update(filterfalse(seen.__contains__, chunk))
             await self._clock.sleep(0)

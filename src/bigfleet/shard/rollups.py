@@ -20,6 +20,7 @@ class ReadOffer:
     rows: int
     digest: bytes
     outcome: tuple[Need, ...] | MalformedMessage
+    has_digest: bool = True
 
     def needs(self) -> tuple[Need, ...]:
         """Return the rows. Raises MalformedMessage naming row and field."""

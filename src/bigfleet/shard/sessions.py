@@ -5,7 +5,7 @@ comes late never evicts its successor. The receive path only routes: a slow roll
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,6 +53,11 @@ class RollUpOffer(Protocol):
         """Over the message without its timestamp."""
         ...
 
+    @property
+    def has_digest(self) -> bool:
+        """Whether the digest is at hand; making it takes its time with the rows."""
+        ...
+
     def needs(self) -> tuple[Need, ...]:
         """Read and check every row. Raises MalformedMessage naming row and field."""
         ...
@@ -93,6 +98,8 @@ class Sessions:
         #: By (instruction, machine): the cluster whose operator has to answer, and where its answer goes.
         self._drains: dict[tuple[str, str], tuple[str, asyncio.Future[DrainResult]]] = {}
         self._stopping = False
+        #: Sessions that lost frames, by cluster, until they are told anew.
+        self._lossy: dict[str, Session] = {}
         #: Called with each session that opened, after its hello was acked.
         self.on_open: Callable[[Session], None] = lambda _session: None
         #: Called for each node status; returns whether it names a machine of the session's cluster.
@@ -105,6 +112,21 @@ class Sessions:
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
+
+    @property
+    def clusters(self) -> KeysView[str]:
+        """The clusters that have a session; a live view."""
+        return self._sessions.keys()
+
+    @property
+    def fullest_outbox(self) -> int:
+        """How many frames wait in the fullest outbox."""
+        return max([len(session.outbox) for session in self._sessions.values()], default=0)
+
+    def overflowed(self) -> list[Session]:
+        """Return the sessions that lost frames and have room to be told anew."""
+        self._lossy = {cluster: session for cluster, session in self._lossy.items() if session.outbox.has_lost}
+        return [session for session in self._lossy.values() if session.outbox.overflowed]
 
     def of(self, cluster: str) -> Session | None:
         """Return the cluster's session, or None."""
@@ -121,7 +143,11 @@ class Sessions:
         session = Session(
             hello.cluster_id,
             hello.capabilities,
-            Outbox(self._outbox_frames_max, lambda: self.close(session, CloseReason.OVERFLOWED)),
+            Outbox(
+                self._outbox_frames_max,
+                on_overflow=lambda: self.close(session, CloseReason.OVERFLOWED),
+                on_loss=lambda: self._lossy.update({session.cluster: session}),
+            ),
         )
         self._sessions[hello.cluster_id] = session
         if former is not None:

@@ -3,7 +3,7 @@
 docs/spec/shard.md §10.7. A silent cluster's demand stands and its machines stay; silence never means "no demand".
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import structlog
 
@@ -26,17 +26,18 @@ class Silence:
         """The clusters that were silent when `look` last looked."""
         return self._silent
 
+    @property
+    def away_since_seconds(self) -> Mapping[str, float]:
+        """Since when each cluster that matters has had no session, on the shard's monotonic clock; a live view."""
+        return self._since_seconds
+
     def session_ended(self, cluster: str, now_seconds: float) -> None:
         """Count from the moment at which the session ended, not from the next cycle."""
         self._since_seconds[cluster] = now_seconds
 
     def look(self, clusters: Set[str], sessions: Sessions, *, now_seconds: float) -> frozenset[str]:
         """Return the clusters, of those with demand or machines, that have been silent for too long."""
-        since = {
-            cluster: self._since_seconds.get(cluster, now_seconds)
-            for cluster in clusters
-            if sessions.of(cluster) is None
-        }
+        since = {cluster: self._since_seconds.get(cluster, now_seconds) for cluster in clusters - sessions.clusters}
         silent = frozenset(cluster for cluster, seconds in since.items() if now_seconds - seconds > self._alert_seconds)
         for cluster in sorted(silent - self._silent):
             _log.warning(

@@ -17,7 +17,7 @@ from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
 from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import CAPABILITY_NEED_STATUS, NeedStatusUpdate, UnmetReason
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import ORDINALS, bucket_label
@@ -57,6 +57,8 @@ class Audience:
 
     #: Each cluster's rows in force.
     demand: Mapping[str, Sequence[Need]]
+    #: Interruption bucket of each row that was decided on, in list order.
+    buckets: bytes
     #: The roll-up that was in force, of the clusters whose operators understand a verdict.
     judged: Mapping[str, int]
     #: What operators said of the rows that they refuse.
@@ -98,28 +100,18 @@ def _claimed(actions: Sequence[Action], rows: Mapping[MachineId, int]) -> Machin
     return np.array([rows[action.machine_id] for action in actions if action.kind in kinds], np.int64)
 
 
-class _Claims:
-    """Counts the machines that rows hold by interruption bucket; buckets are read once per demand."""
-
-    def __init__(self) -> None:
-        self._demand: Sequence[Need] = ()
-        self._buckets = np.zeros(0, np.int64)
-
-    def count(self, rows: Sequence[RowResult], demand: Sequence[Need]) -> Counter[int]:
-        """Return the machines that the rows hold."""
-        claims: Counter[int] = Counter()
-        if not isinstance(rows, _KnowsClaims):
-            for row in rows:
-                claims[row.need.profile.interruption_bucket] += len(row.claimed)
-            return claims
-        if demand is not self._demand:
-            self._buckets = np.array([need.profile.interruption_bucket for need in demand], np.int64)
-            self._demand = demand
-        places, held = rows.claims()
-        # The weights are whole and far below 2**53, so that no sum is rounded.
-        sums = np.bincount(self._buckets[places], weights=held)
-        claims.update({bucket: int(sums[bucket]) for bucket in np.flatnonzero(sums).tolist()})
+def claimed_machines(rows: Sequence[RowResult], buckets: bytes) -> Counter[int]:
+    """Return the machines that rows hold, by interruption bucket; `buckets` are those of the demand, row by row."""
+    claims: Counter[int] = Counter()
+    if not isinstance(rows, _KnowsClaims):
+        for row in rows:
+            claims[row.need.profile.interruption_bucket] += len(row.claimed)
         return claims
+    places, held = rows.claims()
+    # The weights are whole and far below 2**53, so that no sum is rounded.
+    sums = np.bincount(np.frombuffer(buckets, np.uint8)[places], weights=held)
+    claims.update({bucket: int(sums[bucket]) for bucket in np.flatnonzero(sums).tolist()})
+    return claims
 
 
 class Telling:
@@ -147,11 +139,13 @@ class Telling:
         self._phases = PhaseTimes(lambda state, seconds: metrics.phase_seconds[state].observe(seconds))
         #: Timestamp of the roll-up in force, by cluster.
         self._rollups: dict[str, int] = {}
+        #: The same of all and only the clusters whose operators understand a verdict.
+        self._judged: dict[str, int] = {}
         #: Used off the loop, by one cycle at a time.
         self._offers = Offers()
         self._classes = FleetClasses()
-        self._claims = _Claims()
         ingest.on_change = self._changed
+        ingest.on_remove = self._removed
         ingest.on_status = self.joins.seen
 
     # ---- what happens between cycles ----------------------------------------------------------------------------
@@ -159,12 +153,14 @@ class Telling:
     def session_opened(self, session: Session) -> None:
         """A session opened: its operator hears everything."""
         session.opened_seconds = self._clock.monotonic_seconds()
+        self._follow(session.cluster)
         self.frames_lost(session)
 
     def session_ended(self, session: Session) -> None:
         """A session ended, or was replaced by one that will be told anew."""
         self._hints.session_ended(session.cluster)
         self._verdicts.forget(session.cluster)
+        self._follow(session.cluster)
         self.silence.session_ended(session.cluster, self._clock.monotonic_seconds())
 
     def frames_lost(self, session: Session) -> None:
@@ -175,19 +171,28 @@ class Telling:
     def rollup_accepted(self, cluster: str, rows: Sequence[Need], timestamp_unix_nanos: int) -> None:
         """A roll-up came into force."""
         self._rollups[cluster] = timestamp_unix_nanos
+        self._follow(cluster)
         self._latency.demand_taken(cluster, rows, self._clock.monotonic_seconds())
 
     def rollup_repeated(self, cluster: str, timestamp_unix_nanos: int) -> None:
         """A roll-up said what the one in force says."""
         self._rollups[cluster] = timestamp_unix_nanos
+        self._follow(cluster)
         self._latency.demand_repeated(cluster, self._clock.monotonic_seconds())
 
-    def _changed(self, before: Machine | None, after: Machine | None) -> None:
-        if after is None:
-            assert before is not None, "a machine that never was has not changed"
-            self.joins.removed(before)
-            self._phases.removed(before)
-            return
+    def _follow(self, cluster: str) -> None:
+        """Take up what changed of a cluster's session or roll-up."""
+        session, timestamp_unix_nanos = self._sessions.of(cluster), self._rollups.get(cluster)
+        if session is None or timestamp_unix_nanos is None or not session.can(CAPABILITY_NEED_STATUS):
+            self._judged.pop(cluster, None)
+        else:
+            self._judged[cluster] = timestamp_unix_nanos
+
+    def _removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
+        self.joins.removed(machine_id, cluster)
+        self._phases.removed(machine_id)
+
+    def _changed(self, before: Machine | None, after: Machine) -> None:
         if before is None and not after.cluster:
             # Most of a first List: nothing here looks at a free machine that nobody has seen before.
             return
@@ -205,21 +210,16 @@ class Telling:
         `demanding` names the clusters with demand.
         """
         now_seconds = self._clock.monotonic_seconds()
-        unjoined = self.joins.judge(self._sessions, self._inventory.get, now_seconds=now_seconds)
+        unjoined = self.joins.judge(self._sessions, self._inventory.kept, now_seconds=now_seconds)
         clusters = demanding | self._inventory.clusters
         silent = self.silence.look(clusters, self._sessions, now_seconds=now_seconds)
         self._metrics.machines_unjoined.set(len(unjoined))
         self._metrics.clusters_silent.set(len(silent))
-        self._metrics.outbox_frames.set(max((len(session.outbox) for session in self._sessions), default=0))
         return self.joins.for_engine()
 
     def judged(self) -> dict[str, int]:
         """Return the roll-up in force of each cluster whose operator understands a verdict."""
-        return {
-            session.cluster: self._rollups[session.cluster]
-            for session in self._sessions
-            if session.can(CAPABILITY_NEED_STATUS) and session.cluster in self._rollups
-        }
+        return dict(self._judged)
 
     def aftermath_of(
         self, decision: Decision, short: Sequence[RowResult], context: ViewContext, audience: Audience
@@ -230,7 +230,7 @@ class Telling:
         changed = self._offers.update(audience.demand, classes, fits)
         unmet = unmet_rows(short, context, fits)
         told = statuses(unmet, audience.judged.keys(), audience.refusal_texts)
-        demand = self._claims.count(decision.rows, context.demand)
+        demand = claimed_machines(decision.rows, audience.buckets)
         if unmet:
             demand += missing_machines(unmet, live_prices(context.snapshot, classes), fits)
         due = self._verdicts.due(told, audience.judged, context=context, now_seconds=audience.now_seconds)

@@ -40,6 +40,8 @@ class Unmet:
     """One reported row that the last cycle left short."""
 
     need: Need
+    #: What it asks of each machine; rows of one profile and min unit share the object.
+    ask: Ask
     residual: Vector
     reason: UnmetReason
     parked: bool
@@ -52,19 +54,22 @@ class Unmet:
 def unmet_rows(short: Iterable[RowResult], context: ViewContext, fits: Fits) -> list[Unmet]:
     """Return the reported rows that are short, in list order; what victims will cover is still short."""
     found = []
+    # An ask takes longer to hash than everything else here. The rows hold on to their min units, so an id is one unit.
+    asks: dict[tuple[str, int], tuple[Ask, bool]] = {}
     for result in short:
-        is_refused = result.need.key in context.refused
-        reasons: dict[Ask, UnmetReason] = {}
+        key = result.need.key
+        is_refused = key in context.refused
         for member, residual in residuals_of(result, context):
             if not residual:
                 continue
-            ask = Ask.of(member)
-            reason = reasons.get(ask)
-            if reason is None:
-                has_supply = bool(fits.fitting(ask).any())
-                reason = reasons[ask] = reason_of(result, is_refused=is_refused, has_supply=has_supply)
+            parts = (member.profile.fingerprint, id(member.min_unit))
+            known = asks.get(parts)
+            if known is None:
+                ask = Ask.of(member)
+                known = asks[parts] = ask, bool(fits.fitting(ask).any())
+            reason = reason_of(result, is_refused=is_refused, has_supply=known[1])
             age_cycles = context.row_ages.get(member.key, 0)
-            found.append(Unmet(member, residual, reason, result.need.parked, age_cycles, result.need.key))
+            found.append(Unmet(member, known[0], residual, reason, result.need.parked, age_cycles, key))
     return found
 
 
@@ -76,19 +81,19 @@ def shortfall_counts(unmet: Iterable[Unmet]) -> Counter[tuple[UnmetReason, str]]
     return Counter((row.reason, priority_class(row.need.profile.priority)) for row in unmet if row.age_cycles)
 
 
-def missing_machines(unmet: Iterable[Unmet], prices_usd_per_hour: Prices, fits: Fits) -> Counter[int]:
+def missing_machines(unmet: Sequence[Unmet], prices_usd_per_hour: Prices, fits: Fits) -> Counter[int]:
     """Return, by interruption bucket, how many machines the short rows lack.
 
     `prices_usd_per_hour` are those of the classes. Of each row it is the number of the cheapest matching class that
     covers what the row lacks; without such a class as many as its min unit fits into that, at least 1.
     """
     counts: Counter[int] = Counter()
-    units: dict[tuple[Ask, tuple[str, ...]], Vector | None] = {}
+    units: dict[tuple[int, tuple[str, ...]], Vector | None] = {}
     for row in unmet:
-        ask, names = Ask.of(row.need), tuple(sorted(row.residual))
-        if (ask, names) not in units:
-            units[(ask, names)] = _cheapest_unit(ask, names, prices_usd_per_hour, fits)
-        unit = units[(ask, names)] or row.need.min_unit
+        key = (id(row.ask), tuple(sorted(row.residual)))
+        if key not in units:
+            units[key] = _cheapest_unit(row.ask, key[1], prices_usd_per_hour, fits)
+        unit = units[key] or row.need.min_unit
         lacking = [ceil(milli / unit[name]) for name, milli in row.residual.items() if name in unit]
         counts[row.need.profile.interruption_bucket] += max(lacking, default=1)
     return counts

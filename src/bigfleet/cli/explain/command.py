@@ -1,7 +1,7 @@
 """`bigfleet explain`: its flags, and the way from a name to the row or machine that is meant (docs/operating.md).
 
 Exit 0 when the shard explained it, 1 when it cannot be reached or knows no such row or machine, 2 for a wrong call. An
-explanation costs the shard a cycle's work off its loop and changes nothing.
+explanation costs the shard seconds off its loop at most, however large its fleet, and changes nothing.
 """
 
 import sys
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.get.command import ADDRESS, Addr, Output
-from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.get.shared import Asking, taking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from bigfleet.cli.get.records import Record
     from bigfleet.rpc.gen import shardread_pb2
     from bigfleet.rpc.shardread_client import ShardReader
-    from bigfleet.rpc.tls import TlsFiles
 
 #: Rows that an ambiguous beginning names.
 NAMED_MAX: Final = 5
@@ -36,14 +34,11 @@ def explain() -> None:
 
 
 @app.command()
+@taking(Asking)
 def need(
+    asking: Asking,
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="The cluster whose row it is.")],
     need_id: Annotated[str, typer.Argument(metavar="NEED", help="Its id in bigfleet get needs, or how that begins.")],
-    addr: Addr = ADDRESS,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    output: Output = "table",
 ) -> None:
     """Say why a row of demand got what it got."""
     from bigfleet.cli.explain.page import show_need
@@ -64,17 +59,14 @@ def need(
             "truncated": told.truncated,
         }
 
-    _explain(addr, read_tls(tls_cert, tls_key, tls_ca), output, ask, show_need)
+    _explain(asking, ask, show_need)
 
 
 @app.command()
+@taking(Asking)
 def machine(
+    asking: Asking,
     machine_id: Annotated[str, typer.Argument(metavar="MACHINE", help="The machine's id.")],
-    addr: Addr = ADDRESS,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    output: Output = "table",
 ) -> None:
     """Say why a machine serves whom it serves, and what was done with it."""
     from bigfleet.cli.explain.page import show_machine
@@ -91,25 +83,19 @@ def machine(
             "actions": [action_record(action) for action in told.actions],
         }
 
-    _explain(addr, read_tls(tls_cert, tls_key, tls_ca), output, ask, show_machine)
+    _explain(asking, ask, show_machine)
 
 
-def _explain(
-    addr: str,
-    tls: "TlsFiles | None",
-    output: str,
-    ask: "Callable[[ShardReader], Record]",
-    show: "Callable[[Console, Record], None]",
-) -> None:
+def _explain(asking: Asking, ask: "Callable[[ShardReader], Record]", show: "Callable[[Console, Record], None]") -> None:
     import msgspec
     import yaml
     from rich.console import Console
 
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.get.sources import connected
-    from bigfleet.cli.get.wanted import dialled, output_form
+    from bigfleet.cli.get.wanted import output_form
 
-    address, form = dialled(addr, "--addr"), output_form(output)
+    address, tls, form = asking.address(), asking.tls(), output_form(asking.output)
     with connected(address, tls) as reader:
         told = ask(reader)
     with quiet_when_unread():

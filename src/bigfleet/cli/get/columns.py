@@ -29,6 +29,7 @@ _STATE_STYLES: Final[Mapping[str, str]] = {
     "Creating": "cyan",
     "Configuring": "cyan",
 }
+_SESSION_STYLES: Final[Mapping[str, str]] = {"connected": "green", "away": "yellow", "silent": "bold red"}
 #: Outcomes after which nobody needs to look.
 _CALM_OUTCOMES: Final = frozenset({"success", "noop", "stale", "transition_raced_to_idle"})
 
@@ -187,6 +188,20 @@ def _took(record: Record, now: float) -> str:
     return NOTHING if record["decided"] is None else age_text(ended - unix_seconds(record["decided"]))
 
 
+def _list(name: str) -> Callable[[Record, float], str]:
+    return lambda record, _now: plain(",".join(record[name]))
+
+
+def _rollup(record: Record, now: float) -> str:
+    """Return the age of the last roll-up, and whether it is held."""
+    age = _age("lastRollup")(record, now)
+    return f"{age} held" if record["rollupHeld"] else age
+
+
+def _session_style(record: Record) -> str:
+    return _SESSION_STYLES.get(record["state"], "")
+
+
 def _count(state: str) -> Callable[[Record, float], str]:
     return lambda record, _now: str(record["machines"][state])
 
@@ -262,6 +277,16 @@ ACTIONS: Final[Sequence[Column]] = (
     Column(head="MESSAGE", cell=_field("message"), rank=3, flexible=True),
 )
 SESSIONS: Final[Sequence[Column]] = (
+    Column(head="CLUSTER", cell=_field("cluster")),
+    Column(head="STATE", cell=_field("state"), style=_session_style),
+    Column(head="SINCE", cell=_age("since"), right=True),
+    Column(head="ROLL-UP", cell=_rollup, right=True, style=_alarm("rollupHeld")),
+    Column(head="ROWS", cell=_field("rows"), rank=2, right=True),
+    Column(head="OUTBOX", cell=_field("outboxFrames"), rank=1, right=True),
+    Column(head="DROPPED", cell=_field("outboxDropped"), rank=1, right=True, style=_alarm("outboxDropped")),
+    Column(head="CAPABILITIES", cell=_list("capabilities"), rank=3, flexible=True),
+)
+SESSION_TOTALS: Final[Sequence[Column]] = (
     Column(head="FIGURE", cell=_field("name")),
     Column(head="WHICH", cell=_field("event")),
     Column(head="CLUSTER", cell=_field("cluster")),

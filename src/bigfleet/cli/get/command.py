@@ -4,15 +4,16 @@ Exit 0 when the shard answered, 1 when it cannot be reached, refuses or is not r
 changes a shard.
 """
 
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.get.shared import Looking, taking
 from bigfleet.cli.switches import SwitchCommand
-from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.values import parse_positive_duration_seconds
 
 if TYPE_CHECKING:
@@ -22,25 +23,20 @@ if TYPE_CHECKING:
     from bigfleet.cli.get.records import Record
     from bigfleet.cli.get.sources import Source
     from bigfleet.rpc.shardread_client import ShardReader
-    from bigfleet.rpc.tls import TlsFiles
 
-ADDRESS: Final = "127.0.0.1:7780"
 METRICS_ADDRESS: Final = "127.0.0.1:8780"
+METRICS_ADDRESS_VARIABLE: Final = "BIGFLEET_SHARD_METRICS_ADDR"
 
 app = typer.Typer(help="What a live shard knows: its machines, its demand and what it does.", no_args_is_help=True)
 
-Addr = Annotated[
-    str, typer.Option(metavar="HOST:PORT", envvar="BIGFLEET_SHARD_ADDR", help="The shard's --listen address.")
-]
 _MetricsAddr = Annotated[
-    str,
-    typer.Option(metavar="HOST:PORT", envvar="BIGFLEET_SHARD_METRICS_ADDR", help="The shard's --metrics-addr address."),
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help=f"The shard's --metrics-addr address, for --totals; else {METRICS_ADDRESS_VARIABLE}, {METRICS_ADDRESS}.",
+    ),
 ]
-Output = Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="table, json or yaml.")]
-_Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")]
-_Interval = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Time between two looks of --watch; 2s by default.")
-]
+_Totals = Annotated[bool, typer.Option("--totals", help="Count them over all clusters, from the shard's metrics.")]
 _Cluster = Annotated[str, typer.Option("--cluster", "-c", metavar="ID", help="This cluster alone.")]
 _Limit = Annotated[int, typer.Option(min=0, metavar="N", help="At most so many; 0 is all of them.")]
 # Given more than once, or as a list with commas.
@@ -66,35 +62,21 @@ _ActionLimit = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """How an answer is shown."""
-
-    output: str
-    watch: bool
-    interval: str | None
-
-
 @app.callback()
 def get() -> None:
     """Hold the subcommands together."""
 
 
 @app.command(cls=SwitchCommand)
+@taking(Looking)
 def machines(
+    looking: Looking,
     cluster: _Cluster = "",
     state: _States = None,
     type_: _Type = "",
     zone: _Zone = "",
     capacity_type: _CapacityTypes = None,
     flag: _Flags = None,
-    addr: Addr = ADDRESS,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    output: Output = "table",
-    watch: _Watch = False,
-    interval: _Interval = None,
 ) -> None:
     """List machines as the shard knows them at this moment, by id."""
     from bigfleet.cli.get import columns, sources, wanted
@@ -109,85 +91,60 @@ def machines(
         capacity_types=[provider_pb2.CapacityType.ValueType(one) for one in wanted.capacity_types(capacity_type or ())],
         flags=wanted.machine_flags(flag or ()),
     )
-    way = _Way(output=output, watch=watch, interval=interval)
-    tls = read_tls(tls_cert, tls_key, tls_ca)
-    _show_shard(sources.machines(request), columns.MACHINES, "machine", way, addr, tls)
+    _show_shard(sources.machines(request), columns.MACHINES, "machine", looking)
 
 
 @app.command(cls=SwitchCommand)
+@taking(Looking)
 def needs(
+    looking: Looking,
     cluster: _Cluster = "",
     limit: _Limit = 0,
-    addr: Addr = ADDRESS,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    output: Output = "table",
-    watch: _Watch = False,
-    interval: _Interval = None,
 ) -> None:
     """List the rows of demand and what the last cycle gave them, the most urgent first."""
     from bigfleet.cli.get import columns, sources, wanted
 
     source = sources.needs(wanted.cluster_id(cluster), limit)
-    way = _Way(output=output, watch=watch, interval=interval)
-    _show_shard(source, columns.NEEDS, "need", way, addr, read_tls(tls_cert, tls_key, tls_ca))
+    _show_shard(source, columns.NEEDS, "need", looking)
 
 
 @app.command(cls=SwitchCommand)
+@taking(Looking)
 def shortfalls(
+    looking: Looking,
     cluster: _Cluster = "",
     limit: _Limit = 0,
-    addr: Addr = ADDRESS,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    output: Output = "table",
-    watch: _Watch = False,
-    interval: _Interval = None,
 ) -> None:
     """List the rows that nothing covers, not even machines that are draining for them, the most urgent first."""
     from bigfleet.cli.get import columns, sources, wanted
 
     source = sources.shortfalls(wanted.cluster_id(cluster), limit)
-    way = _Way(output=output, watch=watch, interval=interval)
-    _show_shard(source, columns.SHORTFALLS, "shortfall", way, addr, read_tls(tls_cert, tls_key, tls_ca))
+    _show_shard(source, columns.SHORTFALLS, "shortfall", looking)
 
 
 @app.command(cls=SwitchCommand)
+@taking(Looking)
 def clusters(
+    looking: Looking,
     cluster: _Cluster = "",
-    addr: Addr = ADDRESS,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    output: Output = "table",
-    watch: _Watch = False,
-    interval: _Interval = None,
 ) -> None:
     """Add up, for each cluster that reports demand or holds machines, what it wants, lacks, has and costs."""
     from bigfleet.cli.get import columns, sources, wanted
 
     source = sources.clusters(wanted.cluster_id(cluster))
-    way = _Way(output=output, watch=watch, interval=interval)
-    _show_shard(source, columns.CLUSTERS, "cluster", way, addr, read_tls(tls_cert, tls_key, tls_ca))
+    _show_shard(source, columns.CLUSTERS, "cluster", looking)
 
 
 @app.command(cls=SwitchCommand)
+@taking(Looking)
 def actions(
+    looking: Looking,
     cluster: _Cluster = "",
     machine: _Machine = "",
     kind: _Kinds = None,
     outcome: _Outcomes = None,
     since: _Since = "",
     limit: _ActionLimit = 0,
-    addr: Addr = ADDRESS,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    output: Output = "table",
-    watch: _Watch = False,
-    interval: _Interval = None,
 ) -> None:
     """List what the shard did and does to machines, newest first; it remembers --action-history of them."""
     from bigfleet.cli.get import columns, sources, wanted
@@ -208,50 +165,55 @@ def actions(
         )
         return sources.actions(request)(reader)
 
-    way = _Way(output=output, watch=watch, interval=interval)
-    _show_shard(source, columns.ACTIONS, "action", way, addr, read_tls(tls_cert, tls_key, tls_ca))
+    _show_shard(source, columns.ACTIONS, "action", looking)
 
 
 @app.command(cls=SwitchCommand)
+@taking(Looking)
 def sessions(
-    metrics_addr: _MetricsAddr = METRICS_ADDRESS,
-    output: Output = "table",
-    watch: _Watch = False,
-    interval: _Interval = None,
+    looking: Looking,
+    cluster: _Cluster = "",
+    totals: _Totals = False,
+    metrics_addr: _MetricsAddr = None,
 ) -> None:
-    """Show what the shard counts of its operators' sessions, from its metrics."""
-    from bigfleet.cli.get import columns, wanted
+    """List the operators that are connected and those that are missed, by cluster; --totals counts them instead."""
+    from bigfleet.cli.get import columns, sources, wanted
     from bigfleet.cli.get.session_figures import session_records
 
-    address = wanted.dialled(metrics_addr, "--metrics-addr")
-    way = _Way(output=output, watch=watch, interval=interval)
-    _show(lambda: session_records(address), columns.SESSIONS, "figure", way)
+    if not totals:
+        if metrics_addr is not None:
+            raise UsageFault("--metrics-addr says where --totals reads; give --totals too")
+        _show_shard(sources.sessions(wanted.cluster_id(cluster)), columns.SESSIONS, "session", looking)
+        return
+    if cluster:
+        raise UsageFault("--totals counts the sessions of all clusters; leave --cluster out")
+    # Not through the option: in the environment it may stand for other calls than this one.
+    text = metrics_addr or os.environ.get(METRICS_ADDRESS_VARIABLE) or METRICS_ADDRESS
+    address = wanted.dialled(text, "--metrics-addr")
+    _show(lambda: session_records(address), columns.SESSION_TOTALS, "figure", looking)
 
 
-def _show_shard(
-    source: "Source", columns: "Sequence[Column]", noun: str, way: _Way, addr: str, tls: "TlsFiles | None"
-) -> None:
+def _show_shard(source: "Source", columns: "Sequence[Column]", noun: str, looking: Looking) -> None:
     from bigfleet.cli.get.sources import connected
-    from bigfleet.cli.get.wanted import dialled
 
-    address = dialled(addr, "--addr")
+    address, tls = looking.address(), looking.tls()
 
     def look() -> "Iterator[Record]":
         with connected(address, tls) as reader:
             yield from source(reader)
 
-    _show(look, columns, noun, way)
+    _show(look, columns, noun, looking)
 
 
-def _show(look: "Callable[[], Iterator[Record]]", columns: "Sequence[Column]", noun: str, way: _Way) -> None:
+def _show(look: "Callable[[], Iterator[Record]]", columns: "Sequence[Column]", noun: str, looking: Looking) -> None:
     from rich.console import Console
 
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.get.wanted import output_form, watch_seconds
     from bigfleet.cli.get.watching import Shown, show_once, watch
 
-    shown = Shown(look=look, columns=columns, noun=noun, form=output_form(way.output))
-    seconds = watch_seconds(watch=way.watch, interval=way.interval)
+    shown = Shown(look=look, columns=columns, noun=noun, form=output_form(looking.output))
+    seconds = watch_seconds(watch=looking.watch, interval=looking.interval)
     console = Console(highlight=False)
     with quiet_when_unread():
         if seconds is None:

@@ -135,6 +135,22 @@ def action_record(action: shardread_pb2.ActionRecord) -> Record:
     }
 
 
+def session_record(view: shardread_pb2.SessionView) -> Record:
+    """Return the record of one cluster's operator; outbox and capabilities are those of its session, if it has one."""
+    is_connected = view.state == "connected"
+    return {
+        "cluster": view.cluster_id,
+        "state": view.state,
+        "since": time_text(view.since_unix_nanos),
+        "lastRollup": time_text(view.last_rollup_unix_nanos),
+        "rows": view.rows,
+        "rollupHeld": view.rollup_held,
+        "outboxFrames": view.outbox_frames if is_connected else None,
+        "outboxDropped": view.outbox_dropped if is_connected else None,
+        "capabilities": list(view.capabilities),
+    }
+
+
 def event_record(event: shardread_pb2.Explanation) -> Record:
     """Return the record of one event of a decision."""
     return {

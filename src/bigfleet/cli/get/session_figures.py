@@ -1,7 +1,7 @@
-"""Reads what a shard counts of its operators' sessions, from its metrics (docs/spec/shard.md §14).
+"""Reads what a shard counts of its operators' sessions over all clusters, from its metrics (docs/spec/shard.md §14).
 
-ShardRead names no session: which clusters are connected is known to the shard alone, how many and what became of them
-it counts. Nothing here speaks gRPC.
+Who is connected now is `ShardRead`'s to say; what became of sessions since the process started is counted only. Nothing
+here speaks gRPC.
 """
 
 from collections.abc import Iterator

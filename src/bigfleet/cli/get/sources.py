@@ -14,7 +14,7 @@ import grpc
 
 from bigfleet.cli.faults import CommandFault, RunFault, UsageFault
 from bigfleet.cli.get.columns import plain
-from bigfleet.cli.get.records import Record, action_record, machine_record, need_record
+from bigfleet.cli.get.records import Record, action_record, machine_record, need_record, session_record
 from bigfleet.model import vector
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
@@ -116,6 +116,23 @@ def actions(request: shardread_pb2.ListActionsRequest) -> Source:
     """Return the source of actions, newest first."""
 
     return lambda reader: _known(reader, request.cluster_id, map(action_record, reader.actions(request)))
+
+
+def sessions(cluster: str) -> Source:
+    """Return the source of the operators that are connected or missed, cluster ids ascending."""
+
+    def read(reader: ShardReader) -> Iterator[Record]:
+        is_empty = True
+        for view in reader.sessions(shardread_pb2.ListSessionsRequest(cluster_id=cluster)):
+            is_empty = False
+            yield session_record(view)
+        if is_empty and cluster:
+            raise RunFault(
+                f"the shard at {reader.address} has no session of cluster {cluster!r} and does not miss one: the "
+                "cluster has neither demand nor machines; bigfleet get sessions lists those that it knows"
+            )
+
+    return read
 
 
 def clusters(cluster: str) -> Source:

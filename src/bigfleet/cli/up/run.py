@@ -24,7 +24,7 @@ from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
 from bigfleet.cli.up.state_dir import Ports, StateDir
 from bigfleet.cli.up.supervisor import ChildSpec, Supervisor
-from bigfleet.cli.up.view import Status, View
+from bigfleet.cli.up.view import Status, View, look_words
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId
 from bigfleet.operator.session import SessionSettings
@@ -76,6 +76,7 @@ class _Parts:
     observer: Observer
     clusters: Mapping[str, SimulatedCluster]
     driver: Driver
+    shard_address: str
     shard_metrics_port: int
     stopwatch: "_Stopwatch"
 
@@ -145,6 +146,7 @@ def _assemble(settings: UpSettings, state: StateDir, fleet: Fleet, clock: Clock)
         observer=observer,
         clusters=clusters,
         driver=_driver(settings, state, fleet, clusters, observer, clock),
+        shard_address=shard_address,
         shard_metrics_port=ports.shard_metrics,
         stopwatch=_Stopwatch(clock),
     )
@@ -287,6 +289,8 @@ async def _look(parts: _Parts) -> None:
 
 
 async def _show(parts: _Parts, console: Console) -> None:
+    # On a terminal it lies below the screen of the view, and is there again when the run is over.
+    console.print(look_words(parts.shard_address), highlight=False, markup=False, soft_wrap=True)
     view = View(parts.observer, lambda: _status(parts), parts.clock)
     if console.is_terminal:
         with Live(
@@ -312,6 +316,7 @@ def _status(parts: _Parts) -> Status:
         children=parts.supervisor.statuses,
         clusters_connected=sum(cluster.statistics().connected for cluster in parts.clusters.values()),
         clusters=settings.clusters,
+        shard_address=parts.shard_address,
     )
 
 

@@ -24,7 +24,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import UnmetReason
 
 RATE_WINDOW_SECONDS: Final = 10.0
-_HEADER_LINES: Final = 4
+_HEADER_LINES: Final = 5
 #: A table's head and its panel's borders.
 _FRAME_LINES: Final = 3
 #: At most four ways to pay, their sum, and the frame.
@@ -69,6 +69,8 @@ class Status:
     children: list[ChildStatus]
     clusters_connected: int
     clusters: int
+    #: HOST:PORT that `bigfleet get` and `bigfleet explain` ask.
+    shard_address: str
 
 
 class View:
@@ -165,6 +167,7 @@ class View:
         grid = Table.grid(expand=True)
         grid.add_row(first)
         grid.add_row(second)
+        grid.add_row(Text(look_words(status.shard_address), style="dim", no_wrap=True, overflow="ellipsis"))
         if status.done_share is not None:
             bar = Table.grid(expand=True, padding=(0, 1))
             bar.add_column(ratio=1)
@@ -184,6 +187,11 @@ class View:
         if status.clusters_connected < status.clusters:
             troubles.append(f"{status.clusters_connected} of {status.clusters} clusters connected")
         return troubles
+
+
+def look_words(shard_address: str) -> str:
+    """Return how another terminal looks at the running fleet."""
+    return f"look at it: bigfleet get clusters --addr {shard_address}"
 
 
 def short_words(figures: FleetFigures) -> str:

@@ -20,9 +20,12 @@ from bigfleet.engine.columnar.kernels import (
     SCRATCH_T,
     U1_T,
     WORK_T,
+    allocating,
+    harmless_claims,
     inlined,
     kernel,
     subtract,
+    subtract_times,
 )
 
 
@@ -50,14 +53,33 @@ def acquire_in_order(fleet, work, machines, row, fit, start):
         if work.status[machine] == AVAILABLE and fleet.fits[fit, fleet.shape[machine]] != 0:
             break
         start += 1
+    want, size = work.want[row], work.lengths[1]
+    run, harmless, pending = np.int64(-1), np.int64(0), np.int64(0)
     for i in range(start, stop):
-        if work.want[row] == 0:
+        if want == 0:
             break
         machine = machines[i]
-        if work.status[machine] != AVAILABLE or fleet.fits[fit, fleet.shape[machine]] == 0:
+        if work.status[machine] != AVAILABLE:
             continue
-        if is_useful(fleet, work, row, machine):
-            claim(fleet, work, row, machine)
+        shape = fleet.shape[machine]
+        supply = fleet.supply_of[shape]
+        if fleet.fits[fit, shape] == 0 or fleet.helps[supply] & want == 0:
+            continue
+        work.status[machine] = CLAIMED
+        work.acquired[size] = machine
+        size += 1
+        if supply == run and pending < harmless:
+            pending += 1
+            continue
+        if pending > 0:
+            subtract_times(fleet, work, row, run, pending)
+        subtract(fleet, work, row, supply)
+        want = work.want[row]
+        run, pending = np.int64(supply), np.int64(0)
+        harmless = harmless_claims(fleet, work, row, supply)
+    if pending > 0:
+        subtract_times(fleet, work, row, run, pending)
+    work.lengths[1] = size
     return start
 
 
@@ -154,7 +176,7 @@ def acquire_spread(fleet, rows, work, scratch, machines, row, start, heads, coun
         claim(fleet, work, row, scratch.queue[place])
 
 
-@kernel(numba.void(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, I4_T))
+@allocating(numba.void(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, I4_T))
 def acquire(fleet, rows, gangs, work, scratch, agenda):
     """Let the rows of the agenda, all short and none parked, take free machines (§5.4)."""
     heads, counts = np.zeros(len(scratch.seen), np.int64), np.zeros(len(scratch.seen), np.int64)
@@ -182,7 +204,7 @@ def acquire(fleet, rows, gangs, work, scratch, agenda):
         work.acquire_to[row] = work.lengths[1]
 
 
-@kernel(numba.void(WORK_T, U1_T, INT, I4_T, I4_T, I4_T))
+@allocating(numba.void(WORK_T, U1_T, INT, I4_T, I4_T, I4_T))
 def list_acquired(work, state, speculative, agenda, rows, machines):
     """List what each row acquired: Bootstraps before Provisions, ids ascending (§5.6). Idle ones were claimed first."""
     size = 0

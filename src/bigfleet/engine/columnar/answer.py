@@ -6,6 +6,7 @@ looks at some entries, pays for those alone. An answer keeps what it was made of
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -225,8 +226,9 @@ class ActionColumns(LazySequence[Action]):
     """The actions of one decision: Phase 1, then 2, then 3."""
 
     def __init__(self, answer: Answer, sizes: list[int]) -> None:
-        super().__init__(sum(sizes), self._make_action)
-        self._makers = (answer.acquisition, answer.preemption, answer.reclaim, answer.release)
+        makers = (answer.acquisition, answer.preemption, answer.reclaim, answer.release)
+        # Not a method of its own: an answer is large, and in a cycle of references it would outlive its use.
+        super().__init__(sum(sizes), partial(_make_action, tuple(zip(sizes, makers, strict=True))))
         self._sizes = sizes
         self._answer = answer
 
@@ -249,12 +251,13 @@ class ActionColumns(LazySequence[Action]):
             ActionKind.DELETE: self._sizes[3],
         }
 
-    def _make_action(self, place: int) -> Action:
-        for size, make in zip(self._sizes, self._makers, strict=True):
-            if place < size:
-                return make(place)
-            place -= size
-        raise IndexError(place)
+
+def _make_action(parts: tuple[tuple[int, Callable[[int], Action]], ...], place: int) -> Action:
+    for size, make in parts:
+        if place < size:
+            return make(place)
+        place -= size
+    raise IndexError(place)
 
 
 class RowColumns(LazySequence[RowResult]):

@@ -11,11 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.model.states import MachineState
+
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+#: States as columns hold them: NumPy compares a column with a member of an enum several times as slowly.
+SPECULATIVE, CREATING, IDLE = int(MachineState.SPECULATIVE), int(MachineState.CREATING), int(MachineState.IDLE)
+CONFIGURING, CONFIGURED = int(MachineState.CONFIGURING), int(MachineState.CONFIGURED)
+DRAINING = int(MachineState.DRAINING)
 #: Holder of a machine that nobody holds, and of one that no phase but the third may see.
 FREE = -1
 HIDDEN = -2
@@ -128,9 +134,27 @@ class Memo(NamedTuple):
     members: Int64s
     credit: Int64s  # x D
     own: Int64s  # x D
-    free_members: Int64s  # free machines of the domain's cell when the gang chose
-    free_total: Int64s  # x D: and their supply
     size: Int64s  # [entries written, 1 when there was no room]
+
+
+class Replay(NamedTuple):
+    """The last decision's earmarks, carried out again beside today's, so that it shows where the two differ.
+
+    A cell that has as many machines and as much supply as it had at the same row's turn cannot turn the row's choice.
+    """
+
+    members: Int64s  # cells: as in Gangs, in the last decision
+    total: Int64s  # cells x D
+    place_then: Int64s  # R: the kept row's place in the order of the last decision
+    then_place: Int64s  # earmarks of the last decision, in order: place of the row
+    then_shape: Int32s  # and shape of the machine
+    now_place: Int64s  # the same of this decision, as far as it has come
+    now_shape: Int32s
+    differs: Bytes  # cells: whether the two decisions differ in it at this moment
+    listed: Bytes  # cells: whether it stands in `changed`
+    changed: Int32s  # cells: domains that may differ, from the base of their class on
+    counts: Int64s  # G: how many of them
+    state: Int64s  # [earmarks carried out again, earmarks of this decision, 1 when the two can be compared]
 
 
 class Work(NamedTuple):
@@ -173,6 +197,7 @@ class Scratch(NamedTuple):
     touched: Int32s  # domains
     covered_own: Int64s  # domains: own coverage where creditable machines alone cover the row, else -1; by `touched`
     totals_max: Int64s  # D: beyond, the uncapped coverage of the row at hand would not fit
+    left: Int64s  # D: what the row at hand would still want once what it earmarks is its own
     queue: Int32s  # N: candidates of the row at hand, in order
     following: Int32s  # N: place of the next candidate of the same domain, -1
     preference: Floats  # N

@@ -15,18 +15,19 @@ from bigfleet.engine.columnar.kernels import (
     FLEET_T,
     GANGS_T,
     I4_T,
-    I8_T,
-    I8X_T,
     INT,
     LISTINGS_T,
     MEMO_T,
+    REPLAY_T,
     ROWS_T,
     SCRATCH_T,
     WORK_T,
     first_at_least,
+    inlined,
     kernel,
     subtract,
 )
+from bigfleet.engine.columnar.replaying import changed_domains
 
 
 @kernel(INT(BOUND_T, INT, INT, INT))
@@ -133,29 +134,6 @@ def gather_candidates(fleet, bound, rows, listings, scratch, row):
     return touched
 
 
-@kernel(BOOL(I8_T, I8X_T, I4_T, I8_T, I8X_T, INT, INT, INT))
-def is_free_alike(members, total, domains, free_members, free_total, base, start, stop):
-    """Say whether the cells of some memo entries are what they were when the gang chose."""
-    for i in range(start, stop):
-        cell = base + domains[i]
-        if members[cell] != free_members[i]:
-            return False
-        for d in range(total.shape[1]):
-            if total[cell, d] != free_total[i, d]:
-                return False
-    return True
-
-
-@kernel(numba.void(I8_T, I8X_T, I4_T, I8_T, I8X_T, INT, INT, INT))
-def note_free(members, total, domains, free_members, free_total, base, start, stop):
-    """Note what the cells of some memo entries are at this moment."""
-    for i in range(start, stop):
-        cell = base + domains[i]
-        free_members[i] = members[cell]
-        for d in range(total.shape[1]):
-            free_total[i, d] = total[cell, d]
-
-
 @kernel(numba.void(MEMO_T, SCRATCH_T, INT, INT))
 def keep_memo(memo, scratch, row, touched):
     """Keep what was gathered for the row.
@@ -184,21 +162,27 @@ def keep_memo(memo, scratch, row, touched):
     memo.size[0] = size
 
 
-@kernel(INT(MEMO_T, SCRATCH_T, INT))
-def recall(memo, scratch, row):
-    """Put what was kept for the row where it was gathered; returns how many domains it touches."""
+@inlined(INT(MEMO_T, SCRATCH_T, REPLAY_T, INT, INT, INT, BOOL))
+def recall(memo, scratch, replay, row, base, last, is_compared):
+    """Put what was kept for the row where it was gathered; returns how many domains it touches.
+
+    With `is_compared` only the last choice and the domains that differ.
+    """
     scratch.gathering[0] += 1
     scratch.gathered[0] = -1
-    start, stop = memo.start[row], memo.stop[row]
-    for i in range(start, stop):
+    touched = 0
+    for i in range(memo.start[row], memo.stop[row]):
         domain = memo.domain[i]
+        if is_compared and domain != last and replay.differs[base + domain] == 0:
+            continue
         scratch.seen[domain] = scratch.gathering[0]
         scratch.members[domain] = memo.members[i]
         for d in range(scratch.credit.shape[1]):
             scratch.credit[domain, d] = memo.credit[i, d]
             scratch.own[domain, d] = memo.own[i, d]
-        scratch.touched[i - start] = domain
-    return stop - start
+        scratch.touched[touched] = domain
+        touched += 1
+    return touched
 
 
 @kernel(BOOL(*[INT] * 12))
@@ -228,24 +212,25 @@ def full_coverage(fleet, rows, scratch, row):
     return full
 
 
-@kernel(INT(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, INT, INT))
-def choose_domain(fleet, rows, gangs, work, scratch, row, touched):
+@inlined(INT(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, INT, INT, I4_T, INT, INT))
+def choose_domain(fleet, rows, gangs, work, scratch, row, touched, others, first, stop):
     """Return the row's best domain, NO_DOMAIN, or UNDECIDED; work.satisfiable says whether it could cover the row.
 
+    It is chosen among the domains touched, which have something to credit, and a stretch of others, which have not.
     The sort key of a domain is (1 when unsatisfiable, k1, k2, k3, -members, domain), smallest first: the rules of §5.3,
     the value by rank. A domain with nothing to credit can only win while none with something to credit is satisfiable.
     The row is open unless one domain covers it by creditable machines alone, and no rival with as many of its own:
     what is free enters the comparison only after both.
     """
     gang, dimensions, full = rows.gang[row], fleet.supply.shape[1], full_coverage(fleet, rows, scratch, row)
-    base, first, counts_free = gangs.base[gang], gangs.active_start[gang], rows.parked[row] == 0
+    base, counts_free = gangs.base[gang], rows.parked[row] == 0
     found, best0, best1, best2, best3, best4, best = False, 0, 0, 0, 0, 0, np.int64(NO_DOMAIN)
     best_own, rivals = -1, 0
-    for i in range(touched + gangs.active_start[gang + 1] - first):
+    for i in range(touched + stop - first):
         has_credit = i < touched
         if i == touched and (not counts_free or (found and best0 == 0)):
             break
-        domain = np.int64(scratch.touched[i]) if has_credit else np.int64(gangs.active[first + i - touched])
+        domain = np.int64(scratch.touched[i]) if has_credit else np.int64(others[first + i - touched])
         cell = base + domain
         if not has_credit and (gangs.members[cell] == 0 or scratch.seen[domain] == scratch.gathering[0]):
             continue
@@ -290,6 +275,39 @@ def choose_domain(fleet, rows, gangs, work, scratch, row, touched):
     return best
 
 
+@kernel(INT(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, INT, INT))
+def choose(fleet, rows, gangs, work, scratch, row, touched):
+    """Return the row's best domain of all."""
+    gang = rows.gang[row]
+    first, stop = gangs.active_start[gang], gangs.active_start[gang + 1]
+    return choose_domain(fleet, rows, gangs, work, scratch, row, touched, gangs.active, first, stop)
+
+
+@inlined(INT(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T, INT))
+def choose_again(fleet, rows, gangs, memo, work, scratch, replay, row):
+    """Return the domain that a kept gang chooses among today's free machines.
+
+    The last choice won over all that it was compared with, and what does not differ compares as it did: where the last
+    choice does not differ itself, it can lose to domains that do and to no others.
+    """
+    gang, last, is_open = rows.gang[row], work.domain[row], work.is_open[row]
+    base = gangs.base[gang]
+    others, first, stop = gangs.active, gangs.active_start[gang], gangs.active_start[gang + 1]
+    is_compared = replay.state[2] != 0 and work.want[row] != 0 and (last < 0 or replay.differs[base + last] == 0)
+    if is_compared:
+        others, first, stop = replay.changed, base, base + changed_domains(gangs, replay, gang)
+    chosen = last
+    if not is_compared or first < stop:
+        if is_compared and last >= 0:
+            # It is not among those listed, so there is room for it behind them.
+            others[stop] = last
+            stop += 1
+        touched = recall(memo, scratch, replay, row, base, last, is_compared)
+        chosen = choose_domain(fleet, rows, gangs, work, scratch, row, touched, others, first, stop)
+        work.is_open[row] = is_open
+    return chosen
+
+
 @kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, INT))
 def claim_in_domain(fleet, bound, rows, work, scratch, row):
     """Claim the chosen domain's creditable members while useful: own first, then the others (§5.3)."""
@@ -312,46 +330,3 @@ def claim_in_domain(fleet, bound, rows, work, scratch, row):
                 for d in range(fleet.supply.shape[1]):
                     scratch.credit[domain, d] -= fleet.supply[supply, d]
             queued = scratch.following[queued]
-
-
-@kernel(numba.void(FLEET_T, GANGS_T, WORK_T, INT))
-def earmark(fleet, gangs, work, machine):
-    """Hide the machine from the totals of every later domain choice."""
-    work.earmarked[machine] = 1
-    shape = fleet.shape[machine]
-    supply = fleet.supply_of[shape]
-    for gang in range(len(gangs.fit)):
-        domain = fleet.domain_of[gangs.key[gang], shape]
-        if domain == NO_DOMAIN or fleet.fits[gangs.fit[gang], shape] == 0:
-            continue
-        if fleet.helps[supply] & gangs.mask[gang] == 0:
-            continue
-        cell = gangs.base[gang] + domain
-        gangs.members[cell] -= 1
-        for d in range(fleet.supply.shape[1]):
-            gangs.total[cell, d] -= fleet.supply[supply, d]
-
-
-@kernel(numba.void(FLEET_T, ROWS_T, GANGS_T, WORK_T, INT))
-def earmark_rest(fleet, rows, gangs, work, row):
-    """Earmark what the row would still want of its domain's free machines; it claims nothing (§5.3)."""
-    cell = gangs.base[rows.gang[row]] + work.domain[row]
-    start, stop = gangs.earmark_from[cell], gangs.start[cell + 1]
-    while start < stop and work.earmarked[gangs.machines[start]] != 0:
-        start += 1
-    gangs.earmark_from[cell] = start
-    left = work.remaining[row].copy()
-    want = work.want[row]
-    for i in range(start, stop):
-        if want == 0:
-            return
-        machine = gangs.machines[i]
-        supply = fleet.supply_of[fleet.shape[machine]]
-        if work.earmarked[machine] != 0 or fleet.helps[supply] & want == 0:
-            continue
-        earmark(fleet, gangs, work, machine)
-        for d in range(len(left)):
-            if left[d] > 0:
-                left[d] = max(0, left[d] - fleet.supply[supply, d])
-                if left[d] == 0:
-                    want &= ~(np.int64(1) << d)

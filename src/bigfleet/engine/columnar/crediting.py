@@ -10,14 +10,11 @@ import numpy as np
 
 from bigfleet.engine.columnar.arrays import FREE, MODE_SAME, NO_DOMAIN, SETTLED, UNDECIDED, UNSETTLED
 from bigfleet.engine.columnar.choosing import (
-    choose_domain,
+    choose,
+    choose_again,
     claim_in_domain,
-    earmark_rest,
     gather_candidates,
-    is_free_alike,
     keep_memo,
-    note_free,
-    recall,
 )
 from bigfleet.engine.columnar.kernels import (
     BOOL,
@@ -28,15 +25,18 @@ from bigfleet.engine.columnar.kernels import (
     INT,
     LISTINGS_T,
     MEMO_T,
+    REPLAY_T,
     ROWS_T,
     SCRATCH_T,
     WORK_T,
     first_at_least,
     harmless_claims,
+    inlined,
     kernel,
     subtract,
     subtract_times,
 )
+from bigfleet.engine.columnar.replaying import earmark_rest, is_any_changed, replay_until
 
 
 @kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, WORK_T, INT))
@@ -107,58 +107,47 @@ def credit_creating(fleet, bound, rows, work, row):
             place += 1
 
 
-@kernel(numba.void(ROWS_T, GANGS_T, MEMO_T, INT))
-def note_choice(rows, gangs, memo, row):
-    """Note among which free machines the row chose."""
-    base, start, stop = gangs.base[rows.gang[row]], memo.start[row], memo.stop[row]
-    note_free(gangs.members, gangs.total, memo.domain, memo.free_members, memo.free_total, base, start, stop)
-
-
-@kernel(BOOL(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
-def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):
+@kernel(BOOL(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T, INT, INT))
+def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, replay, row, place):
     """Choose the row's domain, claim what it may be credited there, earmark the rest; False when undecided (§5.3)."""
     if work.domain[row] == UNDECIDED and rows.is_exact[row] == 0:
         return False
     touched = gather_candidates(fleet, bound, rows, listings, scratch, row)
     if work.domain[row] == UNDECIDED:
-        chosen = choose_domain(fleet, rows, gangs, work, scratch, row, touched)
+        chosen = choose(fleet, rows, gangs, work, scratch, row, touched)
         if chosen == UNDECIDED:
             return False
         work.domain[row] = chosen
         if work.is_open[row] != 0:
             keep_memo(memo, scratch, row, touched)
-            note_choice(rows, gangs, memo, row)
     if work.domain[row] == NO_DOMAIN:
         return True
     claim_in_domain(fleet, bound, rows, work, scratch, row)
     if work.want[row] != 0 and rows.parked[row] == 0:
-        earmark_rest(fleet, rows, gangs, work, row)
+        earmark_rest(fleet, rows, gangs, work, scratch, replay, row, place)
     return True
 
 
-@kernel(BOOL(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, INT))
-def choose_again(fleet, rows, gangs, memo, work, scratch, row):
+@inlined(BOOL(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T, INT, INT))
+def keep(fleet, rows, gangs, memo, work, scratch, replay, row, place):
     """Let a kept gang choose among today's free machines; False when that would credit it otherwise.
 
     Another choice changes nothing for other rows of the cluster when the gang was credited with nothing and is with
     nothing now.
     """
-    if work.want[row] == 0:
-        # Its creditable machines cover it: only rivals that do so too are in its memo, and only they can win.
-        base, start, stop = gangs.base[rows.gang[row]], memo.start[row], memo.stop[row]
-        cells = gangs.members, gangs.total, memo.domain, memo.free_members, memo.free_total
-        if is_free_alike(*cells, base, start, stop):
+    if replay.state[2] != 0:
+        replay_until(fleet, gangs, replay, replay.place_then[row])
+        # Where creditable machines cover a gang, only rivals that they cover too are in its memo and can win.
+        if work.want[row] == 0 and not is_any_changed(gangs, memo, replay, rows.gang[row], row):
             return True
-        note_choice(rows, gangs, memo, row)
-    touched = recall(memo, scratch, row)
-    chosen = choose_domain(fleet, rows, gangs, work, scratch, row, touched)
+    chosen = choose_again(fleet, rows, gangs, memo, work, scratch, replay, row)
     if chosen != work.domain[row]:
         has_credit = chosen >= 0 and scratch.seen[chosen] == scratch.gathering[0]
         if chosen == UNDECIDED or has_credit or work.credit_from[row] != work.credit_to[row]:
             return False
         work.domain[row] = chosen
     if chosen >= 0 and work.want[row] != 0 and rows.parked[row] == 0:
-        earmark_rest(fleet, rows, gangs, work, row)
+        earmark_rest(fleet, rows, gangs, work, scratch, replay, row, place)
     return True
 
 
@@ -191,8 +180,8 @@ def end_keeping(bound, rows, work, agenda, place):
     return True
 
 
-@kernel(INT(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, I4_T, INT))
-def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, agenda, first):
+@kernel(INT(FLEET_T, BOUND_T, ROWS_T, LISTINGS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T, I4_T, INT))
+def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, replay, agenda, first):
     """Credit the rows of the agenda from `first` on.
 
     Returns the place in the agenda of a row whose domain must be chosen outside, or the length of the agenda.
@@ -202,14 +191,16 @@ def credit(fleet, bound, rows, listings, gangs, memo, work, scratch, agenda, fir
         row = agenda[place]
         cluster = rows.cluster[row]
         if rows.is_fresh[row] == 0:
-            is_kept = work.is_open[row] == 0 or choose_again(fleet, rows, gangs, memo, work, scratch, row)
+            if work.is_open[row] == 0:
+                continue
+            is_kept = keep(fleet, rows, gangs, memo, work, scratch, replay, row, place)
             if not is_kept and not end_keeping(bound, rows, work, agenda, place):
                 work.disputed[cluster] = UNSETTLED
             if rows.is_fresh[row] == 0:
                 continue
         work.credit_from[row] = work.lengths[0]
         if rows.mode[row] == MODE_SAME:
-            if not credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, row):
+            if not credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, replay, row, place):
                 return place
         else:
             scratch.gathered[0] = -1

@@ -23,11 +23,13 @@ from bigfleet.engine.columnar.arrays import (
     Int32s,
     Int64s,
     Memo,
+    Replay,
     Rows,
     Scratch,
     Work,
 )
 from bigfleet.engine.columnar.crediting import credit
+from bigfleet.engine.columnar.earmarks import Earmarks, earmarks_of, start_replay
 from bigfleet.engine.columnar.kept import Credits, Flags, Kept
 from bigfleet.engine.columnar.segments import Segments, spans
 from bigfleet.engine.columnar.setup import again, make_listings, statuses
@@ -59,20 +61,22 @@ class Pass:
     #: The row's number in the last decision, for rows of clusters that are not fresh.
     source: Int64s
     memo_room: int
+    #: Under which fits are numbered as they are in the rows.
+    fits_version: int
     choose_exactly: ChooseExactly
     #: Whether some domain was chosen outside the kernels: then the next decision may keep nothing.
     is_volatile: bool = False
 
-    def run(self) -> tuple[Work, Memo]:
-        """Credit all rows; returns what was written, and the memos of open gangs."""
+    def run(self) -> tuple[Work, Memo, Earmarks]:
+        """Credit all rows; returns what was written, the memos of open gangs, and what was earmarked."""
         for round_number in range(ROUNDS_MAX + 1):
             if self.kept is None or round_number == ROUNDS_MAX or not self._has_room(self.kept):
                 self.kept = None
                 self.fresh[:] = True
-            work, memo = self._round()
+            work, memo, replay = self._round()
             self.fresh |= work.disputed != 0
             if not (work.disputed == UNSETTLED).any():
-                return work, memo
+                return work, memo, earmarks_of(replay, self.gangs, self.rows, self.order, self.fits_version)
         raise AssertionError("a pass over fresh clusters disputes nothing")
 
     def _has_room(self, kept: Kept) -> bool:
@@ -84,7 +88,7 @@ class Pass:
         sizes = bound.stop - bound.start
         return int(sizes[self.fresh].sum() + sizes[0])
 
-    def _round(self) -> tuple[Work, Memo]:
+    def _round(self) -> tuple[Work, Memo, Replay]:
         bound, rows = self.segments.bound, self.rows
         clear(self.segments, self.fresh, self.hidden)
         is_fresh = self.fresh[rows.cluster]
@@ -93,41 +97,36 @@ class Pass:
         listings, listing = make_listings(self.fleet, bound, rows, fresh)
         rows.listing[fresh] = listing
         work, memo = self._start(is_fresh)
-        gangs, order = again(self.gangs), self.order
+        gangs, order, scratch = again(self.gangs), self.order, self.scratch
+        earmarks = None if self.kept is None else self.kept.earmarks
+        replay = start_replay(earmarks, gangs, rows, self.source, order, self.fits_version)
         place = 0
         while True:
-            place = credit(self.fleet, bound, rows, listings, gangs, memo, work, self.scratch, order, place)
+            place = credit(self.fleet, bound, rows, listings, gangs, memo, work, scratch, replay, order, place)
             if place == len(order):
                 break
             row = int(order[place])
             self.is_volatile = True
             work.domain[row], work.satisfiable[row] = self.choose_exactly(row, gangs, work)
-        return work, memo
+        return work, memo, replay
 
     def _start(self, is_fresh: Flags) -> tuple[Work, Memo]:
         """Make room for what is written; rows of kept clusters begin where credit left them."""
         fleet, rows, kept = self.fleet, self.rows, self.kept
         machines, size, fits = len(fleet.shape), len(rows.mode), len(fleet.fits)
-        credits = Credits(
-            remaining=rows.aggregate.copy(),
-            want=rows.mask.copy(),
-            domain=np.where(rows.mode == MODE_SAME, np.int32(UNDECIDED), np.int32(NO_DOMAIN)),
-            satisfiable=np.ones(size, np.uint8),
-            is_open=np.zeros(size, np.uint8),
-            credit_from=np.zeros(size, np.int64),
-            credit_to=np.zeros(size, np.int64),
-        )
         memo_start, memo_stop = np.zeros((2, size), np.int64)
+        fresh = np.flatnonzero(is_fresh)
+        credits = self._uncredited(slice(None)) if len(fresh) == size else self._kept_credits(fresh)
         if kept is None:
-            used = 0
-            credited = np.empty(2 * self.segments.used + 1, np.int32)
+            used, credited = 0, np.empty(2 * self.segments.used + 1, np.int32)
             memo = self._new_memo(memo_start, memo_stop)
         else:
-            clean = np.flatnonzero(~is_fresh)
-            source = self.source[clean]
-            for name in Credits._fields:
-                getattr(credits, name)[clean] = getattr(kept.credits, name)[source]
-            memo_start[clean], memo_stop[clean] = kept.memo.start[source], kept.memo.stop[source]
+            if len(fresh) < size:
+                memo_start, memo_stop = (
+                    kept.memo.start.take(self.source, mode="clip"),
+                    kept.memo.stop.take(self.source, mode="clip"),
+                )
+                memo_start[fresh] = memo_stop[fresh] = 0
             used, credited = kept.credited_used, kept.credited
             memo = kept.memo._replace(start=memo_start, stop=memo_stop, size=kept.memo.size.copy())
         free = len(fleet.idle) + fleet.speculative.shape[1]
@@ -150,6 +149,30 @@ class Pass:
         )
         return work, memo
 
+    def _kept_credits(self, fresh: Int64s) -> Credits:
+        """Return what the rows begin with when only some are credited from the start."""
+        assert self.kept is not None, "without anything kept every row is fresh"
+        # Numbers of fresh rows mean nothing: what they take is put right behind.
+        credits = Credits._make(column.take(self.source, axis=0, mode="clip") for column in self.kept.credits)
+        uncredited = self._uncredited(fresh)
+        for name in Credits._fields:
+            getattr(credits, name)[fresh] = getattr(uncredited, name)
+        return credits
+
+    def _uncredited(self, some: "Int64s | slice") -> Credits:
+        """Return what rows begin with that are credited from the start."""
+        rows = self.rows
+        mode, none = rows.mode[some], np.zeros((2, len(rows.mode[some])), np.int64)
+        return Credits(
+            remaining=rows.aggregate[some].copy(),
+            want=rows.mask[some].copy(),
+            domain=np.where(mode == MODE_SAME, np.int32(UNDECIDED), np.int32(NO_DOMAIN)),
+            satisfiable=np.ones(len(mode), np.uint8),
+            is_open=np.zeros(len(mode), np.uint8),
+            credit_from=none[0],
+            credit_to=none[1],
+        )
+
     def _new_memo(self, start: Int64s, stop: Int64s) -> Memo:
         room = max(self.memo_room, _MEMO_PER_GANG * int((self.rows.mode == MODE_SAME).sum()) + _MEMO_SPARE)
         dimensions = self.fleet.supply.shape[1]
@@ -160,8 +183,6 @@ class Pass:
             members=np.empty(room, np.int64),
             credit=np.empty((room, dimensions), np.int64),
             own=np.empty((room, dimensions), np.int64),
-            free_members=np.empty(room, np.int64),
-            free_total=np.empty((room, dimensions), np.int64),
             size=np.zeros(2, np.int64),
         )
 

@@ -13,6 +13,7 @@ from bigfleet.engine.columnar.answer import Answer
 from bigfleet.engine.columnar.arrays import MODE_SAME, Bytes, Fleet, Gangs, Int32s, Int64s, Memo, Rows, Scratch, Work
 from bigfleet.engine.columnar.credits import Pass, clear, credits_of
 from bigfleet.engine.columnar.demand import Demand
+from bigfleet.engine.columnar.earmarks import Earmarks
 from bigfleet.engine.columnar.exact import choose_exactly
 from bigfleet.engine.columnar.folds import Arranged, arrange, fold, free_proofs, proven, questions_of, unfolded
 from bigfleet.engine.columnar.kept import (
@@ -29,7 +30,6 @@ from bigfleet.engine.columnar.orders import Orders
 from bigfleet.engine.columnar.phases import (
     acquisitions,
     followed_excess,
-    free_hidden,
     preempt_all,
     reclaims,
     releases,
@@ -69,6 +69,7 @@ class Cycle:
     kept: Kept | None
     memo_room: int
     keeps: Kept | None = None
+    _is_tied: bool = field(init=False)
     _hidden: Int64s = field(init=False)
     _values: list[list[str]] = field(init=False)
     _arranged: Arranged = field(init=False)
@@ -99,16 +100,17 @@ class Cycle:
         tables, demand, bound = self.tables, self.demand, self.orders.segments.bound
         self._hidden = hidden_rows(self.view, self.options)
         self._values = [tables.attribute(key).values for key in demand.keys]
-        # Machines in creation for no cluster may be credited to any: their claims tie clusters to each other.
-        is_tied = bool(bound.creating[0] < bound.stop[0])
-        if self.kept is not None and (is_tied or not self.kept.holds_for(self._values, tables.scale_version)):
+        # Machines in creation for no cluster may be credited to any: their claims tie clusters to each other, in this
+        # decision and in what it would leave for the next.
+        self._is_tied = bool(bound.creating[0] < bound.stop[0])
+        if self.kept is not None and (self._is_tied or not self.kept.holds_for(self._values, tables.scale_version)):
             self.kept = None
         self._arranged = self._arrange()
         self._by_free = self._proofs_by_free()
         if self.kept is None:
             self.fresh[:] = True
         else:
-            mark_changed_rows(self.kept, self._arranged, self.fresh)
+            mark_changed_rows(self.kept, self._arranged, demand.followed, self.fresh)
             mark_changed_proofs(self.kept, self._by_free, self._arranged, demand, self.fresh)
             mark_changed_visibility(self.kept, self._hidden, self.orders.segments, self.fresh)
         clear(self.orders.segments, self.fresh, self._hidden)
@@ -125,8 +127,8 @@ class Cycle:
         asks = np.flatnonzero(np.bincount(folded_ask + 1, minlength=1)[1:]).astype(np.int32)
         by_free = np.zeros(len(self.demand.asks.profile), np.uint8)
         if len(asks):
-            shapes = self.orders.free_shapes(free_hidden(self.view, self._hidden))
-            by_free[asks] = free_proofs(asks, shapes, self.demand, self.tables)
+            counts = self.orders.free_counts(self._hidden)
+            by_free[asks] = free_proofs(asks, counts, self.demand, self.tables)
         return by_free
 
     # ---- rows ----------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class Cycle:
     def _rows(self) -> tuple[Rows, Int64s]:
         """Return the rows, and the classes of gangs among them."""
         folded, demand = self._spliced.folded, self.demand
-        buckets = demand.profile_columns.bucket[np.unique(folded.profile)]
+        buckets = demand.profile_columns.bucket[np.flatnonzero(np.bincount(folded.profile))]
         self.orders.use_buckets(sorted(set(buckets.tolist())))
         fits = demand.asks.fits(folded.ask)
         rows = row_arrays(folded, self._spliced.row_start, fits, self._parked, demand=demand, orders=self.orders)
@@ -191,18 +193,19 @@ class Cycle:
             kept=self.kept,
             source=self._spliced.source,
             memo_room=self.memo_room,
+            fits_version=self.tables.fits_version,
             choose_exactly=lambda row, gangs, work: self._choose_exactly(row, fleet, rows, gangs, work),
         )
-        work, memo = credit_pass.run()
+        work, memo, earmarks = credit_pass.run()
         kept_excess = None if self.kept is None else self.kept.excess
         excess = followed_excess(kept_excess, self.orders.segments.bound, self.fresh)
-        self._keep(work, memo, excess, is_volatile=credit_pass.is_volatile)
+        self._keep(work, memo, earmarks, excess, is_volatile=credit_pass.is_volatile)
         return work, excess
 
-    def _keep(self, work: Work, memo: Memo, excess: Excess, *, is_volatile: bool) -> None:
+    def _keep(self, work: Work, memo: Memo, earmarks: Earmarks, excess: Excess, *, is_volatile: bool) -> None:
         if memo.size[1]:
             self.memo_room = 2 * len(memo.domain)
-        elif not is_volatile:
+        elif not (is_volatile or self._is_tied):
             self.keeps = Kept(
                 numbers=self.numbers,
                 arranged=self._arranged,
@@ -215,6 +218,7 @@ class Cycle:
                 parked=self._parked,
                 credits=credits_of(work),
                 memo=memo,
+                earmarks=earmarks,
                 credited=work.credited,
                 credited_used=int(work.lengths[0]),
                 excess=excess,

@@ -18,6 +18,7 @@ from bigfleet.engine.columnar.arrays import MODE_PLAIN, MODE_SAME, MODE_SPREAD, 
 from bigfleet.engine.columnar.kernels import COVERAGE_MAX
 from bigfleet.engine.columnar.tables import NOWHERE, Numbers, Tables
 from bigfleet.engine.folding import folded_profile
+from bigfleet.engine.listed import ListedRows
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.vector import Vector
@@ -26,6 +27,8 @@ from bigfleet.model.vector import Vector
 STALE_NEEDS_MAX: Final = 1000
 #: No question: the row folds under none.
 NO_ASK: Final = -1
+#: Needs that are looked up in one go.
+LOOKED_UP_MAX: Final = 4096
 
 
 class ProfileColumns(NamedTuple):
@@ -56,6 +59,8 @@ class NeedColumns(NamedTuple):
     parked: Bytes
 
 
+#: NumPy sorts keys of 16 bits by counting.
+_SHORT_MAX: Final = 1 << 16
 NEED_TYPES: Final = (np.int32, np.int32, np.int32, np.int32, np.int32, np.int32, np.int32, np.uint8)
 PROFILE_TYPES: Final = (np.int64, np.int64, np.int32, np.uint8, np.int32, np.int64)
 
@@ -192,6 +197,14 @@ def coverage_weights(line: list[int]) -> tuple[list[int], bool]:
     return [denominator // milli if milli and place != NOWHERE else 0 for place, milli in enumerate(line)], True
 
 
+class Followed(NamedTuple):
+    """Numbers of rows that were made of those of the rows before."""
+
+    before: Int64s
+    #: Clusters of the rows that came or went, with repeats.
+    clusters: Int32s
+
+
 class Demand:
     """Every row object, profile and vector that recent calls have seen, in columns."""
 
@@ -204,6 +217,7 @@ class Demand:
         self.profile_columns = ProfileColumns._make(np.zeros(0, dtype) for dtype in PROFILE_TYPES)
         #: Number of the folded profile of each profile, itself without Same.
         self._folded: list[int] = []
+        self._precedence_ranks: npt.NDArray[np.integer] = np.zeros(0, np.int64)
         self.asks = Asks(tables, self.profiles, self.vectors.vectors)
         self._gangs = Numbers()
         self._keys = Numbers()
@@ -211,7 +225,9 @@ class Demand:
         self.keys: list[str] = []
         self._needs: list[Need] = []
         #: The rows of the last call, in the order given.
-        self.rows: list[Need] = []
+        self.rows: Sequence[Need] = ()
+        #: Where the last call's numbers came from; None where every row was looked up.
+        self.followed: Followed | None = None
         self._last_numbers: Int64s = np.zeros(0, np.int64)
         self._need_numbers: dict[int, int] = {}
         self._new_needs: tuple[list[int], ...] = tuple([] for _ in NeedColumns._fields)
@@ -223,20 +239,42 @@ class Demand:
 
     def numbers_of(self, demand: Sequence[Need]) -> Int64s:
         """Return the number of every need, in the order given; the same array while the objects are the same."""
-        if len(demand) == len(self.rows) and all(map(operator.is_, demand, self.rows)):
-            self.vectors.follow()
-            return self._last_numbers
-        # The list keeps the objects alive, so that their ids stay their own.
-        rows = list(demand)
-        numbers = np.fromiter(map(self._need_numbers.get, map(id, rows), repeat(-1)), np.int64, len(rows))
+        rows = self.rows
+        if demand is not rows and not (len(demand) == len(rows) and all(map(operator.is_, demand, rows))):
+            # What is kept here keeps the objects alive, so that their ids stay their own.
+            self._last_numbers = self._numbers_after(demand)
+            self.rows = demand if isinstance(demand, tuple) else list(demand)
+        self.vectors.follow()
+        return self._last_numbers
+
+    def _numbers_after(self, demand: Sequence[Need]) -> Int64s:
+        """Return the numbers of rows that are not those of the last call."""
+        before, self.followed = self._last_numbers, None
+        if isinstance(demand, ListedRows) and isinstance(self.rows, ListedRows) and demand.since is self.rows.moment:
+            gone, come = np.array(demand.gone, np.int64), np.array(demand.come, np.int64)
+            stayed, stays = np.ones(len(before), np.bool_), np.ones(len(demand), np.bool_)
+            stayed[gone] = stays[come] = False
+            numbers = np.empty(len(demand), np.int64)
+            numbers[stays] = before[stayed]
+            numbers[come] = self._look_up([demand[place] for place in demand.come])
+            cluster = self.need_columns.cluster
+            self.followed = Followed(before, np.concatenate([cluster[before[gone]], cluster[numbers[come]]]))
+            return numbers
+        return self._look_up(demand)
+
+    def _look_up(self, needs: Sequence[Need]) -> Int64s:
+        numbers = np.empty(len(needs), np.int64)
+        # One call for all of them would keep the interpreter from every other thread for its whole time.
+        for start in range(0, len(needs), LOOKED_UP_MAX):
+            some = needs[start : start + LOOKED_UP_MAX]
+            known = map(self._need_numbers.get, map(id, some), repeat(-1))
+            numbers[start : start + len(some)] = np.fromiter(known, np.int64, len(some))
         missing = np.flatnonzero(numbers < 0)
         if len(missing):
-            numbers[missing] = [self._add_need(rows[place]) for place in missing.tolist()]
+            numbers[missing] = [self._add_need(needs[place]) for place in missing.tolist()]
             self.profile_columns = ProfileColumns._make(_extended(self.profile_columns, self._new_profiles))
             self.need_columns = NeedColumns._make(_extended(self.need_columns, self._new_needs))
-        self.vectors.follow()
-        self.rows, self._last_numbers = rows, numbers
-        return self._last_numbers
+        return numbers
 
     def _add_need(self, need: Need) -> int:
         known = self._need_numbers.get(id(need))
@@ -263,6 +301,14 @@ class Demand:
         for column, value in zip(self._new_needs, line, strict=True):
             column.append(value)
         return number
+
+    def precedence_ranks(self) -> npt.NDArray[np.integer]:
+        """Return the rank of each profile's precedence, the highest first, in a type that sorts quickly."""
+        precedence = self.profile_columns.precedence
+        if len(self._precedence_ranks) != len(precedence):
+            ranks = np.unique(-precedence, return_inverse=True)[1]
+            self._precedence_ranks = ranks.astype(np.uint16) if len(ranks) <= _SHORT_MAX else ranks
+        return self._precedence_ranks
 
     def profile_number(self, profile: Profile) -> int:
         """Return the number of a profile; equal profiles have one."""

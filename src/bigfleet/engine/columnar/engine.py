@@ -101,7 +101,8 @@ class _Knowledge:
         except DoesNotFit:
             return reference.decide(snapshot_of(view), demand, options)
         # Sequences in place of tuples: they read and compare alike, and make their objects on demand.
-        basis = Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view))
+        given = demand if isinstance(demand, tuple) else tuple(demand)
+        basis = Basis(demand=given, options=options, snapshot=lambda: snapshot_of(view))
         return Decision(actions=answer.actions(), rows=answer.results(), basis=basis)
 
     def _answer(self, view: ColumnSnapshot, needs: Sequence[Need], options: Options) -> Answer:

@@ -14,18 +14,10 @@ import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import HIDDEN, Bound, Bytes, Int32s, Int64s
 from bigfleet.engine.columnar.demand import NO_ASK, Demand
-from bigfleet.engine.columnar.sweeps import distinct_shapes, prove_folds
+from bigfleet.engine.columnar.sweeps import arrange_rows, distinct_shapes, find_free, prove_folds
 from bigfleet.engine.columnar.tables import Tables
 from bigfleet.engine.folding import folded_profile
 from bigfleet.model.need import Need
-
-#: Radix sorts take keys of 16 bits.
-_SHORT_MAX = 1 << 16
-
-
-def short_keys(keys: npt.NDArray[np.integer], limit: int) -> npt.NDArray[np.integer]:
-    """Return keys below the limit in a type that NumPy sorts by counting, where they fit one."""
-    return keys.astype(np.uint16) if limit <= _SHORT_MAX else keys
 
 
 class Arranged(NamedTuple):
@@ -43,11 +35,15 @@ class Arranged(NamedTuple):
 
 def arrange(numbers: Int64s, demand: Demand, clusters: int) -> Arranged:
     """Return the demand cluster by cluster."""
-    cluster = demand.need_columns.cluster[numbers]
-    places = np.argsort(short_keys(cluster, clusters), kind="stable")
-    size = np.bincount(cluster, minlength=clusters)
-    start = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int64)
-    return Arranged(numbers[places], places, cluster[places], start, size.astype(np.int64))
+    arranged = Arranged(
+        numbers=np.empty(len(numbers), np.int64),
+        places=np.empty(len(numbers), np.int64),
+        cluster=np.empty(len(numbers), np.int32),
+        start=np.zeros(clusters, np.int64),
+        size=np.zeros(clusters, np.int64),
+    )
+    arrange_rows(numbers, demand.need_columns.cluster, *arranged)
+    return arranged
 
 
 class Folded(NamedTuple):
@@ -113,10 +109,11 @@ def questions_of(rows: Folded, folded_ask: Int32s, asks: int) -> Questions:
     return Questions(gangs, question, cluster, ask.astype(np.int32))
 
 
-def free_proofs(asks: Int32s, free_shapes: Int32s, demand: Demand, tables: Tables) -> Bytes:
-    """Say for each question whether a free machine answers it; `free_shapes` are those of visible free machines."""
+def free_proofs(asks: Int32s, free_counts: Int64s, demand: Demand, tables: Tables) -> Bytes:
+    """Say for each question whether a free machine answers it; `free_counts` is how many are visible of each shape."""
     fits = demand.asks.proving_fits(asks)
-    proven: Bytes = np.any(tables.fits[:, free_shapes], axis=1).astype(np.uint8)
+    proven: Bytes = np.empty(int(fits.max(initial=-1)) + 1, np.uint8)
+    find_free(tables.fits, free_counts, proven)
     return proven[fits]
 
 
@@ -132,7 +129,9 @@ def proven(questions: Questions, by_free: Bytes, bound: Bound, demand: Demand, t
     if not is_open.any():
         return answers
     answers = answers.copy()
-    asked, place = np.unique(questions.cluster, return_inverse=True)
+    # Questions come by cluster.
+    is_first = np.diff(questions.cluster, prepend=-1) != 0
+    asked, place = questions.cluster[is_first], np.cumsum(is_first) - 1
     starts, stops = bound.start[asked], bound.creating[asked]
     parts = np.zeros(len(asked) + 1, np.int64)
     found = np.empty(max(1, int((stops - starts).sum())), np.int32)

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import Bytes, Int32s, Int64s, Memo
-from bigfleet.engine.columnar.demand import Demand
+from bigfleet.engine.columnar.demand import Demand, Followed
+from bigfleet.engine.columnar.earmarks import Earmarks
 from bigfleet.engine.columnar.folds import Arranged, Folded
 from bigfleet.engine.columnar.segments import Segments, spans
 
@@ -48,6 +49,7 @@ class Kept:
     parked: Bytes
     credits: Credits
     memo: Memo
+    earmarks: Earmarks
     #: Credited machines in the order of their claims: rows say from where to where.
     credited: Int32s
     credited_used: int
@@ -74,10 +76,13 @@ class Excess:
         self.start, self.stop = np.concatenate([self.start, missing]), np.concatenate([self.stop, missing])
 
 
-def mark_changed_rows(kept: Kept, arranged: Arranged, fresh: Flags) -> None:
+def mark_changed_rows(kept: Kept, arranged: Arranged, followed: Followed | None, fresh: Flags) -> None:
     """Mark the clusters whose rows are not, object for object and in the same order, those of the last decision."""
     old = kept.arranged
     if arranged is old:
+        return
+    if followed is not None and followed.before is kept.numbers:
+        fresh[followed.clusters] = True
         return
     clusters = len(arranged.size)
     missing = np.zeros(clusters - len(old.size), np.int64)

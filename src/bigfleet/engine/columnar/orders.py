@@ -8,14 +8,13 @@ Nothing here may drop or prefer a machine.
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.arrays import Bytes, Floats, Int32s, Int64s
+from bigfleet.engine.columnar.arrays import CONFIGURED, DRAINING, IDLE, SPECULATIVE, Bytes, Floats, Int32s, Int64s
 from bigfleet.engine.columnar.segments import Segments
 from bigfleet.engine.columnar.sorting import sort_by
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.sweeps import merge_order
 from bigfleet.engine.columnar.tables import Tables, ranks
 from bigfleet.model.penalty import bucket_upper_dollars
-from bigfleet.model.states import MachineState
 
 #: More changed rows than this share of all are cheaper to sort anew.
 _CHANGED_SHARE = 8
@@ -29,7 +28,7 @@ class Orders:
         self.view = view
         self.segments = Segments(view, tables)
         state = view.columns.state
-        self.idle = self._sorted_by(tables.offer_price, np.flatnonzero(state == MachineState.IDLE))
+        self.idle = self._sorted_by(tables.offer_price, np.flatnonzero(state == IDLE))
         self._sort_coming()
         self._buckets: list[int] = []
         self._lines: dict[bytes, int] = {}
@@ -37,13 +36,13 @@ class Orders:
         self.line_of: dict[int, int] = {}
         self.speculative: Int32s = np.zeros((1, 0), np.int32)
         self._configured: Int32s | None = None
-        self._free_shapes: Int32s | None = None
+        self._free_counts: Int64s | None = None
 
     @property
     def configured(self) -> Int32s:
         """Configured machines, ids ascending."""
         if self._configured is None:
-            found = np.flatnonzero(self.view.columns.state == MachineState.CONFIGURED)
+            found = np.flatnonzero(self.view.columns.state == CONFIGURED)
             self._configured = found.astype(np.int32)
         return self._configured
 
@@ -60,10 +59,14 @@ class Orders:
         was, now = old.columns.state[changed], view.columns.state[changed]
         repriced = old.columns.offer[changed] != view.columns.offer[changed]
         self._follow_free(view, changed, was, now, repriced)
+        if self._free_counts is not None:
+            size = max(len(self._free_counts), len(self._tables.supply_of))
+            gone, come = _free_shape_counts(old, changed, size), _free_shape_counts(view, changed, size)
+            self._free_counts = np.pad(self._free_counts, (0, size - len(self._free_counts))) - gone + come
         self.view = view
-        if ((was == MachineState.DRAINING) | (now == MachineState.DRAINING)).any():
+        if ((was == DRAINING) | (now == DRAINING)).any():
             self._sort_coming()
-        self._configured = self._free_shapes = None
+        self._configured = None
         return moved
 
     def _follow_free(
@@ -74,7 +77,7 @@ class Orders:
         now: Bytes,
         repriced: npt.NDArray[np.bool_],
     ) -> None:
-        for state in (MachineState.IDLE, MachineState.SPECULATIVE):
+        for state in (IDLE, SPECULATIVE):
             leaves = changed[(was == state) & ((now != state) | repriced)]
             joins = changed[(now == state) & ((was != state) | repriced)].astype(np.int32)
             if len(leaves) == 0 and len(joins) == 0:
@@ -82,7 +85,7 @@ class Orders:
             is_dropped = np.zeros(len(view.ids), np.uint8)
             is_dropped[leaves] = 1
             offer = view.columns.offer
-            if state is MachineState.IDLE:
+            if state == IDLE:
                 self.idle = _merged(self.idle, is_dropped, len(leaves), joins, offer, self._tables.offer_price)
             elif self._buckets:
                 costs = self._line_costs()
@@ -97,7 +100,7 @@ class Orders:
 
     def _sort_coming(self) -> None:
         columns = self.view.columns
-        draining = np.flatnonzero(columns.state == MachineState.DRAINING)
+        draining = np.flatnonzero(columns.state == DRAINING)
         wanted = self._tables.stamp_for[columns.stamp[draining]]
         draining, wanted = draining[wanted >= 0], wanted[wanted >= 0]
         #: Draining machines with a preemptor, by (preemptor, id), and the preemptor of each.
@@ -132,7 +135,7 @@ class Orders:
         """Make the orders of Speculative machines for some interruption buckets, one line for all that order alike."""
         if self._buckets and set(buckets) <= set(self._buckets):
             return
-        rows = np.flatnonzero(self.view.columns.state == MachineState.SPECULATIVE)
+        rows = np.flatnonzero(self.view.columns.state == SPECULATIVE)
         self.line_of = {}
         known: dict[bytes, int] = {}
         lines: list[Int32s] = []
@@ -144,19 +147,20 @@ class Orders:
         self._buckets = buckets
         self.speculative = np.array(lines, np.int32).reshape(len(lines), len(rows))
 
-    def free_shapes(self, hidden: npt.NDArray[np.integer]) -> Int32s:
-        """Return the distinct shapes of the Idle and Speculative machines that are not hidden."""
-        columns = self.view.columns
-        if len(hidden) == 0 and self._free_shapes is not None:
-            return self._free_shapes
-        state = columns.state
-        is_free = (state == MachineState.IDLE) | (state == MachineState.SPECULATIVE)
-        is_free[hidden] = False
-        counts = np.bincount(columns.shape[is_free])
-        shapes = np.flatnonzero(counts).astype(np.int32)
+    def free_counts(self, hidden: npt.NDArray[np.integer]) -> Int64s:
+        """Return per shape how many machines are Idle or Speculative and not hidden; hidden rows differ."""
+        if self._free_counts is None:
+            everything = np.arange(len(self.view.ids))
+            self._free_counts = _free_shape_counts(self.view, everything, len(self._tables.supply_of))
         if len(hidden) == 0:
-            self._free_shapes = shapes
-        return shapes
+            return self._free_counts
+        return self._free_counts - _free_shape_counts(self.view, hidden, len(self._free_counts))
+
+
+def _free_shape_counts(view: ColumnSnapshot, rows: npt.NDArray[np.integer], shapes: int) -> Int64s:
+    state = view.columns.state[rows]
+    free = rows[(state == IDLE) | (state == SPECULATIVE)]
+    return np.bincount(view.columns.shape[free], minlength=shapes).astype(np.int64, copy=False)
 
 
 def _merged(

@@ -4,17 +4,18 @@ docs/spec/engine.md §5.6 to §7. Each function turns claims into the columns of
 claim of Phase 1.
 """
 
+from typing import Final
+
 import numpy as np
 
 from bigfleet.engine.columnar.acquiring import list_acquired
 from bigfleet.engine.columnar.arrays import (
-    CLAIMED,
     MODE_SAME,
     NO_DOMAIN,
+    SPECULATIVE,
     Bound,
     Fleet,
     Int32s,
-    Int64s,
     Rows,
     Scratch,
     Work,
@@ -23,13 +24,14 @@ from bigfleet.engine.columnar.kept import Excess, Flags
 from bigfleet.engine.columnar.orders import Orders
 from bigfleet.engine.columnar.preemption import preempt
 from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.columnar.sweeps import list_excess, list_reclaimed, rank_victims
+from bigfleet.engine.columnar.sweeps import list_excess, list_over, list_reclaimed, rank_victims
 from bigfleet.engine.columnar.tables import DoesNotFit, Tables, capacity_holds, ranks
 from bigfleet.engine.decision import Options
 from bigfleet.engine.preempt import DRAIN_SECONDS_FLOOR, PENALTY_DOLLARS_FLOOR
 from bigfleet.engine.reclaim import RELEASABLE
 from bigfleet.model.ids import MachineId
-from bigfleet.model.states import MachineState
+
+_IS_RELEASABLE: Final = capacity_holds({int(kind): 1.0 for kind in RELEASABLE}) > 0
 
 
 def short_rows(rows: Rows, work: Work, order: Int32s) -> Int32s:
@@ -41,7 +43,7 @@ def short_rows(rows: Rows, work: Work, order: Int32s) -> Int32s:
 def acquisitions(view: ColumnSnapshot, work: Work, agenda: Int32s) -> tuple[Int32s, Int32s]:
     """Return row and machine of every acquisition: by row, Bootstraps before Provisions, ids ascending (§5.6)."""
     rows, machines = np.empty((2, int(work.lengths[1])), np.int32)
-    list_acquired(work, view.columns.state, int(MachineState.SPECULATIVE), agenda, rows, machines)
+    list_acquired(work, view.columns.state, SPECULATIVE, agenda, rows, machines)
     return rows, machines
 
 
@@ -136,24 +138,15 @@ def reclaims(excess: Excess, work: Work, tables: Tables, options: Options) -> In
 
 def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: Tables, options: Options) -> Int32s:
     """Return the Idle machines whose hold is over, by id (§7)."""
-    columns, machines = view.columns, orders.idle
+    columns = view.columns
     holds = capacity_holds({int(kind): seconds for kind, seconds in options.hold_seconds.items()})
-    is_kept = ~np.isin(np.arange(len(holds)), [int(kind) for kind in RELEASABLE]) | ~(holds > 0)
-    kept = is_kept[tables.offer_capacity_type]
-    if kept.all():
+    is_kept = ~(_IS_RELEASABLE & (holds > 0))
+    if is_kept[tables.offer_capacity_type].all():
         return np.zeros(0, np.int32)
-    machines = machines[~kept[columns.offer[machines]]]
-    machines = machines[work.status[machines] != CLAIMED]
-    hold = holds[tables.offer_capacity_type[columns.offer[machines]]]
-    since = columns.idle_since_seconds[machines]
-    left = hold - (options.now_seconds - since)
-    machines = np.sort(machines[left <= 0])
+    hold_of_offer = np.where(is_kept, np.inf, holds)[tables.offer_capacity_type]
+    machines = np.empty(len(orders.idle), np.int32)
+    since, now = columns.idle_since_seconds, options.now_seconds
+    found = list_over(orders.idle, work.status, columns.offer, hold_of_offer, since, now, machines)
     reserved = [view.rows.get(MachineId(machine_id), -1) for machine_id in options.reserved]
-    return machines[~np.isin(machines, reserved)]
-
-
-def free_hidden(view: ColumnSnapshot, hidden: Int64s) -> Int64s:
-    """Return the hidden rows that are Idle or Speculative."""
-    state = view.columns.state[hidden]
-    free: Int64s = hidden[(state == MachineState.IDLE) | (state == MachineState.SPECULATIVE)]
-    return free
+    machines = np.sort(machines[:found])
+    return machines[~np.isin(machines, reserved)] if reserved else machines

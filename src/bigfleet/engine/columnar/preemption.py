@@ -20,6 +20,7 @@ from bigfleet.engine.columnar.kernels import (
     ROWS_T,
     SCRATCH_T,
     WORK_T,
+    allocating,
     first_at_least,
     inlined,
     kernel,
@@ -104,7 +105,7 @@ def pick_spread(fleet, bound, rows, work, scratch, ranked, row, start, taken_fro
         take(fleet, work, row, scratch.queue[place], True)
 
 
-@kernel(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, I8_T, I4_T))
+@allocating(numba.void(FLEET_T, BOUND_T, ROWS_T, WORK_T, SCRATCH_T, I4_T, I8_T, I4_T))
 def preempt(fleet, bound, rows, work, scratch, ranked, cursors, agenda):
     """Serve the rows of the agenda, which share one priority and so one order of victims.
 

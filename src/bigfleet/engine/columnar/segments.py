@@ -7,11 +7,11 @@ what was noted about them. Nothing here may drop or prefer a machine: docs/spec/
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.arrays import FREE, Bound, Int32s, Int64s
+from bigfleet.engine.columnar.arrays import CONFIGURED, CONFIGURING, CREATING, FREE, Bound, Int32s, Int64s
 from bigfleet.engine.columnar.sorting import sort_by
 from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columnar.sweeps import merge_runs
 from bigfleet.engine.columnar.tables import Tables
-from bigfleet.model.states import MachineState
 
 _PARTS = 3
 _CREATING = 2
@@ -36,8 +36,8 @@ class Segments:
 
     def __init__(self, view: ColumnSnapshot, tables: Tables) -> None:
         state = view.columns.state
-        is_bound = (state == MachineState.CONFIGURED) | (state == MachineState.CONFIGURING)
-        machines = np.flatnonzero(is_bound | (state == MachineState.CREATING)).astype(np.int32)
+        is_bound = (state == CONFIGURED) | (state == CONFIGURING)
+        machines = np.flatnonzero(is_bound | (state == CREATING)).astype(np.int32)
         machines, cluster, part = _placed(machines, view, tables)
         order = _whole_order(machines, cluster, part, view, tables)
         machines = machines[order]
@@ -65,19 +65,21 @@ class Segments:
         self.grow(len(tables.clusters))
         bound = self.bound
         owner_of_place = bound.place_of[changed]
-        left = np.unique(self.clusters_at(owner_of_place[owner_of_place >= 0]))
+        left = self.clusters_at(owner_of_place[owner_of_place >= 0])
         bound.place_of[changed] = -1
         state = view.columns.state[changed]
-        is_placed = (state == MachineState.CONFIGURED) | (state == MachineState.CONFIGURING)
-        is_placed |= state == MachineState.CREATING
+        is_placed = (state == CONFIGURED) | (state == CONFIGURING)
+        is_placed |= state == CREATING
         arrived, arrived_cluster, _ = _placed(changed[is_placed].astype(np.int32), view, tables)
-        moved = np.union1d(left, arrived_cluster)
+        is_moved = np.zeros(len(bound.start), np.bool_)
+        is_moved[left] = is_moved[arrived_cluster] = True
+        moved = np.flatnonzero(is_moved)
         if len(moved) == 0:
             return moved
         standing = bound.machines[spans(bound.start[moved], bound.stop[moved] - bound.start[moved])]
         standing = standing[bound.place_of[standing] >= 0]
         machines, cluster, part = _placed(np.concatenate([standing, arrived]), view, tables)
-        order = _part_order(machines, cluster, part, view, tables)
+        order = _merged_order(machines, cluster, part, len(standing), view, tables)
         machines, cluster, part = machines[order], cluster[order], part[order]
         if self.used + len(machines) > len(bound.machines):
             self._compact(moved, len(machines))
@@ -148,30 +150,40 @@ def _placed(machines: Int32s, view: ColumnSnapshot, tables: Tables) -> tuple[Int
     """Return the machines that belong to a segment, the cluster of each, and its part of the segment."""
     columns = view.columns
     state = columns.state[machines]
-    is_creating = state == MachineState.CREATING
+    is_creating = state == CREATING
     cluster = tables.cluster_of[columns.cluster[machines]].astype(np.int64)
     belongs = is_creating | (cluster != 0)
     if is_creating.any():
         cluster[is_creating] = tables.stamp_intended[columns.stamp[machines[is_creating]]]
-    part = np.where(is_creating, _CREATING, state == MachineState.CONFIGURING)
+    part = np.where(is_creating, _CREATING, state == CONFIGURING)
     if belongs.all():
         return machines, cluster, part
     return machines[belongs], cluster[belongs], part[belongs]
 
 
-def _part_order(
+def _merged_order(
     machines: Int32s,
     cluster: Int64s,
     part: npt.NDArray[np.integer],
+    standing: int,
     view: ColumnSnapshot,
     tables: Tables,
 ) -> Int64s:
-    """Return the order of a few machines: cluster, part, keep-priority or (pair, id)."""
+    """Return the order of some machines, of which those that were standing come in it: cluster, part, keep-priority or
+    (pair, id).
+    """
     offer, stamp = view.columns.offer[machines], view.columns.stamp[machines]
     is_creating = part == _CREATING
+    group = cluster * _PARTS + part
     first = np.where(is_creating, tables.stamp_pair[stamp], tables.offer_price[offer])
     second = np.where(is_creating, 0.0, -tables.stamp_reclamation[stamp])
-    return np.lexsort((machines, second, first, cluster * _PARTS + part))
+    keys = machines, second, first, group
+    arrived = standing + np.lexsort([key[standing:] for key in keys])
+    merged = np.empty(len(machines), np.int64)
+    runs = np.concatenate([np.arange(standing), arrived])
+    merge_runs(group[runs], first[runs], second[runs], machines[runs], standing, merged)
+    order: Int64s = runs[merged]
+    return order
 
 
 def _whole_order(

@@ -25,7 +25,7 @@ from bigfleet.engine.columnar.arrays import (
     Scratch,
 )
 from bigfleet.engine.columnar.demand import Demand
-from bigfleet.engine.columnar.folds import Arranged, Folded, short_keys
+from bigfleet.engine.columnar.folds import Arranged, Folded
 from bigfleet.engine.columnar.orders import Orders
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.sweeps import list_bound, list_free
@@ -43,6 +43,8 @@ ENTRIES_MAX: Final = 100_000_000
 def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
     """Return the rows of the machines that no phase but the third may see, ascending (§1.1)."""
     hidden = []
+    if not (options.unjoined or options.reserved):
+        return np.zeros(0, np.int64)
     for machine_id in options.unjoined:
         row = view.rows.get(MachineId(machine_id))
         if row is not None:
@@ -119,27 +121,27 @@ def row_arrays(
 ) -> Rows:
     """Gather the rows. `listing`, `gang` and `is_fresh` are still those of no one."""
     profiles, vectors = demand.profile_columns, demand.vectors
-    profile, aggregate = folded.profile, folded.aggregate
+    profile, aggregate = folded.profile.astype(np.intp), folded.aggregate.astype(np.intp)
     lines = np.zeros(len(ORDINALS), np.int32)
     lines[list(orders.line_of)] = list(orders.line_of.values())
     return Rows(
-        mode=profiles.mode[profile],
+        mode=profiles.mode.take(profile),
         parked=parked,
         fit=fits,
         listing=np.zeros(len(profile), np.int32),
         cluster=folded.cluster,
         row_start=row_start,
         pair=folded.pair,
-        precedence=profiles.precedence[profile],
-        priority=profiles.priority[profile],
-        aggregate=vectors.scaled[aggregate],
-        mask=vectors.mask[aggregate],
-        key=profiles.key[profile],
-        skew=profiles.skew[profile],
-        bucket=lines[profiles.bucket[profile]],
+        precedence=profiles.precedence.take(profile),
+        priority=profiles.priority.take(profile),
+        aggregate=vectors.scaled.take(aggregate, axis=0),
+        mask=vectors.mask.take(aggregate),
+        key=profiles.key.take(profile),
+        skew=profiles.skew.take(profile),
+        bucket=lines[profiles.bucket].take(profile),
         gang=np.full(len(profile), -1, np.int32),
-        weight=vectors.weight[aggregate],
-        is_exact=vectors.is_exact[aggregate],
+        weight=vectors.weight.take(aggregate, axis=0),
+        is_exact=vectors.is_exact.take(aggregate),
         is_fresh=np.ones(len(profile), np.uint8),
     )
 
@@ -154,8 +156,7 @@ def list_order(folded: Folded, arranged: Arranged) -> Int64s:
 
 def processing_order(rows_in_list: Int64s, folded: Folded, demand: Demand) -> Int32s:
     """Return the rows in the order in which they are served: precedence, then list order (§5.1)."""
-    rank_of_profile = np.unique(-demand.profile_columns.precedence, return_inverse=True)[1]
-    keys = short_keys(rank_of_profile, len(rank_of_profile))[folded.profile[rows_in_list]]
+    keys = demand.precedence_ranks()[folded.profile[rows_in_list]]
     return rows_in_list[np.argsort(keys, kind="stable")].astype(np.int32)
 
 
@@ -194,11 +195,12 @@ def gang_classes(rows: Rows, folded: Folded) -> tuple[Int64s, Int32s]:
     used = np.flatnonzero(row_of >= 0)
     some = row_of[used]
     classes = np.stack([rows.fit[some], rows.key[some], rows.mask[some], rows.bucket[some]]).astype(np.int64)
-    distinct, inverse = np.unique(classes, axis=1, return_inverse=True)
+    lines = list(zip(*classes.tolist(), strict=True))
+    number_of = {line: number for number, line in enumerate(sorted(set(lines)))}
     class_of = np.zeros(len(row_of), np.int32)
-    class_of[used] = inverse.reshape(-1)
+    class_of[used] = [number_of[line] for line in lines]
     gang[same] = class_of[numbers]
-    return distinct, gang
+    return np.array(list(number_of), np.int64).T, gang
 
 
 def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes) -> Gangs:
@@ -223,7 +225,8 @@ def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes) -> Gangs:
         earmark_from=np.zeros(cells, np.int64),
         claim_from=np.zeros(cells, np.int64),
     )
-    entries = list_free(fleet, gangs, status, False)
+    room = np.empty(len(fleet.supply_of), np.int32)
+    entries = list_free(fleet, gangs, status, room, False)
     if entries > ENTRIES_MAX:
         raise DoesNotFit(f"{entries} free machines by gang class are too many")
     start = np.concatenate([[0], np.cumsum(gangs.members)]).astype(np.int64)
@@ -236,8 +239,8 @@ def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes) -> Gangs:
         active_start=active_start.astype(np.int64),
         claim_from=start[:-1].copy(),
     )
-    list_free(fleet, gangs, status, True)
-    return again(gangs)
+    list_free(fleet, gangs, status, room, True)
+    return gangs._replace(claim_from=start[:-1].copy(), earmark_from=start[:-1].copy())
 
 
 def again(gangs: Gangs) -> Gangs:
@@ -266,6 +269,7 @@ def make_scratch(fleet: Fleet, modes: npt.NDArray[np.uint8]) -> Scratch:
         touched=np.zeros(domains, np.int32),
         covered_own=np.zeros(domains, np.int64),
         totals_max=np.zeros(dimensions, np.int64),
+        left=np.zeros(dimensions, np.int64),
         queue=np.empty(queue, np.int32),
         following=np.empty(queue, np.int32),
         preference=np.empty(queue, np.float64),

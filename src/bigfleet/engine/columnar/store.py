@@ -10,7 +10,7 @@ decides anything, and nothing here may ever look at demand.
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,12 @@ HISTORY_MAX: Final = 8
 #: A vocabulary with more entries than this per machine, and this many, is made anew from what is still used.
 VOCABULARY_PER_MACHINE_MAX: Final = 8
 VOCABULARY_SPARE: Final = 100_000
+#: New machines that wait for their rows; one more and all get theirs at once, some 30 ms of work in a large fleet.
+WAITING_MAX: Final = 8192
+#: Changed machines that wait to be written into the columns; one more and all are, together.
+WRITTEN_MAX: Final = 4096
+#: Bytes of a note.
+NOTE_BYTES: Final = 16
 
 
 class Shape(NamedTuple):
@@ -145,6 +151,38 @@ class Vocabulary:
         return number
 
 
+#: One machine in numbers of the vocabulary, in the order of the columns: state, cluster, shape, offer, stamp, and since
+#: when it is Idle, in seconds. A plain tuple: one is made for every machine that changes.
+Numbers = tuple[int, int, int, int, int, float]
+_CLUSTER: Final = 1
+
+
+class RowsById(Mapping[MachineId, int]):
+    """Rows by id, removed machines included: found by halving, because a table of all would take 70 bytes a machine."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, ids: list[MachineId]) -> None:
+        self._ids = ids
+
+    def __getitem__(self, machine_id: MachineId) -> int:
+        row = _row_of(self._ids, machine_id)
+        if row is None:
+            raise KeyError(machine_id)
+        return row
+
+    def __iter__(self) -> Iterator[MachineId]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+def _row_of(ids: list[MachineId], machine_id: MachineId) -> int | None:
+    row = bisect_left(ids, machine_id)
+    return row if row < len(ids) and ids[row] == machine_id else None
+
+
 class Columns(NamedTuple):
     """One row per machine, ids ascending: 25 bytes a machine."""
 
@@ -182,6 +220,13 @@ class Columns(NamedTuple):
         self.offer[rows] = source.offer[source_rows]
         self.stamp[rows] = source.stamp[source_rows]
         self.idle_since_seconds[rows] = source.idle_since_seconds[source_rows]
+
+    def fill(self, rows: npt.NDArray[np.int64], machines: list[Numbers]) -> None:
+        """Overwrite some rows with one machine each."""
+        columns: tuple[npt.NDArray[Any], ...] = tuple(self)
+        # Without machines there are no columns of them either.
+        for column, values in zip(columns, zip(*machines, strict=True), strict=bool(machines)):
+            column[rows] = values
 
     @property
     def bytes_per_machine(self) -> float:
@@ -234,16 +279,24 @@ class _Buffer:
 class ColumnStore:
     """The machines of a shard in columns.
 
-    Invariants: rows are in id order once merged; `_rows` holds all and only ids that have a row; a machine that is
-    waiting for its row is in `_waiting` alone.
+    Invariants: rows are in id order; `_ids` holds all and only ids that have a row; a machine that is waiting for its
+    row is in `_waiting` alone, and at most `WAITING_MAX` do.
+
+    A row may carry a note of `NOTE_BYTES`, which says something of the machine as it stands: every change of the
+    machine wipes it. Views do not show notes.
     """
 
     def __init__(self) -> None:
         self.vocabulary = Vocabulary()
         self._ids: list[MachineId] = []
-        self._rows: dict[MachineId, int] = {}
         self._columns = Columns.empty(0)
-        self._waiting: dict[MachineId, tuple[Machine, float]] = {}
+        #: One pair of integers per row, zeros for no note; without rows until there is a note.
+        self._notes = np.zeros((0, 2), np.uint64)
+        self._waiting: dict[MachineId, Numbers] = {}
+        #: What is to be written into which row: together at the next view, in a fraction of the time.
+        self._written: dict[int, Numbers] = {}
+        #: Notes of some of the waiting.
+        self._waiting_notes: dict[MachineId, bytes] = {}
         self._removed = 0
         self._dirty: list[int] = []
         self._layout = 0
@@ -253,7 +306,7 @@ class ColumnStore:
         self._latest: ColumnSnapshot | None = None
 
     def __len__(self) -> int:
-        return len(self._rows) - self._removed + len(self._waiting)
+        return len(self._ids) - self._removed + len(self._waiting)
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> "ColumnStore":
@@ -264,36 +317,110 @@ class ColumnStore:
             store.insert(machine, since.get(machine.id))
         return store
 
+    @property
+    def layout(self) -> int:
+        """The numbering of the rows; it changes when machines get or lose theirs."""
+        return self._layout
+
     def insert(self, machine: Machine, idle_since_seconds: float | None = None) -> None:
-        """Add a machine, or replace the one with its id. O(1); new ids get their rows at the next view."""
-        row = self._rows.get(machine.id)
+        """Add a machine, or replace the one with its id. O(log n); new ids get their rows later, many at once."""
+        vocabulary = self.vocabulary
+        self.put(
+            machine.id,
+            (
+                machine.state,
+                vocabulary.cluster(machine.cluster),
+                vocabulary.shape(machine),
+                vocabulary.offer(machine),
+                vocabulary.stamp(machine),
+                np.nan if idle_since_seconds is None else idle_since_seconds,
+            ),
+        )
+
+    def put(self, machine_id: MachineId, numbers: Numbers) -> None:
+        """Add or replace a machine that is in numbers of the present vocabulary. O(log n)."""
+        row = _row_of(self._ids, machine_id)
         if row is None:
-            self._waiting[machine.id] = (machine, np.nan if idle_since_seconds is None else idle_since_seconds)
+            self._waiting[machine_id] = numbers
+            self._waiting_notes.pop(machine_id, None)
             self._latest = None
+            if len(self._waiting) > WAITING_MAX:
+                self._merge()
             return
-        self._removed -= int(self._columns.state[row] == REMOVED)
-        self._write(row, machine, idle_since_seconds)
-        self._touch(row)
+        if row not in self._written:
+            self._removed -= int(self._columns.state[row] == REMOVED)
+        self._written[row] = numbers
+        if len(self._notes):
+            self._notes[row] = 0
+        self._latest = None
+        if len(self._written) > WRITTEN_MAX:
+            self._write()
 
     def update(self, machine: Machine, idle_since_seconds: float | None = None) -> None:
-        """Replace a machine. O(1). Raises KeyError when its id is not known."""
-        row = self._rows.get(machine.id)
-        if machine.id not in self._waiting and (row is None or self._columns.state[row] == REMOVED):
-            raise KeyError(machine.id)
+        """Replace a machine. O(log n). Raises KeyError when its id is not known."""
+        if machine.id not in self._waiting:
+            self._live_row(machine.id)
         self.insert(machine, idle_since_seconds)
 
     def remove(self, machine_id: MachineId) -> None:
-        """Forget a machine. O(1). Raises KeyError when it is not known."""
+        """Forget a machine. O(log n). Raises KeyError when it is not known."""
         if self._waiting.pop(machine_id, None) is not None:
+            self._waiting_notes.pop(machine_id, None)
             return
-        row = self._rows[machine_id]
-        if self._columns.state[row] == REMOVED:
-            raise KeyError(machine_id)
+        row = self._live_row(machine_id)
+        if row in self._written:
+            self._write()
         self._columns.state[row] = REMOVED
         self._columns.cluster[row] = 0
         self._columns.idle_since_seconds[row] = np.nan
+        if len(self._notes):
+            self._notes[row] = 0
         self._removed += 1
-        self._touch(row)
+        self._dirty.append(row)
+        self._latest = None
+
+    def ids_in(self, cluster: str) -> list[MachineId]:
+        """Return the machines that carry a cluster, ids ascending. Cost: one look at the column."""
+        number = self.vocabulary.cluster_numbers().get(cluster)
+        if number is None:
+            return []
+        self._write()
+        members = [self._ids[row] for row in np.flatnonzero(self._columns.cluster == number).tolist()]
+        members += [machine_id for machine_id, numbers in self._waiting.items() if numbers[_CLUSTER] == number]
+        return sorted(members)
+
+    def note(self, machine_id: MachineId, content: bytes) -> None:
+        """Keep a note of a machine until it changes. O(log n). Raises KeyError when it is not known."""
+        if machine_id in self._waiting:
+            self._waiting_notes[machine_id] = content
+            return
+        row = self._live_row(machine_id)
+        if not len(self._notes):
+            self._notes = np.zeros((len(self._ids), 2), np.uint64)
+        self._notes[row] = np.frombuffer(content, np.uint64)
+
+    def notes(self) -> npt.NDArray[np.uint64]:
+        """Return each row's note as two integers, zeros for none; no rows when there is no note.
+
+        The array is the store's own: it changes with the machines, and another layout has another one.
+        """
+        return self._notes
+
+    def settle(self) -> None:
+        """Give every machine that waits for it its row."""
+        if self._waiting:
+            self._merge()
+
+    def rows_without(self, rows: npt.NDArray[np.int64]) -> list[MachineId]:
+        """Return the machines that have a row, but for some rows, ids ascending."""
+        self._write()
+        is_left = self._columns.state != REMOVED
+        is_left[rows] = False
+        return [self._ids[row] for row in np.flatnonzero(is_left).tolist()]
+
+    def row(self, machine_id: MachineId) -> int | None:
+        """Return the machine's row in the present layout, None when it has none."""
+        return _row_of(self._ids, machine_id)
 
     def snapshot(self, source: Snapshot | None = None) -> ColumnSnapshot:
         """Return a view of this moment; the same object while nothing changed.
@@ -302,6 +429,7 @@ class ColumnStore:
         """
         if self._latest is not None:
             return self._latest
+        self._write()
         if self._waiting or self._removed > len(self._ids) // 4:
             self._merge()
         if self.vocabulary.size > VOCABULARY_PER_MACHINE_MAX * len(self._ids) + VOCABULARY_SPARE:
@@ -314,7 +442,7 @@ class ColumnStore:
         columns = self._published()
         view = ColumnSnapshot(
             ids=self._ids,
-            rows=self._rows,
+            rows=RowsById(self._ids),
             columns=columns,
             vocabulary=self.vocabulary,
             layout=self._layout,
@@ -344,18 +472,20 @@ class ColumnStore:
         self._history.clear()
         self._buffers.clear()
 
-    def _touch(self, row: int) -> None:
-        self._dirty.append(row)
-        self._latest = None
+    def _write(self) -> None:
+        """Write what is to be written."""
+        if not self._written:
+            return
+        rows = np.fromiter(self._written, np.int64, len(self._written))
+        self._columns.fill(rows, list(self._written.values()))
+        self._dirty.extend(self._written)
+        self._written.clear()
 
-    def _write(self, row: int, machine: Machine, idle_since_seconds: float | None) -> None:
-        columns, vocabulary = self._columns, self.vocabulary
-        columns.state[row] = machine.state
-        columns.cluster[row] = vocabulary.cluster(machine.cluster)
-        columns.shape[row] = vocabulary.shape(machine)
-        columns.offer[row] = vocabulary.offer(machine)
-        columns.stamp[row] = vocabulary.stamp(machine)
-        columns.idle_since_seconds[row] = np.nan if idle_since_seconds is None else idle_since_seconds
+    def _live_row(self, machine_id: MachineId) -> int:
+        row = _row_of(self._ids, machine_id)
+        if row is None or (row not in self._written and self._columns.state[row] == REMOVED):
+            raise KeyError(machine_id)
+        return row
 
     def _published(self) -> Columns:
         """Return columns that equal the store's: a recycled buffer brought up to date, or a copy."""
@@ -372,29 +502,48 @@ class ColumnStore:
 
     def _merge(self) -> None:
         """Give waiting machines their rows and drop removed ones; every row is numbered anew."""
-        kept = np.flatnonzero(self._columns.state != REMOVED)
-        old_ids = self._ids if len(kept) == len(self._ids) else [self._ids[row] for row in kept.tolist()]
+        self._write()
+        # A slice where all stay: most merges drop nobody, and a slice copies nothing.
+        kept: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)
+        old_ids = [self._ids[row] for row in kept.tolist()] if self._removed else self._ids
         waiting = sorted(self._waiting)
-        places = np.array([bisect_left(old_ids, machine_id) for machine_id in waiting], np.int64)
-        new_rows = places + np.arange(len(waiting))
-        total = len(old_ids) + len(waiting)
-        is_old = np.ones(total, np.bool_)
+        places = [bisect_left(old_ids, machine_id) for machine_id in waiting]
+        self._ids = _merged_ids(old_ids, waiting, places)
+        new_rows = np.array(places, np.int64) + np.arange(len(waiting))
+        is_old = np.ones(len(self._ids), np.bool_)
         is_old[new_rows] = False
-        columns = Columns.empty(total)
+        columns = Columns.empty(len(self._ids))
         columns.put(is_old, self._columns, kept)
-        # Sorting two sorted runs is one merge.
-        self._ids = sorted([*old_ids, *waiting])
-        self._rows = {machine_id: row for row, machine_id in enumerate(self._ids)}
+        columns.fill(new_rows, [self._waiting[machine_id] for machine_id in waiting])
+        if len(self._notes) or self._waiting_notes:
+            notes = np.zeros((len(self._ids), 2), np.uint64)
+            if len(self._notes):
+                notes[is_old] = self._notes[kept]
+            for row, machine_id in zip(new_rows.tolist(), waiting, strict=True):
+                if content := self._waiting_notes.get(machine_id):
+                    notes[row] = np.frombuffer(content, np.uint64)
+            self._notes = notes
         self._columns = columns
-        for row, machine_id in zip(new_rows.tolist(), waiting, strict=True):
-            machine, since = self._waiting[machine_id]
-            self._write(row, machine, since)
         self._waiting.clear()
+        self._waiting_notes.clear()
         self._dirty.clear()
         self._history.clear()
         self._buffers.clear()
+        self._latest = None
         self._removed = 0
         self._layout += 1
+
+
+def _merged_ids(old: list[MachineId], new: list[MachineId], places: list[int]) -> list[MachineId]:
+    """Return both in order; each new id stands before the old one of its place. Runs of old ids are copied whole."""
+    merged: list[MachineId] = []
+    start = 0
+    for place, machine_id in zip(places, new, strict=True):
+        merged += old[start:place]
+        merged.append(machine_id)
+        start = place
+    merged += old[start:]
+    return merged
 
 
 def column_snapshot(snapshot: Snapshot) -> ColumnSnapshot:

@@ -6,7 +6,7 @@ may choose between machines: an order comes in, a subset in the same order goes 
 
 import numba
 
-from bigfleet.engine.columnar.arrays import AVAILABLE, HIDDEN, NO_DOMAIN
+from bigfleet.engine.columnar.arrays import AVAILABLE, CLAIMED, HIDDEN, NO_DOMAIN
 from bigfleet.engine.columnar.kernels import (
     BOOL,
     BOUND_T,
@@ -23,6 +23,52 @@ from bigfleet.engine.columnar.kernels import (
     inlined,
     kernel,
 )
+
+
+@kernel(numba.void(I8_T, I4_T, I8_T, I8_T, I4_T, I8_T, I8_T))
+def arrange_rows(given, cluster_of, numbers, places, cluster, start, size):
+    """Lay rows out cluster by cluster, each cluster's in the order given; `start` and `size` are zero at first."""
+    for number in given:
+        size[cluster_of[number]] += 1
+    total = 0
+    for owner in range(len(start)):
+        start[owner] = total
+        total += size[owner]
+    for i in range(len(given)):
+        owner = cluster_of[given[i]]
+        place = start[owner]
+        numbers[place] = given[i]
+        places[place] = i
+        cluster[place] = owner
+        start[owner] += 1
+    for owner in range(len(start)):
+        start[owner] -= size[owner]
+
+
+@kernel(numba.void(I8_T, F8_T, F8_T, I4_T, INT, I8_T))
+def merge_runs(group, first, second, machines, middle, order):
+    """Merge two runs, each in the order of (group, first, second, machine): one up to `middle`, one from there on.
+
+    `order` gets the places of the entries in the order of both.
+    """
+    i, j = 0, middle
+    for place in range(len(machines)):
+        takes_first = j == len(machines)
+        if i < middle and not takes_first:
+            if group[i] != group[j]:
+                takes_first = group[i] < group[j]
+            elif first[i] != first[j]:
+                takes_first = first[i] < first[j]
+            elif second[i] != second[j]:
+                takes_first = second[i] < second[j]
+            else:
+                takes_first = machines[i] < machines[j]
+        if takes_first:
+            order[place] = i
+            i += 1
+        else:
+            order[place] = j
+            j += 1
 
 
 @kernel(INT(U1X_T, BOUND_T, I8_T, I8_T, I4_T, LISTINGS_T))
@@ -46,25 +92,26 @@ def list_bound(fits, bound, segment_start, segment_stop, fit, listings):
     return size
 
 
-@kernel(INT(FLEET_T, GANGS_T, U1_T, BOOL))
-def list_free(fleet, gangs, status, writes):
+@kernel(INT(FLEET_T, GANGS_T, U1_T, I4_T, BOOL))
+def list_free(fleet, gangs, status, domain_of, writes):
     """List each gang class's free machines by domain, Idle before Speculative; returns how many entries that takes.
 
     With `writes` False machines are counted and supply is summed; with True `start` must hold where cells begin and
-    `claim_from` is used up as a cursor.
+    `claim_from` is used up as a cursor. `domain_of` is room for a number per shape.
     """
     entries = 0
     for gang in range(len(gangs.fit)):
         fit, key, mask, base = gangs.fit[gang], gangs.key[gang], gangs.mask[gang], gangs.base[gang]
+        # Machines are many times as many as shapes: what a shape says is worked out once.
+        for shape in range(len(domain_of)):
+            is_listed = fleet.fits[fit, shape] != 0 and fleet.helps[fleet.supply_of[shape]] & mask != 0
+            domain_of[shape] = fleet.domain_of[key, shape] if is_listed else NO_DOMAIN
         for part in range(2):
             order = fleet.idle if part == 0 else fleet.speculative[gangs.bucket[gang]]
             for machine in order:
                 shape = fleet.shape[machine]
-                if fleet.fits[fit, shape] == 0:
-                    continue
-                supply = fleet.supply_of[shape]
-                domain = fleet.domain_of[key, shape]
-                if status[machine] != AVAILABLE or domain == NO_DOMAIN or fleet.helps[supply] & mask == 0:
+                domain = domain_of[shape]
+                if domain == NO_DOMAIN or status[machine] != AVAILABLE:
                     continue
                 entries += 1
                 cell = base + domain
@@ -72,6 +119,7 @@ def list_free(fleet, gangs, status, writes):
                     gangs.machines[gangs.claim_from[cell]] = machine
                     gangs.claim_from[cell] += 1
                 else:
+                    supply = fleet.supply_of[shape]
                     gangs.members[cell] += 1
                     for d in range(fleet.supply.shape[1]):
                         gangs.total[cell, d] += fleet.supply[supply, d]
@@ -114,6 +162,33 @@ def list_reclaimed(taken, clusters, excess_start, excess_stop, excess, machines)
                 machines[size] = excess[i]
                 size += 1
     return size
+
+
+@kernel(INT(I4_T, U1_T, I4_T, F8_T, F8_T, numba.float64, I4_T))
+def list_over(idle, status, offer, hold_of_offer, idle_since, now, machines):
+    """List the Idle machines that nobody claimed and whose hold is over; returns how many these are (§7).
+
+    An offer that is never released has an infinite hold; no stamp, which is NaN, compares as false.
+    """
+    size = 0
+    for machine in idle:
+        if status[machine] == CLAIMED:
+            continue
+        if hold_of_offer[offer[machine]] - (now - idle_since[machine]) <= 0:
+            machines[size] = machine
+            size += 1
+    return size
+
+
+@kernel(numba.void(U1X_T, I8_T, U1_T))
+def find_free(fits, counts, found):
+    """Say for each fit whether a free machine fits; `counts` is how many are free of each shape."""
+    for fit in range(len(found)):
+        found[fit] = 0
+        for shape in range(len(counts)):
+            if counts[shape] != 0 and fits[fit, shape] != 0:
+                found[fit] = 1
+                break
 
 
 @kernel(numba.void(I4_T, U1X_T, I4_T, I8_T, I8_T, U1_T))

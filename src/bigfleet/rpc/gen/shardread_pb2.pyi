@@ -800,3 +800,102 @@ class ActionRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ActionRecord: _TypeAlias = ActionRecord  # noqa: Y015
+
+@_typing.final
+class ListSessionsRequest(_message.Message):
+    """(ours) Which clusters' operators to list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Empty: all."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsRequest: _TypeAlias = ListSessionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSessionsResponse(_message.Message):
+    """(ours) By ascending cluster id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___SessionView: ...
+    def __init__(
+        self,
+        *,
+        session: Global___SessionView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
+
+@_typing.final
+class SessionView(_message.Message):
+    """(ours) How a shard and one cluster's operator stand with each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    LAST_ROLLUP_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ROLLUP_HELD_FIELD_NUMBER: _builtins.int
+    OUTBOX_FRAMES_FIELD_NUMBER: _builtins.int
+    OUTBOX_DROPPED_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    state: _builtins.str
+    """connected; away: demand or machines, and no session; silent: away for longer than --cluster-silence-alert."""
+    since_unix_nanos: _builtins.int
+    """In this state, or away in all; 0: not known."""
+    last_rollup_unix_nanos: _builtins.int
+    """When its last roll-up arrived, whatever became of it; 0: none since the process started."""
+    rows: _builtins.int
+    """Of demand in force."""
+    rollup_held: _builtins.bool
+    """Its last roll-up is held: it lost most of its rows at once."""
+    outbox_frames: _builtins.int
+    """Frames that wait for it; 0 without a session, here and in the next."""
+    outbox_dropped: _builtins.int
+    """Frames dropped for lack of room since the session opened."""
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its Hello named."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        state: _builtins.str = ...,
+        since_unix_nanos: _builtins.int = ...,
+        last_rollup_unix_nanos: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        rollup_held: _builtins.bool = ...,
+        outbox_frames: _builtins.int = ...,
+        outbox_dropped: _builtins.int = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cluster_id", b"cluster_id", "last_rollup_unix_nanos", b"last_rollup_unix_nanos", "outbox_dropped", b"outbox_dropped", "outbox_frames", b"outbox_frames", "rollup_held", b"rollup_held", "rows", b"rows", "since_unix_nanos", b"since_unix_nanos", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionView: _TypeAlias = SessionView  # noqa: Y015

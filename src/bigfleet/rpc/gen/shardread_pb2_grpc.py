@@ -60,6 +60,11 @@ class ShardReadStub:
                 request_serializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListActionsRequest.SerializeToString,
                 response_deserializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListActionsResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_stream(
+                '/bigfleet.v1alpha1.ShardRead/ListSessions',
+                request_serializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
 
 
 class ShardReadServicer:
@@ -100,6 +105,13 @@ class ShardReadServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """(ours)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardReadServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +139,11 @@ def add_ShardReadServicer_to_server(servicer, server):
                     servicer.ListActions,
                     request_deserializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListActionsRequest.FromString,
                     response_serializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListActionsResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsRequest.FromString,
+                    response_serializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +282,33 @@ class ShardRead:
             '/bigfleet.v1alpha1.ShardRead/ListActions',
             bigfleet_dot_v1alpha1_dot_shardread__pb2.ListActionsRequest.SerializeToString,
             bigfleet_dot_v1alpha1_dot_shardread__pb2.ListActionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bigfleet.v1alpha1.ShardRead/ListSessions',
+            bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsRequest.SerializeToString,
+            bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class ShardReadStub:
     """(ours)"""
     ListActions: _grpc.UnaryStreamMultiCallable[_shardread_pb2.ListActionsRequest, _shardread_pb2.ListActionsResponse]
     """(ours)"""
+    ListSessions: _grpc.UnaryStreamMultiCallable[_shardread_pb2.ListSessionsRequest, _shardread_pb2.ListSessionsResponse]
+    """(ours)"""
 
 @_typing.type_check_only
 class ShardReadAsyncStub(ShardReadStub):
@@ -58,6 +60,8 @@ class ShardReadAsyncStub(ShardReadStub):
     ExplainMachine: _aio.UnaryUnaryMultiCallable[_shardread_pb2.ExplainMachineRequest, _shardread_pb2.ExplainMachineResponse]  # type: ignore[assignment]
     """(ours)"""
     ListActions: _aio.UnaryStreamMultiCallable[_shardread_pb2.ListActionsRequest, _shardread_pb2.ListActionsResponse]  # type: ignore[assignment]
+    """(ours)"""
+    ListSessions: _aio.UnaryStreamMultiCallable[_shardread_pb2.ListSessionsRequest, _shardread_pb2.ListSessionsResponse]  # type: ignore[assignment]
     """(ours)"""
 
 class ShardReadServicer(metaclass=_abc_1.ABCMeta):
@@ -100,6 +104,14 @@ class ShardReadServicer(metaclass=_abc_1.ABCMeta):
         request: _shardread_pb2.ListActionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_shardread_pb2.ListActionsResponse], _abc.AsyncIterator[_shardread_pb2.ListActionsResponse]]:
+        """(ours)"""
+
+    @_abc_1.abstractmethod
+    def ListSessions(
+        self,
+        request: _shardread_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_shardread_pb2.ListSessionsResponse], _abc.AsyncIterator[_shardread_pb2.ListSessionsResponse]]:
         """(ours)"""
 
 def add_ShardReadServicer_to_server(servicer: ShardReadServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

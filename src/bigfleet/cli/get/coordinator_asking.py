@@ -1,0 +1,80 @@
+"""How commands ask a coordinator: their flags, and what a refusal means to a person.
+
+The leader is found from any replica. Nothing here decides what is shown.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bigfleet.cli.faults import CommandFault, RunFault, UsageFault
+from bigfleet.cli.get.shared import Asking, Looking
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from bigfleet.rpc.coordinator_client import CoordinatorCaller, CoordinatorFault, M
+
+ADDRESS: Final = "127.0.0.1:7790"
+
+_Addr = Annotated[
+    str,
+    typer.Option(metavar="HOST:PORT", envvar="BIGFLEET_COORDINATOR_ADDR", help="The --listen address of any replica."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingCoordinator(Asking):
+    """Whom to ask, as whom, and in which form the answer is written."""
+
+    addr: _Addr = ADDRESS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookingAtCoordinator(Looking):
+    """The same, once or again and again."""
+
+    addr: _Addr = ADDRESS
+
+
+def caller_of(asking: Asking) -> "CoordinatorCaller":
+    """Return the coordinator that the flags name. Raises UsageFault."""
+    from bigfleet.rpc.coordinator_client import CoordinatorCaller
+
+    return CoordinatorCaller(asking.address(), tls=asking.tls())
+
+
+def asked(caller: "CoordinatorCaller", method: str, request: "Message", answer: "type[M]") -> "M":
+    """Return the leader's answer. Raises RunFault, or UsageFault for what no coordinator takes."""
+    from bigfleet.rpc.coordinator_client import CoordinatorFault
+
+    try:
+        return caller.call(method, request, answer)
+    except CoordinatorFault as fault:
+        raise fault_of(fault) from fault
+
+
+def fault_of(fault: "CoordinatorFault") -> CommandFault:
+    """Return the line for a person: which address, what happened, what to do."""
+    from grpc import StatusCode
+
+    where = f"the coordinator at {fault.address}"
+    match fault.code:
+        case StatusCode.INVALID_ARGUMENT:
+            return UsageFault(f"{where} does not take this: {fault}")
+        case StatusCode.FAILED_PRECONDITION:
+            return RunFault(f"{where}: {fault}; it knows no leader yet, or one that it cannot name: try again")
+        case StatusCode.PERMISSION_DENIED:
+            return RunFault(f"{where} refuses this identity: {fault}; changes need admin, lists admin or readonly")
+        case StatusCode.UNIMPLEMENTED:
+            return RunFault(f"{fault.address} is no coordinator, or one of another version: {fault}; check --addr")
+        case StatusCode.UNAVAILABLE if "store unreachable" in str(fault) or "outcome unknown" in str(fault):
+            return RunFault(f"{where}: {fault}; look at what stands before trying again")
+        case StatusCode.UNAVAILABLE | StatusCode.DEADLINE_EXCEEDED:
+            return RunFault(
+                f"cannot reach a coordinator at {fault.address}: {fault}; check that it runs and that --addr or "
+                "BIGFLEET_COORDINATOR_ADDR names the address of its --listen"
+            )
+        case _:
+            return RunFault(f"{where}: {fault}")

@@ -1,0 +1,144 @@
+"""`bigfleet get shards|domains|quotas|providers|bindings|instructions|moves`: what the coordinator knows.
+
+Beside the subcommands about a shard, in the same manner; `bigfleet get clusters` is a shard's, so the clusters' shards
+are `bindings`. Exit codes as there. Nothing here changes a coordinator.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bigfleet.cli.get.coordinator_asking import LookingAtCoordinator, asked, caller_of
+from bigfleet.cli.get.shared import taking
+from bigfleet.cli.switches import SwitchCommand
+
+if TYPE_CHECKING:
+    from bigfleet.cli.get.columns import Column
+    from bigfleet.cli.get.records import Record
+
+_Shard = Annotated[str, typer.Option("--shard", metavar="ID", help="Told to this shard alone.")]
+_All = Annotated[bool, typer.Option("--all", help="Finished ones, too, as far as the leader remembers.")]
+
+
+@taking(LookingAtCoordinator)
+def shards(looking: LookingAtCoordinator) -> None:
+    """List registered shards, whether they report, and where they are dialled."""
+    from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.rpc.gen import coordinator_pb2 as pb
+
+    def look() -> "Iterator[Record]":
+        return records.shard_records(
+            asked(caller_of(looking), "ListShards", pb.ListShardsRequest(), pb.ListShardsResponse)
+        )
+
+    _show(look, records.SHARDS, "shard", looking)
+
+
+@taking(LookingAtCoordinator)
+def domains(looking: LookingAtCoordinator) -> None:
+    """List topology domains and the shards that own them."""
+    from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.rpc.gen import coordinator_pb2 as pb
+
+    def look() -> "Iterator[Record]":
+        request, answer = pb.ListDomainAssignmentsRequest(), pb.ListDomainAssignmentsResponse
+        return records.domain_records(asked(caller_of(looking), "ListDomainAssignments", request, answer))
+
+    _show(look, records.DOMAINS, "domain", looking)
+
+
+@taking(LookingAtCoordinator)
+def quotas(looking: LookingAtCoordinator) -> None:
+    """List the slots that shards may use at each provider and region."""
+    from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.rpc.gen import coordinator_pb2 as pb
+
+    def look() -> "Iterator[Record]":
+        return records.quota_records(
+            asked(caller_of(looking), "ListQuotas", pb.ListQuotasRequest(), pb.ListQuotasResponse)
+        )
+
+    _show(look, records.QUOTAS, "quota", looking)
+
+
+@taking(LookingAtCoordinator)
+def providers(looking: LookingAtCoordinator) -> None:
+    """List the providers whose quotas are kept."""
+    from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.rpc.gen import coordinator_pb2 as pb
+
+    def look() -> "Iterator[Record]":
+        request, answer = pb.ListProvidersRequest(), pb.ListProvidersResponse
+        return records.provider_records(asked(caller_of(looking), "ListProviders", request, answer))
+
+    _show(look, records.PROVIDERS, "provider", looking)
+
+
+@taking(LookingAtCoordinator)
+def bindings(looking: LookingAtCoordinator) -> None:
+    """List clusters and the shard that each belongs to, with others that claim to serve it."""
+    from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.rpc.gen import coordinator_pb2 as pb
+
+    def look() -> "Iterator[Record]":
+        return records.binding_records(
+            asked(caller_of(looking), "ListClusters", pb.ListClustersRequest(), pb.ListClustersResponse)
+        )
+
+    _show(look, records.BINDINGS, "binding", looking)
+
+
+@taking(LookingAtCoordinator)
+def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All = False) -> None:
+    """List what shards are told and have not answered yet, and why; --all lists what is finished, too."""
+    from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.rpc.gen import coordinator_pb2 as pb
+
+    request = pb.ListInstructionsRequest(shard_id=shard, include_finished=all_)
+
+    def look() -> "Iterator[Record]":
+        answer = asked(caller_of(looking), "ListInstructions", request, pb.ListInstructionsResponse)
+        return records.instruction_records(answer)
+
+    _show(look, records.INSTRUCTIONS, "instruction", looking)
+
+
+@taking(LookingAtCoordinator)
+def moves(looking: LookingAtCoordinator, shard: _Shard = "") -> None:
+    """List machines on their way between shards, finished moves and dry-run proposals included, and why they move."""
+    from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.rpc.gen import coordinator_pb2 as pb
+
+    request = pb.ListInstructionsRequest(shard_id=shard, include_finished=True)
+
+    def look() -> "Iterator[Record]":
+        answer = asked(caller_of(looking), "ListInstructions", request, pb.ListInstructionsResponse)
+        return records.move_records(answer)
+
+    _show(look, records.MOVES, "move", looking)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the subcommands to `bigfleet get`."""
+    for command in (shards, domains, quotas, providers, bindings, instructions, moves):
+        app.command(cls=SwitchCommand)(command)
+
+
+def _show(
+    look: "Callable[[], Iterator[Record]]", columns: "Sequence[Column]", noun: str, looking: LookingAtCoordinator
+) -> None:
+    from rich.console import Console
+
+    from bigfleet.cli.get.output import quiet_when_unread
+    from bigfleet.cli.get.wanted import output_form, watch_seconds
+    from bigfleet.cli.get.watching import Shown, show_once, watch
+
+    shown = Shown(look=look, columns=columns, noun=noun, form=output_form(looking.output))
+    seconds = watch_seconds(watch=looking.watch, interval=looking.interval)
+    console = Console(highlight=False)
+    with quiet_when_unread():
+        if seconds is None:
+            show_once(shown, console)
+        else:
+            watch(shown, console, interval_seconds=seconds)

@@ -1,0 +1,43 @@
+"""How a command line program ends: the one place that turns a failure into a line and an exit code.
+
+Used by the `bigfleet` command and by every provider that is a program of its own. Nothing here prints a traceback for a
+user's mistake.
+"""
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from bigfleet.cli.faults import CommandFault
+
+
+def run_program(app: typer.Typer, name: str) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
+    # gRPC's core would print lines of its own beside ours; it reads this when it is first imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from bigfleet.rpc.tls_floor import require_tls13
+
+    require_tls13()
+    try:
+        code = app(prog_name=name, standalone_mode=False)
+    except CommandFault as fault:
+        typer.echo(f"{name}: {fault}", err=True)
+        sys.exit(fault.exit_code)
+    except typer.TyperException as fault:
+        _fail_usage(fault, name)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail_usage(fault: typer.TyperException, name: str) -> NoReturn:
+    # What click calls a usage error formats itself, with the option's name; its class is not public in typer.
+    tell = getattr(fault, "format_message", fault.__str__)
+    message = " ".join(tell().split()).rstrip(".")
+    context = getattr(fault, "ctx", None)
+    command = context.command_path if context is not None else name
+    if message:  # a group without a command has printed its help, and that says it all
+        typer.echo(f"{command}: {message}; see {command} --help", err=True)
+    sys.exit(2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.engine.matching import Shapes, fits, matches, requirement_holds
+from bigfleet.engine.matching import Shapes, fits, matches
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
@@ -70,4 +70,4 @@ def test_an_operator_holds_for_these_values_and_no_others(
 ) -> None:
     requirement = Requirement("k", operator, values)
 
-    assert {value for value in ("a", "", "c", None) if requirement_holds(requirement, value)} == holds
+    assert {value for value in ("a", "", "c", None) if requirement.holds(value)} == holds

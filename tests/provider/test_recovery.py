@@ -7,7 +7,9 @@ import pytest
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Found, FoundKind, Host, MachineView, Op, Stockout
 from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fake import FakeBackend
+from bigfleet.provider.fake import FakeBackend, fake_slot
+from bigfleet.provider.offerings import Offering, OfferingsRead
+from bigfleet.provider.offers import Offers
 from bigfleet.provider.options import CoreOptions
 from tests.provider.harness import SLOT, bring_to, make_core, metric, refusal_of, settle, started, state_of, token
 
@@ -143,3 +145,57 @@ async def test_a_hold_of_zero_switches_it_off() -> None:
     await core.create(SLOT)
     await asyncio.sleep(10 * HOLD_SECONDS)
     assert await state_of(core) is S.FAILED
+
+
+async def test_a_slot_that_is_offered_no_more_goes_with_its_host() -> None:
+    """At once, not three passes later; the removal is told to readers."""
+    backend = Scripted(Found(kind=FoundKind.NO_HOST))
+    core = await started(make_core(backend))
+    await bring_to(core, S.IDLE)
+    before = (await core.list()).revision
+    backend.slots.clear()
+    backend.hosts.clear()
+    await asyncio.sleep(65)
+    await core.feed.report_lost(SLOT, "taken")
+    await asyncio.sleep(65)
+    listing = await core.list(since=before)
+    assert (listing.records, listing.removed_ids) == ((), (SLOT,))
+    assert metric(core, "recoveries_total", by="auto", result="no_host") == 1
+
+
+async def test_a_slot_is_kept_while_no_inventory_denied_it() -> None:
+    backend = Scripted(Found(kind=FoundKind.NO_HOST))
+    core = await started(make_core(backend, options=CoreOptions(is_inline=True, reconcile_interval_seconds=1e6)))
+    await bring_to(core, S.IDLE)
+    backend.slots.clear()
+    await core.feed.report_lost(SLOT, "taken")
+    await asyncio.sleep(65)
+    assert await state_of(core) is S.SPECULATIVE
+
+
+async def test_slots_are_kept_when_an_inventory_misses_very_many() -> None:
+    backend = Scripted(Found(kind=FoundKind.NO_HOST))
+    backend.slots = FakeBackend(20).slots
+    core = await started(make_core(backend))
+    await bring_to(core, S.IDLE)
+    backend.slots.clear()
+    backend.hosts.clear()
+    await asyncio.sleep(65)
+    await core.feed.report_lost(SLOT, "taken")
+    await asyncio.sleep(65)
+    assert await state_of(core) is S.SPECULATIVE
+
+
+async def test_a_slot_in_excess_of_its_offering_goes_with_its_host() -> None:
+    """The highest free numbers go first, and a machine that failed is free once it has no host."""
+    offered = OfferingsRead(offerings=(Offering(template=fake_slot(0, id=""), prefix="fake/x/", count=2),), faults=())
+    backend = Scripted(Found(kind=FoundKind.NO_HOST))
+    backend.slots.clear()
+    core = await started(make_core(backend, options=CoreOptions(is_inline=True, offers=Offers(offered, owner="fake"))))
+    await core.create("fake/x/001")
+    await settle()
+    fewer = OfferingsRead(offerings=(Offering(template=fake_slot(0, id=""), prefix="fake/x/", count=1),), faults=())
+    await core.replace_offers(Offers(fewer, owner="fake"))
+    await core.feed.report_lost("fake/x/001", "taken")
+    await asyncio.sleep(65)
+    assert [record.id for record in (await core.list()).records] == ["fake/x/000"]

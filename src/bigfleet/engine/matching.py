@@ -11,32 +11,15 @@ from dataclasses import dataclass
 
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
-from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.profile import Profile, Requirement
 from bigfleet.model.vector import Vector
 
 VectorItems = frozenset[tuple[str, int]]
 
 
-def requirement_holds(requirement: Requirement, value: str | None) -> bool:
-    """Say whether a machine's attribute satisfies one requirement; None is an absent attribute."""
-    match requirement.operator:
-        case Operator.IN:
-            return value is not None and value in requirement.values
-        case Operator.NOT_IN:
-            return value is None or value not in requirement.values
-        case Operator.EXISTS:
-            return value is not None
-        case Operator.DOES_NOT_EXIST:
-            return value is None
-        case Operator.SAME:
-            return value is not None and (not requirement.values or value in requirement.values)
-        case _:
-            return False
-
-
 def matches(profile: Profile, machine: Machine) -> bool:
     """Say whether all requirements of the profile hold; resources, price, state and stamps play no part."""
-    return all(requirement_holds(r, machine.attribute(r.key)) for r in profile.requirements)
+    return all(r.holds(machine.attribute(r.key)) for r in profile.requirements)
 
 
 def fits(profile: Profile, min_unit: Vector, machine: Machine) -> bool:
@@ -101,7 +84,7 @@ class Shapes:
         known = self._holding.get(requirement)
         if known is None:
             groups = self.with_attribute(requirement.key).items()
-            held = (found for value, found in groups if requirement_holds(requirement, value))
+            held = (found for value, found in groups if requirement.holds(value))
             known = self._holding[requirement] = frozenset().union(*held)
         return known
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from bigfleet.engine.credit import is_own
 from bigfleet.engine.decision import Options
-from bigfleet.engine.matching import requirement_holds
 from bigfleet.engine.pool import RESERVABLE_STATES
 from bigfleet.engine.records import Detail, Rejection, RowRef, Stage
 from bigfleet.engine.rows import Book, Row
@@ -114,7 +113,7 @@ class Rejections:
     def _unfit(self, row: Row, stage: Stage, machine: Machine) -> Reason | None:
         for requirement in row.need.profile.requirements:
             value = machine.attribute(requirement.key)
-            if not requirement_holds(requirement, value):
+            if not requirement.holds(value):
                 return Rejection.PROFILE, {
                     "key": requirement.key,
                     "operator": requirement.operator,

@@ -7,6 +7,7 @@ small in memory. A row that does not read back must never be guessed at.
 from collections.abc import Mapping
 from sys import intern
 from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -59,6 +60,44 @@ class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
     state_revision: int = 0
 
 
+class _ReadRow(msgspec.Struct, frozen=True):
+    """A `_Row` on its way in: what repeats over a fleet stays text, which is known again in one look-up."""
+
+    instance_type: str
+    zone: str
+    capacity_type: int
+    state: int
+    slot: msgspec.Raw
+    host_provider: str = ""
+    host_ref: str = ""
+    cluster: str = ""
+    node_name: str = ""
+    last_error: str = ""
+    price_usd_per_hour: float = 0.0
+    interruption_probability: float = 0.0
+    declared_price_usd_per_hour: float = 0.0
+    declared_probability: float = 0.0
+    resources: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    metadata: msgspec.Raw = msgspec.Raw(b"")
+    host_node_name: str = ""
+    failures_in_row: int = 0
+    failure: _FailureRow | None = None
+    state_revision: int = 0
+
+
+class _Shape(NamedTuple):
+    """What a slot offers, apart from where and what it is."""
+
+    resources: Mapping[str, str]
+    allocatable: Mapping[str, str]
+    labels: Mapping[str, str]
+    price_usd_per_hour: float
+    interruption_probability: float
+    fixed: bool
+
+
 class _OperationRow(msgspec.Struct, frozen=True):
     id: str
     kind: Kind
@@ -68,11 +107,20 @@ class _OperationRow(msgspec.Struct, frozen=True):
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_ROW = msgspec.json.Decoder(_Row)
+_ROW = msgspec.json.Decoder(_ReadRow)
+_SLOT = msgspec.json.Decoder(_SlotRow)
+_METADATA = msgspec.json.Decoder(dict[str, str])
 _OPERATION = msgspec.json.Decoder(_OperationRow)
 #: More different maps than this are kept apart; it only costs memory.
 _INTERNED_MAX = 65_536
 _INTERNED: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
+
+
+#: By their texts in a row; cleared when full.
+_SHAPES: dict[bytes, _Shape] = {}
+_BINDINGS: dict[bytes, Mapping[str, str]] = {}
+_STATES: Final = {state.value: state for state in MachineState}
+_CAPACITY_TYPES: Final = {kind.value: kind for kind in CapacityType}
 
 
 def intern_map(mapping: Mapping[str, str]) -> Mapping[str, str]:
@@ -170,12 +218,11 @@ def decode_record(
 ) -> Record:
     """Return the record of a row. Raises msgspec.ValidationError, msgspec.DecodeError or ValueError."""
     row = _ROW.decode(text)
-    resources, allocatable, labels = (
-        intern_map(row.slot.resources),
-        intern_map(row.slot.allocatable),
-        intern_map(row.slot.labels),
-    )
-    capacity_type = CapacityType(row.capacity_type)
+    shape = _shape(bytes(row.slot))
+    resources, allocatable, labels = shape.resources, shape.allocatable, shape.labels
+    state, capacity_type = _STATES.get(row.state), _CAPACITY_TYPES.get(row.capacity_type)
+    if state is None or capacity_type is None:
+        raise ValueError(f"state {row.state} or capacity type {row.capacity_type} does not exist")
     slot = Slot(
         id=machine_id,
         instance_type=intern(row.instance_type),
@@ -184,13 +231,13 @@ def decode_record(
         resources=resources,
         allocatable=allocatable,
         labels=labels,
-        price_usd_per_hour=_number(row.slot.price_usd_per_hour),
-        interruption_probability=_number(row.slot.interruption_probability),
-        fixed=row.slot.fixed,
+        price_usd_per_hour=shape.price_usd_per_hour,
+        interruption_probability=shape.interruption_probability,
+        fixed=shape.fixed,
     )
     machine = Machine(
         id=MachineId(machine_id),
-        state=MachineState(row.state),
+        state=state,
         host=Host(intern(row.host_provider), row.host_ref) if row.host_provider or row.host_ref else NO_HOST,
         cluster=ClusterId(intern(row.cluster)),
         instance_type=slot.instance_type,
@@ -227,11 +274,39 @@ def decode_record(
     )
 
 
-def _metadata(metadata: dict[str, str]) -> Mapping[str, str]:
-    """Return a binding's map; its texts repeat over the machines of a need."""
-    if not metadata:
+def _shape(text: bytes) -> _Shape:
+    """Return what a slot's text says, the same object for equal texts."""
+    known = _SHAPES.get(text)
+    if known is not None:
+        return known
+    row = _SLOT.decode(text)
+    shape = _Shape(
+        resources=intern_map(row.resources),
+        allocatable=intern_map(row.allocatable),
+        labels=intern_map(row.labels),
+        price_usd_per_hour=_number(row.price_usd_per_hour),
+        interruption_probability=_number(row.interruption_probability),
+        fixed=row.fixed,
+    )
+    if len(_SHAPES) >= _INTERNED_MAX:
+        _SHAPES.clear()
+    _SHAPES[text] = shape
+    return shape
+
+
+def _metadata(raw: msgspec.Raw) -> Mapping[str, str]:
+    """Return a binding's map, the same object for equal texts: many machines are bound to one need."""
+    text = bytes(raw)
+    if not text:
         return NO_METADATA
-    return MappingProxyType({intern(key): intern(value) for key, value in metadata.items()})
+    known = _BINDINGS.get(text)
+    if known is not None:
+        return known
+    metadata = MappingProxyType({intern(key): intern(value) for key, value in _METADATA.decode(text).items()})
+    if len(_BINDINGS) >= _INTERNED_MAX:
+        _BINDINGS.clear()
+    _BINDINGS[text] = metadata
+    return metadata
 
 
 def _decode_operation(text: bytes) -> Operation:

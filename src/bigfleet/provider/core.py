@@ -151,6 +151,7 @@ class CapacityCore:
             ids=self._ids,
             metrics=metrics,
             hold_seconds=options.failed_hold_seconds,
+            is_offered=self._reconciler.is_offered,
         )
         self.feed = CoreFeed(
             ledger=ledger,

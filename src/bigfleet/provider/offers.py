@@ -7,6 +7,7 @@ missing, and `bigfleet.provider.reconcile` decides about what is missing.
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Slot
@@ -43,6 +44,21 @@ class Offers:
     def is_held(self, machine_id: str) -> bool:
         """Say whether nothing follows from the absence of an id: a broken entry may have been its own."""
         return bool(self.faults) and machine_id.startswith(self._owner)
+
+    def has_room_for(self, record: Record, records: Iterable[Record]) -> bool:
+        """Say whether a machine of an offered kind stays on offer once it is free; of any other kind nothing is known.
+
+        `records` are all machines that there are.
+        """
+        prefix = record.id[: record.id.rfind("/") + 1]
+        offering = self._offerings.get(prefix)
+        if offering is None or self.is_held(record.id):
+            return True
+        machine = replace(record.machine, state=MachineState.SPECULATIVE)
+        freed = replace(record, machine=machine)
+        kind = [freed if other.id == record.id else other for other in records if other.id.startswith(prefix)]
+        tail = record.id[len(prefix) :]
+        return tail.isascii() and tail.isdigit() and int(tail) in _numbers(offering, kind)
 
     def slots(self, records: Iterable[Record]) -> dict[str, Slot]:
         """Return every slot on offer by id, given the machines that there are."""

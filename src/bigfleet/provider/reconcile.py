@@ -74,6 +74,8 @@ class _Plan:
     missing: dict[str, int] = field(default_factory=dict)
     #: What the inventory could not read.
     unread_prefixes: tuple[str, ...] = ()
+    #: Machines of which it showed neither slot nor host.
+    unseen: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +170,19 @@ class Reconciler:
         if self._is_inline:
             return self._offers.slots(records)
         return await asyncio.to_thread(self._offers.slots, records)
+
+    def is_offered(self, record: Record) -> bool:
+        """Say whether there is a slot for a failed machine to be again; in doubt there is.
+
+        Doubt is: no inventory was read yet, the last one could not read the id, or it missed so many that it looks
+        like an outage.
+        """
+        # A backend whose slots share room adds and removes them itself, in the same commit.
+        if self._author.admits is not None or _is_outage(len(self._before.unseen), len(self._ledger.view)):
+            return True
+        if record.id in self._before.unseen:
+            return False
+        return self._offers is None or self._offers.has_room_for(record, self._ledger.view.snapshot())
 
     def accept_losses(self) -> tuple[str, ...]:
         """Let the strikes happen that the brake holds back, in a pass that begins now; return their ids."""
@@ -315,7 +330,11 @@ class Reconciler:
         for number, record in enumerate(self._ledger.view.snapshot()):
             if number % _LOOK_CHUNK == _LOOK_CHUNK - 1:
                 await self._clock.sleep(0)
-            if record.id not in seen and record.state_revision <= begin_revision:
+            if record.id in seen:
+                continue
+            if not self._is_unknown(plan, record.id):
+                plan.unseen.add(record.id)
+            if record.state_revision <= begin_revision:
                 self._plan_known(plan, record, nothing)
         return plan
 
@@ -385,7 +404,7 @@ class Reconciler:
         }
         self._accepted = frozenset()
         machines = len(self._ledger.view)
-        is_braked = len(strikes) > max(BRAKE_STRIKES, BRAKE_SHARE * machines)
+        is_braked = _is_outage(len(strikes), machines)
         self._metrics.brake_engaged.set(is_braked)
         if not is_braked:
             if self.braked is not None:
@@ -457,6 +476,11 @@ class Reconciler:
             return Change(record=recovered_with_host(refreshed, host, self._author.provider, now))
         assert facts is not None, "what is refreshed was seen"
         return Change(record=with_facts(record, facts))
+
+
+def _is_outage(strikes: int, machines: int) -> bool:
+    """Say whether so many machines went at once that the inventory is to be doubted."""
+    return strikes > max(BRAKE_STRIKES, BRAKE_SHARE * machines)
 
 
 def _plan_refresh(plan: _Plan, record: Record, facts: Slot) -> None:

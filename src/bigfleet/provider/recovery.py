@@ -6,6 +6,7 @@ must never be touched.
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -59,7 +60,9 @@ class Recovery:
         ids: IdSource,
         metrics: ProviderMetrics,
         hold_seconds: float,
+        is_offered: Callable[[Record], bool],
     ) -> None:
+        """`is_offered` says whether a machine without a host has a slot to be; without one it goes."""
         self._ledger = ledger
         self._author = author
         self._work = work
@@ -68,6 +71,7 @@ class Recovery:
         self._ids = ids
         self._metrics = metrics
         self._hold_seconds = hold_seconds
+        self._is_offered = is_offered
         self._patients: dict[str, _Patient] = {}
         #: (due on the monotonic clock, id); entries of machines that left FAILED are skipped when they come up.
         self._due: list[tuple[float, str]] = []
@@ -180,12 +184,17 @@ class Recovery:
             if current is None or current.state_revision != record.state_revision:
                 return
             recovered = self._recovered(current, found)
-            change = self._admissions.settled(Change(record=recovered), current, recovered.state)
+            is_slot = found is not None and recovered.state is MachineState.SPECULATIVE
+            is_gone = is_slot and not self._is_offered(current)
+            reached = MachineState.UNSPECIFIED if is_gone else recovered.state
+            left = Change(removed_id=record.id) if is_gone else Change(record=recovered)
+            change = self._admissions.settled(left, current, reached)
             await self._ledger.commit_until_done(lambda: change)
             self._admissions.committed(change)
         result = "source" if found is None else found.kind.value
         self._metrics.recoveries.labels("auto", result).inc()
-        _log.info("recovery.done", machine_id=record.id, found=result, state_to=recovered.state.name)
+        state_to = None if is_gone else recovered.state.name
+        _log.info("recovery.done", machine_id=record.id, found=result, state_to=state_to)
 
     def _recovered(self, record: Record, found: Found | None) -> Record:
         now, provider = self._clock.unix_nanos(), self._author.provider

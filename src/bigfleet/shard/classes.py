@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot, Shape, Vocabulary
-from bigfleet.engine.matching import requirement_holds
 from bigfleet.model import labels, vector
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Requirement
@@ -129,7 +128,7 @@ class _Values:
         if held is None or len(held) < len(self.texts):
             if len(self._held) >= REQUIREMENTS_MAX:
                 self._held.clear()
-            held = np.array([requirement_holds(requirement, text) for text in self.texts], np.bool_)
+            held = np.array([requirement.holds(text) for text in self.texts], np.bool_)
             self._held[requirement] = held
         return held[self.numbers[shapes]]
 

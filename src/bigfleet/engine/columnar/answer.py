@@ -232,6 +232,11 @@ class ActionColumns(LazySequence[Action]):
         self._sizes = sizes
         self._answer = answer
 
+    @property
+    def answer(self) -> Answer:
+        """What the actions are made of."""
+        return self._answer
+
     def machines(self) -> Int32s:
         """Return the row of each action's machine in the view, in emission order, without making any action."""
         answer = self._answer
@@ -266,6 +271,11 @@ class RowColumns(LazySequence[RowResult]):
     def __init__(self, answer: Answer) -> None:
         super().__init__(len(answer.rows_in_list), answer.result)
         self._answer = answer
+
+    @property
+    def answer(self) -> Answer:
+        """What the rows are made of."""
+        return self._answer
 
     def short(self) -> tuple[RowResult, ...]:
         """Return all and only the rows that Phase 1 left short, in list order."""

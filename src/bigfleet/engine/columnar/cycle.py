@@ -88,10 +88,14 @@ class Cycle:
         order = processing_order(rows_in_list, folded, self.demand)
         rows, classes = self._rows()
         fleet = fleet_arrays(self.view, self.tables, self.orders, self.demand.keys)
-        gangs = make_gangs(fleet, classes, statuses(len(self.view.ids), self._hidden))
+        gangs = make_gangs(fleet, classes, statuses(len(self.view.ids), self._hidden), self._entries_expected())
         scratch = make_scratch(fleet, rows.mode)
         work, excess = self._credit(fleet, rows, gangs, scratch, order)
         return self._serve(fleet, rows, gangs, work, scratch, order, rows_in_list, excess)
+
+    def _entries_expected(self) -> int:
+        """Return room for some more free machines by class of gangs than there were in the last decision."""
+        return 0 if self.kept is None else 2 * len(self.kept.earmarks.gangs.machines)
 
     # ---- what changed --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from bigfleet.engine.columnar.kernels import (
     SCRATCH_T,
     WORK_T,
     inlined,
-    kernel,
 )
 
 
@@ -35,14 +34,6 @@ def compare_cell(gangs, replay, gang, cell):
         replay.listed[cell] = 1
         replay.changed[gangs.base[gang] + replay.counts[gang]] = cell - gangs.base[gang]
         replay.counts[gang] += 1
-
-
-@kernel(numba.void(GANGS_T, REPLAY_T))
-def compare_all(gangs, replay):
-    """Compare what is free before anybody earmarks anything."""
-    for gang in range(len(gangs.fit)):
-        for cell in range(gangs.base[gang], gangs.base[gang + 1]):
-            compare_cell(gangs, replay, gang, cell)
 
 
 @inlined(numba.void(FLEET_T, GANGS_T, REPLAY_T, INT))

@@ -28,7 +28,7 @@ from bigfleet.engine.columnar.demand import Demand
 from bigfleet.engine.columnar.folds import Arranged, Folded
 from bigfleet.engine.columnar.orders import Orders
 from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.columnar.sweeps import list_bound, list_free
+from bigfleet.engine.columnar.sweeps import find_free_entries, list_bound, list_free
 from bigfleet.engine.columnar.tables import DoesNotFit, Tables
 from bigfleet.engine.decision import Options
 from bigfleet.engine.pool import RESERVABLE_STATES
@@ -203,8 +203,8 @@ def gang_classes(rows: Rows, folded: Folded) -> tuple[Int64s, Int32s]:
     return np.array(list(number_of), np.int64).T, gang
 
 
-def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes) -> Gangs:
-    """List free machines once per class of gangs."""
+def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes, room: int) -> Gangs:
+    """List free machines once per class of gangs; with `room` for all of them it takes one look at each."""
     fit, key, mask, bucket = (np.ascontiguousarray(line) for line in classes)
     base = np.concatenate([[0], np.cumsum(fleet.domains[key])]).astype(np.int64)
     cells = int(base[-1])
@@ -225,10 +225,16 @@ def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes) -> Gangs:
         earmark_from=np.zeros(cells, np.int64),
         claim_from=np.zeros(cells, np.int64),
     )
-    room = np.empty(len(fleet.supply_of), np.int32)
-    entries = list_free(fleet, gangs, status, room, False)
-    if entries > ENTRIES_MAX:
-        raise DoesNotFit(f"{entries} free machines by gang class are too many")
+    domain_of = np.empty(len(fleet.supply_of), np.int32)
+    while True:
+        machines_found, cells_found = np.empty(room, np.int32), np.empty(room, np.int64)
+        entries = find_free_entries(fleet, gangs, status, domain_of, machines_found, cells_found)
+        if entries > ENTRIES_MAX:
+            raise DoesNotFit(f"{entries} free machines by gang class are too many")
+        if entries <= room:
+            break
+        room = entries
+        gangs.members[:] = gangs.total[:] = 0
     start = np.concatenate([[0], np.cumsum(gangs.members)]).astype(np.int64)
     active = np.flatnonzero(gangs.members)
     active_start = np.searchsorted(active, base)
@@ -239,7 +245,7 @@ def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes) -> Gangs:
         active_start=active_start.astype(np.int64),
         claim_from=start[:-1].copy(),
     )
-    list_free(fleet, gangs, status, room, True)
+    list_free(gangs, machines_found, cells_found, entries)
     return gangs._replace(claim_from=start[:-1].copy(), earmark_from=start[:-1].copy())
 
 

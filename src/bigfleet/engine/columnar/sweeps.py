@@ -92,12 +92,12 @@ def list_bound(fits, bound, segment_start, segment_stop, fit, listings):
     return size
 
 
-@kernel(INT(FLEET_T, GANGS_T, U1_T, I4_T, BOOL))
-def list_free(fleet, gangs, status, domain_of, writes):
-    """List each gang class's free machines by domain, Idle before Speculative; returns how many entries that takes.
+@kernel(INT(FLEET_T, GANGS_T, U1_T, I4_T, I4_T, I8_T))
+def find_free_entries(fleet, gangs, status, domain_of, machines, cells):
+    """Count each gang class's free machines by domain, and sum up their supply; returns how many entries there are.
 
-    With `writes` False machines are counted and supply is summed; with True `start` must hold where cells begin and
-    `claim_from` is used up as a cursor. `domain_of` is room for a number per shape.
+    As many as there is room for are noted, each with its cell: class by class, Idle before Speculative, in acquisition
+    order. `domain_of` is room for a number per shape.
     """
     entries = 0
     for gang in range(len(gangs.fit)):
@@ -113,17 +113,24 @@ def list_free(fleet, gangs, status, domain_of, writes):
                 domain = domain_of[shape]
                 if domain == NO_DOMAIN or status[machine] != AVAILABLE:
                     continue
+                cell, supply = base + domain, fleet.supply_of[shape]
+                if entries < len(machines):
+                    machines[entries] = machine
+                    cells[entries] = cell
                 entries += 1
-                cell = base + domain
-                if writes:
-                    gangs.machines[gangs.claim_from[cell]] = machine
-                    gangs.claim_from[cell] += 1
-                else:
-                    supply = fleet.supply_of[shape]
-                    gangs.members[cell] += 1
-                    for d in range(fleet.supply.shape[1]):
-                        gangs.total[cell, d] += fleet.supply[supply, d]
+                gangs.members[cell] += 1
+                for d in range(fleet.supply.shape[1]):
+                    gangs.total[cell, d] += fleet.supply[supply, d]
     return entries
+
+
+@kernel(numba.void(GANGS_T, I4_T, I8_T, INT))
+def list_free(gangs, machines, cells, entries):
+    """List the entries by cell, in their order; `claim_from` holds where cells begin and is used up as a cursor."""
+    for i in range(entries):
+        cell = cells[i]
+        gangs.machines[gangs.claim_from[cell]] = machines[i]
+        gangs.claim_from[cell] += 1
 
 
 @kernel(numba.void(I4_T, I4_T, I8X_T, I4_T, I8_T, I8_T, I8X_T))

@@ -14,7 +14,6 @@ import numpy as np
 
 from bigfleet.engine.columnar.arrays import NO_DOMAIN, QUANTITY_MAX, Bytes, Floats, Int32s, Int64s
 from bigfleet.engine.columnar.store import Offer, Shape, Stamp, Vocabulary
-from bigfleet.engine.matching import requirement_holds
 from bigfleet.model import labels as keys
 from bigfleet.model.profile import Requirement
 from bigfleet.model.vector import Vector
@@ -89,12 +88,12 @@ class Attribute:
         """Return for each shape whether the requirement holds."""
         # A value that is not named by the requirement stands for every other one.
         unnamed = "".join(requirement.values) + "+"
-        holds = np.full(len(self._numbers) + 1, requirement_holds(requirement, unnamed), np.uint8)
-        holds[-1] = requirement_holds(requirement, None)
+        holds = np.full(len(self._numbers) + 1, requirement.holds(unnamed), np.uint8)
+        holds[-1] = requirement.holds(None)
         for value in requirement.values:
             number = self._numbers.get(value)
             if number is not None:
-                holds[number] = requirement_holds(requirement, value)
+                holds[number] = requirement.holds(value)
         return holds[self.of_shape]
 
 

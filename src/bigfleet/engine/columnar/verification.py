@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from bigfleet.engine.columnar.answer import ActionColumns, Answer, RowColumns
+from bigfleet.engine.columnar.likeness import are_alike
 from bigfleet.engine.decision import Decision
 
 #: Differing entries that are told.
@@ -27,16 +29,22 @@ class Divergence:
 
 
 def divergence(kept: Decision, full: Decision, decisions: int) -> Divergence | None:
-    """Return what differs between the two decisions, None when nothing does. Cost: every action and row is made."""
+    """Return what differs between the two decisions, None when nothing does.
+
+    Where the columns of both say the same, no action and no row is made; to tell a difference, every one may be.
+    """
+    mine, theirs = _answer_of(kept), _answer_of(full)
+    if mine is not None and theirs is not None and are_alike(mine, theirs):
+        return None
     actions = _differing(kept.actions, full.actions)
     rows = _differing(kept.rows, full.rows)
     if not actions and not rows:
         return None
-    place, mine, theirs = (actions or rows)[0]
+    place, kept_text, full_text = (actions or rows)[0]
     kind = "action" if actions else "row"
     return Divergence(
         decisions=decisions,
-        difference=f"{kind} {place}: kept {mine}, full {theirs}",
+        difference=f"{kind} {place}: kept {kept_text}, full {full_text}",
         evidence={
             "actions_kept": len(kept.actions),
             "actions_full": len(full.actions),
@@ -46,6 +54,14 @@ def divergence(kept: Decision, full: Decision, decisions: int) -> Divergence | N
             "rows": [_entry(*entry) for entry in rows],
         },
     )
+
+
+def _answer_of(decision: Decision) -> Answer | None:
+    """Return the one answer that both actions and rows are made of, if they are."""
+    actions, rows = decision.actions, decision.rows
+    if isinstance(actions, ActionColumns) and isinstance(rows, RowColumns) and actions.answer is rows.answer:
+        return rows.answer
+    return None
 
 
 def _differing(kept: Sequence[object], full: Sequence[object]) -> list[tuple[int, str, str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from bench.coordinator_workloads import COORDINATOR
 from bench.engine_fleets import STEADY_CLUSTERS, idle_fleet, options_of, steady_demand
 from bench.engine_workloads import ENGINE
 from bench.hail_workloads import HAIL_QUESTIONS
@@ -77,5 +78,6 @@ ALL = (
     steady(50_000),
     *ENGINE,
     *SHARD,
+    *COORDINATOR,
 )
 MEASUREMENTS = (*STREAMS, *PROVIDERS, *HAIL_QUESTIONS)

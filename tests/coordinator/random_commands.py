@@ -15,8 +15,9 @@ from bigfleet.coordinator.commands import (
     UpdateShard,
     UpsertProvider,
 )
-from bigfleet.coordinator.tables import Domain, QuotaKey
+from bigfleet.coordinator.tables import QuotaKey
 from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.model.ownership import Domain
 
 EAST, WEST, NORTH = ShardId("east-0"), ShardId("west-0"), ShardId("north-0")
 ZONE = "topology.kubernetes.io/zone"

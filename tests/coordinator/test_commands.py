@@ -22,8 +22,9 @@ from bigfleet.coordinator.commands import (
     apply,
     edits,
 )
-from bigfleet.coordinator.tables import ClusterRow, Domain, DomainState, ProviderRow, QuotaKey, Tables
+from bigfleet.coordinator.tables import ClusterRow, DomainState, ProviderRow, QuotaKey, Tables
 from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.model.ownership import Domain
 from tests.coordinator.random_commands import AWS, COMMANDS, EAST, NORTH, WEST, ZONE, ZONE_A, ZONE_B
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from bigfleet.coordinator.moves import FleetView, FlowKey, Knobs, Memory, Move, Plan, ShortfallKey, Tier
 from bigfleet.coordinator.plan import plan
-from bigfleet.coordinator.reports import Base, CapacityCount, Reservation, ShardFigures, Shortfall, asking_of, prepared
+from bigfleet.coordinator.reports import CapacityCount, Reservation, ShardFigures, Shortfall, asking_of, prepared
 from bigfleet.coordinator.tables import ProviderRow, QuotaKey, QuotaRow
 from bigfleet.model import labels, vector
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
+from bigfleet.model.ownership import Base
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.vector import parse_vector
 

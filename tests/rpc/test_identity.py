@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from bigfleet.cli.certs.issuing import Bearer
 from bigfleet.model.ids import identifier_fault
-from bigfleet.rpc.gen import capacity_pb2, provider_pb2, provider_pb2_grpc, shard_pb2, shardread_pb2
+from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2, provider_pb2, provider_pb2_grpc, shard_pb2, shardread_pb2
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.identity import MAY_CALL, Denied, Identity, Role, identity_in, peer_identity
 from bigfleet.rpc.tls import TlsFiles
@@ -244,7 +244,7 @@ async def test_a_certificate_without_one_identity_calls_nothing_of_a_shard(
 async def test_no_rpc_of_a_shard_is_missing_from_the_table(shard: SecureShard) -> None:
     """What a server serves is what the table knows, method by method."""
     known = {rpc.rpartition("/")[2] for rpc in MAY_CALL}
-    files = (shard_pb2, shardread_pb2, provider_pb2)
+    files = (shard_pb2, shardread_pb2, provider_pb2, coordinator_pb2)
     served = {
         method.name
         for file in files

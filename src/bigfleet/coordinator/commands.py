@@ -12,7 +12,6 @@ from functools import singledispatch
 
 from bigfleet.coordinator.tables import (
     ClusterRow,
-    Domain,
     DomainRow,
     DomainState,
     Edit,
@@ -27,6 +26,7 @@ from bigfleet.coordinator.tables import (
 )
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.model.ownership import Domain
 
 #: How long the marker of a quota move is kept.
 QUOTA_MOVE_KEPT_NANOS = 24 * 3600 * NANOS_PER_SECOND

@@ -5,14 +5,21 @@ first that may be used at all. Nothing here remembers anything beyond one pass.
 """
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bigfleet.coordinator.moves import FlowKey, Knobs, Skip
 from bigfleet.coordinator.reports import Asking, CapacityCount, ShardFigures, accepts
+from bigfleet.model import labels
 from bigfleet.model.ids import ShardId
+from bigfleet.model.profile import Operator
 from bigfleet.model.vector import Vector, vector_key
+
+_NOBODY: frozenset[ShardId] = frozenset()
+#: Type, zone and machine size.
+_Kind = tuple[str, str, tuple[tuple[str, int], ...]]
 
 
 class Benefit(NamedTuple):
@@ -44,7 +51,12 @@ class Benefit(NamedTuple):
 
 def machines_needed(allocatable: Vector, deficit: Vector) -> int:
     """Return how many machines close every dimension that they can close; 0 when they help in none."""
-    return max((-(-milli // allocatable[name]) for name, milli in deficit.items() if name in allocatable), default=0)
+    most = 0
+    for name, milli in deficit.items():
+        each = allocatable.get(name)
+        if each and -(-milli // each) > most:
+            most = -(-milli // each)
+    return most
 
 
 def margin(count: int, knobs: Knobs) -> int:
@@ -135,11 +147,25 @@ class Batch:
 
 
 @dataclass(slots=True)
+class Most:
+    """What the best rows could still bring to one asking, dimension by dimension, whoever asks and whatever rests."""
+
+    has_rows: bool = False
+    milli: dict[str, int] = field(default_factory=dict)
+    #: How far the rows came that can give nothing.
+    reached: Skip = Skip.REQUIREMENTS
+    #: Who needs such rows for itself.
+    wanted_by: set[ShardId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Offers:
     """What the donors behind one provider address could give in one tier."""
 
     knobs: Knobs
-    _batches: dict[tuple[str, str, tuple[tuple[str, int], ...]], Batch] = field(default_factory=dict)
+    _batches: dict[_Kind, Batch] = field(default_factory=dict)
+    #: By type, each with the row that stands for its machines.
+    _of_type: dict[str, list[tuple[CapacityCount, Batch]]] = field(default_factory=dict)
     _serving: dict[Asking, list[tuple[Vector, Batch]]] = field(default_factory=dict)
 
     @classmethod
@@ -151,7 +177,11 @@ class Offers:
             for row in shard.speculative if is_speculative else shard.idle:
                 if not row.allocatable:
                     continue
-                batch = offers._batches.setdefault(_batch_key(row), Batch())
+                key = _batch_key(row)
+                batch = offers._batches.get(key)
+                if batch is None:
+                    batch = offers._batches[key] = Batch()
+                    offers._of_type.setdefault(row.instance_type, []).append((row, batch))
                 giveable = Giveable(shard.shard_id, row, row.count - margin(row.count, knobs))
                 if (row.instance_type, row.zone) in wanted:
                     batch.wanted_by.add(shard.shard_id)
@@ -168,26 +198,40 @@ class Offers:
         known = self._serving.get(asking)
         if known is None:
             known = self._serving[asking] = [
-                (dict(allocatable), batch)
-                for (instance_type, zone, allocatable), batch in self._batches.items()
-                if asking.is_served_by(CapacityCount(instance_type, zone, 0, dict(allocatable)))
+                (row.allocatable, batch)
+                for name in _types_asked_for(asking, self._of_type)
+                for row, batch in self._of_type.get(name, ())
+                if asking.is_served_by(row)
             ]
         return known
 
-    def is_spent(self, asking: Asking) -> bool:
-        """Say whether nothing is left that serves an asking, whoever asks."""
-        return not any(batch.rows for _, batch in self.serving(asking))
-
-    def reached(self, asking: Asking, requester: ShardId) -> Skip:
-        """Return how far a shortfall comes for which nothing is left."""
-        batches = (batch for _, batch in self.serving(asking))
-        return max((batch.reached(requester) for batch in batches), default=Skip.REQUIREMENTS)
+    def most(self, asking: Asking, slots: "Slots | None") -> "Most":
+        """Return what any row could still bring to whoever asks."""
+        most = Most()
+        for allocatable, batch in self.serving(asking):
+            most.reached = max(most.reached, Skip.MARGIN if batch.is_kept_somewhere else most.reached)
+            most.wanted_by |= batch.wanted_by
+            if not batch.rows:
+                continue
+            available = batch.rows[0].available
+            if slots is not None:
+                available = max(min(row.available, slots.left(row.donor)) for row in batch.rows)
+            if available <= 0:
+                most.reached = Skip.MARGIN
+                continue
+            most.has_rows = True
+            count = min(available, self.knobs.machines_max)
+            for name in asking.names:
+                most.milli[name] = max(most.milli.get(name, 0), count * allocatable.get(name, 0))
+        return most
 
     def best(self, wish: Wish, cooling: "Cooling", slots: "Slots | None") -> Flow | None:
         """Return the best flow that may be used now, or None; the wish is told how far the others came."""
         found: Flow | None = None
         for allocatable, batch in self.serving(wish.asking):
             wish.note(batch.reached(wish.requester))
+            if not batch.rows:
+                continue
             needed = min(machines_needed(allocatable, wish.deficit), self.knobs.machines_max)
             if not needed:
                 continue
@@ -242,24 +286,35 @@ class Drains:
     """The machines that donors behind one provider address could drain for others, by type (§7.4)."""
 
     def __init__(self, donors: Iterable[ShardFigures]) -> None:
-        self._of_type: dict[str, list[tuple[int, ShardId]]] = {}
-        self._wanted_by: dict[str, set[ShardId]] = {}
+        least_first: defaultdict[str, list[tuple[int, ShardId]]] = defaultdict(list)
+        self._wanted_by: defaultdict[str, set[ShardId]] = defaultdict(set)
         self._types_of: dict[Asking, list[str]] = {}
         for donor in donors:
             for instance_type, count in donor.drainable.items():
-                self._of_type.setdefault(instance_type, []).append((count, donor.shard_id))
+                least_first[instance_type].append((-count, donor.shard_id))
             for instance_type in donor.types_wanted_here:
-                self._wanted_by.setdefault(instance_type, set()).add(donor.shard_id)
-        for drainables in self._of_type.values():
-            drainables.sort(key=lambda each: (-each[0], each[1]))
+                self._wanted_by[instance_type].add(donor.shard_id)
+        #: Most first, then by donor.
+        self._of_type = {
+            instance_type: [(-count, donor) for count, donor in sorted(counts)]
+            for instance_type, counts in least_first.items()
+        }
 
     def types(self, asking: Asking) -> list[str]:
         """Return the types that an asking accepts, ascending."""
         known = self._types_of.get(asking)
         if known is None:
-            every = sorted({*self._of_type, *self._wanted_by})
-            known = self._types_of[asking] = [name for name in every if accepts(asking.gate, name, None)]
+            every = self._of_type.keys() | self._wanted_by.keys()
+            asked = every.intersection(_types_asked_for(asking, every))
+            known = self._types_of[asking] = [name for name in sorted(asked) if accepts(asking.gate, name, None)]
         return known
+
+    def is_open(self, asking: Asking, draining_donors: set[ShardId]) -> bool:
+        """Say whether a drain could still do something for an asking, or must be asked why it cannot."""
+        return any(
+            name in self._wanted_by or any(donor not in draining_donors for _, donor in self._of_type.get(name, ()))
+            for name in self.types(asking)
+        )
 
     def of_type(self, instance_type: str) -> list[tuple[int, ShardId]]:
         """Return how many machines of a type are bound at whom, most first, then by donor."""
@@ -267,7 +322,7 @@ class Drains:
 
     def is_wanted_by_others(self, instance_type: str, requester: ShardId) -> bool:
         """Say whether another donor has a shortfall that the type could serve."""
-        return bool(self._wanted_by.get(instance_type, set()) - {requester})
+        return bool(self._wanted_by.get(instance_type, _NOBODY) - {requester})
 
 
 @dataclass(slots=True)
@@ -301,9 +356,17 @@ class Slots:
         self.slots_of[shard_id] = self.left(shard_id) - count
 
 
+def _types_asked_for(asking: Asking, known: Iterable[str]) -> Iterable[str]:
+    """Return the types that an asking may accept: those that it lists, if it does."""
+    for requirement in asking.gate:
+        if requirement.key == labels.INSTANCE_TYPE and requirement.operator is Operator.IN:
+            return requirement.values
+    return known
+
+
 def _order(giveable: Giveable) -> tuple[int, ShardId]:
     return (-giveable.available, giveable.donor)
 
 
-def _batch_key(row: CapacityCount) -> tuple[str, str, tuple[tuple[str, int], ...]]:
+def _batch_key(row: CapacityCount) -> _Kind:
     return (row.instance_type, row.zone, vector_key(row.allocatable))

@@ -1,6 +1,6 @@
 """What a rebalancing pass is given and what it proposes, as values (docs/spec/coordinator.md §7).
 
-Nothing here decides anything.
+Nothing here decides what moves.
 """
 
 from collections.abc import Mapping
@@ -104,6 +104,8 @@ class Memory:
     draining: Mapping[ShortfallKey, Vector] = field(default_factory=dict)
     #: Donors that drain for somebody.
     draining_donors: frozenset[ShardId] = frozenset()
+    #: Shortfalls for which a drain is under way, also one of machines whose size nobody knows.
+    drained_for: frozenset[ShortfallKey] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,17 @@ class Move:
     def flow(self) -> FlowKey:
         """What must rest after it."""
         return FlowKey.between(self.instance_type, self.zone, self.donor, self.requester)
+
+
+def quota_behind(
+    address: str, providers: Mapping[str, ProviderRow], quotas: Mapping[QuotaKey, QuotaRow]
+) -> QuotaKey | None:
+    """Return the quota row of the provider at an address, None without one."""
+    for name, provider in sorted(providers.items()):
+        key = QuotaKey(name, provider.region)
+        if provider.address == address and key in quotas:
+            return key
+    return None
 
 
 class Plan:

@@ -6,17 +6,19 @@ input gives equal output. What a pass proposes is enqueued by the leader; nothin
 """
 
 from collections import defaultdict
-from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigfleet.coordinator.flows import Benefit, Cooling, Drains, Flow, Offers, Slots, Wish, machines_needed
-from bigfleet.coordinator.moves import FleetView, Knobs, Memory, Move, Plan, ShortfallKey, Skip, Tier
-from bigfleet.coordinator.reports import Asking, Base, ShardFigures, Shortfall, accepts
+from bigfleet.coordinator.moves import FleetView, Knobs, Memory, Move, Plan, ShortfallKey, Skip, Tier, quota_behind
+from bigfleet.coordinator.pending import SETTLED, Pending
+from bigfleet.coordinator.reports import Asking, ShardFigures, Shortfall, accepts
 from bigfleet.coordinator.tables import QuotaKey
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.ownership import Base
 from bigfleet.model.vector import Vector, format_vector
 
 _DEFAULTS = Knobs()
@@ -55,38 +57,74 @@ class _Pass:
         self._quotas = {address: self._quota_behind(address) for address in donors}
         self._smallest = _smallest_allocatables(view)
         self._ready = _ready_by_requester(self._donors)
-        #: Askings that get nothing any more, by provider address.
-        self._spent: dict[str, set[Asking]] = {address: set() for address in donors}
+        self._places = {shard.shard_id: n for n, shard in enumerate(self._shards)}
 
     def run(self) -> Plan:
         """Serve every shortfall in turn."""
         shards = self._shards
-        reasons = np.concatenate([_closed_gates(shard, self._knobs) for shard in shards] or [np.zeros(0, np.int8)])
-        owners = [shard for shard in shards for _ in shard.shortfalls]
-        shortfalls = [shortfall for shard in shards for shortfall in shard.shortfalls]
-        askings = [asking for shard in shards for asking in shard.askings]
+        shortfalls = list(chain.from_iterable(shard.shortfalls for shard in shards))
+        if not shortfalls:
+            return Plan((), shards, np.zeros(0, np.int8))
+        askings = list(chain.from_iterable(shard.askings for shard in shards))
+        owners = np.repeat(np.arange(len(shards)), [len(shard.shortfalls) for shard in shards])
+        reasons = _closed_gates(shards, owners, self._knobs)
+        pending = Pending(shards, owners, reasons, self._knobs, self._apart())
+        for group, example in enumerate(pending.examples):
+            self._settle(pending, group, shards[owners[example]].provider_address, askings[example])
         for place in _in_order(shards, reasons):
-            shard, asking = owners[place], askings[place]
-            is_spent = asking in self._spent.get(shard.provider_address, ()) and shard.shard_id not in self._ready
-            if is_spent and not self._may_be_drained_for(shortfalls[place]):
-                reasons[place] = self._spent_reason(shard, shortfalls[place], asking)
-            else:
-                before = len(self._moves)
-                reason = self._serve(shard, shortfalls[place], asking)
-                reasons[place] = 0 if len(self._moves) > before else reason
+            if pending.states[place] == SETTLED:
+                continue
+            shard, asking = shards[owners[place]], askings[place]
+            before = len(self._moves)
+            pending.states[place] = SETTLED
+            reason = self._serve(shard, shortfalls[place], asking)
+            if len(self._moves) == before:
+                reasons[place] = reason
+                self._settle(pending, pending.group_of[place], shard.provider_address, asking)
         return Plan(tuple(self._moves), shards, reasons)
+
+    def _apart(self) -> list[int]:
+        """Return the places of the shortfalls for which something is under way or ready."""
+        known = {*self._memory.moving, *self._memory.draining, *self._memory.drained_for}
+        names = {key.shard_id for key in known} | self._ready.keys()
+        apart, start = [], 0
+        for shard in self._shards:
+            if shard.shard_id in names:
+                is_ready = shard.shard_id in self._ready
+                apart += [
+                    start + n
+                    for n, shortfall in enumerate(shard.shortfalls)
+                    if is_ready or ShortfallKey(shard.shard_id, shortfall.fingerprint) in known
+                ]
+            start += len(shard.shortfalls)
+        return apart
+
+    def _settle(self, pending: Pending, group: int, address: str, asking: Asking) -> None:
+        """Settle all shortfalls of a group that are as hopeless as can be told without looking at each."""
+        if len(self._donors.get(address, ())) < 2:
+            pending.settle(group, Skip.PROVIDER, with_old=True)
+            return
+        with_old = not self._drains_left or not self._drains[address].is_open(asking, self._draining_donors)
+        _, slots = self._quotas[address]
+        idle, speculative = self._idle[address].most(asking, None), self._speculative[address].most(asking, slots)
+        if idle.has_rows or speculative.has_rows:
+            enough, of_enough = self._knobs.benefit_min.numerator, self._knobs.benefit_min.denominator
+            if enough:
+                # What is short of more than the best rows could close of it by enough is not worth any move.
+                names = sorted(asking.names)
+                most = [max(idle.milli.get(name, 0), speculative.milli.get(name, 0)) for name in names]
+                from_milli = [milli * of_enough // enough + 1 for milli in most]
+                pending.settle(group, Skip.WORTH, from_milli=from_milli, with_old=with_old)
+            return
+        wanted_by = idle.wanted_by | speculative.wanted_by
+        reached = max(idle.reached, speculative.reached)
+        if reached is Skip.REQUIREMENTS and wanted_by:
+            own = self._places[next(iter(wanted_by))] if len(wanted_by) == 1 else None
+            pending.settle(group, Skip.DONOR_IN_NEED, with_old=with_old, but_of=own)
+        pending.settle(group, reached, with_old=with_old)
 
     def _may_be_drained_for(self, shortfall: Shortfall) -> bool:
         return bool(self._drains_left) and shortfall.age_cycles > self._knobs.preempt_age_cycles
-
-    def _spent_reason(self, shard: ShardFigures, shortfall: Shortfall, asking: Asking) -> Skip:
-        """Return why a shortfall gets nothing whose asking is spent."""
-        key = ShortfallKey(shard.shard_id, shortfall.fingerprint)
-        on_its_way = vector.add(self._memory.moving.get(key, vector.ZERO), self._memory.draining.get(key, vector.ZERO))
-        if on_its_way and not vector.subtract(shortfall.deficit, on_its_way):
-            return Skip.IN_FLIGHT
-        tiers = (self._idle, self._speculative)
-        return max(tier[shard.provider_address].reached(asking, shard.shard_id) for tier in tiers)
 
     def _serve(self, shard: ShardFigures, shortfall: Shortfall, asking: Asking) -> Skip:
         address, key = shard.provider_address, ShortfallKey(shard.shard_id, shortfall.fingerprint)
@@ -108,11 +146,11 @@ class _Pass:
         before = len(self._moves)
         self._move(shard, shortfall, wish, Tier.IDLE)
         self._move(shard, shortfall, wish, Tier.SPECULATIVE)
-        is_untouched = len(self._moves) == before and not moving and not draining
+        is_untouched = (
+            len(self._moves) == before and not moving and not draining and key not in self._memory.drained_for
+        )
         if self._may_be_drained_for(shortfall) and is_untouched and wish.reached is not Skip.COOLDOWN:
             self._drain(shard, shortfall, wish)
-        if self._idle[address].is_spent(asking) and self._speculative[address].is_spent(asking):
-            self._spent[address].add(asking)
         return wish.reached
 
     # ---- machines that a drain has freed ------------------------------------------------------------------------
@@ -128,8 +166,11 @@ class _Pass:
             if donor.provider_address != shard.provider_address or not wish.deficit or not given:
                 continue
             del waiting[: len(given)]
-            move = self._proposal(Tier.READY, donor.shard_id, shard, shortfall, (instance_type, zone), len(given))
-            self._moves.append(replace(move, machine_ids=tuple(given)))
+            kind = (instance_type, zone)
+            move = self._proposal(
+                Tier.READY, donor.shard_id, shard, shortfall, kind, len(given), machine_ids=tuple(given)
+            )
+            self._moves.append(move)
             wish.deficit = vector.subtract(wish.deficit, move.capacity)
 
     def _needed(self, allocatable: Vector, wish: Wish) -> int:
@@ -151,9 +192,17 @@ class _Pass:
                 return
             row = flow.giveable.row
             kind = (row.instance_type, row.zone)
-            move = self._proposal(tier, flow.giveable.donor, shard, shortfall, kind, flow.give)
-            capacity = vector.scale(row.allocatable, flow.give)
-            move = replace(move, quota=quota, capacity=capacity, why=f"{move.why}; {_told(flow)}")
+            move = self._proposal(
+                tier,
+                flow.giveable.donor,
+                shard,
+                shortfall,
+                kind,
+                flow.give,
+                allocatable=row.allocatable,
+                quota=quota,
+                told=_told(flow),
+            )
             self._moves.append(move)
             self._cooling.flows.add(move.flow)
             wish.deficit = vector.subtract(wish.deficit, move.capacity)
@@ -163,11 +212,8 @@ class _Pass:
 
     def _quota_behind(self, address: str) -> tuple[QuotaKey | None, Slots | None]:
         """Return the quota row of the provider at an address, None without one."""
-        for name, provider in sorted(self._view.providers.items()):
-            key = QuotaKey(name, provider.region)
-            if provider.address == address and key in self._view.quotas:
-                return key, Slots(dict(self._view.quotas[key].slots_of))
-        return None, None
+        key = quota_behind(address, self._view.providers, self._view.quotas)
+        return (None, None) if key is None else (key, Slots(dict(self._view.quotas[key].slots_of)))
 
     # ---- tier 3 -------------------------------------------------------------------------------------------------
 
@@ -197,8 +243,9 @@ class _Pass:
             return
         bound, donor, instance_type, give = best
         count = min(give, self._drains_left, self._knobs.machines_max)
-        move = self._proposal(Tier.PREEMPT, donor, shard, shortfall, (instance_type, ""), count)
-        self._moves.append(replace(move, why=f"{move.why}; it has {-bound} of them bound, the most"))
+        told = f"it has {-bound} of them bound, the most"
+        move = self._proposal(Tier.PREEMPT, donor, shard, shortfall, (instance_type, ""), count, told=told)
+        self._moves.append(move)
         self._cooling.flows.add(move.flow)
         self._draining_donors.add(donor)
         self._drains_left -= count
@@ -214,8 +261,16 @@ class _Pass:
         shortfall: Shortfall,
         kind: tuple[str, str],
         count: int,
+        *,
+        allocatable: Vector | None = None,
+        quota: QuotaKey | None = None,
+        machine_ids: tuple[MachineId, ...] = (),
+        told: str = "",
     ) -> Move:
-        """Return a move of machines as large as the smallest that is known of their type."""
+        """Return a move; without `allocatable` of machines as large as the smallest that is known of their type."""
+        if allocatable is None:
+            allocatable = self._smallest.get(kind[0], vector.ZERO)
+        why = _why(tier, donor, shard.shard_id, shortfall, kind, count)
         return Move(
             tier=tier,
             donor=donor,
@@ -224,36 +279,35 @@ class _Pass:
             instance_type=kind[0],
             zone=kind[1],
             count=count,
-            machine_ids=(),
+            machine_ids=machine_ids,
             requirements=shortfall.requirements,
             min_unit=shortfall.min_unit,
-            capacity=vector.scale(self._smallest.get(kind[0], vector.ZERO), count),
+            capacity=vector.scale(allocatable, count),
             priority=shortfall.priority,
             interruption_bucket=shortfall.interruption_bucket,
-            quota=None,
-            why=_why(tier, donor, shard.shard_id, shortfall, kind, count),
+            quota=quota,
+            why=f"{why}; {told}" if told else why,
         )
 
 
-def _closed_gates(shard: ShardFigures, knobs: Knobs) -> NDArray[np.int8]:
-    """Return for each shortfall of a shard why it may not ask at all (§7.1), a Skip, or 0."""
-    if not shard.is_fresh:
-        return np.full(len(shard.shortfalls), Skip.STALE, np.int8)
-    if shard.base is not Base.DOMAINS:
-        return np.full(len(shard.shortfalls), Skip.BASE, np.int8)
-    is_young = shard.ages <= knobs.age_cycles
-    return np.select([is_young, shard.is_bound], [np.int8(Skip.AGE), np.int8(Skip.TOPOLOGY)], np.int8(0))
+def _closed_gates(shards: tuple[ShardFigures, ...], owners: NDArray[np.int64], knobs: Knobs) -> NDArray[np.int8]:
+    """Return for each shortfall why it may not ask at all (§7.1), a Skip, or 0."""
+    is_fresh = np.array([shard.is_fresh for shard in shards])[owners]
+    has_domains = np.array([shard.base is Base.DOMAINS for shard in shards])[owners]
+    is_young = np.concatenate([shard.ages for shard in shards]) <= knobs.age_cycles
+    is_bound = np.concatenate([shard.is_bound for shard in shards])
+    gates = {Skip.STALE: ~is_fresh, Skip.BASE: ~has_domains, Skip.AGE: is_young, Skip.TOPOLOGY: is_bound}
+    return np.select(list(gates.values()), [np.int8(skip) for skip in gates], np.int8(0))
 
 
 def _in_order(shards: tuple[ShardFigures, ...], reasons: NDArray[np.int8]) -> list[int]:
-    """Return the places of those that may ask: priority and age descending, shard and fingerprint ascending."""
-    if not shards:
-        return []
-    priorities = np.concatenate([shard.priorities for shard in shards])
-    ages = np.concatenate([shard.ages for shard in shards])
+    """Return the places without a reason: priority and age descending, shard and fingerprint ascending."""
+    left = np.flatnonzero(reasons == 0)
+    priorities = np.concatenate([shard.priorities for shard in shards])[left]
+    ages = np.concatenate([shard.ages for shard in shards])[left]
     # The sort is stable, shards stand by id, and each one's shortfalls of equal priority and age by fingerprint.
-    order = np.lexsort((-ages, -priorities))
-    return [int(place) for place in order[reasons[order] == 0]]
+    places: list[int] = left[np.lexsort((-ages, -priorities))].tolist()
+    return places
 
 
 Waiting = dict[tuple[ShardFigures, str, str], list[MachineId]]

@@ -7,23 +7,22 @@ and zone, sorts shortfalls and finds which of the shard's own rows its own short
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigfleet.model import labels, vector
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
+from bigfleet.model.ownership import Base
 from bigfleet.model.profile import Requirement
 from bigfleet.model.vector import Vector
 
-
-class Base(Enum):
-    """What a shard owns before the exceptions; a shard that never sent a view counts as ALL."""
-
-    ALL = "all"
-    DOMAINS = "domains"
+#: Dimensions of a deficit that a pass compares for many shortfalls at once; one with more is looked at by itself.
+DIMENSIONS_COMPARED = 4
+#: Larger amounts, milli-units, are looked at one by one: products of them would not fit 64 bits.
+_COMPARED_MAX = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,8 @@ class Asking:
     min_unit: Vector
     #: The dimensions that are short.
     names: frozenset[str]
+    #: Tells it from all others in this process; nothing is ordered by it.
+    serial: int
 
     def is_served_by(self, row: CapacityCount) -> bool:
         """Say whether a row serves it (§7.1): accepted, large enough, and of use in a dimension that is short."""
@@ -72,9 +73,12 @@ class Asking:
         )
 
 
+_serials = count()
+
+
 @lru_cache(maxsize=65_536)
 def _asking(gate: tuple[Requirement, ...], min_unit: tuple[tuple[str, int], ...], names: frozenset[str]) -> Asking:
-    return Asking(gate, dict(min_unit), names)
+    return Asking(gate, dict(min_unit), names, next(_serials))
 
 
 def asking_of(shortfall: Shortfall) -> Asking:
@@ -109,6 +113,9 @@ class ShardFigures:
     priorities: NDArray[np.int64]
     ages: NDArray[np.int64]
     is_bound: NDArray[np.bool_]
+    serials: NDArray[np.int64]
+    #: One row for each, names ascending, DIMENSIONS_COMPARED columns; -1 in all of them where it has more names.
+    deficits: NDArray[np.int64]
     #: Summed over capacity types, by type and zone; one row for each pair.
     idle: tuple[CapacityCount, ...]
     speculative: tuple[CapacityCount, ...]
@@ -152,6 +159,10 @@ def prepared(
         priorities=np.array([shortfall.priority for shortfall in ordered], np.int64),
         ages=np.array([shortfall.age_cycles for shortfall in ordered], np.int64),
         is_bound=np.array([shortfall.is_topology_constrained for shortfall in ordered], np.bool_),
+        serials=np.array([asking.serial for asking in askings], np.int64),
+        deficits=np.array([_columns(shortfall.deficit) for shortfall in ordered], np.int64).reshape(
+            -1, DIMENSIONS_COMPARED
+        ),
         idle=idle_rows,
         speculative=speculative_rows,
         ready=tuple(sorted(ready, key=lambda kept: kept.machine_id)),
@@ -160,6 +171,13 @@ def prepared(
         drainable=_drainable(counts, (*idle_rows, *speculative_rows), wanted_types),
         types_wanted_here=wanted_types,
     )
+
+
+def _columns(deficit: Vector) -> tuple[int, ...]:
+    milli = tuple(deficit[name] for name in sorted(deficit))
+    if len(milli) > DIMENSIONS_COMPARED or max(milli, default=0) > _COMPARED_MAX:
+        return (-1,) * DIMENSIONS_COMPARED
+    return milli + (0,) * (DIMENSIONS_COMPARED - len(milli))
 
 
 @lru_cache(maxsize=65_536)

@@ -29,6 +29,9 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT
 CREATE TABLE rows (name TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (name, key))
   STRICT, WITHOUT ROWID;
 """
+_RAISE_REVISION = """
+INSERT INTO meta VALUES ('revision', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1
+"""
 
 
 class StoreFault(Exception):
@@ -84,6 +87,11 @@ class SqliteStore:
         self._need_lead()
         return self._put_term(max(self._term(), above) + TERM_STEP)
 
+    def revision(self) -> int:
+        """Return how many transactions have written rows."""
+        found = self._connection.execute("SELECT value FROM meta WHERE key = 'revision'").fetchone()
+        return 0 if found is None else int(found[0])
+
     def leader(self) -> Leader | None:
         """Return this replica while it leads."""
         return self._leader if self._is_leading else None
@@ -123,6 +131,8 @@ class SqliteStore:
         try:
             with self._connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
+                if term is None:
+                    connection.execute(_RAISE_REVISION)
                 for (table, parts), row in written:
                     named = (table.value, _SEPARATOR.join(parts))
                     if row is None:

@@ -89,3 +89,11 @@ class StateStore(Protocol):
     async def close(self) -> None:
         """Let go of everything."""
         ...
+
+
+class RevisedStore(StateStore, Protocol):
+    """A store that can name the state of its tables, for snapshots."""
+
+    def revision(self) -> int:
+        """Return a number that rises with every write, as of what was last read or written."""
+        ...

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.model.ownership import Domain
 
 
 class DomainState(Enum):
@@ -17,13 +18,6 @@ class DomainState(Enum):
 
     ASSIGNED = "assigned"
     RELEASING = "releasing"
-
-
-class Domain(NamedTuple):
-    """A topology domain: every machine whose attribute `topology_key` has the value `topology_value`."""
-
-    topology_key: str
-    topology_value: str
 
 
 class QuotaKey(NamedTuple):

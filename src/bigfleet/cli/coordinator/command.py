@@ -1,0 +1,210 @@
+"""`bigfleet coordinator`: its flags, checked one by one, and what they mean to the process.
+
+docs/spec/coordinator.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean
+stop. The process itself is put together in `bigfleet.cli.coordinator.process`.
+"""
+
+import socket
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.shard import LOG_LEVELS
+from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.values import (
+    parse_address,
+    parse_duration_seconds,
+    parse_optional_address,
+    parse_positive_duration_seconds,
+)
+from bigfleet.model.ids import identifier_fault
+
+if TYPE_CHECKING:
+    from bigfleet.cli.coordinator.process import CoordinatorPlace
+    from bigfleet.coordinator.moves import Knobs
+    from bigfleet.coordinator.service import Export
+    from bigfleet.coordinator.term import CoordinatorSettings
+
+_Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this replica; the host's name by default.")]
+_Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the Coordinator service.")]
+_MetricsAddr = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Address of /metrics, /healthz and /readyz; off closes it.")
+]
+_Advertise = Annotated[
+    str,
+    typer.Option(metavar="HOST:PORT", help="Where others reach this replica; the host's name and port by default."),
+]
+_Store = Annotated[
+    str, typer.Option(metavar="URL", help="etcd://HOST:PORT,HOST:PORT/PREFIX or sqlite:///PATH. Required.")
+]
+_StoreCert = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate shown to etcd, PEM.")]
+_StoreKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")]
+_StoreCa = Annotated[Path | None, typer.Option(metavar="FILE", help="Authority that signs etcd's certificates, PEM.")]
+_Lease = Annotated[
+    str, typer.Option(metavar="DURATION", help="How long the others wait for a leader that is silent; whole seconds.")
+]
+_ReportInterval = Annotated[str, typer.Option(metavar="DURATION", help="The pace that shards are expected to keep.")]
+_RebalanceInterval = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Time between passes; 5 report intervals by default, 0 is off.")
+]
+_DryRun = Annotated[bool, typer.Option("--rebalance-dry-run", help="Passes run and are listed; nothing is told.")]
+_Age = Annotated[
+    int, typer.Option(min=0, metavar="CYCLES", help="A shortfall must be older than this before anything moves.")
+]
+_PreemptAge = Annotated[int, typer.Option(min=0, metavar="CYCLES", help="As above, before another shard drains.")]
+_Cooldown = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="How long a flow rests; 8 report intervals by default.")
+]
+_MarginMin = Annotated[int, typer.Option(min=0, metavar="N", help="Machines of a kind that a donor keeps, at least.")]
+_MarginFraction = Annotated[str, typer.Option(metavar="SHARE", help="Share of a kind that a donor keeps.")]
+_Benefit = Annotated[str, typer.Option(metavar="SHARE", help="Share of a lack that a move must close.")]
+_MaxMachines = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Most machines of one instruction.")]
+_MaxDrains = Annotated[int, typer.Option(min=0, metavar="N", help="Most machines that a pass has drained.")]
+_ExportDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the leader writes snapshots; none here.")]
+_ExportInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between them, if anything is new.")]
+_ExportKeep = Annotated[int, typer.Option(min=1, metavar="N", help="How many are kept.")]
+_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Everything that the command line may say of a replica, as it was written."""
+
+    id: _Id = ""
+    listen: _Listen = ":7790"
+    metrics_addr: _MetricsAddr = ":8790"
+    advertise_addr: _Advertise = ""
+    store: _Store = ""
+    store_tls_cert: _StoreCert = None
+    store_tls_key: _StoreKey = None
+    store_tls_ca: _StoreCa = None
+    lease_ttl: _Lease = "10s"
+    report_interval: _ReportInterval = "30s"
+    rebalance_interval: _RebalanceInterval = None
+    rebalance_dry_run: _DryRun = False
+    rebalance_age: _Age = 5
+    rebalance_preempt_age: _PreemptAge = 12
+    rebalance_cooldown: _Cooldown = None
+    rebalance_margin_min: _MarginMin = 1
+    rebalance_margin_fraction: _MarginFraction = "0.1"
+    rebalance_min_benefit: _Benefit = "0.25"
+    rebalance_max_machines: _MaxMachines = 100
+    rebalance_max_drains: _MaxDrains = 10
+    snapshot_export_dir: _ExportDir = None
+    snapshot_export_interval: _ExportInterval = "5m"
+    snapshot_export_keep: _ExportKeep = 48
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    log_level: _LogLevel = "info"
+
+    def check(self) -> None:
+        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        fault = identifier_fault(self._name)
+        if fault:
+            raise UsageFault(f"--id {fault}")
+        if self.log_level not in LOG_LEVELS:
+            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+
+    @property
+    def _name(self) -> str:
+        return self.id or socket.gethostname()
+
+    def settings(self) -> "CoordinatorSettings":
+        """Return how it works. Raises UsageFault naming the flag."""
+        from bigfleet.coordinator.term import CoordinatorSettings
+
+        cycle_seconds = parse_positive_duration_seconds(self.report_interval, "--report-interval")
+        interval, cooldown = self.rebalance_interval, self.rebalance_cooldown
+        return CoordinatorSettings(
+            report_interval_seconds=cycle_seconds,
+            rebalance_interval_seconds=5 * cycle_seconds
+            if interval is None
+            else parse_duration_seconds(interval, "--rebalance-interval"),
+            cooldown_seconds=8 * cycle_seconds
+            if cooldown is None
+            else parse_duration_seconds(cooldown, "--rebalance-cooldown"),
+            is_dry_run=self.rebalance_dry_run,
+            knobs=self._knobs(),
+        )
+
+    def _knobs(self) -> "Knobs":
+        from bigfleet.coordinator.moves import Knobs
+
+        return Knobs(
+            age_cycles=self.rebalance_age,
+            preempt_age_cycles=self.rebalance_preempt_age,
+            margin_min=self.rebalance_margin_min,
+            margin_fraction=_share(self.rebalance_margin_fraction, "--rebalance-margin-fraction"),
+            benefit_min=_share(self.rebalance_min_benefit, "--rebalance-min-benefit"),
+            machines_max=self.rebalance_max_machines,
+            drains_max=self.rebalance_max_drains,
+        )
+
+    def place(self) -> "CoordinatorPlace":
+        """Return who the replica is and where everything is. Raises UsageFault naming the flag."""
+        from bigfleet.cli.coordinator.process import CoordinatorPlace
+        from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
+        from bigfleet.coordinator.store import Leader
+        from bigfleet.rpc.identity import Identity, Role
+
+        listen = parse_address(self.listen, "--listen")
+        if self.advertise_addr:
+            parse_address(self.advertise_addr, "--advertise-addr")
+        lease_seconds = parse_positive_duration_seconds(self.lease_ttl, "--lease-ttl")
+        if lease_seconds < 1 or lease_seconds != int(lease_seconds):
+            raise UsageFault(f"--lease-ttl: {self.lease_ttl!r} must be whole seconds, one at least")
+        store = parse_store(self.store)
+        store_tls = read_store_tls(self.store_tls_cert, self.store_tls_key, self.store_tls_ca)
+        if store_tls is not None and not isinstance(store, EtcdUrl):
+            raise UsageFault("--store-tls-cert, --store-tls-key and --store-tls-ca are for etcd; --store names a file")
+        return CoordinatorPlace(
+            me=Leader(self._name, self.advertise_addr or f"{socket.gethostname()}:{listen[1]}"),
+            store=store,
+            store_tls=store_tls,
+            lease_ttl_seconds=int(lease_seconds),
+            listen_address=listen,
+            metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
+            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=Identity(Role.ADMIN)),
+            export=self._export(),
+        )
+
+    def _export(self) -> "Export | None":
+        from bigfleet.coordinator.service import Export
+
+        interval_seconds = parse_positive_duration_seconds(self.snapshot_export_interval, "--snapshot-export-interval")
+        if self.snapshot_export_dir is None:
+            return None
+        return Export(
+            directory=self.snapshot_export_dir, interval_seconds=interval_seconds, keep=self.snapshot_export_keep
+        )
+
+
+def _share(text: str, flag: str) -> Fraction:
+    """Return a share from 0 to 1, exactly as it is written."""
+    try:
+        share = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageFault(f"{flag}: {text!r} is no number; write 0.1") from error
+    if not 0 <= share <= 1:
+        raise UsageFault(f"{flag}: {text!r} must be from 0 to 1")
+    return share
+
+
+# As for `bigfleet shard`: typer reads the flags off the class, name and help stay the function's.
+@wraps(Flags, assigned=(), updated=())
+def coordinator(**given: Any) -> None:
+    """Run one replica of the coordinator: it knows all shards and moves spare machines between them."""
+    from bigfleet.cli.coordinator.process import serve_coordinator
+    from bigfleet.cli.runtime import configure_logging, run_loop
+
+    flags = Flags(**given)
+    flags.check()
+    settings, place = flags.settings(), flags.place()
+    configure_logging("coordinator", flags.log_level)
+    raise typer.Exit(run_loop(lambda: serve_coordinator(place, settings)))

@@ -1,0 +1,150 @@
+"""One coordinator process put together: store, replica, gRPC, HTTP, and the order of a clean stop.
+
+docs/spec/coordinator.md §1. It listens before it leads: a store that cannot be reached keeps it waiting and not ready.
+A clean stop gives leadership up last, so that the next leader stands at once. Nothing here decides anything.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from grpc import aio
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl, open_store
+from bigfleet.cli.faults import RunFault
+from bigfleet.cli.runtime import SystemClock, serve_http, stop_on_signals
+from bigfleet.coordinator.metered_store import MeteredStore
+from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
+from bigfleet.coordinator.service import Export, Replica
+from bigfleet.coordinator.store import Leader
+from bigfleet.coordinator.term import CoordinatorSettings
+from bigfleet.rpc import coordinator_server
+from bigfleet.rpc.etcd_client import StoreTls
+from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
+from bigfleet.rpc.identity import Gate
+from bigfleet.rpc.tls import TlsFiles, export_expiry
+
+#: Calls that have not ended by themselves after this are cut.
+CALL_GRACE_SECONDS = 2.0
+#: How soon health follows a change of leader.
+HEALTH_SECONDS = 0.25
+#: A follower that knows no leader for so long says so.
+_LEADERLESS_SECONDS = 10.0
+
+_log = structlog.get_logger("bigfleet.cli.coordinator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorPlace:
+    """Who the replica is, where its store is, and where it listens."""
+
+    me: Leader
+    store: EtcdUrl | SqliteUrl
+    store_tls: StoreTls | None
+    lease_ttl_seconds: int
+    listen_address: tuple[str, int]
+    #: None serves no HTTP.
+    metrics_address: tuple[str, int] | None
+    #: None is plain text.
+    tls: TlsFiles | None = None
+    #: None exports no snapshots.
+    export: Export | None = None
+
+
+async def _in_thread(work: Callable[[], Path]) -> Path:
+    return await asyncio.to_thread(work)
+
+
+async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettings) -> int:
+    """Run the replica until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
+    clock = SystemClock()
+    stop = stop_on_signals()
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    async with AsyncExitStack() as stack:
+        replica: Replica | None = None
+
+        def figures() -> Figures:
+            return Figures() if replica is None else replica.figures()
+
+        metrics = CoordinatorMetrics(registry, figures)
+        store = MeteredStore(
+            open_store(
+                place.store,
+                me=place.me,
+                tls=place.store_tls,
+                lease_ttl_seconds=place.lease_ttl_seconds,
+                clock=clock,
+            ),
+            metrics,
+            clock,
+        )
+        stack.push_async_callback(store.close)
+        replica = Replica(
+            store, clock=clock, settings=settings, metrics=metrics, export_to=place.export, compute=_in_thread
+        )
+        server = _grpc_server(replica, clock, metrics, registry, place.tls)
+        try:
+            bound = await server.start(*place.listen_address)
+        except ListenFault as fault:
+            raise RunFault(f"--listen: {fault}") from fault
+        ready = replica
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: ready.is_ready))
+        _log.info("started", replica=place.me.replica, port=bound, advertised=place.me.address)
+        await _run_until(stop, replica, server, clock)
+    _log.info("stopped", replica=place.me.replica)
+    return 0
+
+
+def _grpc_server(
+    replica: Replica,
+    clock: SystemClock,
+    metrics: CoordinatorMetrics,
+    registry: CollectorRegistry,
+    tls: TlsFiles | None,
+) -> GrpcServer:
+    gate = Gate(registry, "bigfleet_coordinator", services=(coordinator_server.SERVICE_NAME,))
+    if tls is not None:
+        export_expiry(tls, registry, "bigfleet_coordinator")
+
+    def register(server: aio.Server) -> None:
+        servicer = coordinator_server.CoordinatorServicer(
+            replica, clock, gate, on_refused=lambda: metrics.report("refused")
+        )
+        coordinator_server.add_to_server(servicer, server)
+
+    return GrpcServer(services=(coordinator_server.SERVICE_NAME,), register=register, tls=tls, gate=gate)
+
+
+async def _run_until(stop: asyncio.Event, replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
+    running = asyncio.create_task(replica.run(), name="replica")
+    telling = asyncio.create_task(_tell_health(replica, server, clock), name="health")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    await server.stop(CALL_GRACE_SECONDS)
+    for task in (running, telling, stopping):
+        task.cancel()
+    failure, *_ = await asyncio.gather(running, telling, stopping, return_exceptions=True)
+    if isinstance(failure, Exception):
+        raise RunFault(f"the coordinator stopped by itself: {failure}") from failure
+
+
+async def _tell_health(replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
+    """Keep the health of the service as readiness is, and say when nobody leads."""
+    was_ready: bool | None = None
+    since_seconds = clock.monotonic_seconds()
+    has_told = False
+    while True:
+        if replica.is_ready is not was_ready:
+            was_ready, since_seconds, has_told = replica.is_ready, clock.monotonic_seconds(), False
+            await server.set_service(coordinator_server.SERVICE_NAME, serving=was_ready)
+        if not was_ready and not has_told and clock.monotonic_seconds() - since_seconds > _LEADERLESS_SECONDS:
+            has_told = True
+            advice = "shards go on by themselves; moves and membership wait for the store"
+            _log.warning("no leader is known", advice=advice)
+        await clock.sleep(HEALTH_SECONDS)

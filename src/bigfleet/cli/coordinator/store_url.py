@@ -1,0 +1,77 @@
+"""What `--store` names: etcd endpoints with a prefix, or a SQLite file (docs/spec/coordinator.md §1).
+
+Each mistake is a UsageFault that names the flag. Opening a SQLite file takes its lock; etcd is not asked for anything
+yet.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.coordinator.sqlite_store import SqliteStore, StoreFault
+from bigfleet.coordinator.store import Leader
+from bigfleet.model.clock import Clock
+from bigfleet.rpc.etcd_client import EtcdClient, StoreTls
+from bigfleet.rpc.etcd_store import EtcdStore
+
+_ADVICE = "write etcd://HOST:PORT,HOST:PORT/PREFIX or sqlite:///PATH"
+_ENDPOINT = re.compile(r"(?:[^\s:/,\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdUrl:
+    """Endpoints as host:port, and the prefix of all keys, without a slash at its end."""
+
+    endpoints: tuple[str, ...]
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteUrl:
+    """A file."""
+
+    path: Path
+
+
+def parse_store(text: str, flag: str = "--store") -> EtcdUrl | SqliteUrl:
+    """Return what a URL names. Raises UsageFault."""
+    if not text:
+        raise UsageFault(f"{flag} is missing: {_ADVICE}")
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "sqlite" and len(rest) > 1 and rest.startswith("/"):
+        return SqliteUrl(Path(rest))
+    if separator and scheme == "etcd":
+        hosts, _, prefix = rest.partition("/")
+        endpoints = tuple(hosts.split(","))
+        prefix = prefix.strip("/")
+        if all(_ENDPOINT.fullmatch(endpoint) for endpoint in endpoints) and prefix:
+            return EtcdUrl(endpoints, f"/{prefix}")
+    raise UsageFault(f"{flag}: {text!r} names no store; {_ADVICE}")
+
+
+def read_store_tls(certificate: Path | None, key: Path | None, authority: Path | None) -> StoreTls | None:
+    """Return what is shown to etcd, None for plain text. Raises UsageFault unless all three can be read, or none is."""
+    given = {"--store-tls-cert": certificate, "--store-tls-key": key, "--store-tls-ca": authority}
+    missing = [flag for flag, path in given.items() if path is None]
+    if certificate is None or key is None or authority is None:
+        if len(missing) < len(given):
+            raise UsageFault(f"{' and '.join(missing)} missing: TLS towards etcd needs all three of --store-tls-*")
+        return None
+    try:
+        return StoreTls(authority.read_bytes(), certificate.read_bytes(), key.read_bytes())
+    except OSError as error:
+        raise UsageFault(f"TLS towards etcd: {error.filename}: {error.strerror}") from error
+
+
+def open_store(
+    url: EtcdUrl | SqliteUrl, *, me: Leader, tls: StoreTls | None, lease_ttl_seconds: int, clock: Clock
+) -> EtcdStore | SqliteStore:
+    """Return the store, on a running event loop. Raises RunFault for a file that cannot be used."""
+    if isinstance(url, EtcdUrl):
+        client = EtcdClient(url.endpoints, tls)
+        return EtcdStore(client, prefix=url.prefix, me=me, lease_ttl_seconds=lease_ttl_seconds, clock=clock)
+    try:
+        return SqliteStore(url.path, leader=me)
+    except StoreFault as fault:
+        raise RunFault(f"--store: {fault}") from fault

@@ -35,10 +35,10 @@ up: $(STAMP) ## run a provider, a shard and simulated clusters: make up ARGS="--
 	@$(BIN)/bigfleet up $(ARGS)
 
 test: $(STAMP) ## run the tests but the slow ones: make test ARGS="-k fence"
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
 test-slow: $(STAMP) ## run the slow tests: real processes that are killed, certified and compared at length
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -n auto -m slow $(ARGS)
 
 test-long: $(STAMP) ## prove the engines on many more random fleets: make test-long EXAMPLES=100000 ARGS="-n 2"
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine $(ARGS)

@@ -151,6 +151,30 @@ def test_what_happens_to_files_by_hand_is_seen(folder: Path) -> None:
         until(lambda: not (folder / "machines" / "stray.json").exists())
 
 
+def test_the_tests_of_the_page_pass_and_satisfy_the_strict_type_checker(
+    folder: Path, pytestconfig: pytest.Config
+) -> None:
+    """Its state machine runs a few examples here; the page leaves their number to the profile."""
+    name = "test_files_provider.py"
+    (folder / name).write_text(program(name))
+    (folder / "conftest.py").write_text(
+        "from hypothesis import settings\n"
+        "settings.register_profile('few', max_examples=5, stateful_step_count=15, deadline=None)\n"
+        "settings.load_profile('few')\n"
+    )
+    cache = pytestconfig.cache
+    assert cache is not None
+    checking = ["-m", "mypy", "--strict", "--cache-dir", str(cache.mkdir("mypy-of-projects")), name]
+    for command, last in (
+        (["-m", "pytest", "-q", "-p", "no:cacheprovider", name], "2 passed"),
+        (checking, "Success: no issues found in 1 source file"),
+    ):
+        done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1].startswith(last)
+
+
+@pytest.mark.slow
 def test_it_is_certified_as_the_page_says(folder: Path) -> None:
     (line,) = (content for _title, content in blocks("sh") if content.startswith("bigfleet conformance"))
     command = shlex.split(line.replace("\\\n", " "))

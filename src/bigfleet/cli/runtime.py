@@ -63,7 +63,7 @@ def configure_logging(component: str, level: str = "info") -> None:
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.format_exc_info,
     ]
     renderer = structlog.processors.JSONRenderer(serializer=_encode_json)

@@ -9,6 +9,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Final
 
@@ -213,7 +214,8 @@ def _read(connection: sqlite3.Connection) -> Loaded:
         incarnation=bytes(meta["incarnation"]),
         head=int(meta["head"]),
         floor=int(meta["tombstone_floor"]),
-        records=tuple(_read_records(connection, pushed.get)),
+        # Sorted here: SQLite would carry the rows through its sorter whole, and beyond some size over the disk.
+        records=tuple(sorted(_read_records(connection, pushed.get), key=attrgetter("revision"))),
         tombstones=tuple(
             Tombstone(machine_id=row[0], revision=row[1], removed_unix_nanos=row[2])
             for row in connection.execute("SELECT id, revision, removed_unix_nanos FROM tombstones ORDER BY revision")
@@ -233,9 +235,7 @@ def _read(connection: sqlite3.Connection) -> Loaded:
 
 
 def _read_records(connection: sqlite3.Connection, pushed_of: Callable[[str], Pushed | None]) -> Iterator[Record]:
-    rows = connection.execute(
-        "SELECT id, revision, state_since_unix_nanos, record, operation FROM machines ORDER BY revision"
-    )
+    rows = connection.execute("SELECT id, revision, state_since_unix_nanos, record, operation FROM machines")
     for machine_id, revision, since_unix_nanos, text, operation in rows:
         try:
             yield decode_record(machine_id, revision, since_unix_nanos, text, operation, pushed_of(machine_id))

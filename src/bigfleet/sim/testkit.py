@@ -1,0 +1,157 @@
+"""What an author of a provider tests with, in one place: fakes, virtual time, seeded ids, the suite, a state machine.
+
+docs/spec/provider.md §16. It stands here and not in `bigfleet.provider`, which knows neither simulated time nor the
+wire; a core that it makes encodes as the served one does. Hypothesis is needed for `four_edges` alone. No provider may
+import this outside of its tests.
+"""
+
+import itertools
+import random  # noqa: TID251 - every generator made here is seeded by the caller
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry
+
+from bigfleet.provider.backend import CONFIGURE_WAITS, Backend, ConfigureWaits, Ready
+from bigfleet.provider.conformance.behaviour import Profile
+from bigfleet.provider.conformance.in_process import certify as certify_in_process
+from bigfleet.provider.conformance.runner import Outcome, Plan, Report, Verdict
+from bigfleet.provider.core import CapacityCore
+from bigfleet.provider.fake import FakeBackend
+from bigfleet.provider.fault import FaultBackend, FaultReadiness
+from bigfleet.provider.kinds import KIND_IN_FLIGHT
+from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.options import CoreOptions
+from bigfleet.provider.record import Record
+from bigfleet.provider.store import MemoryStore, Store
+from bigfleet.rpc.provider_server import encode_list_entry
+from bigfleet.sim.virtual_time import Deadlock, LoopClock, VirtualTimeLoop, run_virtual
+
+if TYPE_CHECKING:
+    from hypothesis.stateful import RuleBasedStateMachine
+
+__all__ = [
+    "FakeBackend",
+    "FaultBackend",
+    "FaultReadiness",
+    "Deadlock",
+    "LoopClock",
+    "VirtualTimeLoop",
+    "run_virtual",
+    "SeededIds",
+    "make_core",
+    "started_core",
+    "settled",
+    "Outcome",
+    "Plan",
+    "Profile",
+    "Report",
+    "Verdict",
+    "certify",
+    "Provider",
+    "four_edges",
+]
+
+#: A backend and who says when its nodes are Ready.
+Provider = tuple[Backend, Ready | ConfigureWaits]
+
+PROFILES: Final = frozenset({Profile.CORE, Profile.CLOUD, Profile.DELTA})
+_SEEDS_END: Final = 1_000_000
+_LOOK_SECONDS: Final = 0.1
+
+
+class SeededIds:
+    """An `IdSource` that counts up: one seed gives the same ids in each run, two seeds never give the same id.
+
+    A core that is started again over the same store goes on with the same source, or with one of another seed.
+    """
+
+    def __init__(self, seed: int = 1) -> None:
+        """Raises ValueError for a seed below 0 or from 1,000,000 on."""
+        if not 0 <= seed < _SEEDS_END:
+            raise ValueError(f"seed {seed}: it must be at least 0 and below {_SEEDS_END:,}")
+        self._seed = seed
+        self._numbers = itertools.count(1)
+
+    def new_id(self) -> str:
+        """Return 26 digits: six of the seed, twenty of the count."""
+        return f"{self._seed:06d}{next(self._numbers):020d}"
+
+
+def make_core(
+    backend: Backend,
+    *,
+    readiness: Ready | ConfigureWaits = CONFIGURE_WAITS,
+    store: Store | None = None,
+    ids: SeededIds | None = None,
+    seed: int = 1,
+    options: CoreOptions | None = None,
+) -> CapacityCore:
+    """Return a core over a backend, for virtual time: everything runs on the loop's thread, in memory by default.
+
+    Raises TypeError for a backend that cannot be called.
+    """
+    return CapacityCore(
+        backend,
+        readiness=readiness,
+        store=MemoryStore() if store is None else store,
+        clock=LoopClock(),
+        ids=SeededIds(seed) if ids is None else ids,
+        rng=random.Random(seed),  # noqa: S311 - tests
+        encode=encode_list_entry,
+        metrics=ProviderMetrics(CollectorRegistry()),
+        options=options or CoreOptions(is_inline=True),
+    )
+
+
+async def started_core(
+    backend: Backend,
+    *,
+    readiness: Ready | ConfigureWaits = CONFIGURE_WAITS,
+    store: Store | None = None,
+    ids: SeededIds | None = None,
+    seed: int = 1,
+    options: CoreOptions | None = None,
+) -> CapacityCore:
+    """Return a core as `make_core` does, ready to be called. Raises StartRefused for an unusable inventory."""
+    core = make_core(backend, readiness=readiness, store=store, ids=ids, seed=seed, options=options)
+    await core.start()
+    await core.loaded()
+    return core
+
+
+async def settled(core: CapacityCore, machine_id: str) -> Record:
+    """Return a machine's record once it is in no transitional state. Raises Refused for one that is not there."""
+    clock = LoopClock()
+    while True:
+        # First, so that what was just accepted gets to begin.
+        await clock.sleep(_LOOK_SECONDS)
+        record = await core.get(machine_id)
+        if record.state not in KIND_IN_FLIGHT:
+            return record
+
+
+async def certify(core: CapacityCore, *, profiles: Iterable[Profile] = PROFILES, seed: int = 1) -> Report:
+    """Run the conformance suite before a started core. Raises SiteFault for too few slots.
+
+    Profiles of lanes that start a provider themselves (`durable`, `fault`) have no result here.
+    """
+    plan = Plan(profiles=frozenset(profiles), seed=seed)
+    # Ids of its own, so that the suite and the core never make the same one.
+    ids = SeededIds(_SEEDS_END - 1)
+    return await certify_in_process(core, clock=LoopClock(), ids=ids, make_rng=random.Random, plan=plan)
+
+
+def four_edges(make_provider: "Callable[[], Provider]") -> "type[RuleBasedStateMachine]":
+    """Return a Hypothesis state machine that drives a backend under the kit along the four edges.
+
+    `make_provider` is called once for each example and returns a new substrate's backend. Use it as
+    `TestMyCloud = four_edges(make_provider).TestCase`. Raises ImportError when Hypothesis is not installed.
+    """
+    try:
+        from bigfleet.sim.four_edges import FourEdges
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "hypothesis":
+            raise
+        raise ImportError("four_edges needs Hypothesis: python -m pip install 'bigfleet[testkit]'") from error
+    return type("FourEdges", (FourEdges,), {"make_provider": staticmethod(make_provider)})

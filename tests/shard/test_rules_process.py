@@ -220,7 +220,7 @@ async def test_streams_close_before_actions_end_and_the_server_stops_last() -> N
     asyncio.get_running_loop().call_soon(stop.set)
     shard: Any = FakeShard()
     server: Any = FakeServer()
-    await shard_process._run_until(stop, shard, server)
+    await shard_process._run_until(stop, shard, server, runtime.SystemClock())
 
     assert order == ["streams closed", "actions ended", f"server stopped within {STREAM_GRACE_SECONDS:g} s"]
 

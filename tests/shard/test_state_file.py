@@ -76,7 +76,7 @@ def test_the_epoch_is_on_disk_before_it_is_used(tmp_path: Path) -> None:
         stored = dict(reader.execute("SELECT key, value FROM meta"))
     state_file.close()
 
-    assert stored == {"schema": str(SCHEMA), "shard_id": "shard-0", "epoch": str(NOW_SECONDS)}
+    assert stored == {"schema": str(SCHEMA), "shard_id": "shard-0", "epoch": str(NOW_SECONDS), "base": "all"}
 
 
 def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_file_with_a_damaged_page_is_refused(tmp_path: Path) -> None:
     ("change", "finding"),
     [
         (
-            "UPDATE meta SET value = '2' WHERE key = 'schema'",
-            "has schema 2, this program knows 1; run a newer bigfleet",
+            "UPDATE meta SET value = '3' WHERE key = 'schema'",
+            "has schema 3, this program knows 2; run a newer bigfleet",
         ),
         ("UPDATE meta SET value = '' WHERE key = 'schema'", "has no readable schema and epoch"),
         ("DELETE FROM meta WHERE key = 'epoch'", "has no readable schema and epoch"),

@@ -119,6 +119,8 @@ async def serve_admin(
         return
     path = admin_path(state_path)
     listening = _listen(path)
+    # At once: who finds the socket may connect, and waits until the server takes it.
+    listening.listen()
     config = uvicorn.Config(
         admin_application(administration, extra),
         http=_PeerProtocol,

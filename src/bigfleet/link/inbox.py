@@ -6,25 +6,21 @@ an instruction is carried out, or how reports are sent.
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
 
 from bigfleet.model.ids import MachineId
 from bigfleet.model.instructions import Ack, Instruction, Outcome
+from bigfleet.shard.handover import DoesNotApply as DoesNotApply
+from bigfleet.shard.handover import Done
+from bigfleet.shard.handover import MayYetSucceed as MayYetSucceed
 
 #: Instructions whose answers are remembered, so that a redelivery is answered alike.
 ANSWERED_MAX = 10_000
 
 _log = structlog.get_logger("bigfleet.link.inbox")
-
-
-class DoesNotApply(Exception):
-    """An instruction that this shard can never carry out; the message says why."""
-
-
-class MayYetSucceed(Exception):
-    """An instruction that could not be carried out now; the message says why."""
 
 
 class Handler(Protocol):
@@ -38,8 +34,8 @@ class Handler(Protocol):
         """Note that released machines have arrived."""
         ...
 
-    async def carry_out(self, instruction: Instruction) -> None:
-        """Carry an instruction out, to its end. Raises DoesNotApply, MayYetSucceed."""
+    async def carry_out(self, instruction: Instruction) -> Done | None:
+        """Carry an instruction out, to its end, and say what there is to tell. Raises DoesNotApply, MayYetSucceed."""
         ...
 
 
@@ -60,8 +56,13 @@ class Inbox:
 
     def carried(self, acks: Iterable[Ack]) -> None:
         """Forget acks after a report with them was acknowledged; not before."""
-        gone = set(acks)
-        self._waiting = [ack for ack in self._waiting if ack not in gone]
+        acks = tuple(acks)
+        for ack in acks:
+            if ack.machines and ack.instruction_id in self._answered:
+                # The leader has the records now, and the view lists them; thousands of answers would hold very many.
+                self._answered[ack.instruction_id] = replace(ack, machines=())
+        gone = {(ack.instruction_id, ack.outcome) for ack in acks}
+        self._waiting = [ack for ack in self._waiting if (ack.instruction_id, ack.outcome) not in gone]
 
     async def take(self, term: int, confirmed: Iterable[MachineId], instructions: Iterable[Instruction]) -> bool:
         """Handle one answer; False when its term is below the accepted one and all of it is dropped."""
@@ -89,8 +90,8 @@ class Inbox:
             ack = Ack(instruction_id, Outcome.REJECTED_INVALID, "this version knows no such instruction")
         else:
             try:
-                await self._handler.carry_out(instruction)
-                ack = Ack(instruction_id, Outcome.ACCEPTED)
+                done = await self._handler.carry_out(instruction) or Done()
+                ack = Ack(instruction_id, Outcome.ACCEPTED, machine_ids=done.machine_ids, machines=done.machines)
             except DoesNotApply as refusal:
                 ack = Ack(instruction_id, Outcome.REJECTED_INVALID, str(refusal))
             except MayYetSucceed as failure:

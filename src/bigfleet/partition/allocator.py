@@ -15,6 +15,8 @@ from bigfleet.partition.metric import Room, Size, Vector, allocation_vector
 from bigfleet.partition.policy import Refusal
 from bigfleet.partition.search import Choice, Outcome, choose_host, choose_pair
 
+#: Above whatever a host can have in use.
+_NO_USE_LIMIT: Final = 1 << 62
 _UNSUPPORTED: Final = "Unsupported number of nodes, only one or two  supported"
 
 
@@ -70,7 +72,9 @@ class Allocator:
             instance.spindle_use if is_local else 0,
             (instance.spindles or 0) if is_local else 0,
         )
-        return allocation_vector((size,), _room_for(host.room, instance), host.limits)[0]
+        # Who takes no spindle is not asked how often spindles are used, whatever the ratio is.
+        limits = host.limits if is_local else host.limits._replace(spindle_use_max=_NO_USE_LIMIT)
+        return allocation_vector((size,), _room_for(host.room, instance), limits)[0]
 
     def choose(
         self,

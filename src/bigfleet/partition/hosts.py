@@ -305,5 +305,6 @@ def _moved(host: Host, instance: Instance, *, is_primary: bool, sign: int) -> Ro
         room.planned_vcpus_used - vcpus,
         room.planned_spindle_use - use,
         reserve_mib,
-        memory_mib <= reserve_mib,
+        # Who is forthcoming takes nothing yet, so that nothing becomes short, or enough, by its leaving.
+        memory_mib <= reserve_mib if is_real else room.is_reserve_broken,
     )

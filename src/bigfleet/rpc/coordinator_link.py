@@ -6,6 +6,8 @@ one call, so that a certificate is read anew and an address that has moved is fo
 
 import asyncio
 import socket
+from collections.abc import Iterable
+from typing import Any
 
 import grpc
 from grpc import aio
@@ -72,5 +74,10 @@ def _not_answered(error: aio.AioRpcError) -> NotAnswered:
     text = f"{error.code().name}: {details}" if details else error.code().name
     if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
         return NotAnswered(text)
-    hint = (error.trailing_metadata() or aio.Metadata()).get(LEADER_HINT, "")
+    hint = dict(_pairs(error.trailing_metadata())).get(LEADER_HINT, "")
     return NotAnswered(text, leader=hint if isinstance(hint, str) else hint.decode("utf-8", "replace"))
+
+
+def _pairs(metadata: Any) -> Iterable[tuple[str, str | bytes]]:
+    # gRPC types it as more than it is.
+    return metadata or ()

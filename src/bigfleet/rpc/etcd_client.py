@@ -75,7 +75,7 @@ class EtcdClient:
     async def close(self) -> None:
         """Close the channels."""
         for channel in self._channels:
-            await channel.close()
+            await channel.close(None)
 
     async def range(self, start: bytes, end: bytes = b"", *, revision: int = 0) -> Range:
         """Return one key, or all from `start` up to `end`; linearizable. Raises EtcdUnavailable."""
@@ -127,7 +127,7 @@ class EtcdClient:
         """Renew a lease; False when there is none any more. Raises EtcdUnavailable."""
 
         async def ask(channel: aio.Channel) -> bool:
-            call = etcd_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(timeout=CALL_SECONDS, metadata=_NEEDS_LEADER)
+            call = etcd_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(None, timeout=CALL_SECONDS, metadata=_NEEDS_LEADER)
             try:
                 await call.write(etcd_pb2.LeaseKeepAliveRequest(ID=lease))
                 answer = await call.read()
@@ -143,7 +143,7 @@ class EtcdClient:
         Raises EtcdUnavailable when no watch can be begun.
         """
         channel = self._channels[self._current]
-        call = etcd_pb2_grpc.WatchStub(channel).Watch(metadata=_NEEDS_LEADER)
+        call = etcd_pb2_grpc.WatchStub(channel).Watch(None, metadata=_NEEDS_LEADER)
         created = etcd_pb2.WatchCreateRequest(key=key, start_revision=revision + 1)
         try:
             await call.write(etcd_pb2.WatchRequest(create_request=created))

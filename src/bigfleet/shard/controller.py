@@ -118,13 +118,15 @@ class Shard:
 
     def _make_hands(self, provider: Provider, ids: IdSource) -> None:
         """Make the parts that call the provider: those that carry out, and the one that reads."""
+        #: Of all calls of this process.
+        self.tokens = TokenSource(self.shard_id, self.epoch)
         self.executors = Executors(
             settings=self.settings,
             inventory=self.inventory,
             ingest=self.ingest,
             sessions=self.sessions,
             provider=provider,
-            tokens=TokenSource(self.shard_id, self.epoch),
+            tokens=self.tokens,
             metrics=self.metrics,
             clock=self._clock,
             ids=ids,

@@ -36,6 +36,8 @@ class Outcome(Enum):
 
 #: What driving a transition again is called, beside the kinds of actions.
 REDRIVE_LABEL = "Redrive"
+#: What closing the door behind a machine that is given up is called (docs/spec/coordinator.md §9.3, H3).
+FENCE_TOUCH_LABEL = "FenceTouch"
 
 #: What a refusal is called, where the call's kind makes no difference; a strike decides between the other two.
 REFUSAL_OUTCOMES = {
@@ -64,6 +66,8 @@ class ActionRecord:
     operation_id: str = ""
     #: The same call again for a transition that does not end (docs/spec/shard.md §9.5).
     is_redrive: bool = False
+    #: A call that cannot apply and moves the provider's mark.
+    is_fence_touch: bool = False
     #: The row that the machine is or was for, as the action or the machine's stamps tell it.
     need_fingerprint: str = ""
     group: str = ""
@@ -77,6 +81,8 @@ class ActionRecord:
     @property
     def kind_label(self) -> str:
         """The name of what was done, such as `Bootstrap`, or `Redrive`."""
+        if self.is_fence_touch:
+            return FENCE_TOUCH_LABEL
         return REDRIVE_LABEL if self.is_redrive else self.action.kind.label
 
     @property

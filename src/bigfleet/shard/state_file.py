@@ -1,7 +1,8 @@
-"""What a shard keeps on disk: its epoch, in a SQLite file that one process holds at a time.
+"""What a shard keeps on disk: its epoch and what it owns, in a SQLite file that one process holds at a time.
 
 docs/spec/shard.md §2. Each start commits epoch + 1 before anything is served, so that a predecessor is fenced. A file
-that is damaged, of a newer schema or held by another process ends the start; it is never recreated silently.
+of an older schema is brought up to this one in the same transaction. A file that is damaged, of a newer schema or held
+by another process ends the start; it is never recreated silently.
 """
 
 import fcntl
@@ -13,8 +14,11 @@ from types import TracebackType
 from typing import IO, Self
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.ownership import Base
+from bigfleet.shard.ownership_file import DamagedRow, OwnershipFile, make_tables
 
-SCHEMA = 1
+#: 1 held the epoch alone, 2 also what the shard owns.
+SCHEMA = 2
 FILE_NAME = "shard.db"
 LOCK_NAME = "shard.lock"
 #: The largest number that fits the wire's int64.
@@ -30,18 +34,20 @@ class StateFileFault(Exception):
 class StateFile:
     """The open state file of one shard process; a context manager that closes it."""
 
-    def __init__(self, connection: sqlite3.Connection, lock: IO[str], epoch: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, lock: IO[str], epoch: int, ownership: OwnershipFile) -> None:
         self._connection = connection
         self._lock = lock
         #: The epoch of this process, committed.
         self.epoch = epoch
+        #: What the shard owns, and the term that it has accepted.
+        self.ownership = ownership
 
     @classmethod
-    def open(cls, directory: Path, *, shard_id: str, clock: Clock) -> Self:
+    def open(cls, directory: Path, *, shard_id: str, clock: Clock, new_file_owns: Base = Base.ALL) -> Self:
         """Lock and open the file in `directory`, making both when they are new, and raise the epoch.
 
         A new file starts at the wall clock's Unix seconds, so that a shard that lost its disk outranks its
-        predecessors. Raises StateFileFault.
+        predecessors; `new_file_owns` is its base, and no other file's. Raises StateFileFault.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -57,11 +63,14 @@ class StateFile:
                 connection = on_fault.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
-                epoch = _raise_epoch(connection, path, shard_id, clock)
+                epoch = _raise_epoch(connection, path, shard_id, clock, new_file_owns)
+                ownership = OwnershipFile(connection, path)
+            except DamagedRow as error:
+                raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
             except sqlite3.DatabaseError as error:
                 raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
             on_fault.pop_all()
-        return cls(connection, lock, epoch)
+        return cls(connection, lock, epoch, ownership)
 
     def close(self) -> None:
         """Close the file and let go of the lock."""
@@ -92,7 +101,7 @@ def _lock(path: Path) -> IO[str]:
     return lock
 
 
-def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, clock: Clock) -> int:
+def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, clock: Clock, new_file_owns: Base) -> int:
     connection.execute("BEGIN IMMEDIATE")
     damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
@@ -105,8 +114,13 @@ def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, cloc
     if stored:
         _check(stored, path, shard_id)
         epoch = int(stored["epoch"]) + 1
+        # A shard without ownership in its file took everything for its own.
+        base = Base.ALL
     else:
+        base = new_file_owns
         epoch = max(1, clock.unix_nanos() // NANOS_PER_SECOND)
+    if stored.get("schema", "1") == "1":
+        make_tables(connection, base)
     connection.executemany(
         "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
         [("schema", str(SCHEMA)), ("shard_id", shard_id), ("epoch", str(epoch))],

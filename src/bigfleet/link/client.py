@@ -1,0 +1,95 @@
+"""Finds the leader among the coordinators and brings it a report: addresses in turn, and the hint of one who follows.
+
+docs/spec/coordinator.md §8, point 2. It waits for nobody longer than a call may take, and it keeps nothing of a report
+that found no taker: the next one says all of it again.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from bigfleet.coordinator.shard_report import ShardReport
+from bigfleet.coordinator.soft import Answer
+from bigfleet.model.clock import Clock
+
+CALL_SECONDS: Final = 5.0
+#: How often one attempt is handed on from a replica to the one that it names.
+HOPS_MAX: Final = 3
+#: Least time between two warnings that nobody answers.
+WARNING_SECONDS: Final = 60.0
+
+_log = structlog.get_logger("bigfleet.link.client")
+
+
+class NotAnswered(Exception):
+    """A report that was not answered there; `leader` is the address that a follower named, empty without one."""
+
+    def __init__(self, text: str, *, leader: str = "") -> None:
+        super().__init__(text)
+        self.leader = leader
+
+
+class Coordinators(Protocol):
+    """The way to coordinators, by address."""
+
+    async def addresses(self, name: str) -> Sequence[str]:
+        """Return what a name stands for, at least one address."""
+        ...
+
+    async def report(self, address: str, report: ShardReport) -> Answer:
+        """Return the answer of the coordinator at an address, within CALL_SECONDS. Raises NotAnswered."""
+        ...
+
+
+class Client:
+    """One shard's way to whoever leads."""
+
+    def __init__(self, names: Sequence[str], coordinators: Coordinators, clock: Clock) -> None:
+        """`names` are HOST:PORT, at least one."""
+        assert names, "a shard without a coordinator has no link"
+        self._names = tuple(names)
+        self._coordinators = coordinators
+        self._clock = clock
+        self._leader = ""
+        #: Where the turn begins when the leader is not known.
+        self._next = 0
+        self._warned_at_seconds = float("-inf")
+
+    async def send(self, report: ShardReport) -> Answer | None:
+        """Return the leader's answer; None when nobody answered, which is told once a minute at most."""
+        faults: dict[str, str] = {}
+        for address in await self._order():
+            answer = await self._ask(address, report, faults)
+            if answer is not None:
+                return answer
+        self._leader = ""
+        now_seconds = self._clock.monotonic_seconds()
+        if now_seconds - self._warned_at_seconds >= WARNING_SECONDS:
+            self._warned_at_seconds = now_seconds
+            _log.warning("no_coordinator_answers", asked=faults, kept_until_one_does="acks")
+        return None
+
+    async def _order(self) -> list[str]:
+        expanded = [address for name in self._names for address in await self._coordinators.addresses(name)]
+        turn = self._next % len(expanded)
+        self._next += 1
+        ordered = [*expanded[turn:], *expanded[:turn]]
+        return list(dict.fromkeys([self._leader, *ordered] if self._leader else ordered))
+
+    async def _ask(self, address: str, report: ShardReport, faults: dict[str, str]) -> Answer | None:
+        """Ask one address, and whom it names; nobody twice in one turn."""
+        for _hop in range(1 + HOPS_MAX):
+            if address in faults:
+                return None
+            try:
+                answer = await self._coordinators.report(address, report)
+            except NotAnswered as fault:
+                faults[address] = str(fault)
+                if not fault.leader:
+                    return None
+                address = fault.leader
+                continue
+            self._leader = address
+            return answer
+        return None

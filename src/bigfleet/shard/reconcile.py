@@ -114,7 +114,7 @@ class Reconciler:
         mode = "full" if is_full else "delta"
         self._knows_tombstones = self._knows_tombstones or listing.tombstones
         known_before = len(self._inventory)
-        seen = await self._take(shown, actuator)
+        seen = await self._take(shown, actuator, is_full=is_full)
         unseen = await self._unseen(shown, seen) if is_full else None
         removals = await self._removals(listing, unseen, actuator)
         removed, braked = self._remove(removals, known_before, is_full)
@@ -165,21 +165,22 @@ class Reconciler:
             records += [listing.records[place] for place in places[first : first + RECORDS_PER_TURN_MAX]]
         return records
 
-    async def _take(self, shown: "_Shown", actuator: Actuator) -> set[MachineId]:
+    async def _take(self, shown: "_Shown", actuator: Actuator, *, is_full: bool) -> set[MachineId]:
         """Apply what an answer shows; return whose the records are that had to be read."""
         moment = self._ingest.moment()
-        seen = await self._take_records(shown.records, shown.digests(shown.places), actuator, moment)
+        digests = shown.digests(shown.places)
+        seen = await self._take_records(shown.records, digests, actuator, moment, is_full=is_full)
         recognised = shown.recognised
         if recognised is None:
             return seen
         # What was recognised and is in doubt by now is read, and judged like any other record.
         places = await doubtful(recognised, self._inventory, self._marked(actuator), self._clock)
         records = await self._records(shown.listing, places)
-        await self._take_records(records, shown.digests(places), actuator, moment)
+        await self._take_records(records, shown.digests(places), actuator, moment, is_full=is_full)
         return seen
 
     async def _take_records(
-        self, records: Sequence[Record], digests: Sequence[bytes], actuator: Actuator, moment: Moment
+        self, records: Sequence[Record], digests: Sequence[bytes], actuator: Actuator, moment: Moment, *, is_full: bool
     ) -> set[MachineId]:
         """Apply records in turns: streams, workers and health get theirs in between. Return whose they are.
 
@@ -193,8 +194,9 @@ class Reconciler:
             # Most records concern none of these, and of half a million each question counts.
             marked = self._marked(actuator)
             batch = records[first : first + RECORDS_PER_TURN_MAX]
-            changed = self._ingest.changed(batch)
             machine_ids = [machine.id for machine, _metadata in batch]
+            # A delta tells of changes: to ask of each whether it is one would cost as much as to take it.
+            changed = self._ingest.changed(batch) if is_full else set(machine_ids)
             seen.update(machine_ids)
             if not changed and not digests and (not marked or marked.isdisjoint(machine_ids)):
                 continue

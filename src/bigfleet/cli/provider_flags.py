@@ -4,16 +4,15 @@ docs/spec/provider.md §19. `provider_command` puts them on a command beside its
 then do nothing.
 """
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Concatenate, ParamSpec, TypeVar
 
 import typer
 
 from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.flag_groups import taking
 from bigfleet.cli.provider_place import ProviderPlace
 from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.values import (
@@ -137,45 +136,10 @@ class ProviderFlags:
 
 
 def provider_command(
-    *, without: tuple[str, ...] = (), **defaults: Any
+    *, without: tuple[str, ...] = (), **defaults: object
 ) -> Callable[[Callable[Concatenate[ProviderFlags, P], R]], Callable[..., R]]:
-    """Put the flags of every provider on a command whose first parameter takes them.
+    """Put the flags of every provider on a command whose first parameter takes them, before its own.
 
-    `without` names fields that make no sense there; `defaults` are this provider's own. The command's other parameters
-    are its own flags, which come after these.
+    `without` names fields that make no sense there; `defaults` are this provider's own.
     """
-    unknown = {*without, *defaults} - {field.name for field in fields(ProviderFlags)}
-    assert not unknown, f"no flags of a provider: {sorted(unknown)}"
-
-    def decorate(command: Callable[Concatenate[ProviderFlags, P], R]) -> Callable[..., R]:
-        shared = _parameters(without, defaults)
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-
-        @functools.wraps(command)
-        def with_flags(**values: Any) -> R:
-            flags = ProviderFlags(**{name: values.pop(name) for name in shared})
-            return command(flags, **values)  # type: ignore[call-arg]  # the parser gives what `own` declares
-
-        parameters = [*shared.values(), *own]
-        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        # Typer follows this to the annotations of the command itself, which lack ours.
-        del with_flags.__wrapped__
-        return with_flags
-
-    return decorate
-
-
-def _parameters(without: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
-    hints = get_type_hints(ProviderFlags, include_extras=True)
-    return {
-        field.name: inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=defaults.get(field.name, field.default),
-            annotation=hints[field.name],
-        )
-        for field in fields(ProviderFlags)
-        if field.name not in without
-    }
+    return taking(ProviderFlags, without=without, defaults=defaults, is_first=True)

@@ -43,11 +43,14 @@ class Answer(NamedTuple):
     kind: str
 
 
+_USUAL = Options()
+
+
 class _Failed(Exception):
     """The request is refused with this text."""
 
 
-def answer(content: bytes, options: Options = Options()) -> Answer:  # noqa: B008  # a value that nobody can change
+def answer(content: bytes, options: Options = _USUAL) -> Answer:
     """Return the answer to a message. Raises WrongInput when it is not understood or its policy has no measure."""
     message = decode(content)
     take_object(message, "request", MESSAGE)

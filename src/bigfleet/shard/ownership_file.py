@@ -146,7 +146,7 @@ class OwnershipFile:
         before = self.owned.rows
         if rows is before:
             return
-        self._delete("rows", before.keys() - rows.keys())
+        self._delete("DELETE FROM rows WHERE machine_id = ?", before.keys() - rows.keys())
         self._connection.executemany(
             "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
@@ -160,7 +160,7 @@ class OwnershipFile:
         before = self.reservations
         if kept is before:
             return
-        self._delete("reservations", before.keys() - kept.keys())
+        self._delete("DELETE FROM reservations WHERE machine_id = ?", before.keys() - kept.keys())
         self._connection.executemany(
             "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
@@ -178,11 +178,8 @@ class OwnershipFile:
             ],
         )
 
-    def _delete(self, table: str, machine_ids: Iterable[MachineId]) -> None:
-        self._connection.executemany(
-            f"DELETE FROM {table} WHERE machine_id = ?",  # noqa: S608 - one of two names that are written here
-            [(machine_id,) for machine_id in machine_ids],
-        )
+    def _delete(self, statement: str, machine_ids: Iterable[MachineId]) -> None:
+        self._connection.executemany(statement, [(machine_id,) for machine_id in machine_ids])
 
 
 def make_tables(connection: sqlite3.Connection, base: Base) -> None:
@@ -223,8 +220,8 @@ def _domains(connection: sqlite3.Connection, wanted: str) -> Iterator[Domain]:
 
 
 def _rows(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, Row]]:
-    columns = "machine_id, kind, term, sequence, other, since_unix_nanos, record"
-    for machine_id, kind, term, sequence, other, since, record in connection.execute(f"SELECT {columns} FROM rows"):  # noqa: S608
+    query = "SELECT machine_id, kind, term, sequence, other, since_unix_nanos, record FROM rows"
+    for machine_id, kind, term, sequence, other, since, record in connection.execute(query):
         try:
             machine = _unpacked(MachineId(machine_id), record)
             row = Row(RowKind(kind), Turn(term, sequence), ShardId(other), since, machine)
@@ -236,8 +233,11 @@ def _rows(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, Row]]:
 
 
 def _reservations(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, Reservation]]:
-    columns = "machine_id, to_shard, instruction_id, is_ready, expires_unix_nanos, instance_type, zone"
-    for each in connection.execute(f"SELECT {columns} FROM reservations"):  # noqa: S608
+    query = (
+        "SELECT machine_id, to_shard, instruction_id, is_ready, expires_unix_nanos, instance_type, zone"
+        " FROM reservations"
+    )
+    for each in connection.execute(query):
         machine_id, to_shard, instruction_id, is_ready, expires, instance_type, zone = each
         if is_ready not in (0, 1):
             raise DamagedRow(f"table reservations: machine {machine_id!r}: is_ready is {is_ready}")

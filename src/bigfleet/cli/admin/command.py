@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.flag_groups import taking
 from bigfleet.cli.get.coordinator_asking import ADDRESS, _Addr
-from bigfleet.cli.get.shared import taking
 from bigfleet.cli.snapshot.command import app as snapshot_app
 from bigfleet.cli.switches import SwitchCommand
 from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls

@@ -77,7 +77,7 @@ def junit_of(report: Report) -> junitparser.JUnitXml:
         suite.add_testcase(case)
     page = junitparser.JUnitXml()
     page.add_testsuite(suite)
-    page.update_statistics()  # type: ignore[no-untyped-call]
+    page.update_statistics()
     return page
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.get.shared import Asking, taking
+from bigfleet.cli.flag_groups import taking
+from bigfleet.cli.get.shared import Asking
 
 if TYPE_CHECKING:
     from rich.console import Console

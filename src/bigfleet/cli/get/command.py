@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.get.shared import Looking, taking
+from bigfleet.cli.flag_groups import taking
+from bigfleet.cli.get.shared import Looking
 from bigfleet.cli.switches import SwitchCommand
 from bigfleet.cli.values import parse_positive_duration_seconds
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bigfleet.cli.flag_groups import taking
 from bigfleet.cli.get.coordinator_asking import LookingAtCoordinator, asked, caller_of
-from bigfleet.cli.get.shared import taking
 from bigfleet.cli.switches import SwitchCommand
 
 if TYPE_CHECKING:

@@ -173,8 +173,7 @@ def _delegate(given: argparse.Namespace, content: bytes, stdout: BinaryIO, stder
         *(["-v"] * given.verbose),
     ]
     try:
-        # The administrator named the program; nothing of the message is on its command line.
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(  # noqa: S603 - the administrator named it; nothing of the message is on its command line
             [given.ordinary_allocator, "-", *options],
             input=content,
             capture_output=True,

@@ -69,6 +69,5 @@ def compare(hosts: _Hosts = 20, sequences: _Sequences = 100, seed: _Seed = 1) ->
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(width=WIDTH, highlight=False)
-    # Reproducible on purpose; nothing here is a secret.
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)  # noqa: S311 - reproducible on purpose; nothing here is a secret
     console.print(table_of(compare_orders(hosts, sequences, rng), hosts=hosts, sequences=sequences))

@@ -62,7 +62,7 @@ class Plan:
     only: frozenset[str] | None = None
     scale_count: int = 8000
     soak_seconds: float = 10.0
-    patience: Patience = Patience()  # noqa: RUF009 - frozen
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,12 @@ def test_a_mistake_names_file_entry_and_key(tmp_path: Path, change: dict[str, ob
     assert len(read.offerings) == 1
 
 
+def test_all_mistakes_of_an_entry_are_told(tmp_path: Path) -> None:
+    entry = {**GOOD, "count": -2, "price_per_hour": float("nan"), "labels": {"zone": "z"}, "resources": {"cpu": "four"}}
+    faults = read_offerings(written(tmp_path / "o.json", entry), "p").faults
+    assert [fault.key for fault in faults] == ["count", "price_per_hour", "labels", "resources"]
+
+
 def test_a_price_that_is_not_there_is_missing(tmp_path: Path) -> None:
     entry = {key: value for key, value in GOOD.items() if key != "price_per_hour"}
     (fault,) = read_offerings(written(tmp_path / "o.json", entry), "p").faults

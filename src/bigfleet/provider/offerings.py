@@ -113,10 +113,11 @@ def _read_entry(entry: Any, provider: str) -> tuple[Offering | None, list[tuple[
         if capacity_type is CapacityType.UNSPECIFIED:
             text = f"{entry['capacity_type']!r} is none of on_demand, spot, reserved, bare_metal"
             faults.append(("capacity_type", Fault(Reason.MISSING, text)))
+    faults += _value_faults(entry, capacity_type, {key for key, _ in faults})
     if faults:
         return None, faults
     offering = _offering(entry, capacity_type, provider)
-    faults = [*_value_faults(entry, capacity_type), *_id_faults(offering)]
+    faults = _id_faults(offering)
     return (None, faults) if faults else (offering, [])
 
 
@@ -142,16 +143,20 @@ def _shape_faults(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
     return faults
 
 
-def _value_faults(entry: Mapping[str, Any], capacity_type: CapacityType) -> list[tuple[str, Fault]]:
-    found: list[tuple[str, Fault | None]] = [
-        ("price_per_hour", price_fault(float(entry.get("price_per_hour", 0.0)), capacity_type)),
-        (
-            "interruption_probability",
-            probability_fault(float(entry.get("interruption_probability", 0.0)), capacity_type),
-        ),
-        ("labels", labels_fault(entry.get("labels", {}))),
-        ("resources", shape_fault(entry.get("resources", {}), entry.get("allocatable", {}))),
-    ]
+def _value_faults(
+    entry: Mapping[str, Any], capacity_type: CapacityType, unreadable: set[str]
+) -> list[tuple[str, Fault]]:
+    """Return what is wrong with the values that can be read; `unreadable` keys have a fault already."""
+    found: list[tuple[str, Fault | None]] = []
+    if not unreadable & {"price_per_hour", "capacity_type"}:
+        found.append(("price_per_hour", price_fault(float(entry.get("price_per_hour", 0.0)), capacity_type)))
+    if not unreadable & {"interruption_probability", "capacity_type"}:
+        probability = float(entry.get("interruption_probability", 0.0))
+        found.append(("interruption_probability", probability_fault(probability, capacity_type)))
+    if "labels" not in unreadable:
+        found.append(("labels", labels_fault(entry.get("labels", {}))))
+    if not unreadable & {"resources", "allocatable"}:
+        found.append(("resources", shape_fault(entry.get("resources", {}), entry.get("allocatable", {}))))
     faults = []
     for key, fault in found:
         if fault is not None and key in _NUMBERS and key not in entry:

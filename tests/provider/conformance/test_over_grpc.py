@@ -104,7 +104,7 @@ def test_a_failure_is_told_in_full(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--target", "127.0.0.1:1"), "127.0.0.1:1: List: OK; seen: UNAVAILABLE"),
+        (("--target", "127.0.0.1:1"), "127.0.0.1:1: List was not answered (UNAVAILABLE"),
         (("--launch", "/nowhere/provider {addr} {state}"), "/nowhere/provider: No such file or directory"),
         (("--launch", "/bin/false {addr} {state}"), "/bin/false ended with 1; it said nothing"),
         (("--launch", "/bin/ls --{addr} {state}"), "/bin/ls ended with 2; its last words: "),

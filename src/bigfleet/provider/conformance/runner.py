@@ -15,7 +15,7 @@ from bigfleet.provider.conformance.behaviour import Behaviour, Lane, Profile
 from bigfleet.provider.conformance.calls import CallLog
 from bigfleet.provider.conformance.catalogue import behaviours_of
 from bigfleet.provider.conformance.draws import Draws
-from bigfleet.provider.conformance.expecting import Broken, Skipped, expect_ok
+from bigfleet.provider.conformance.expecting import Broken, Skipped, how
 from bigfleet.provider.conformance.lab import Lab, Patience
 from bigfleet.provider.conformance.ports import List, Site, SiteFault, SiteMissing
 from bigfleet.provider.conformance.slots import NoSlots, Slots, check_enough, slots_min
@@ -198,10 +198,12 @@ class Runner:
     async def _found_slots(self, site: Site, behaviours: Sequence[Behaviour]) -> Slots:
         """Look at the whole fleet before anything is touched. Raises SiteFault."""
         log = CallLog(site.connections, self._clock)
-        try:
-            answer = expect_ok(await log.call(List()), "List")
-        except Broken as error:
-            raise SiteFault(f"{site.address}: {error}") from error
+        answer = await log.call(List())
+        if not answer.is_ok:
+            raise SiteFault(
+                f"{site.address}: List was not answered ({how(answer)});"
+                " is a provider running there, and may you call it?"
+            )
         slots = Slots.found_in(answer.listing.machines if answer.listing is not None else ())
         profiles = {behaviour.profile for behaviour in behaviours}
         check_enough(slots, slots_min(profiles, self._plan.scale_count), site.address)

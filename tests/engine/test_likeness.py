@@ -38,6 +38,7 @@ def altered(decision: Decision, answer: Answer) -> Decision:
 
 
 ACTION_COLUMNS = ("acquired_machine", "acquired_row", "victim_machine", "victim_row", "reclaimed", "released")
+ROW_COLUMNS = ("acquired_row", "victim_row")
 WORK_COLUMNS = ("credited", "acquired", "satisfiable", "domain", "taken_machine")
 
 
@@ -52,10 +53,11 @@ def test_what_differs_in_any_column_is_not_alike(fleet: FleetInput, pick: int, c
     answer = first.rows.answer
     holder = answer if column in ACTION_COLUMNS else answer.work
     values = getattr(holder, column).copy()
-    if not len(values):
+    numbers = len(answer.rows_in_list) if column in ROW_COLUMNS else len(answer.view.ids)
+    if not len(values) or not numbers:
         return
     place = pick % len(values)
-    values[place] = -1 if column == "domain" else (values[place] + 1) % len(answer.view.ids)
+    values[place] = -1 if column == "domain" else (values[place] + 1) % numbers
     if column in ACTION_COLUMNS:
         changed = replace(answer, **{column: values}, _needs={}, _tails=None)
     else:

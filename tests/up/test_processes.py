@@ -63,7 +63,7 @@ def test_a_signal_stops_shard_then_provider_and_tells_the_summary(tmp_path: Path
         os.killpg(up.pid, name) if name is signal.SIGINT else os.kill(up.pid, name)
         report = up.finish()
         stopped = {
-            child: next(line["timestamp"] for line in reversed(up.log(child)) if line["event"].endswith("stopped"))
+            child: next(line["time"] for line in reversed(up.log(child)) if line["event"].endswith("stopped"))
             for child in ("shard", "provider")
         }
 

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.provider_admin_socket import admin_path, socket_address
-from bigfleet.cli.runtime import SignalFreeServer
+from bigfleet.cli.runtime import serving
 from bigfleet.provider.administration import Administration, AdminRefused
 from bigfleet.provider.refusal import StoreDown
 
@@ -131,14 +131,10 @@ async def serve_admin(
         lifespan="off",
         timeout_keep_alive=1,
     )
-    server = SignalFreeServer(config)
-    task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
-        yield
+        async with serving(config, listening):
+            yield
     finally:
-        server.should_exit = True
-        await task
-        listening.close()
         path.unlink(missing_ok=True)
 
 

@@ -109,13 +109,26 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-class SignalFreeServer(uvicorn.Server):
+class _SignalFreeServer(uvicorn.Server):
     """uvicorn without its own signal handlers: a process has one place that stops it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the command."""
         yield
+
+
+@asynccontextmanager
+async def serving(config: uvicorn.Config, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve an application on a bound socket while the context lasts, then close the socket."""
+    server = _SignalFreeServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+        listening.close()
 
 
 def http_application(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> Starlette:
@@ -159,11 +172,5 @@ async def serve_http(
     except OSError as error:
         listening.close()
         raise RunFault(f"--metrics-addr {host}:{port}: {error.strerror}; choose another address or off") from error
-    server = SignalFreeServer(config)
-    task = asyncio.create_task(server.serve(sockets=[listening]))
-    try:
+    async with serving(config, listening):
         yield
-    finally:
-        server.should_exit = True
-        await task
-        listening.close()

@@ -79,7 +79,6 @@ class SessionClient:
         self._machines_named: set[str] = set()
         self._bootstraps_waiting = 0
         self._bootstrap_slots = asyncio.Semaphore(BOOTSTRAPS_AT_ONCE_MAX)
-        self.reconnects_total = 0
         self.replaced_total = 0
 
     @property
@@ -126,7 +125,6 @@ class SessionClient:
                 "session ended", cluster=self._cluster, kind=ended.kind.value, why=str(ended), retry_in=delay_seconds
             )
             await self._clock.sleep(delay_seconds)
-            self.reconnects_total += 1
 
     async def _hold_one_session(self) -> SessionEnded:
         try:

@@ -85,7 +85,7 @@ def probability_fault(probability: float, capacity_type: CapacityType) -> Fault 
     if not 0.0 <= probability <= 1.0:
         return Fault(Reason.PROBABILITY, f"interruption_probability is {probability}, it must be in [0, 1]")
     if probability == 0 and capacity_type is CapacityType.SPOT:
-        return Fault(Reason.PROBABILITY, "interruption_probability is 0 on a spot machine, it must be above")
+        return Fault(Reason.PROBABILITY, "interruption_probability is 0, and a spot machine's must be above 0")
     return None
 
 

@@ -36,8 +36,6 @@ class CallLog:
         self._clock = clock
         self._started_seconds = clock.monotonic_seconds()
         self._lines: deque[str] = deque(maxlen=CALLS_KEPT_MAX)
-        #: Calls that were made.
-        self.calls_total = 0
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -47,7 +45,6 @@ class CallLog:
     async def call(self, request: Request, via: int = 0) -> Answer:
         """Carry a request over connection `via` and return its answer."""
         started_seconds = self._clock.monotonic_seconds()
-        self.calls_total += 1
         seconds_max = LIST_SECONDS_MAX if isinstance(request, List) else CALL_SECONDS_MAX
         try:
             async with asyncio.timeout(seconds_max):

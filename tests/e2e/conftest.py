@@ -2,9 +2,10 @@
 
 import pytest
 
-from bigfleet.engine.columnar.engine import warm_up
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_are_kept() -> None:
+    # Not with this file, which may be read before the directory of kept kernels is known.
+    from bigfleet.engine.columnar.engine import warm_up
+
     warm_up()

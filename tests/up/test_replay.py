@@ -83,7 +83,7 @@ def test_a_replay_outlives_a_killed_process(tmp_path: Path, victim: str) -> None
     assert_demand_is_the_trace_s(report, SAMPLE / "pods.csv")
     assert_no_machine_changed_cluster_without_a_drain(provider_log)
     assert len(report["timeline"]) == 61
-    assert report["restarts"] == 1
+    assert report["restarts"] == 1, up.ends()
     assert f"{victim} restarted 1x, last SIGKILL" in up.output
     assert len(shard_lives) == (2 if victim == "shard" else 1)
     epochs = [life[0]["epoch"] for life in shard_lives]

@@ -97,6 +97,11 @@ class UpProcess:
             return {}
         return progress
 
+    def ends(self) -> str:
+        """Return the last of what was shown, and of what each child wrote: why it is not as it should be."""
+        written = {path.name: path.read_text("utf-8", "replace") for path in self.state_dir.glob("logs/*.log")}
+        return "\n".join(f"{name}:\n{text[-3000:]}" for name, text in {"shown": self.output, **written}.items())
+
     def log(self, name: str) -> list[dict[str, Any]]:
         """Return a child's log lines that are JSON, oldest first."""
         lines = (self.state_dir / "logs" / f"{name}.log").read_text().splitlines()

@@ -4,6 +4,7 @@ Used by the `bigfleet` command and by every provider that is a program of its ow
 user's mistake.
 """
 
+import faulthandler
 import os
 import sys
 from typing import NoReturn
@@ -15,8 +16,13 @@ from bigfleet.cli.faults import CommandFault
 
 def run_program(app: typer.Typer, name: str) -> NoReturn:
     """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
-    # gRPC's core would print lines of its own beside ours; it reads this when it is first imported.
+    # gRPC's core reads both when it is first imported. It would print lines of its own beside ours; and it would start
+    # its threads anew in every fork of ours, which now and then kills a child before it has become what it is to be.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # A crash below Python leaves where each thread stood; sys.stderr may be no file when somebody calls this.
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     from bigfleet.rpc.tls_floor import require_tls13
 
     require_tls13()

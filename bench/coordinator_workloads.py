@@ -141,12 +141,17 @@ def _reports() -> Benchmark:
 
 
 async def _registered(directory: Path) -> Term:
+    term = await registered(directory)
+    await _answered(term, _contents(1, term.term))
+    return term
+
+
+async def registered(directory: Path) -> Term:
+    """Return a leader on a file that nobody has reported to."""
     clock = SystemClock()
     store = SqliteStore(directory / "c.db", leader=Name("bench", ""))
     leader = Leader(store, await store.campaign(), clock=clock, report_cycle_seconds=10.0)
-    term = Term(leader, settings=CoordinatorSettings(), clock=clock, metrics=CoordinatorMetrics(CollectorRegistry()))
-    await _answered(term, _contents(1, term.term))
-    return term
+    return Term(leader, settings=CoordinatorSettings(), clock=clock, metrics=CoordinatorMetrics(CollectorRegistry()))
 
 
 def _contents(cycle: int, term: int) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from bench.coordinator_processes import COORDINATORS
 from bench.coordinator_workloads import COORDINATOR
 from bench.engine_fleets import STEADY_CLUSTERS, idle_fleet, options_of, steady_demand
 from bench.engine_workloads import ENGINE
@@ -80,4 +81,4 @@ ALL = (
     *SHARD,
     *COORDINATOR,
 )
-MEASUREMENTS = (*STREAMS, *PROVIDERS, *HAIL_QUESTIONS)
+MEASUREMENTS = (*STREAMS, *PROVIDERS, *COORDINATORS, *HAIL_QUESTIONS)

@@ -48,6 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("shard-s1", "bigfleet://shard/s1", {CLIENT, SERVER}),
         ("cluster-c1", "bigfleet://cluster/c1", {CLIENT}),
         ("cluster-c2", "bigfleet://cluster/c2", {CLIENT}),
+        ("coordinator", "bigfleet://admin", {CLIENT, SERVER}),
         ("admin", "bigfleet://admin", {CLIENT}),
         ("readonly", "bigfleet://readonly", {CLIENT}),
         ("provider-metal", None, {SERVER}),
@@ -84,7 +85,7 @@ def test_without_names_the_defaults_of_the_other_commands_are_served(tmp_path: P
     """`bigfleet shard` is shard-0, `bigfleet provider simulated` is simulated."""
     make(tmp_path)
 
-    holders = {"ca", "shard-shard-0", "cluster-cluster-0", "provider-simulated", "admin", "readonly"}
+    holders = {"ca", "shard-shard-0", "cluster-cluster-0", "provider-simulated", "coordinator", "admin", "readonly"}
     assert {path.stem for path in tmp_path.iterdir()} == holders
 
 
@@ -94,7 +95,7 @@ def test_every_line_of_flags_that_is_printed_works(tmp_path: Path) -> None:
     printed = make(folder)
     lines = [shlex.split(line) for line in printed.splitlines() if "--tls-cert" in line]
 
-    assert len(lines) == 5
+    assert len(lines) == 6
     for words in lines:
         flags = dict(zip(words[::2], words[1::2], strict=True))
         paths = [Path(flags[flag]) for flag in ("--tls-cert", "--tls-key", "--tls-ca")]
@@ -110,7 +111,7 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path: Path) -> No
 
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"cluster-c2.crt", "cluster-c2.key"}
-    assert printed.count("; kept") == 5
+    assert printed.count("; kept") == 6
     assert printed.count("; new") == 1
 
 

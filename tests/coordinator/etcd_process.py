@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from bigfleet.rpc.etcd_client import EtcdClient, EtcdUnavailable
+from bigfleet.rpc.etcd_client import EtcdClient, EtcdUnavailable, StoreTls
+from bigfleet.rpc.tls import TlsPaths
 
 #: How long anything that must happen may take on a machine that is busy with other things.
 PATIENCE_SECONDS: Final = 30.0
@@ -53,7 +54,10 @@ async def until(condition: Callable[[], bool]) -> None:
 class Member:
     """One etcd process with its data directory."""
 
-    def __init__(self, program: str, directory: Path, name: str, client_port: int, peer_port: int) -> None:
+    def __init__(
+        self, program: str, directory: Path, name: str, client_port: int, peer_port: int, tls: TlsPaths | None
+    ) -> None:
+        self._tls = tls
         self.name = name
         self.client_port = client_port
         self.peer_port = peer_port
@@ -66,13 +70,18 @@ class Member:
         return f"127.0.0.1:{self.client_port}"
 
     def start(self, members: Sequence["Member"]) -> None:
-        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
+        scheme = "http" if self._tls is None else "https"
+        client, peer = f"{scheme}://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
         cluster = ",".join(f"{each.name}=http://127.0.0.1:{each.peer_port}" for each in members)
         command = [self._program, "--name", self.name, "--data-dir", str(self._directory)]
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         command += ["--initial-cluster", cluster, "--logger", "zap", "--log-level", "error"]
         command += ["--heartbeat-interval", "50", "--election-timeout", "500"]
+        if self._tls is not None:
+            # Whoever shows no certificate of this authority is not served.
+            command += ["--cert-file", str(self._tls.certificate), "--key-file", str(self._tls.key)]
+            command += ["--client-cert-auth", "--trusted-ca-file", str(self._tls.authority)]
         environment = {**os.environ, "ETCD_UNSUPPORTED_ARCH": "arm64"}
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -99,10 +108,12 @@ class Member:
 class Cluster:
     """Members that know each other."""
 
-    def __init__(self, program: str, directory: Path, number: int) -> None:
+    def __init__(self, program: str, directory: Path, number: int, tls: TlsPaths | None = None) -> None:
+        """With `tls` members show that certificate, and serve who has one of the same authority."""
         ports = free_ports(2 * number)
         self.members = [
-            Member(program, directory, f"m{index}", ports[2 * index], ports[2 * index + 1]) for index in range(number)
+            Member(program, directory, f"m{index}", ports[2 * index], ports[2 * index + 1], tls)
+            for index in range(number)
         ]
 
     @property
@@ -120,9 +131,9 @@ class Cluster:
                 member.go_on()
                 member.kill()
 
-    async def ready(self) -> None:
+    async def ready(self, tls: StoreTls | None = None) -> None:
         """Return once the cluster answers."""
-        client = EtcdClient(self.endpoints)
+        client = EtcdClient(self.endpoints, tls)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 with suppress(EtcdUnavailable):

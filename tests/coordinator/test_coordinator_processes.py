@@ -1,8 +1,15 @@
 """Real coordinator processes on a real etcd: killed, stopped, found again by whoever asks a follower."""
 
+import signal
+import threading
 import time
 from pathlib import Path
+from queue import Queue
 
+import grpc
+
+from bigfleet.rpc.gen import coordinator_pb2 as pb
+from bigfleet.rpc.gen import coordinator_pb2_grpc
 from tests.cli.live_fleet import PATIENCE_SECONDS
 from tests.coordinator.coordinator_process import Running, coordinator
 from tests.coordinator.etcd_process import Cluster
@@ -12,9 +19,9 @@ def leads(one: Running) -> bool:
     return "bigfleet_coordinator_leader 1.0" in one.page("/metrics")[1]
 
 
-def until_leading(one: Running) -> None:
+def until_leading(one: Running, *, is_so: bool = True) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not leads(one):
+    while leads(one) is not is_so:
         assert time.monotonic() < deadline, one.log.read_text()
         time.sleep(0.02)
 
@@ -55,3 +62,45 @@ async def test_a_leader_that_is_stopped_in_order_leaves_at_once(member: Cluster,
         assert first.process.wait(PATIENCE_SECONDS) == 0
         # Long before the lease has run out.
         until_leading(second)
+
+
+async def test_a_leader_that_was_paused_beyond_its_lease_writes_nothing_when_it_goes_on(
+    member: Cluster, tmp_path: Path
+) -> None:
+    """The write waits at its door while it stands still, so that it is the first thing that it does."""
+    store = ["--store", f"etcd://{member.endpoints[0]}/bigfleet", "--lease-ttl", "2s"]
+    with (
+        coordinator(tmp_path, *store, "--id", "r0") as first,
+        coordinator(tmp_path, *store, "--id", "r1") as second,
+    ):
+        until_leading(first)
+        before = first.report("east-0")
+        told: Queue[tuple[grpc.StatusCode, str]] = Queue()
+        with grpc.insecure_channel(first.address) as channel:
+            stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+            stub.ListShards(pb.ListShardsRequest(), timeout=PATIENCE_SECONDS)
+            first.process.send_signal(signal.SIGSTOP)
+            request = pb.AssignDomainRequest(topology_key="zone", topology_value="late", shard_id="east-0")
+
+            def write() -> None:
+                try:
+                    stub.AssignDomain(request, timeout=PATIENCE_SECONDS)
+                except grpc.RpcError as error:
+                    told.put((error.code(), error.details() or ""))
+                else:
+                    told.put((grpc.StatusCode.OK, ""))
+
+            late = threading.Thread(target=write)
+            late.start()
+            try:
+                until_leading(second)
+                term = second.report("east-0", 2, coordinator_term=before.coordinator_term).coordinator_term
+            finally:
+                first.process.send_signal(signal.SIGCONT)
+            late.join(PATIENCE_SECONDS)
+
+        code, text = told.get_nowait()
+        assert code is grpc.StatusCode.FAILED_PRECONDITION, text
+        assert term > before.coordinator_term
+        assert second.records("get", "domains") == []
+        until_leading(first, is_so=False)

@@ -1,6 +1,7 @@
 """The coordinator on a real etcd, with what can go wrong there (docs/spec/coordinator.md §3, §12)."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from bigfleet.coordinator.commands import AddShard, BindCluster, CommandRefused,
 from bigfleet.coordinator.store import TERM_STEP, Leader, NotLeader, OutcomeUnknown, StoreUnavailable
 from bigfleet.coordinator.tables import QuotaKey, ShardRow, Tables
 from bigfleet.model.ids import ClusterId, ShardId
-from bigfleet.rpc.etcd_client import EtcdClient, end_of_prefix, put
+from bigfleet.rpc.etcd_client import EtcdClient, EtcdUnavailable, NoAnswer, end_of_prefix, put
 from bigfleet.rpc.etcd_store import EtcdStore
 from tests.coordinator.etcd_process import PATIENCE_SECONDS, Cluster, Proxy, until
 
@@ -89,6 +90,47 @@ async def test_a_leader_that_was_cut_off_writes_nothing_and_steps_down(member: C
     await other.commit(SetQuota(QuotaKey("aws", "eu"), {EAST: 1}))
     assert list((await other.load()).shards) == [EAST]
     await cut_off.close()
+    await other.close()
+    await proxy.close()
+
+
+class StandingClock(SystemClock):
+    """A clock by which no time passes: whoever reads it never finds its lease to be over."""
+
+    def monotonic_seconds(self) -> float:
+        return 1_000.0
+
+
+async def test_a_leader_beyond_a_partition_that_still_believes_has_its_writes_refused(three: Cluster) -> None:
+    """Its own clock never tells it to step down; what it writes once the network is back fails at the guard."""
+    proxy = Proxy(three.members[0].client_port)
+    await proxy.start()
+    client = EtcdClient([f"127.0.0.1:{proxy.port}"])
+    believing = EtcdStore(
+        client, prefix="bigfleet", me=Leader("r0", "r0:7790"), lease_ttl_seconds=TTL_SECONDS, clock=StandingClock()
+    )
+    other = replica(three.endpoints[1:], "r1")
+    first = await believing.campaign()
+    await believing.commit(AddShard(EAST, "east:7780", 3, 10))
+    proxy.cut()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        won = await other.campaign()
+        await other.commit(SetQuota(QuotaKey("aws", "eu"), {EAST: 1}))
+        assert believing.leader() == Leader("r0", "r0:7790")
+        with pytest.raises((OutcomeUnknown, StoreUnavailable)):
+            await believing.commit(AddShard(WEST, "west:7780", 1, 11))
+        late = asyncio.create_task(believing.commit(AddShard(WEST, "west:7780", 1, 11)))
+        proxy.mend()
+        with pytest.raises((NotLeader, OutcomeUnknown, StoreUnavailable)):
+            await late
+        await believing.lost()
+        with pytest.raises(NotLeader):
+            await believing.commit(AddShard(WEST, "west:7780", 1, 11))
+
+    assert won.term > first.term
+    tables = await other.load()
+    assert (list(tables.shards), list(tables.quotas)) == ([EAST], [QuotaKey("aws", "eu")])
+    await believing.close()
     await other.close()
     await proxy.close()
 
@@ -246,4 +288,58 @@ async def test_without_a_quorum_nobody_writes_and_with_it_again_somebody_does(th
         won = await store.campaign()
 
     assert EAST in won.tables.shards
+    await store.close()
+
+
+class LossyClient(EtcdClient):
+    """A client whose transactions get no answer: they come through, or they never arrive."""
+
+    comes_through = True
+    losses = 0
+    is_cut_off = False
+
+    async def txn(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.losses:
+            return await super().txn(*args, **kwargs)
+        self.losses -= 1
+        if self.comes_through:
+            await super().txn(*args, **kwargs)
+        raise NoAnswer("the answer is lost")
+
+    async def range(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_cut_off:
+            raise EtcdUnavailable("nobody answers")
+        return await super().range(*args, **kwargs)
+
+
+@pytest.mark.parametrize("comes_through", [True, False], ids=["it came through", "it never arrived"])
+async def test_a_write_without_an_answer_is_read_back_and_done_once(member: Cluster, *, comes_through: bool) -> None:
+    client = LossyClient(member.endpoints)
+    store = EtcdStore(
+        client, prefix="bigfleet", me=Leader("r0", ""), lease_ttl_seconds=TTL_SECONDS, clock=SystemClock()
+    )
+    await store.campaign()
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    client.comes_through, client.losses = comes_through, 1
+
+    tables = await store.commit(SetQuota(QuotaKey("aws", "eu"), {EAST: 7}))
+
+    assert dict(tables.quotas[QuotaKey("aws", "eu")].slots_of) == {EAST: 7}
+    assert await store.load() == tables
+    await store.close()
+
+
+async def test_a_write_that_cannot_be_read_back_either_is_told_as_unknown(member: Cluster) -> None:
+    client = LossyClient(member.endpoints)
+    store = EtcdStore(
+        client, prefix="bigfleet", me=Leader("r0", ""), lease_ttl_seconds=TTL_SECONDS, clock=SystemClock()
+    )
+    await store.campaign()
+    client.losses, client.is_cut_off = 1, True
+    with pytest.raises(OutcomeUnknown, match="the answer is lost; reading it back: nobody answers"):
+        await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    client.is_cut_off = False
+
+    # It had come: the same command again finds its row as it should be.
+    assert list((await store.commit(AddShard(EAST, "east:7780", 3, 10))).shards) == [EAST]
     await store.close()

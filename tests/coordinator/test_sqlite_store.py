@@ -127,7 +127,7 @@ async def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
 async def test_noise_is_named_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     path.write_bytes(b"not a database, but long enough to look at it" * 100)
-    with pytest.raises(StoreFault, match="not a database; restore it from a snapshot"):
+    with pytest.raises(StoreFault, match="not a database; move it away"):
         opened(path)
 
     assert path.read_bytes().startswith(b"not a database")

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from bigfleet.cli.certs.issuing import Bearer
 from bigfleet.coordinator.shard_report import ShardReport, Summary
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.link.inbox import Inbox
@@ -25,6 +26,7 @@ from bigfleet.rpc.coordinator_server import SERVICE_NAME
 from bigfleet.rpc.gen import coordinator_pb2 as pb
 from bigfleet.sim.virtual_time import LoopClock
 from tests.coordinator.replica_world import PROVIDER, ZONE, Served, serving, sqlite_store
+from tests.rpc.tls_world import HOSTS, SHARD, Certificates
 from tests.shard.handover_shard import ME, OTHER, HandoverShard
 from tests.shard.world import ScriptedProvider, machine
 
@@ -211,3 +213,22 @@ async def test_names_are_looked_up_and_one_that_has_no_address_stays_itself() ->
     assert set(await coordinators.addresses("localhost:7790")) & {"127.0.0.1:7790", "[::1]:7790"}
     assert await coordinators.addresses("127.0.0.1:7790") == ("127.0.0.1:7790",)
     assert await coordinators.addresses("no.such.host.invalid:7790") == ("no.such.host.invalid:7790",)
+
+
+# ---- with TLS ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_shard_reports_with_its_certificate_and_for_nobody_else(tmp_path: Path) -> None:
+    certificates = Certificates.make(tmp_path / "certs")
+    replica = Bearer(name="replica", uris=("bigfleet://admin",), hosts=HOSTS)
+    mine = certificates.files(SHARD)
+    async with serving(sqlite_store(tmp_path / "c.db"), tls=certificates.files(replica), dial_as=mine) as served:
+        await served.led()
+        address = f"127.0.0.1:{served.port}"
+        report = ShardReport(shard_id=ShardId("s1"), epoch=1, cycle=1)
+
+        assert (await GrpcCoordinator(tls=mine).report(address, report)).acknowledged
+        with pytest.raises(NotAnswered, match=r"PERMISSION_DENIED: bigfleet://shard/s1 may not report for shard 's2'"):
+            await GrpcCoordinator(tls=mine).report(address, replace(report, shard_id=ShardId("s2")))
+        with pytest.raises(NotAnswered, match="UNAVAILABLE"):
+            await GrpcCoordinator().report(address, report)

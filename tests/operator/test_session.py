@@ -373,3 +373,16 @@ async def test_hints_and_verdicts_reach_the_cluster(bench: Bench) -> None:
     await asyncio.sleep(1)
 
     assert [heard for heard in bench.agent.heard if heard in (hint, verdict)] == [hint, verdict]
+
+
+async def test_an_operator_stops_also_when_its_session_ends_in_that_moment(bench: Bench) -> None:
+    """A stream that fails and a stop that arrive together are still a stop: nothing is dialled again."""
+    await bench.shard.stream()
+    await asyncio.sleep(1)
+    bench.shard.streams[0].end()
+    bench.task.cancel()
+
+    await asyncio.wait({bench.task}, timeout=100)
+
+    assert bench.task.cancelled()
+    assert len(bench.shard.streams) == 1

@@ -62,8 +62,10 @@ class HandoverShard:
         settings: ShardSettings | None = None,
         name: ShardId = ME,
         provider: ScriptedProvider | None = None,
+        new_file_owns: Base = Base.ALL,
     ) -> None:
         self.directory = directory
+        self.new_file_owns = new_file_owns
         self.name = name
         self.provider = provider or ScriptedProvider()
         self.provider.add(*machines)
@@ -82,14 +84,20 @@ class HandoverShard:
         """Begin a new process on the same disk."""
         if self._state_file is not None:
             self._state_file.close()
-        self._state_file = StateFile.open(self.directory, shard_id=self.name, clock=LoopClock(), new_file_owns=Base.ALL)
+        self._state_file = StateFile.open(
+            self.directory, shard_id=self.name, clock=LoopClock(), new_file_owns=self.new_file_owns
+        )
         self.dies_at, self.steps, self.has_read = -1, [], False
+        self.file = self._state_file.ownership
         self.world = World(
-            self.provider, epoch=self._state_file.epoch, settings=self.settings, audit_log=self.audit_log
+            self.provider,
+            epoch=self._state_file.epoch,
+            settings=self.settings,
+            audit_log=self.audit_log,
+            shard_id=self.name,
+            ownership_file=self.file,
         )
         shard = self.world.shard
-        # One sequence for all calls of a process, the handover's and the workers'.
-        shard.tokens.shard_id = self.name
         self.grounds = ShardGrounds(
             settings=self.settings,
             inventory=shard.inventory,
@@ -105,7 +113,6 @@ class HandoverShard:
             unjoined=lambda: self.unjoined,
             widened=self._widen,
         )
-        self.file = self._state_file.ownership
         mortal: Any = MortalFile(self.file, self._step)
         self.handover = Handover(
             me=self.name, file=mortal, grounds=self.grounds, clock=LoopClock(), report_interval_seconds=REPORT_SECONDS

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from bigfleet.engine import reference
 from bigfleet.engine.columnar.objects import snapshot_of
 from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.decision import Decision, Options, PhaseListener
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.shard.controller import Shard
@@ -43,13 +43,15 @@ class FakeEngine:
         self._on_divergence = on_divergence
         self._diverges_at = diverges_at
 
-    def decide(self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, /) -> Decision:
+    def decide(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, /, *, on_phase: PhaseListener
+    ) -> Decision:
         """Decide."""
         self.decisions += 1
         self.threads.append(threading.get_ident())
         if self.decisions in self._diverges_at:
             self._on_divergence(Found(self.decisions, "row 3: deficit differs", {"now_seconds": options.now_seconds}))
-        return reference.decide(snapshot_of(view), demand, options)
+        return reference.decide(snapshot_of(view), demand, options, on_phase=on_phase)
 
 
 class Makers:

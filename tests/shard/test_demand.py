@@ -15,9 +15,9 @@ from bigfleet.model.frames import (
     MalformedMessage,
 )
 from bigfleet.model.need import Need
-from bigfleet.shard.controller import ROWS_ON_LOOP_MAX
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.rollup_lane import ROWS_ON_LOOP_MAX
 from tests.shard.world import FakeOperator, Offer, ScriptedProvider, World, need
 
 pytestmark = pytest.mark.virtual_time

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from bigfleet.cli import runtime, shard_process
 from bigfleet.cli.main import app
-from bigfleet.cli.shard_process import ShardPlace, serve_shard
+from bigfleet.cli.shard_place import ShardPlace
+from bigfleet.cli.shard_process import serve_shard
 from bigfleet.model.ids import ShardId
 from bigfleet.rpc.gen import provider_pb2
 from bigfleet.shard.deciding import Divergence, Engine, columnar_engine

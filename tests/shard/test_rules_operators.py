@@ -7,9 +7,9 @@ import pytest
 
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, Hello, NodeStateUpdate, NodeStatus
 from bigfleet.model.states import MachineState
-from bigfleet.shard.controller import ROWS_ON_LOOP_MAX
 from bigfleet.shard.outbox import CloseReason
 from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.rollup_lane import ROWS_ON_LOOP_MAX
 from tests.shard.test_demand import Apart
 from tests.shard.world import FakeOperator, Offer, ScriptedProvider, World, machine, need
 

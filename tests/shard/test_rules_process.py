@@ -16,7 +16,8 @@ import pytest
 from bigfleet.cli import main, runtime, shard_process
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.shard import Flags
-from bigfleet.cli.shard_process import STREAM_GRACE_SECONDS, ShardPlace, compute_in_thread, serve_shard
+from bigfleet.cli.shard_place import ShardPlace
+from bigfleet.cli.shard_process import STREAM_GRACE_SECONDS, compute_in_thread, serve_shard
 from bigfleet.model.ids import ShardId
 from bigfleet.shard.actuation import STOP_GRACE_SECONDS
 from bigfleet.shard.ports import ShardSettings
@@ -25,8 +26,8 @@ from bigfleet.sim.virtual_time import LoopClock
 from tests.processes import free_port
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "shard.md"
-#: Flags of the page that come with the coordinator, and the development provider.
-NOT_BUILT = {"--advertise-addr", "--coordinator-addr", "--ownership", "--inherits", "--report-interval"}
+#: Defaults that the page tells in words.
+IN_WORDS = {"--advertise-addr": ""}
 #: Defaults that the page writes in its own way.
 WRITTEN = {"none": None, "–": "", "true": True, "false": False, "./data": Path("data")}
 #: Facts about this process that belong to its start and not to a shard.
@@ -53,7 +54,7 @@ def flag_of(field: str) -> str:
 
 def test_the_flags_and_defaults_are_those_of_the_page() -> None:
     """All and only: what the page does not name (weights, holds, guard, parking) is no setting."""
-    wanted = {flag: default for flag, default in specified().items() if flag not in NOT_BUILT}
+    wanted = specified() | IN_WORDS
     defaults = {flag_of(name): value for name, value in vars_of(Flags()).items()}
 
     assert set(defaults) - OF_THE_COMMAND == set(wanted)
@@ -94,6 +95,13 @@ WRONG = {
     "an id with a blank": ["--provider-addr", ":1", "--id", "two words"],
     "an unknown gate": ["--provider-addr", ":1", "--join-gate", "sometimes"],
     "no size": ["--provider-addr", ":1", "--audit-log-max-bytes", "large"],
+    "a coordinator without a host": ["--provider-addr", ":1", "--coordinator-addr", ":7790"],
+    "a list of coordinators with a hole": ["--provider-addr", ":1", "--coordinator-addr", "a:1,,b:2"],
+    "an unknown ownership": ["--provider-addr", ":1", "--ownership", "some"],
+    "nobody who assigns": ["--provider-addr", ":1", "--ownership", "assigned"],
+    "an heir of nobody": ["--provider-addr", ":1", "--inherits", "old,"],
+    "no pace": ["--provider-addr", ":1", "--report-interval", "0s"],
+    "nowhere to be reached": ["--provider-addr", ":1", "--advertise-addr", "here"],
     "half of TLS": ["--provider-addr", ":1", "--tls-cert", "x.crt"],
 }
 
@@ -216,13 +224,22 @@ async def test_streams_close_before_actions_end_and_the_server_stops_last() -> N
         async def stop(self, grace_seconds: float) -> None:
             order.append(f"server stopped within {grace_seconds:g} s")
 
-    stop = asyncio.Event()
-    asyncio.get_running_loop().call_soon(stop.set)
-    shard: Any = FakeShard()
-    server: Any = FakeServer()
-    await shard_process._run_until(stop, shard, server, runtime.SystemClock())
+    class FakeReporter:
+        async def run(self) -> None:
+            await asyncio.Event().wait()
 
-    assert order == ["streams closed", "actions ended", f"server stopped within {STREAM_GRACE_SECONDS:g} s"]
+    async def stopped(reporter: Any) -> list[str]:
+        order.clear()
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_soon(stop.set)
+        shard: Any = FakeShard()
+        server: Any = FakeServer()
+        await shard_process._run_until(stop, shard, server, runtime.SystemClock(), reporter)
+        return list(order)
+
+    wanted = ["streams closed", "actions ended", f"server stopped within {STREAM_GRACE_SECONDS:g} s"]
+    assert await stopped(None) == await stopped(FakeReporter()) == wanted
+    assert {task.get_name() for task in asyncio.all_tasks()} & {"link", "shard", "stop"} == set()
 
 
 def test_a_stop_is_over_within_20_seconds() -> None:

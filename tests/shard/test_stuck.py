@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bigfleet.cli import runtime, shard_process
 from bigfleet.cli.main import app
-from bigfleet.cli.shard_process import ShardPlace
+from bigfleet.cli.shard_place import ShardPlace
 from bigfleet.engine.folding import folded_profile
 from bigfleet.model import labels
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainOutcome

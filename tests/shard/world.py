@@ -37,6 +37,7 @@ from bigfleet.shard.audit import AuditLog
 from bigfleet.shard.controller import CycleReport, Shard
 from bigfleet.shard.deciding import EngineMaker, columnar_engine
 from bigfleet.shard.outbox import SessionClosed
+from bigfleet.shard.ownership_file import OwnershipFile
 from bigfleet.shard.ports import (
     Compute,
     FenceToken,
@@ -347,11 +348,13 @@ class World:
         compute: Compute = compute_inline,
         make_engine: EngineMaker = columnar_engine,
         audit_log: AuditLog | None = None,
+        shard_id: str = "shard-0",
+        ownership_file: OwnershipFile | None = None,
     ) -> None:
         self.provider = provider or ScriptedProvider()
         self.registry = CollectorRegistry()
         self.shard = Shard(
-            shard_id=ShardId("shard-0"),
+            shard_id=ShardId(shard_id),
             epoch=epoch,
             settings=settings or ShardSettings(),
             provider=self.provider,
@@ -361,6 +364,7 @@ class World:
             registry=self.registry,
             make_engine=make_engine,
             audit_log=audit_log,
+            ownership_file=ownership_file,
         )
 
     def connect(self, cluster: str, *capabilities: str) -> FakeOperator:

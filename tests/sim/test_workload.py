@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.operator.requests import CapacityRequest
-from bigfleet.sim.fleet import MACHINES_PER_CLUSTER_MIN, default_fleet
-from bigfleet.sim.workload import ARCHETYPES, PEAK_SHARE, WorkloadReplay, peak_pods
+from bigfleet.sim.fleet import MACHINES_PER_CLUSTER_MIN, default_fleet, zones_named
+from bigfleet.sim.workload import ARCHETYPES, DAY_SECONDS, PEAK_SHARE, WorkloadReplay, daylight, peak_pods
 
 
 def clusters(count: int) -> list[str]:
@@ -104,3 +104,64 @@ def test_changes_add_up_to_the_demand_of_the_second_wherever_it_began() -> None:
 
 def test_another_seed_is_another_demand() -> None:
     assert replay(1, 3, 120).advance(1000.0) != replay(2, 3, 120).advance(1000.0)
+
+
+def in_groups(count: int, groups: int, machines: int, seed: int = 1) -> WorkloadReplay:
+    fleet = default_fleet(machines)
+    names = clusters(count)
+    return WorkloadReplay(
+        seed=seed,
+        clusters=names,
+        cpu_machines=fleet.cpu_machines,
+        gpu_machines=fleet.gpu_machines,
+        groups=[names[number::groups] for number in range(groups)],
+    )
+
+
+def wanted_machines(workload: WorkloadReplay, names: list[str], second: float, *, on_gpus: bool) -> int:
+    return sum(
+        math.ceil(workload.pods(cluster, archetype, second) / archetype.pods_per_machine)
+        for cluster in names
+        for archetype in ARCHETYPES
+        if archetype.on_gpus is on_gpus
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 8), st.integers(0, 8), st.floats(0, 10**6))
+def test_groups_together_fit_the_fleet(seed: int, groups: int, more: int, second: float) -> None:
+    count = groups + more
+    machines = count * MACHINES_PER_CLUSTER_MIN
+    fleet = default_fleet(machines)
+    workload = in_groups(count, groups, machines, seed)
+
+    assert wanted_machines(workload, clusters(count), second, on_gpus=False) <= PEAK_SHARE * fleet.cpu_machines
+    assert wanted_machines(workload, clusters(count), second, on_gpus=True) <= PEAK_SHARE * fleet.gpu_machines
+    assert sum(daylight(group, groups, second) for group in range(groups)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("groups", range(2, 9))
+def test_each_group_wants_more_than_its_even_part_at_its_noon(groups: int) -> None:
+    machines = 40 * groups
+    even = default_fleet(machines).cpu_machines / groups
+    workload = in_groups(groups, groups, machines)
+    for group, cluster in enumerate(clusters(groups)):
+        noon = (group + 0.5) / groups * DAY_SECONDS
+        assert wanted_machines(workload, [cluster], noon, on_gpus=False) > even
+        assert wanted_machines(workload, [cluster], noon + DAY_SECONDS / 2, on_gpus=False) < even
+
+
+def test_one_group_is_no_group() -> None:
+    for second in (0, 1234):
+        assert in_groups(3, 1, 120).advance(second) == replay(1, 3, 120).advance(second)
+
+
+@pytest.mark.parametrize("zones", [1, 2, 3, 8])
+def test_zones_share_the_machines_evenly(zones: int) -> None:
+    counts: dict[str, int] = {}
+    for pool in default_fleet(120, zones_named(zones)).pools:
+        counts[pool["zone"]] = counts.get(pool["zone"], 0) + pool["count"]
+
+    assert sorted(counts) == [f"sim-1{letter}" for letter in "abcdefgh"[:zones]]
+    assert sum(counts.values()) == 120
+    assert max(counts.values()) - min(counts.values()) <= 8

@@ -1,13 +1,15 @@
 """The directory of a run: whose it is, what it was made for, and what it never does to strangers' files."""
 
+import json
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bigfleet.cli.faults import RunFault, UsageFault
 from bigfleet.cli.up.settings import Identity
-from bigfleet.cli.up.state_dir import Ports, Progress, StateDir, TimelinePoint
+from bigfleet.cli.up.state_dir import Progress, ShardPoint, StateDir, TimelinePoint
 
 IDENTITY = Identity(clusters=3, machines=120, seed=1, trace_digest="")
 POINT = TimelinePoint(
@@ -46,6 +48,7 @@ def test_progress_is_kept_over_runs(tmp_path: Path) -> None:
         (Identity(3, 60, 1, ""), "--machines"),
         (Identity(3, 120, 2, ""), "--seed"),
         (Identity(3, 120, 1, "abc"), "--nodes and --pods: the run in .* replays no trace"),
+        (Identity(3, 120, 1, "", shards=2, store="sqlite"), "--shards: the run in .* was started with 1, not 2"),
     ],
 )
 def test_another_run_is_not_resumed(tmp_path: Path, changed: Identity, said: str) -> None:
@@ -55,6 +58,13 @@ def test_another_run_is_not_resumed(tmp_path: Path, changed: Identity, said: str
     assert "--fresh" in str(caught.value)
 
     open_dir(tmp_path / "s", changed, fresh=True).close()
+
+
+def test_several_shards_stay_on_their_store(tmp_path: Path) -> None:
+    open_dir(tmp_path / "s", Identity(3, 120, 1, "", shards=3, store="sqlite")).close()
+
+    with pytest.raises(UsageFault, match=r"--store: the run in .* was started with sqlite, not etcd; --fresh"):
+        open_dir(tmp_path / "s", Identity(3, 120, 1, "", shards=3, store="etcd"))
 
 
 def test_fresh_forgets_everything_of_ours(tmp_path: Path) -> None:
@@ -106,14 +116,39 @@ def test_a_damaged_file_is_named_with_the_way_out(tmp_path: Path, name: str) -> 
     open_dir(tmp_path, fresh=True).close()
 
 
+NAMES = ("provider", "provider_metrics", "shard", "shard_metrics")
+
+
 def test_ports_stay_as_long_as_they_are_free(tmp_path: Path) -> None:
     with open_dir(tmp_path) as state:
-        ports = state.ports()
-        assert len({ports.provider, ports.provider_metrics, ports.shard, ports.shard_metrics}) == 4
-        assert state.ports() == ports
+        ports = state.ports(NAMES)
+        assert tuple(ports) == NAMES
+        assert len(set(ports.values())) == 4
+        assert state.ports(NAMES) == ports
         with socket.socket() as squatter:
-            squatter.bind(("127.0.0.1", ports.shard))
+            squatter.bind(("127.0.0.1", ports["shard"]))
             squatter.listen()
 
-            assert isinstance(state.ports(), Ports)
-            assert state.ports().shard != ports.shard
+            assert state.ports(NAMES)["shard"] != ports["shard"]
+
+
+def test_a_directory_of_a_version_that_knew_one_shard_goes_on_with_one(tmp_path: Path) -> None:
+    open_dir(tmp_path).close()
+    marker = tmp_path / "bigfleet-up.json"
+    known = json.loads(marker.read_text())
+    del known["identity"]["shards"], known["identity"]["store"]
+    marker.write_text(json.dumps(known))
+    open_dir(tmp_path).close()
+
+    with pytest.raises(UsageFault, match=r"--shards: the run in .* was started with 1, not 3; --fresh starts over"):
+        open_dir(tmp_path, Identity(3, 120, 1, "", shards=3, store="sqlite"))
+
+
+def test_a_point_tells_of_shards_where_there_are_several(tmp_path: Path) -> None:
+    one = ShardPoint(machines=40, bound_machines=31, covered=0.75)
+    several = msgspec.structs.replace(POINT, shards={"shard-0": one}, moved_machines=4)
+    with open_dir(tmp_path) as state:
+        state.save_progress(Progress(timeline=(POINT, several)))
+        assert state.progress().timeline == (POINT, several)
+
+    assert "shards" not in msgspec.to_builtins(POINT)

@@ -2,20 +2,25 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from bigfleet.cli.faults import RunFault
+from bigfleet.cli.get.moves import Move, MoveState
 from bigfleet.cli.up.amounts import amount_text, covered_share, duration_text, plain_numbers
 from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, SeenAction
 from bigfleet.cli.up.report import COVERAGE_ROWS, RunResult, report_document, summary, write_report
-from bigfleet.cli.up.state_dir import TimelinePoint
+from bigfleet.cli.up.several import merged
+from bigfleet.cli.up.shard_tables import SUMMARY_MOVES_MAX, moves_told, shard_table, shards_over_time
+from bigfleet.cli.up.state_dir import ShardPoint, TimelinePoint
 from bigfleet.cli.up.supervisor import ChildStatus
-from bigfleet.cli.up.view import Status, View, short_words
+from bigfleet.cli.up.view import Status, View, look_words, short_words
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -67,11 +72,47 @@ def view(clusters: int = 3) -> View:
         children=children,
         clusters_connected=clusters,
         clusters=clusters,
-        shard_address="127.0.0.1:45001",
+        look=look_words("127.0.0.1:45001"),
     )
     observer: Any = SimpleNamespace(figures=figures(clusters), actions=tally, answers=True, cycles_total=431)
     clock: Any = SimpleNamespace(monotonic_seconds=lambda: 5.0)
     return View(observer, lambda: status, clock)
+
+
+def several_shards() -> FleetFigures:
+    each = figures()
+    by_shard = {
+        f"shard-{number}": FleetFigures(
+            cycle=7,
+            clusters={f"cluster-{number}": each.clusters["cluster-0"]},
+            machines={(MachineState.CONFIGURED, CapacityType.SPOT): 40},
+        )
+        for number in range(3)
+    }
+    return merged(by_shard, tuple(f"cluster-{number}" for number in range(3)), moved_machines=11)
+
+
+MOVE = Move(
+    move_id="7-1",
+    tier="idle",
+    donor="shard-1",
+    recipient="shard-0",
+    state=MoveState.ARRIVED,
+    machines=4,
+    machine_ids=("a", "b", "c", "d"),
+    instance_type="std.16x64",
+    zone="sim-1b",
+    why="shard-0 lacks cpu 60 for 4 cycles: 4 idle machines of std.16x64 in sim-1b come from shard-1",
+    reason="",
+    enqueued_unix_nanos=1,
+)
+
+
+def view_of_several(moves: int = 1) -> View:
+    one = view()
+    status: Any = replace(one._status(), moves=(MOVE,) * moves)
+    one._observer.figures = several_shards()  # type: ignore[misc]
+    return View(one._observer, lambda: status, one._clock)
 
 
 def rendered(content: Any, width: int, height: int | None = None) -> list[str]:
@@ -108,6 +149,75 @@ def test_the_screen_tells_clusters_machines_decisions_and_restarts(width: int, h
         "look at it: bigfleet get clusters --addr 127.0.0.1:45001",
     ):
         assert expected in text
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (120, 40), (160, 60)])
+@pytest.mark.parametrize("moves", [0, 1, 40])
+def test_the_screen_of_several_shards_fills_the_terminal_and_tells_their_moves(
+    width: int, height: int, moves: int
+) -> None:
+    lines = rendered(view_of_several(moves), width, height)
+    text = "\n".join(lines)
+
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+    for expected in ("shards: wanted → bound", "shard-2", "cluster-2", "moves: 11 machines so far", "last decisions"):
+        assert expected in text
+    assert ("shard-1 → shard-0" in text) == bool(moves)
+    assert ("machines ───" in text) == (height >= 40)
+
+
+def test_a_log_line_of_several_shards_says_what_each_covers() -> None:
+    line = view_of_several().plain_line()
+
+    assert "; shard-0 covers 86% with 19 of 40, shard-1 covers 86% with 19 of 40, shard-2 covers" in line
+    assert ", 11 moved [" in line
+
+
+def test_the_summary_of_several_shards_explains_their_moves() -> None:
+    point = replace_point(
+        shards={"shard-0": ShardPoint(machines=43, bound_machines=42, covered=0.84)}, moved_machines=4
+    )
+    parts = (
+        shard_table(several_shards(), title="shards"),
+        shards_over_time([POINT, point]),
+        moves_told([MOVE] * (SUMMARY_MOVES_MAX + 2)),
+    )
+    text = "\n".join(rendered(summary(several_result(), *parts), 110))
+
+    for expected in (
+        "11 moved between 3 shards",
+        "cluster-1        40",
+        "84%   43",
+        "2 earlier ones",
+        "7-1 shard-1 → shard-0, 4 std.16x64 in sim-1b, idle (tier 1): arrived",
+        "shard-0 lacks cpu 60 for 4 cycles",
+    ):
+        assert expected in text
+
+
+def test_the_report_of_several_shards_has_each_of_them_and_every_move() -> None:
+    document = report_document(several_result())
+
+    assert document["moves"] == 11
+    assert document["by_shard"]["shard-1"]["clusters"] == ["cluster-1"]
+    assert (document["by_shard"]["shard-1"]["machines"], document["by_shard"]["shard-1"]["covered"]) == (40, 0.8571)
+    assert document["move_log"] == [
+        {
+            "id": "7-1",
+            "tier": "idle",
+            "from": "shard-1",
+            "to": "shard-0",
+            "state": "arrived",
+            "machines": 4,
+            "instance_type": "std.16x64",
+            "zone": "sim-1b",
+            "why": MOVE.why,
+            "reason": None,
+            "enqueued_unix_nanos": 1,
+        }
+    ]
+    assert "by_shard" not in report_document(result())
 
 
 def test_a_log_line_says_the_same_in_one_line() -> None:
@@ -148,6 +258,14 @@ def result(*, is_trace: bool = True, points: int = 61) -> RunResult:
         is_trace=is_trace,
         finished=True,
     )
+
+
+def replace_point(**changes: Any) -> TimelinePoint:
+    return msgspec.structs.replace(POINT, **changes)
+
+
+def several_result() -> RunResult:
+    return replace(result(is_trace=False), figures=several_shards(), moves=(MOVE,))
 
 
 def test_the_report_has_plain_numbers_in_base_units(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from bigfleet.cli.partition.command import app as partition_app
 from bigfleet.cli.plan.command import plan
 from bigfleet.cli.program import run_program
 from bigfleet.cli.provider import app as provider_app
+from bigfleet.cli.replay.command import replay
 from bigfleet.cli.shard import shard
 from bigfleet.cli.snapshot.command import app as snapshot_app
 from bigfleet.cli.switches import SwitchCommand
@@ -40,6 +41,7 @@ app.command(cls=SwitchCommand)(up)
 app.command(cls=SwitchCommand)(shard)
 app.command(cls=SwitchCommand)(coordinator)
 app.command(cls=SwitchCommand)(plan)
+app.command(cls=SwitchCommand)(replay)
 app.command(cls=SwitchCommand)(conformance)
 app.command(context_settings=WORDS, add_help_option=False)(hail)
 app.add_typer(provider_app, name="provider")

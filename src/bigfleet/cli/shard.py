@@ -22,12 +22,15 @@ from bigfleet.cli.values import (
     parse_size_bytes,
 )
 from bigfleet.model.ids import ShardId, identifier_fault
+from bigfleet.model.ownership import Base
 
 if TYPE_CHECKING:
-    from bigfleet.cli.shard_process import ShardPlace
+    from bigfleet.cli.shard_place import ShardPlace
     from bigfleet.shard.ports import ShardSettings
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+#: What a new state file owns before a coordinator has spoken.
+OWNERSHIP = {"all": Base.ALL, "assigned": Base.DOMAINS}
 
 _ProviderAddr = Annotated[str, typer.Option(metavar="HOST:PORT", help="The capacity provider. Required.")]
 _Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this shard.")]
@@ -74,6 +77,10 @@ _History = Annotated[int, typer.Option(min=1, help="Actions kept for readers.")]
 _AuditLog = Annotated[
     Path | None, typer.Option(metavar="FILE", help="File of one JSON line per action; none by default.")
 ]
+_Record = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File that `bigfleet replay` reads: what each cycle decided on.")
+]
+_RecordMax = Annotated[str, typer.Option(metavar="SIZE", help="Where the recording begins a new file; 4 are kept.")]
 _AuditLogMax = Annotated[str, typer.Option(metavar="SIZE", help="Where the audit log begins a new file; 4 are kept.")]
 _StuckCreating = Annotated[str, typer.Option(metavar="DURATION", help="Time in Creating until it is driven again.")]
 _StuckConfiguring = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Configuring.")]
@@ -92,6 +99,26 @@ _SilenceAlert = Annotated[
 _HintInterval = Annotated[
     str, typer.Option(metavar="DURATION", help="Least time between two capacity hints about one need.")
 ]
+_CoordinatorAddr = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT,...", help="The coordinator's replicas; without it the shard reports to nobody."),
+]
+_Ownership = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE",
+        help="What a new shard.db owns: all, or assigned for nothing idle until the coordinator assigns it.",
+    ),
+]
+_Inherits = Annotated[
+    str | None,
+    typer.Option(metavar="ID,...", help="Shards that are gone for good and whose bound machines are mine."),
+]
+_ReportInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between reports to the coordinator.")]
+_Advertise = Annotated[
+    str,
+    typer.Option(metavar="HOST:PORT", help="Where others reach this shard; the host's name and port by default."),
+]
 _LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
 
 
@@ -104,6 +131,11 @@ class Flags:
     listen: _Listen = ":7780"
     metrics_addr: _MetricsAddr = ":8780"
     data_dir: _DataDir = Path("data")
+    advertise_addr: _Advertise = ""
+    coordinator_addr: _CoordinatorAddr = None
+    ownership: _Ownership = "all"
+    inherits: _Inherits = None
+    report_interval: _ReportInterval = "30s"
     cycle_interval: _CycleInterval = "10s"
     wake_min_gap: _WakeMinGap = "500ms"
     execute_concurrency: _Concurrency = 64
@@ -127,6 +159,8 @@ class Flags:
     tls_ca: TlsCa = None
     audit_log: _AuditLog = None
     audit_log_max_bytes: _AuditLogMax = "256MiB"
+    record: _Record = None
+    record_max_bytes: _RecordMax = "256MiB"
     stuck_creating: _StuckCreating = "20m"
     stuck_configuring: _StuckConfiguring = "15m"
     stuck_deleting: _StuckDeleting = "20m"
@@ -146,6 +180,10 @@ class Flags:
             raise UsageFault(f"--id {fault}")
         if not (math.isfinite(self.reclaim_cap_fraction) and 0 <= self.reclaim_cap_fraction <= 1):
             raise UsageFault(f"--reclaim-cap-fraction: {self.reclaim_cap_fraction} must be 0 or in (0, 1]")
+        if self.ownership not in OWNERSHIP:
+            raise UsageFault(f"--ownership: {self.ownership!r} is unknown; choose one of {', '.join(OWNERSHIP)}")
+        if OWNERSHIP[self.ownership] is Base.DOMAINS and self.coordinator_addr is None:
+            raise UsageFault(f"--ownership {self.ownership} needs --coordinator-addr: nobody else assigns anything")
         if self.log_level not in LOG_LEVELS:
             raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
 
@@ -189,15 +227,38 @@ class Flags:
             stuck_configuring_seconds=parse_positive_duration_seconds(self.stuck_configuring, "--stuck-configuring"),
             stuck_deleting_seconds=parse_positive_duration_seconds(self.stuck_deleting, "--stuck-deleting"),
             stuck_draining_margin_seconds=parse_duration_seconds(self.stuck_draining_margin, "--stuck-draining-margin"),
+            inherits=self._inherited(),
+            report_interval_seconds=parse_positive_duration_seconds(self.report_interval, "--report-interval"),
         )
+
+    def _inherited(self) -> frozenset[ShardId]:
+        names = [] if self.inherits is None else self.inherits.split(",")
+        for name in names:
+            fault = identifier_fault(name)
+            if fault:
+                raise UsageFault(f"--inherits: {name!r} {fault}")
+        return frozenset(map(ShardId, names))
+
+    def _coordinators(self) -> tuple[str, ...]:
+        names = [] if self.coordinator_addr is None else self.coordinator_addr.split(",")
+        for name in names:
+            host, _port = parse_address(name, "--coordinator-addr")
+            if name.startswith(":") or not host:
+                raise UsageFault(f"--coordinator-addr: {name!r} names no host; write HOST:PORT")
+        return tuple(dict.fromkeys(names))
 
     def place(self) -> "ShardPlace":
         """Return who the shard is and where it is. Raises UsageFault naming the flag."""
-        from bigfleet.cli.shard_process import ShardPlace
+        from bigfleet.cli.shard_place import ShardPlace
         from bigfleet.rpc.identity import Identity, Role
 
+        if self.advertise_addr:
+            parse_address(self.advertise_addr, "--advertise-addr")
         return ShardPlace(
             shard_id=ShardId(self.id),
+            coordinators=self._coordinators(),
+            advertised_address=self.advertise_addr,
+            new_file_owns=OWNERSHIP[self.ownership],
             data_dir=self.data_dir,
             provider_address=parse_address(self.provider_addr, "--provider-addr"),
             listen_address=parse_address(self.listen, "--listen"),
@@ -205,6 +266,8 @@ class Flags:
             tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=Identity(Role.SHARD, self.id)),
             audit_log=self.audit_log,
             audit_log_bytes_max=parse_size_bytes(self.audit_log_max_bytes, "--audit-log-max-bytes"),
+            record=self.record,
+            record_bytes_max=parse_size_bytes(self.record_max_bytes, "--record-max-bytes"),
         )
 
 

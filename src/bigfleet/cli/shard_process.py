@@ -1,4 +1,4 @@
-"""One shard process put together: state file, provider channel, sessions, HTTP, and the order of a clean stop.
+"""One shard process put together: state file, provider channel, sessions, HTTP, link, and the order of a clean stop.
 
 docs/spec/shard.md §1. The epoch is committed before anything is served; sessions and health are served before the first
 reconcile, and while the engine's kernels are loaded or compiled. Nothing here decides anything; the parts are made and
@@ -10,8 +10,6 @@ import gc
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -21,8 +19,11 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from bigfleet.cli import interpreter
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.kernel_cache import keep_kernels
+from bigfleet.cli.replay.recorder import kept_recorder
 from bigfleet.cli.runtime import SystemClock, SystemIds, serve_http, stop_on_signals
-from bigfleet.model.ids import ShardId
+from bigfleet.cli.shard_link import make_reporter
+from bigfleet.cli.shard_place import ShardPlace
+from bigfleet.link.reporter import Reporter
 from bigfleet.rpc import session_server, shardread_server
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.identity import Gate
@@ -40,23 +41,6 @@ T = TypeVar("T")
 STREAM_GRACE_SECONDS = 2.0
 
 _log = structlog.get_logger("bigfleet.cli.shard")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardPlace:
-    """Who the shard is, where it keeps its state, whom it dials and where it listens."""
-
-    shard_id: ShardId
-    data_dir: Path
-    provider_address: tuple[str, int]
-    listen_address: tuple[str, int]
-    #: None serves no HTTP.
-    metrics_address: tuple[str, int] | None
-    #: One identity for server and provider; None is plain text.
-    tls: TlsFiles | None = None
-    #: None keeps no audit log.
-    audit_log: Path | None = None
-    audit_log_bytes_max: int = 256 * 1024 * 1024
 
 
 async def compute_in_thread(work: Callable[[], T]) -> T:
@@ -85,7 +69,10 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         collector(registry=registry)
     async with AsyncExitStack() as stack:
         try:
-            state_file = stack.enter_context(StateFile.open(place.data_dir, shard_id=place.shard_id, clock=clock))
+            opened = StateFile.open(
+                place.data_dir, shard_id=place.shard_id, clock=clock, new_file_owns=place.new_file_owns
+            )
+            state_file = stack.enter_context(opened)
         except StateFileFault as fault:
             raise RunFault(str(fault)) from fault
         audit_file = _open_audit(place)
@@ -114,7 +101,10 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             registry=registry,
             make_engine=engine_maker,
             audit_log=audit_file,
+            ownership_file=state_file.ownership,
         )
+        recording = kept_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
+        shard.recorder = await stack.enter_async_context(recording)
         if audit_file is not None:
             await stack.enter_async_context(_kept(audit_file, clock, shard))
         # Half a million machines hold no garbage, and looking through them would take a collection a second.
@@ -126,7 +116,8 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             raise RunFault(f"--listen: {fault}") from fault
         await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: shard.is_ready))
         _log.info("started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
-        await _run_until(stop, shard, server, clock)
+        reporter = make_reporter(place, shard, settings, clock, port=bound)
+        await _run_until(stop, shard, server, clock, reporter)
     _log.info("stopped", shard=place.shard_id)
     return 0
 
@@ -168,18 +159,21 @@ def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, 
     return GrpcServer(services=services, register=register, tls=tls, gate=gate)
 
 
-async def _run_until(stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock) -> None:
+async def _run_until(
+    stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock, reporter: Reporter | None
+) -> None:
     running = asyncio.create_task(shard.run(), name="shard")
     collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")
+    beside = [collecting] if reporter is None else [collecting, asyncio.create_task(reporter.run(), name="link")]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-    # Streams close first: a graceful gRPC stop would wait for them for ever.
+    # Streams close first: a graceful gRPC stop would wait for them for ever. Nor does an instruction begin any more.
     shard.stop_sessions()
+    for task in (*beside, stopping):
+        task.cancel()
     running.cancel()
-    results = await asyncio.gather(running, return_exceptions=True)
+    results = await asyncio.gather(running, *beside, return_exceptions=True)
     await server.stop(STREAM_GRACE_SECONDS)
-    stopping.cancel()
-    collecting.cancel()
     failure = results[0]
     if isinstance(failure, Exception):
         raise RunFault(f"the shard stopped by itself: {failure}") from failure

@@ -45,7 +45,7 @@ class Leader:
         self._report_cycle_seconds = report_cycle_seconds
         self.tables: Tables = won.tables
         self.soft = Soft.of_new_leader(won.term, report_cycle_seconds)
-        self.conflicts: dict[ClusterId, set[ShardId]] = {}
+        self._told_conflicts: set[tuple[ClusterId, ShardId]] = set()
 
     @property
     def term(self) -> int:
@@ -125,8 +125,11 @@ class Leader:
             bound = self.tables.clusters.get(cluster)
             if bound is None:
                 await self._try(BindCluster(cluster, report.shard_id, self._clock.unix_nanos()))
-            elif bound.shard_id != report.shard_id:
-                self.conflicts.setdefault(cluster, set()).add(report.shard_id)
+            elif bound.shard_id != report.shard_id and (cluster, report.shard_id) not in self._told_conflicts:
+                # Once for each: reports come every half minute, and lists show it as long as it lasts.
+                self._told_conflicts.add((cluster, report.shard_id))
+                owner = bound.shard_id
+                _log.warning("a cluster reports to two shards", cluster=cluster, bound_to=owner, also=report.shard_id)
 
     async def _is_booked(self, wanted: Wanted, report: Report) -> bool:
         """Book the quota that moves with slots; False when it could not be written, and the recipient must wait."""

@@ -344,11 +344,12 @@ def _smallest_allocatables(view: FleetView) -> dict[str, Vector]:
     return smallest
 
 
+#: What comes, one and several.
 _WHAT = {
-    Tier.READY: "drained machines",
-    Tier.IDLE: "idle machines",
-    Tier.SPECULATIVE: "speculative slots",
-    Tier.PREEMPT: "machines of cheaper work, to be drained,",
+    Tier.READY: ("drained machine", "drained machines"),
+    Tier.IDLE: ("idle machine", "idle machines"),
+    Tier.SPECULATIVE: ("speculative slot", "speculative slots"),
+    Tier.PREEMPT: ("machine of cheaper work, to be drained,", "machines of cheaper work, to be drained,"),
 }
 
 
@@ -359,14 +360,16 @@ def _why(
     where = f" in {kind[1]}" if kind[1] else ""
     return (
         f"{requester} lacks {lacked} at priority {shortfall.priority} for {shortfall.age_cycles} cycles:"
-        f" {count} {_WHAT[tier]} of {kind[0]}{where} come from {donor}"
+        f" {count} {_WHAT[tier][count > 1]} of {kind[0]}{where} {'come' if count > 1 else 'comes'} from {donor}"
     )
 
 
 def _told(flow: Flow) -> str:
     """Say what a flow does for the shortfall and what it leaves the donor."""
     kept = flow.giveable.row.count - flow.give
+    closing = "they close" if flow.give > 1 else "it closes"
+    left = f"{kept} {'stays' if kept == 1 else 'stay'} there"
     if flow.benefit.is_all_closed:
-        return f"they close all of it, {kept} stay there"
+        return f"{closing} all of it, {left}"
     part, whole = flow.benefit.least_closed
-    return f"they close {part / whole:.0%} of what it lacks most, {kept} stay there"
+    return f"{closing} {part / whole:.0%} of what it lacks most, {left}"

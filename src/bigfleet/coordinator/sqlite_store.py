@@ -52,7 +52,7 @@ class SqliteStore:
             self._tables = Tables().with_edits(_read(self._connection))
         except (UnreadableRow, sqlite3.Error) as error:
             self._connection.close()
-            raise StoreFault(f"{path}: {error}; restore it from a snapshot, or move it away") from error
+            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start anew") from error
 
     async def campaign(self) -> Leadership:
         """Raise the term and lead: nobody else has the file."""
@@ -150,7 +150,8 @@ def _opened(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, isolation_level=None, timeout=0)
     except (OSError, sqlite3.Error) as error:
-        raise StoreFault(f"{path}: {error}; choose a file in a directory that can be written") from error
+        told = error.strerror if isinstance(error, OSError) else error
+        raise StoreFault(f"{path}: {told}; choose a file in a directory that can be written") from error
     try:
         # Held from the first statement until the connection is closed, by the death of the process too.
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -163,7 +164,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         if isinstance(error, sqlite3.Error) and "locked" in str(error):
             raise StoreFault(f"{path}: held by {_holder(path)}; stop it, or choose another file") from error
         if isinstance(error, sqlite3.Error | OSError):
-            raise StoreFault(f"{path}: {error}; restore it from a snapshot, or move it away") from error
+            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start anew") from error
         raise
     return connection
 
@@ -174,7 +175,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute("BEGIN IMMEDIATE")
         (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if damage != "ok":
-            raise StoreFault(f"{path}: {damage}; restore it from a snapshot, or move it away")
+            # SQLite names the database in a line of its own, then what it found.
+            raise StoreFault(f"{path}: {damage.splitlines()[-1]}; move it away, then restore a snapshot or start anew")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

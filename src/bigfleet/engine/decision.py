@@ -6,7 +6,7 @@ of, so that it can be asked why (`bigfleet.engine.explain`). Nothing here decide
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,6 +25,28 @@ RECLAIM_GRACE_SECONDS: Final = 600
 DEFAULT_HOLD_SECONDS: Final[Mapping[CapacityType, float]] = MappingProxyType(
     {CapacityType.ON_DEMAND: 600.0, CapacityType.SPOT: 60.0}
 )
+
+
+class Phase(Enum):
+    """The parts of one decision, in their order (docs/spec/engine.md §2)."""
+
+    #: The rows are folded, and what changed since the last decision is known.
+    FOLD = "fold"
+    #: Phase 1: rows are credited with what serves them and acquire what they miss.
+    ASSIGN = "assign"
+    #: Phase 2.
+    PREEMPT = "preempt"
+    #: Phase 3, and the answer is put together.
+    RECLAIM = "reclaim"
+
+
+#: Hears of each phase of a decision that has ended, each once and in order, in the thread that decides. An engine that
+#: decides a second time, or hands over to another one, begins again with the first.
+PhaseListener = Callable[[Phase], None]
+
+
+def unheard(_phase: Phase) -> None:
+    """Listen to nothing."""
 
 
 class ActionKind(IntEnum):

@@ -10,7 +10,18 @@ from collections.abc import Sequence
 
 from bigfleet.engine.acquire import acquire_from, may_acquire
 from bigfleet.engine.credit import credit_plain, credit_same
-from bigfleet.engine.decision import Action, ActionKind, Basis, Decision, Options, Preemptor, RowResult
+from bigfleet.engine.decision import (
+    Action,
+    ActionKind,
+    Basis,
+    Decision,
+    Options,
+    Phase,
+    PhaseListener,
+    Preemptor,
+    RowResult,
+    unheard,
+)
 from bigfleet.engine.folding import FoldedRow, fold
 from bigfleet.engine.observer import Observer
 from bigfleet.engine.outcomes import report_outcomes
@@ -25,8 +36,15 @@ from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 
 
-def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options, reporter: Reporter | None = None) -> Decision:
-    """Decide one cycle; equal arguments give equal decisions in any process, with a reporter or without.
+def decide(
+    snapshot: Snapshot,
+    demand: Sequence[Need],
+    options: Options,
+    reporter: Reporter | None = None,
+    *,
+    on_phase: PhaseListener = unheard,
+) -> Decision:
+    """Decide one cycle; equal arguments give equal decisions in any process, whoever listens.
 
     `demand` is in list order (§1.8). All phases see the one snapshot; a machine has at most one action.
     """
@@ -40,10 +58,13 @@ def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options, reporte
     folded = fold(demand, pool)
     if observer is not None:
         observer.folded(demand, folded)
+    on_phase(Phase.FOLD)
     rows = _rows(folded, pool, options)
     in_order = processing_order(rows)
     _assign(in_order, book, observer)
+    on_phase(Phase.ASSIGN)
     _preempt(in_order, book, victims, observer)
+    on_phase(Phase.PREEMPT)
     if reporter is not None:
         report_outcomes(reporter, snapshot=snapshot, options=options, book=book, rows=in_order)
 
@@ -53,11 +74,13 @@ def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options, reporte
         *reclaims(snapshot, options, book),
         *releases(snapshot, options, book),
     ]
-    return Decision(
+    decision = Decision(
         actions=tuple(actions),
         rows=tuple(_result(row) for row in rows),
         basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot),
     )
+    on_phase(Phase.RECLAIM)
+    return decision
 
 
 def processing_order(rows: Sequence[Row]) -> list[Row]:

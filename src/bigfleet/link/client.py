@@ -4,7 +4,7 @@ docs/spec/coordinator.md §8, point 2. It waits for nobody longer than a call ma
 that found no taker: the next one says all of it again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -45,12 +45,20 @@ class Coordinators(Protocol):
 class Client:
     """One shard's way to whoever leads."""
 
-    def __init__(self, names: Sequence[str], coordinators: Coordinators, clock: Clock) -> None:
-        """`names` are HOST:PORT, at least one."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        coordinators: Coordinators,
+        clock: Clock,
+        *,
+        on_redirect: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`names` are HOST:PORT, at least one. `on_redirect` hears of each follower that named another address."""
         assert names, "a shard without a coordinator has no link"
         self._names = tuple(names)
         self._coordinators = coordinators
         self._clock = clock
+        self._on_redirect = on_redirect
         self._leader = ""
         #: Where the turn begins when the leader is not known.
         self._next = 0
@@ -88,6 +96,7 @@ class Client:
                 faults[address] = str(fault)
                 if not fault.leader:
                     return None
+                self._on_redirect()
                 address = fault.leader
                 continue
             self._leader = address

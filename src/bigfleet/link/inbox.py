@@ -5,7 +5,7 @@ an instruction is carried out, or how reports are sent.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -42,8 +42,16 @@ class Handler(Protocol):
 class Inbox:
     """What one process has answered, and the acks that no report has carried yet."""
 
-    def __init__(self, handler: Handler, *, accepted_term: int) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        accepted_term: int,
+        on_answer: Callable[[Instruction, Ack], None] = lambda _instruction, _ack: None,
+    ) -> None:
+        """`on_answer` hears of each instruction that was judged; of one that comes again and is known it does not."""
         self._handler = handler
+        self._on_answer = on_answer
         #: The highest term that was accepted; reports echo it.
         self.accepted_term = accepted_term
         self.dropped_answers = 0
@@ -80,24 +88,28 @@ class Inbox:
         return True
 
     async def _answer(self, instruction: Instruction) -> Ack:
-        instruction_id = instruction.instruction_id
-        known = self._answered.get(instruction_id)
+        known = self._answered.get(instruction.instruction_id)
         if known is not None:
             return known
+        ack = await self._judged(instruction)
+        self._on_answer(instruction, ack)
+        # A failure is not remembered, nor is a term that was too low: the redelivery runs again.
+        if ack.outcome not in (Outcome.FAILED, Outcome.REJECTED_STALE):
+            self._answered[instruction.instruction_id] = ack
+            if len(self._answered) > ANSWERED_MAX:
+                self._answered.popitem(last=False)
+        return ack
+
+    async def _judged(self, instruction: Instruction) -> Ack:
+        instruction_id = instruction.instruction_id
         if instruction.turn.term < self.accepted_term:
             return Ack(instruction_id, Outcome.REJECTED_STALE, f"term {self.accepted_term} was accepted")
         if instruction.payload is None:
-            ack = Ack(instruction_id, Outcome.REJECTED_INVALID, "this version knows no such instruction")
-        else:
-            try:
-                done = await self._handler.carry_out(instruction) or Done()
-                ack = Ack(instruction_id, Outcome.ACCEPTED, machine_ids=done.machine_ids, machines=done.machines)
-            except DoesNotApply as refusal:
-                ack = Ack(instruction_id, Outcome.REJECTED_INVALID, str(refusal))
-            except MayYetSucceed as failure:
-                # Not remembered: the redelivery runs again.
-                return Ack(instruction_id, Outcome.FAILED, str(failure))
-        self._answered[instruction_id] = ack
-        if len(self._answered) > ANSWERED_MAX:
-            self._answered.popitem(last=False)
-        return ack
+            return Ack(instruction_id, Outcome.REJECTED_INVALID, "this version knows no such instruction")
+        try:
+            done = await self._handler.carry_out(instruction) or Done()
+        except DoesNotApply as refusal:
+            return Ack(instruction_id, Outcome.REJECTED_INVALID, str(refusal))
+        except MayYetSucceed as failure:
+            return Ack(instruction_id, Outcome.FAILED, str(failure))
+        return Ack(instruction_id, Outcome.ACCEPTED, machine_ids=done.machine_ids, machines=done.machines)

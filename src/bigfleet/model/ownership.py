@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from bigfleet.model import labels
@@ -107,7 +108,7 @@ class Owned:
         return stays and self._lies_in(machine, self.leaving)
 
     def _lies_in(self, machine: Machine, domains: frozenset[Domain]) -> bool:
-        return any(machine.attribute(key) == value for key, value in domains)
+        return any(machine.attribute(key) in values for key, values in _values_by_key(domains).items())
 
     # ---- domains ------------------------------------------------------------------------------------------------
 
@@ -177,6 +178,13 @@ class Owned:
     def adopted_count(self) -> int:
         """How many machines are here that were given."""
         return sum(row.kind is RowKind.ADOPTED for row in self.rows.values())
+
+
+@lru_cache(maxsize=64)
+def _values_by_key(domains: frozenset[Domain]) -> Mapping[str, frozenset[str]]:
+    """Return the values of each key: thousands of racks are then one question per machine."""
+    keys = {domain.topology_key for domain in domains}
+    return {key: frozenset(each.topology_value for each in domains if each.topology_key == key) for key in sorted(keys)}
 
 
 def assigned_shard_of(metadata: Mapping[str, str]) -> str:

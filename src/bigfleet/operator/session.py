@@ -127,6 +127,21 @@ class SessionClient:
             await self._clock.sleep(delay_seconds)
 
     async def _hold_one_session(self) -> SessionEnded:
+        task = asyncio.current_task()
+        cancels_before = task.cancelling() if task is not None else 0
+        # In a task of its own: a task group whose task fails counts a cancellation against its parent for good, and one
+        # that fails in the moment of its cancellation raises the failure alone. Out here neither can be mistaken.
+        ended = await asyncio.create_task(self._session())
+        self._shard_capabilities = None
+        # A task that was cancelled before its first step has not counted itself out.
+        self._bootstraps_waiting = 0
+        self._outbox.session_ended()
+        self._agent.session_closed(ended)
+        if task is not None and task.cancelling() > cancels_before:
+            raise asyncio.CancelledError
+        return ended
+
+    async def _session(self) -> SessionEnded:
         try:
             async with self._dialer.dial() as stream:
                 await self._greet(stream)
@@ -138,11 +153,6 @@ class SessionClient:
             ended = _first(group)
         else:
             ended = SessionEnded(EndKind.LOST, "the session's tasks ended")
-        self._shard_capabilities = None
-        # A task that was cancelled before its first step has not counted itself out.
-        self._bootstraps_waiting = 0
-        self._outbox.session_ended()
-        self._agent.session_closed(ended)
         return ended
 
     async def _greet(self, stream: SessionStream) -> None:

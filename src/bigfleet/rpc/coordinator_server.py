@@ -81,6 +81,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             report = report_from_wire(request)
         except MalformedMessage as fault:
             self._on_refused()
+            named = request.shard_id[:IDENTIFIER_BYTES_MAX]
+            _log.warning("report refused", shard=named, why=str(fault), peer=context.peer())
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
         try:
             self._gate.check_report(context, request.shard_id)

@@ -335,17 +335,20 @@ class EtcdStore:
         try:
             if (await self._client.range(self._election)).items:
                 raise StoreUnavailable("a coordinator leads on this store; stop all replicas first")
-            before = await self._read()
-            gone = [Edit(key, None) for key, _ in before.rows()]
-            if gone and not is_forced:
-                raise StoreUnavailable(f"the store has {len(gone)} rows already; --force replaces them")
-            operations = [delete(self._key(key)) for key, _ in gone]
+            found = await self._client.range(self._prefix, end_of_prefix(self._prefix))
+        except EtcdUnavailable as error:
+            raise StoreUnavailable(f"{error}; nothing was written") from error
+        # By key alone: what cannot be read is what somebody restores for.
+        gone = [item.key for item in found.items if item.key not in (self._meta, self._election)]
+        if gone and not is_forced:
+            raise StoreUnavailable(f"the store has {len(gone)} rows already; --force replaces them")
+        operations = [put(self._key(key), encode_row(row)) for key, row in rows if row is not None]
+        operations.append(put(self._meta, msgspec.json.encode({"term_offset": term})))
+        try:
+            await self._in_parts([delete(key) for key in gone])
             await self._in_parts(operations)
-            operations = [put(self._key(key), encode_row(row)) for key, row in rows if row is not None]
-            operations.append(put(self._meta, msgspec.json.encode({"term_offset": term})))
-            await self._in_parts(operations)
-        except (EtcdUnavailable, NoAnswer, UnreadableRow) as error:
-            raise StoreUnavailable(f"{error}; restore again with --force") from error
+        except (EtcdUnavailable, NoAnswer) as error:
+            raise StoreUnavailable(f"{error}; a part may be written: restore again with --force") from error
 
     async def _in_parts(self, operations: Sequence[etcd_pb2.RequestOp]) -> None:
         for start in range(0, len(operations), _EDITS_MAX):

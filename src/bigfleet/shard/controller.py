@@ -18,25 +18,31 @@ from bigfleet.engine import shortfalls
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import Action, Decision, Options
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
-from bigfleet.model.frames import MalformedMessage, NodeStateUpdate
+from bigfleet.model.frames import NodeStateUpdate
 from bigfleet.model.ids import IdSource, MachineId, ShardId
 from bigfleet.shard import rails
 from bigfleet.shard.actuation import Actuator
 from bigfleet.shard.ages import Ages, next_ages, short_of_cycle
 from bigfleet.shard.audit import Audit, AuditLog
 from bigfleet.shard.backoff import Refusals, Strikes
+from bigfleet.shard.belonging import EVERYTHING, Belonging, Title
 from bigfleet.shard.census import configured_by_cluster
 from bigfleet.shard.classes import MachineRows
 from bigfleet.shard.deciding import Decider, EngineMaker, columnar_engine
 from bigfleet.shard.demand import Intake, RollUpOutcome
 from bigfleet.shard.executors import Executors
+from bigfleet.shard.grounds import ShardGrounds
 from bigfleet.shard.ingest import Ingest
 from bigfleet.shard.inventory import Inventory
+from bigfleet.shard.laps import Laps
 from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ownership import Ownership, rows_with
+from bigfleet.shard.ownership_file import OwnershipFile
 from bigfleet.shard.ports import Compute, Provider, ProviderRefusal, ShardSettings, TokenSource
 from bigfleet.shard.reconcile import Reconciler
+from bigfleet.shard.recording_taker import Asked, CycleTaker, recorded
 from bigfleet.shard.reports import Report, report_of
-from bigfleet.shard.rollups import read_offer
+from bigfleet.shard.rollup_lane import RollUpLane
 from bigfleet.shard.session_views import SessionViews
 from bigfleet.shard.sessions import RollUpOffer, Session, Sessions
 from bigfleet.shard.stuck import StuckWatch
@@ -44,9 +50,6 @@ from bigfleet.shard.telling import Aftermath, Audience, Telling
 from bigfleet.shard.views import CycleView, ViewContext, build_view
 
 _log = structlog.get_logger("bigfleet.shard")
-
-#: A roll-up with more rows is read off the loop; so many rows take it some ten milliseconds.
-ROWS_ON_LOOP_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,10 @@ class Shard:
         registry: CollectorRegistry,
         make_engine: EngineMaker = columnar_engine,
         audit_log: AuditLog | None = None,
+        ownership_file: OwnershipFile | None = None,
+        recorder: CycleTaker | None = None,
     ) -> None:
+        """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that."""
         self.shard_id = shard_id
         self.epoch = epoch
         self.settings = settings
@@ -90,6 +96,8 @@ class Shard:
         self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
         self._clock = clock
         self._compute = compute
+        #: Is told what every cycle asked its engine, and what it was answered.
+        self.recorder = recorder
         self._decider = Decider(
             make_engine=make_engine,
             verify_every_cycles=settings.engine_verify_every_cycles,
@@ -98,7 +106,9 @@ class Shard:
         )
         self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
         self.stuck = StuckWatch(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
+        self._title: Title = ownership_file or EVERYTHING
         self._make_hands(provider, ids)
+        self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
         #: The last finished cycle, and the machines that could not be given away after it, as rows of its snapshot;
         #: replaced, never changed.
         self.view = CycleView()
@@ -112,8 +122,6 @@ class Shard:
         self._inspecting = asyncio.Lock()
         self._ages = Ages()
         self._reclaims_spent: dict[str, int] = {}
-        #: Wall clock of each cluster's last roll-up.
-        self._last_rollups: dict[str, int] = {}
         self._connect_parts()
 
     def _make_hands(self, provider: Provider, ids: IdSource) -> None:
@@ -135,6 +143,7 @@ class Shard:
             revisit=lambda machine_id: self.reconciler.revisit(machine_id),
             profile_of=self.intake.table.profile_of,
             note_drain=self.stuck.note_drain,
+            is_reserved=lambda machine_id: machine_id in self._title.reservations,
         )
         self.actuator = Actuator(
             settings=self.settings,
@@ -146,6 +155,14 @@ class Shard:
             is_backed_off=self.refusals.is_backed_off,
             audit=self.audit,
         )
+        self.belonging = Belonging(
+            me=self.shard_id,
+            inherits=self.settings.inherits,
+            title=self._title,
+            is_known=self.inventory.__contains__,
+            is_busy=self.actuator.is_pending,
+        )
+        self.ingest.owns = self.belonging.owns
         self.reconciler = Reconciler(
             settings=self.settings,
             provider=provider,
@@ -155,6 +172,34 @@ class Shard:
             strikes=self.strikes,
             metrics=self.metrics,
             clock=self._clock,
+            belonging=self.belonging,
+        )
+
+    def _make_ownership(self, file: OwnershipFile, provider: Provider, ids: IdSource) -> Ownership:
+        """Make what carries out a coordinator's instructions; who brings them is not known here."""
+        grounds = ShardGrounds(
+            settings=self.settings,
+            inventory=self.inventory,
+            ingest=self.ingest,
+            actuator=self.actuator,
+            provider=provider,
+            tokens=self.tokens,
+            audit=self.audit,
+            clock=self._clock,
+            ids=ids,
+            is_ready=lambda: self.view.decided_on is not None,
+            claimed=self._claimed,
+            unjoined=lambda: self.telling.joins.unjoined,
+            widened=self._widened,
+        )
+        self.sessions.accepted_term = lambda: file.accepted_term
+        return Ownership(
+            me=self.shard_id,
+            file=file,
+            grounds=grounds,
+            metrics=self.metrics,
+            clock=self._clock,
+            report_interval_seconds=self.settings.report_interval_seconds,
         )
 
     def _connect_parts(self) -> None:
@@ -166,11 +211,21 @@ class Shard:
             metrics=self.metrics,
             clock=self._clock,
         )
+        self._rollups = RollUpLane(
+            intake=self.intake,
+            sessions=self.sessions,
+            telling=self.telling,
+            metrics=self.metrics,
+            clock=self._clock,
+            compute=self._compute,
+            wake=self.wake,
+            take=lambda session, offer: self.take_rollup(session, offer),
+        )
         self.session_views = SessionViews(
             sessions=self.sessions,
             intake=self.intake,
             silence=self.telling.silence,
-            last_rollups=self._last_rollups,
+            last_rollups=self._rollups.last_rollups,
             clock=self._clock,
         )
         self.sessions.on_open = self._session_opened
@@ -268,7 +323,7 @@ class Shard:
         return report
 
     async def _one_cycle(self, is_timer: bool) -> CycleReport:
-        lap = _Lap(self._clock, self.metrics)
+        lap = Laps(self._clock, self.metrics)
         await self._reconcile()
         lap.end("reconcile")
         if not self.is_ready:
@@ -288,13 +343,14 @@ class Shard:
         options = Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=frozenset(self.intake.reported),
+            reserved=self.belonging.reserved,
             unjoined=unjoined,
             parking_ages=self._ages.parking,
         )
-        lap.end("snapread")
-        decision = await self._decider.decide(snapshot, demand, options)
+        asked = Asked(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
+        decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, lap.decided))
         self._has_decided = True
-        lap.end("decide")
+        lap.end_decision()
         self.refusals.keep_only(self.intake.table.wants)
         audience = Audience(
             demand=by_cluster,
@@ -326,10 +382,12 @@ class Shard:
 
     async def _reconcile(self) -> None:
         try:
-            await self.reconciler.run(self.actuator)
+            result = await self.reconciler.run(self.actuator)
         except (ProviderRefusal, TimeoutError) as error:
             _log.warning("reconcile_failed", cycle=self.cycle, error=str(error) or "List timed out")
             return
+        if self.ownership is not None:
+            self.ownership.reconciled(result)
         if not self._has_reconciled:
             self._has_reconciled = True
             self._tell_ready()
@@ -369,7 +427,26 @@ class Shard:
         decided_on = self.view.decided_on
         if decided_on is None:
             return None
-        return report_of(decided_on.snapshot, self.taken, self._ages.ledger, cycle=self.view.cycle)
+        taken = self.taken
+        if self.ownership is not None:
+            # What came lately is our own clusters' supply, and nobody else's for a while.
+            kept = self.ownership.handover.cooling | self.belonging.reserved
+            taken = rows_with(decided_on.snapshot, taken, kept)
+        return report_of(decided_on.snapshot, taken, self._ages.ledger, cycle=self.view.cycle)
+
+    @property
+    def reported_clusters(self) -> Set[str]:
+        """The clusters that have reported since this process started; a live view."""
+        return self.intake.reported
+
+    def _claimed(self) -> Set[MachineId]:
+        """Return the machines that could not be given away after the last finished cycle."""
+        decided_on = self.view.decided_on
+        return set() if decided_on is None else {decided_on.snapshot.ids[row] for row in self.taken.tolist()}
+
+    def _widened(self) -> None:
+        self.reconciler.widen()
+        self.wake()
 
     async def _carry_out(self, decision: Decision, snapshot: ColumnSnapshot, is_timer: bool) -> CycleReport:
         posture = rails.disposition(paused=self.settings.actuation_paused, dry_run=self.settings.dry_run)
@@ -434,67 +511,11 @@ class Shard:
 
     def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
         """Take one roll-up, from route to table (docs/spec/shard.md §4); every caller enters through here."""
-        outcome = self._judge_rollup(session, offer)
-        if outcome is not RollUpOutcome.MISROUTED:
-            self._last_rollups[session.cluster] = self._clock.unix_nanos()
-        self.metrics.rollups.labels(outcome.value).inc()
-        self.metrics.rollup_quarantined.labels(session.cluster).set(int(self.intake.is_quarantined(session.cluster)))
-        return outcome
-
-    def _judge_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
-        if offer.cluster_id != session.cluster:
-            _log.warning("rollup_misrouted", session=session.cluster, cluster=offer.cluster_id)
-            return RollUpOutcome.MISROUTED
-        if self.intake.is_unchanged(session.cluster, offer.digest):
-            self.telling.rollup_repeated(session.cluster, offer.timestamp_unix_nanos)
-            self.sessions.acknowledge_rollup(session, offer, held=False)
-            return RollUpOutcome.UNCHANGED
-        try:
-            needs = offer.needs()
-        except MalformedMessage as fault:
-            self.metrics.rollups_rejected.labels(session.cluster).inc()
-            _log.warning("rollup_rejected", cluster=session.cluster, place=fault.place, fault=fault.fault)
-            self.sessions.reject_rollup(session, offer, str(fault))
-            return RollUpOutcome.REJECTED
-        verdict = self.intake.offer(
-            session.cluster, needs, digest=offer.digest, now_unix_nanos=self._clock.unix_nanos()
-        )
-        if not verdict.is_accepted:
-            _log.warning("rollup_held", cluster=session.cluster, verdict=verdict.value, rows=len(needs))
-            self.sessions.acknowledge_rollup(session, offer, held=True)
-            return RollUpOutcome.HELD
-        if verdict is rails.Verdict.ACCEPT_CONFIRMED:
-            _log.warning("rollup_believed", cluster=session.cluster, rows=len(needs))
-        rows = self.intake.table.rows_of(session.cluster)
-        self.telling.rollup_accepted(session.cluster, rows, offer.timestamp_unix_nanos)
-        self.wake()
-        self.sessions.acknowledge_rollup(session, offer, held=False)
-        return RollUpOutcome.ACCEPTED
+        return self._rollups.judge(session, offer)
 
     async def serve_rollups(self, session: Session) -> None:
         """Take the session's roll-ups one after the other, newest first in line, until the session ends."""
-        while self.sessions.is_current(session):
-            await session.rollup_arrived.wait()
-            session.rollup_arrived.clear()
-            offer, session.pending_rollup = session.pending_rollup, None
-            if offer is None or not self.sessions.is_current(session):
-                continue
-            try:
-                is_known = offer.has_digest and self.intake.knows(session.cluster, offer.digest)
-                if not is_known and offer.rows > ROWS_ON_LOOP_MAX:
-                    offer = await self._read_apart(session, offer)
-                    if not self.sessions.is_current(session):
-                        continue
-                self.take_rollup(session, offer)
-            except Exception:  # the next roll-up must still find its taker, and the last good demand stays
-                _log.exception("rollup_failed", cluster=session.cluster)
-
-    async def _read_apart(self, session: Session, offer: RollUpOffer) -> RollUpOffer:
-        """Read a large roll-up off the loop; one that would not be read at all comes back as it is."""
-        digest = await self._compute(lambda: offer.digest)
-        if offer.cluster_id != session.cluster or self.intake.knows(session.cluster, digest):
-            return offer
-        return await self._compute(lambda: read_offer(offer))
+        await self._rollups.serve(session)
 
     def stop_sessions(self) -> None:
         """Refuse new sessions and end every stream: the first step of a clean stop."""
@@ -540,18 +561,3 @@ class Shard:
 
 def _open_actions(decision: Decision, in_flight: Set[MachineId]) -> tuple[Action, ...]:
     return tuple(action for action in decision.actions if action.machine_id not in in_flight)
-
-
-class _Lap:
-    """Times the phases of one cycle."""
-
-    def __init__(self, clock: Clock, metrics: ShardMetrics) -> None:
-        self._clock = clock
-        self._metrics = metrics
-        self._started_seconds = clock.monotonic_seconds()
-
-    def end(self, phase: str) -> None:
-        """Observe the time since the last phase ended."""
-        now_seconds = self._clock.monotonic_seconds()
-        self._metrics.cycle_phase.labels(phase).observe(now_seconds - self._started_seconds)
-        self._started_seconds = now_seconds

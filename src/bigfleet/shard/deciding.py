@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.decision import Decision, Options, PhaseListener
 from bigfleet.model.need import Need
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Compute
@@ -47,7 +47,9 @@ class Divergence(Protocol):
 class Engine(Protocol):
     """Decides cycle after cycle, from any thread, for one caller at a time."""
 
-    def decide(self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, /) -> Decision: ...
+    def decide(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, /, *, on_phase: PhaseListener
+    ) -> Decision: ...
 
 
 class EngineMaker(Protocol):
@@ -99,12 +101,14 @@ class Decider:
                 )
                 self._engine = await self._compute(make)
 
-    async def decide(self, view: ColumnSnapshot, demand: Sequence[Need], options: Options) -> Decision:
-        """Return the engine's answer for one cycle, worked out off the loop."""
+    async def decide(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, on_phase: PhaseListener
+    ) -> Decision:
+        """Return the engine's answer for one cycle, worked out off the loop, where `on_phase` is called too."""
         engine = self._engine
         assert engine is not None, "asked before it was ready"
         try:
-            return await self._compute(lambda: engine.decide(view, demand, options))
+            return await self._compute(lambda: engine.decide(view, demand, options, on_phase=on_phase))
         finally:
             self._tell_divergences()
 

@@ -34,7 +34,7 @@ from bigfleet.shard.backoff import Refusals, Strikes
 from bigfleet.shard.ingest import Ingest, node_labels, node_taints, provider_id
 from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionRecord, Outcome
+from bigfleet.shard.outcomes import COORDINATOR_REASON, REFUSAL_OUTCOMES, ActionRecord, Outcome
 from bigfleet.shard.ports import (
     FenceToken,
     Provider,
@@ -95,6 +95,7 @@ class Executors:
         revisit: Callable[[MachineId], None],
         profile_of: Callable[[RowKey], Profile | None],
         note_drain: Callable[[MachineId, int], None],
+        is_reserved: Callable[[MachineId], bool],
     ) -> None:
         """`profile_of` finds a row that is still in demand; `note_drain` hears each drain's grace in seconds."""
         self._settings = settings
@@ -111,6 +112,7 @@ class Executors:
         self._revisit = revisit
         self._profile_of = profile_of
         self._note_drain = note_drain
+        self._is_reserved = is_reserved
         #: Drains that wait for their operator, by machine; setting the event ends the wait (§9.3).
         self._drain_waits: dict[str, _DrainWait] = {}
 
@@ -367,7 +369,6 @@ class Executors:
         return Outcome.SUCCESS if state in (MachineState.IDLE, MachineState.DRAINING) else Outcome.TRANSITION_ERROR
 
     def _instruction(self, record: ActionRecord, machine: Machine, grace_seconds: int) -> ReclaimInstruction:
-        reason = "preempt" if record.action.kind is ActionKind.PREEMPT else "reclaim"
         return ReclaimInstruction(
             instruction_id=record.action_id,
             nodes=(self._ingest.node_name(machine) or machine.id,),
@@ -375,7 +376,7 @@ class Executors:
             provider_ids=(provider_id(machine),),
             grace_seconds=grace_seconds,
             preemptor_priority=record.action.preemptor_priority,
-            reason="unjoined" if record.action.reason == "phase3.unjoined" else reason,
+            reason=_told_reason(record.action),
         )
 
     async def _await_drained(
@@ -410,7 +411,8 @@ class Executors:
     # ---- delete -------------------------------------------------------------------------------------------------
 
     async def _delete(self, record: ActionRecord, machine: Machine) -> Outcome:
-        if machine.cluster or machine.capacity_type not in (CapacityType.ON_DEMAND, CapacityType.SPOT):  # L1
+        is_deletable = machine.capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
+        if machine.cluster or not is_deletable or self._is_reserved(machine.id):  # L1
             return Outcome.STALE
         self._ingest.drive(replace(machine, state=MachineState.DELETING))  # L2
         return await self._delete_call(record, machine)
@@ -568,6 +570,15 @@ class Executors:
 def _beyond(state: MachineState, source: MachineState) -> Outcome:
     """Return how a call ended whose answer shows this state: it must have left where it came from."""
     return Outcome.TRANSITION_ERROR if state in (source, MachineState.FAILED) else Outcome.SUCCESS
+
+
+def _told_reason(action: Action) -> str:
+    """Return why a cluster loses a machine, in the words of its instruction."""
+    if action.reason == "phase3.unjoined":
+        return "unjoined"
+    if action.kind is not ActionKind.PREEMPT:
+        return "reclaim"
+    return "cross_shard_preempt" if action.reason.startswith(COORDINATOR_REASON) else "preempt"
 
 
 def _action_profile(action: Action) -> Profile:

@@ -24,7 +24,7 @@ from bigfleet.shard.classes import MachineRows
 from bigfleet.shard.giving import Candidate, matches
 from bigfleet.shard.ingest import Ingest
 from bigfleet.shard.inventory import Inventory
-from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionRecord, Outcome
+from bigfleet.shard.outcomes import COORDINATOR_REASON, REFUSAL_OUTCOMES, ActionRecord, Outcome
 from bigfleet.shard.ports import Provider, ProviderRefusal, Record, RefusalKind, ShardSettings, TokenSource
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class ShardGrounds:
             kind=ActionKind.RECLAIM,
             machine_id=machine_id,
             cluster=ClusterId(""),
-            reason=f"coordinator.{instruction_id}",
+            reason=COORDINATOR_REASON + instruction_id,
             grace_seconds=RECLAIM_GRACE_SECONDS,
         )
         record = ActionRecord(
@@ -178,7 +178,7 @@ class ShardGrounds:
         """Take machines out of the inventory; they are not gone, they are no longer ours."""
         for machine_id in machine_ids:
             if machine_id in self._inventory:
-                self._ingest.remove(machine_id)
+                self._ingest.leave(machine_id)
 
     def arrive(self, machines: Iterable[Machine]) -> None:
         """Put machines into the inventory, those that are not known there and pass its screen."""

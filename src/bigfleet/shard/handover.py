@@ -6,7 +6,7 @@ never be touched again, and one that was not yet taken over must not be touched 
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,8 +28,9 @@ from bigfleet.model.instructions import (
 )
 from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, RowKind, Turn
-from bigfleet.model.states import RESTING_STATES, MachineState
+from bigfleet.model.states import RESTING_STATES, TRANSITIONAL_STATES, MachineState
 from bigfleet.shard.giving import Candidate, Victim, chosen, victims
+from bigfleet.shard.outcomes import COORDINATOR_REASON
 from bigfleet.shard.ownership_file import OwnershipFile, OwnershipNotWritten, Reservation
 from bigfleet.shard.ports import ProviderRefusal, Record, RefusalKind
 
@@ -266,6 +267,11 @@ class Handover:
             return False
         return machine.state not in RESTING_STATES or self._grounds.is_busy(machine_id)
 
+    @property
+    def cooling(self) -> frozenset[MachineId]:
+        """The machines that came so lately that they are not given on yet (§7.5)."""
+        return frozenset(machine_id for machine_id in self._file.owned.rows if self._cools_down(machine_id))
+
     def _cools_down(self, machine_id: MachineId) -> bool:
         row = self._file.owned.rows.get(machine_id)
         if row is None or row.kind is not RowKind.ADOPTED:
@@ -349,7 +355,11 @@ class Handover:
             )
             return Done(machine_ids=tuple(sorted(begun)))
         allowed = set(payload.machine_ids)
-        free = [each for each in at_hand if each.id not in before and (not allowed or each.id in allowed)]
+        free = [
+            each
+            for each in at_hand
+            if each.id not in before and (not allowed or each.id in allowed) and not self._cools_down(each.id)
+        ]
         picked = victims(payload, free)
         if not picked:
             raise DoesNotApply("no machine serves less urgent work that is also cheaper to interrupt")
@@ -376,8 +386,7 @@ class Handover:
         kept = {m: after for m, each in self._file.reservations.items() if (after := self._tended(each)) is not None}
         owned = self._file.owned
         for domain in sorted(owned.leaving):
-            adopted = {m for m, row in owned.rows.items() if row.kind is RowKind.ADOPTED}
-            if adopted.issuperset(self._grounds.lying_in(domain)):
+            if not self._has_business_in(domain, kept):
                 owned = owned.left(domain)
         self._deadlines_seconds = {m: at for m, at in self._deadlines_seconds.items() if m in kept}
         if kept == self._file.reservations and owned is self._file.owned:
@@ -386,6 +395,20 @@ class Handover:
             self._commit(owned, kept)
         except MayYetSucceed as failure:
             _log.error("ownership_not_written", error=str(failure))
+
+    def _has_business_in(self, domain: Domain, kept: Mapping[MachineId, Reservation]) -> bool:
+        """Say whether a leaving domain keeps a machine here; one that nothing keeps leaves the inventory (§9.2)."""
+        lying = [self._grounds.machine(machine_id) for machine_id in self._grounds.lying_in(domain)]
+        # What was adopted, or lies in a domain that is held, stays for that.
+        passing = [machine for machine in lying if machine is not None and not self._is_ours(machine)]
+        done = {machine.id for machine in passing if machine.id not in kept and self._is_done_with(machine)}
+        self._grounds.leave(sorted(done))
+        return len(done) < len(passing)
+
+    def _is_done_with(self, machine: Machine) -> bool:
+        return (
+            not machine.cluster and machine.state not in TRANSITIONAL_STATES and not self._grounds.is_busy(machine.id)
+        )
 
     def _tended(self, kept: Reservation) -> Reservation | None:
         """Return what a reservation is now; None when it has ended (§9.5)."""
@@ -430,7 +453,7 @@ def _preempt(victim: Victim, payload: CrossShardDrain, instruction: Instruction)
         kind=ActionKind.PREEMPT,
         machine_id=victim.machine.id,
         cluster=victim.machine.cluster,
-        reason=f"coordinator.{instruction.instruction_id}",
+        reason=COORDINATOR_REASON + instruction.instruction_id,
         grace_seconds=victim.grace_seconds,
         preemptor_priority=payload.preemptor_priority,
     )

@@ -64,6 +64,8 @@ class Ingest:
         #: What the last record applied told, of all and only machines of which our view says something else by now;
         #: the facts of our view are always those of that record.
         self._applied: dict[MachineId, _Told] = {}
+        #: Asked of each record before anything else: is the machine ours?
+        self.owns: Callable[[Record], bool] = lambda _record: True
         #: Called with (before, after) of each change of state or binding; before is None for one that is new here.
         self.on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None
         #: Called with each machine that is gone, and the cluster that it carried.
@@ -108,10 +110,31 @@ class Ingest:
         return Moment(self._clock.monotonic_seconds(), self._clock.unix_nanos())
 
     def observe(self, record: Record, moment: Moment | None = None) -> bool:
-        """Take what the provider shows; return False when the record was refused and the last good one stays."""
-        known = self._inventory.kept(record.machine.id)
+        """Take what the provider shows; return False when the record was refused and the last good one stays.
+
+        A machine that is not ours, or no longer, is not in the inventory afterwards.
+        """
+        if not self.owns(record):
+            self.let_go(record, moment)
+            return True
+        return self._take(record, moment)
+
+    def let_go(self, record: Record, moment: Moment | None = None) -> None:
+        """Take a machine that is not ours out of the inventory, if it is there; it is not gone."""
+        machine_id = record.machine.id
+        known = self._inventory.kept(machine_id)
+        if known is None:
+            return
+        if known.cluster:
+            # What became of it concerns the cluster that it served, and whoever times its transition.
+            self._take(record, moment)
+        self.leave(machine_id)
+
+    def _take(self, record: Record, moment: Moment | None) -> bool:
+        shown = record.machine
+        machine_id = shown.id
+        known = self._inventory.kept(machine_id)
         observed, binding = self._merged(record, known)
-        machine_id = observed.id
         seconds, unix_nanos = moment or self.moment()
         try:
             if known is None:
@@ -122,7 +145,6 @@ class Ingest:
             self._metrics.machines_rejected.labels(refusal.reason).inc()
             _log.warning("record_refused", machine=machine_id, reason=refusal.reason, fault=str(refusal))
             return False
-        shown = record.machine
         if shown is observed or (
             shown.state is observed.state
             and shown.cluster == observed.cluster
@@ -131,10 +153,11 @@ class Ingest:
             self._applied.pop(machine_id, None)
         else:
             self._applied[machine_id] = _Told.of(shown)
-        if known is not None and known.state is not observed.state:
-            if not is_legal_transition(known.state, observed.state):
-                self._metrics.observed_jumps.labels(known.state.label, observed.state.label).inc()
-            if observed.state is MachineState.SPECULATIVE and known.state is MachineState.DELETING:
+        former = None if known is None else known.binding.state
+        if former is not None and former is not observed.state:
+            if not is_legal_transition(former, observed.state):
+                self._metrics.observed_jumps.labels(former.label, observed.state.label).inc()
+            if observed.state is MachineState.SPECULATIVE and former is MachineState.DELETING:
                 self._metrics.idle_releases.inc()
         self._tell(machine_id, known, observed)
         return True
@@ -158,10 +181,15 @@ class Ingest:
 
     def remove(self, machine_id: MachineId) -> None:
         """Forget a machine that the provider does not report any more; its cluster is told that it failed."""
+        known = self._inventory.kept(machine_id)
+        if known is not None and known.cluster and self._sessions.of(known.cluster) is not None:
+            self._tell_lost(known.machine(machine_id), NO_LONGER_REPORTED)
+        self.leave(machine_id)
+
+    def leave(self, machine_id: MachineId) -> None:
+        """Take a machine out of the inventory; nobody is told that it failed."""
         before = self._inventory.remove(machine_id)
         self._applied.pop(machine_id, None)
-        if before.cluster and self._sessions.of(before.cluster) is not None:
-            self._tell_lost(before.machine(machine_id), NO_LONGER_REPORTED)
         self._node_names.pop(machine_id, None)
         self.on_remove(machine_id, before.cluster)
 
@@ -205,16 +233,17 @@ class Ingest:
             return (machine.without_binding() if any(_BINDING(machine)) else machine), None
         if known is None:
             return self._restored(machine, metadata), None
-        if machine.state is known.state is MachineState.CONFIGURING and not machine.cluster:
+        ours = known.binding
+        if machine.state is ours.state is MachineState.CONFIGURING and not machine.cluster:
             # A provider may name the cluster only once the machine is Configured: absent is not said.
-            machine = replace(machine, cluster=known.cluster)
-        if machine.cluster and known.cluster != machine.cluster:
+            machine = replace(machine, cluster=ours.cluster)
+        if machine.cluster and ours.cluster != machine.cluster:
             # A binding that we did not make, or whose memory we lost: the provider's echo is the only account of it.
-            if known.cluster:
+            if ours.cluster:
                 self._metrics.binding_conflicts.inc()
-                _log.warning("binding_conflict", machine=machine.id, ours=known.cluster, provider=machine.cluster)
+                _log.warning("binding_conflict", machine=machine.id, ours=ours.cluster, provider=machine.cluster)
             return self._restored(machine, metadata), None
-        return machine, known.binding.moved(machine.state, machine.cluster)
+        return machine, ours.moved(machine.state, machine.cluster)
 
     def _restored(self, machine: Machine, metadata: Mapping[str, str]) -> Machine:
         restored, malformed = decode_metadata(machine, metadata)
@@ -226,11 +255,12 @@ class Ingest:
     def _tell(self, machine_id: MachineId, before: Kept | None, after: Machine) -> None:
         """Tell listeners and the cluster of a change; of the stamps of `after` nobody asks here."""
         former = None
-        if before is None or before.state is not after.state or before.cluster != after.cluster:
+        ours = None if before is None else before.binding
+        if before is None or ours is None or ours.state is not after.state or ours.cluster != after.cluster:
             former = before.machine(machine_id) if before is not None else None
             # What a record tells has no stamps; those of the machine are in our view.
             self.on_change(former, self._inventory.known(machine_id) if former is not None else after)
-        cluster = (before.cluster if before is not None else "") or after.cluster
+        cluster = (ours.cluster if ours is not None else "") or after.cluster
         if not cluster:
             return
         if former is not None and former.cluster and after.cluster not in ("", former.cluster):

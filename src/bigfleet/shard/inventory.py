@@ -199,7 +199,8 @@ class Inventory:
         if fault is not None:
             raise InventoryRefusal(fault[0].value, f"{machine.id}: {fault[1]}")
         machine_id, state = machine.id, machine.state
-        if before is None or before.state is not state:
+        former = None if before is None else before.binding
+        if former is None or former.state is not state:
             if self._first_unix_nanos is None:
                 self._first_unix_nanos = now_unix_nanos
             if now_unix_nanos == self._first_unix_nanos:
@@ -210,7 +211,7 @@ class Inventory:
                 self._idle_since_seconds[machine_id] = now_seconds
             else:
                 self._idle_since_seconds.pop(machine_id, None)
-        former_cluster = "" if before is None else before.cluster
+        former_cluster = "" if former is None else former.cluster
         if former_cluster != machine.cluster:
             self._count(former_cluster, -1)
             self._count(machine.cluster, 1)

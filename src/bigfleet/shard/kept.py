@@ -177,11 +177,10 @@ class Keeper:
         self, machine: Machine, binding: Binding, idle_since_seconds: float, vocabulary: Vocabulary
     ) -> tuple[Kept, Numbers]:
         """Return what to keep of a machine whose state, cluster and stamps are those of `binding`, and its numbers."""
-        if vocabulary is not self._vocabulary or max(len(self._facts), len(self._bindings)) >= SHARED_MAX:
+        if vocabulary is not self._vocabulary:
             self._vocabulary = vocabulary
             self._facts.clear()
-            self._bindings.clear()
-            self._made_here.clear()
+            self._forget_bindings()
         bound = self._made_here.get(id(binding)) or self._bindings.get(binding) or self._numbered_binding(binding)
         provider, host_ref = machine.host
         key = (
@@ -206,9 +205,15 @@ class Keeper:
         state, cluster, priority, interruption, reclamation, fingerprint, group, intended, preempted_for = binding
         stamp = Stamp(fingerprint, group, priority, interruption, reclamation, intended, preempted_for)
         vocabulary = self._vocabulary
+        if len(self._bindings) >= SHARED_MAX:
+            self._forget_bindings()
         numbered = _NumberedBinding(binding, int(state), vocabulary.cluster(cluster), vocabulary.add_stamp(stamp))
         self._bindings[binding] = self._made_here[id(binding)] = numbered
         return numbered
+
+    def _forget_bindings(self) -> None:
+        self._bindings.clear()
+        self._made_here.clear()
 
     def _numbered_facts(self, key: tuple[object, ...], machine: Machine) -> _NumberedFacts:
         facts = Facts(
@@ -223,6 +228,8 @@ class Keeper:
             machine.interruption_probability,
         )
         vocabulary = self._vocabulary
+        if len(self._facts) >= SHARED_MAX:
+            self._facts.clear()
         numbered = _NumberedFacts(facts, vocabulary.shape(machine), vocabulary.offer(machine))
         self._facts[key] = numbered
         return numbered

@@ -14,7 +14,9 @@ from prometheus_client.registry import Collector
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES
 from bigfleet.model.frames import DrainOutcome, UnmetReason
+from bigfleet.model.instructions import Outcome as AckOutcome
 from bigfleet.model.machine import InvariantFault
+from bigfleet.model.ownership import RowKind
 from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState, is_legal_transition
 from bigfleet.shard.census import machines_by_kind
@@ -33,7 +35,19 @@ _BUCKETS_B = tuple(0.01 * 2**n for n in range(16))
 DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
 #: 10 ms × 2^0…19.
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
-PHASES = ("reconcile", "snapread", "decide", "emit", "execute")
+#: `snapread` ends when the demand is folded, `phase1` to `phase3` are those of the engine.
+PHASES = ("reconcile", "snapread", "phase1", "phase2", "phase3", "emit", "execute")
+#: How a report can end; `redirected` counts each time that a follower named the leader.
+REPORT_OUTCOMES = ("ok", "redirected", "error", "stale_term", "rejected")
+#: What a coordinator can instruct, and what this version does not know.
+INSTRUCTION_KINDS = (
+    "assign_domain",
+    "unassign_domain",
+    "reassign_speculative",
+    "cross_shard_drain",
+    "transfer_ownership",
+    "unknown",
+)
 #: The calls that a provider is asked, and the codes with which gRPC ends one.
 PROVIDER_METHODS = ("Create", "Configure", "Drain", "Delete", "Get", "List")
 STATUS_CODES = (
@@ -120,6 +134,7 @@ class ShardMetrics:
         self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_B, ["method", "code"])
         self.epoch = gauge("epoch", "The epoch of this process")
         self._count_actions(registry)
+        self._count_ownership(registry)
         registry.register(_InventoryCollector(inventory))
         self._export_zeros()
 
@@ -155,6 +170,25 @@ class ShardMetrics:
         self.machines_stuck = gauge("machines_stuck", "Machines whose transition does not end", ["state"])
         self.audit_write_errors = counter("audit_write_errors_total", "Audit records that could not be written")
         self.fenced = counter("fenced_total", "Calls refused because a newer process of this shard exists")
+
+    def _count_ownership(self, registry: CollectorRegistry) -> None:
+        """Make what tells of the coordinator, and of machines that went from shard to shard."""
+        counter, gauge, _histogram = _makers(registry)
+        self.machines_reserved = gauge("machines_reserved", "Machines that are kept for other shards")
+        self.ownership_machines = gauge(
+            "ownership_machines", "Machines that moved, and those shown that are another shard's", ["relation"]
+        )
+        self.reports = counter("reports_total", "Reports to the coordinator", ["outcome"])
+        self.report_last_success = gauge(
+            "report_last_success_timestamp_seconds", "When a leader last acknowledged a report"
+        )
+        self.instructions = counter("instructions_total", "Instructions of a coordinator", ["kind", "outcome"])
+        for relation in (*(kind.value for kind in RowKind), "foreign"):
+            self.ownership_machines.labels(relation)
+        for outcome in REPORT_OUTCOMES:
+            self.reports.labels(outcome)
+        for kind, answer in product(INSTRUCTION_KINDS, AckOutcome):
+            self.instructions.labels(kind, answer.value)
 
     def _export_zeros(self) -> None:
         for phase in PHASES:

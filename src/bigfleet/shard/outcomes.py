@@ -38,6 +38,8 @@ class Outcome(Enum):
 REDRIVE_LABEL = "Redrive"
 #: What closing the door behind a machine that is given up is called (docs/spec/coordinator.md §9.3, H3).
 FENCE_TOUCH_LABEL = "FenceTouch"
+#: How the reason of an action begins that an instruction asked for; its id follows.
+COORDINATOR_REASON = "coordinator."
 
 #: What a refusal is called, where the call's kind makes no difference; a strike decides between the other two.
 REFUSAL_OUTCOMES = {

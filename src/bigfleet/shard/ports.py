@@ -173,3 +173,7 @@ class ShardSettings:
     cluster_silence_seconds: float = 600.0
     #: Least time between two hints of one (cluster, fingerprint).
     available_capacity_interval_seconds: float = 5.0
+    #: Shards that are gone for good, and whose bound machines count as ours.
+    inherits: frozenset[ShardId] = frozenset()
+    #: The pace of reports; reservations and the rest of what was adopted last some of them.
+    report_interval_seconds: float = 30.0

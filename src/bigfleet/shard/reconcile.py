@@ -5,7 +5,7 @@ never reads as a removal. An error changes nothing, and a sudden loss of supply 
 """
 
 import asyncio
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import filterfalse, islice, repeat
 
@@ -17,10 +17,12 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
 from bigfleet.shard.actuation import Actuator
 from bigfleet.shard.backoff import Strikes
+from bigfleet.shard.belonging import Belonging
 from bigfleet.shard.executors import Executors
 from bigfleet.shard.ingest import Ingest, Moment
 from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.others import Others
 from bigfleet.shard.ports import Listing, Provider, ProviderRefusal, Record, RefusalKind, ShardSettings
 from bigfleet.shard.rails import RemovalBrake
 from bigfleet.shard.recognition import Recognised, doubtful, recognise
@@ -43,6 +45,10 @@ class ReconcileResult:
     records: int
     removed: int
     braked: int
+    #: Adopted machines that a full List does not name; None of a delta.
+    unnamed: frozenset[MachineId] | None = None
+    #: Machines that a full List names and that are not ours; None of a delta.
+    foreign: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,7 @@ class Reconciler:
         strikes: Strikes,
         metrics: ShardMetrics,
         clock: Clock,
+        belonging: Belonging,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -87,11 +94,21 @@ class Reconciler:
         self._cursor = b""
         self._knows_tombstones = False
         self._cycles_since_full = 0
+        #: A record was refused since the last full list began.
+        self._has_refused = False
         self._brake = RemovalBrake()
         #: Ids whose removal a delta told and the brake held back.
         self._held_removals: set[MachineId] = set()
         #: Ids to read with Get as soon as they are not pending: a state that did not move makes no delta.
         self._revisit: set[MachineId] = set()
+        self._others = Others(belonging)
+        self._belonging = belonging
+        #: How often more became ours, and of how many of these times a full answer has told since.
+        self._widenings, self._widenings_read = 0, 0
+
+    def widen(self) -> None:
+        """Read everything in the next reconcile that begins: more is ours than before."""
+        self._widenings += 1
 
     def revisit(self, machine_id: MachineId) -> None:
         """Read this machine with Get in the next reconcile in which it is not pending."""
@@ -100,7 +117,9 @@ class Reconciler:
     async def run(self, actuator: Actuator) -> ReconcileResult:
         """Read and apply. Raises ProviderRefusal or TimeoutError when List fails; then nothing was changed."""
         self._cycles_since_full += 1
+        widenings = self._widenings
         cursor = self._cursor_to_use()
+        self._others.begin()
         mode = "delta" if cursor else "full"
         actuator.begin_view()
         try:
@@ -114,8 +133,10 @@ class Reconciler:
         mode = "full" if is_full else "delta"
         self._knows_tombstones = self._knows_tombstones or listing.tombstones
         known_before = len(self._inventory)
+        self._has_refused = self._has_refused and not is_full
         seen = await self._take(shown, actuator, is_full=is_full)
         unseen = await self._unseen(shown, seen) if is_full else None
+        unnamed = self._unnamed(seen, unseen) if unseen is not None else None
         removals = await self._removals(listing, unseen, actuator)
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
@@ -124,17 +145,29 @@ class Reconciler:
             if is_full:
                 self._cycles_since_full = 0
             self._revisit.update(MachineId(machine_id) for machine_id in self._strikes.expired())
+        if is_full:
+            self._widenings_read = widenings
+        self._others.end(is_full=is_full)
         await self._read_revisits(actuator)
         self._metrics.reconciles.labels(mode, "braked" if braked else "ok").inc()
         self._metrics.removals_braked.set(braked)
         self._metrics.machines_held.set(len(self._strikes))
-        return ReconcileResult(mode=mode, records=len(listing.records), removed=removed, braked=braked)
+        return ReconcileResult(
+            mode=mode,
+            records=len(listing.records),
+            removed=removed,
+            braked=braked,
+            unnamed=unnamed,
+            foreign=self._others.count if is_full else None,
+        )
 
     def _cursor_to_use(self) -> bytes:
         if not self._settings.incremental_reconcile:
             return b""
-        too_old = not self._knows_tombstones and self._cycles_since_full >= self._settings.full_list_every_cycles
-        return b"" if too_old else self._cursor
+        # A refused record is told again by no delta until it changes, sound or not.
+        is_gapless = self._knows_tombstones and not self._has_refused
+        too_old = not is_gapless and self._cycles_since_full >= self._settings.full_list_every_cycles
+        return b"" if too_old or self._widenings > self._widenings_read else self._cursor
 
     async def _read(self, listing: Listing, *, is_full: bool) -> "_Shown":
         """Return what an answer shows, with the records read that are not recognised, in turns.
@@ -147,14 +180,18 @@ class Reconciler:
         if not is_full:
             # Who reads deltas lists in full once in a while at most, and notes would be in vain.
             return _Shown(listing=listing, records=await self._records(listing, everything))
+        if self._others.must_read_all:
+            return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
         recognised = await recognise(listing, self._inventory, self._clock)
-        if recognised is not None:
-            places = recognised.unread
-            records = await self._records(listing, places)
-            unseen = set(recognised.unseen)
-            if all(record.machine.id in unseen or record.machine.id not in self._inventory for record in records):
-                return _Shown(listing=listing, records=records, places=places, recognised=recognised)
-            # A machine that is told twice, and once as it is known: the later word counts, so all are read.
+        if recognised is None:
+            places = await self._others.left_of(listing.digests, everything, self._clock)
+            return _Shown(listing=listing, records=await self._records(listing, places), places=places)
+        places = await self._others.left_of(listing.digests, recognised.unread, self._clock)
+        records = await self._records(listing, places)
+        unseen = set(recognised.unseen)
+        if all(record.machine.id in unseen or record.machine.id not in self._inventory for record in records):
+            return _Shown(listing=listing, records=records, places=places, recognised=recognised)
+        # A machine that is told twice, and once as it is known: the later word counts, so all are read.
         return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
 
     async def _records(self, listing: Listing, places: Sequence[int]) -> list[Record]:
@@ -194,29 +231,64 @@ class Reconciler:
             # Most records concern none of these, and of half a million each question counts.
             marked = self._marked(actuator)
             batch = records[first : first + RECORDS_PER_TURN_MAX]
+            noted: Iterable[bytes] = digests[first : first + RECORDS_PER_TURN_MAX] or repeat(b"")
             machine_ids = [machine.id for machine, _metadata in batch]
+            seen.update(machine_ids)
+            foreign = self._belonging.foreign(batch)
+            if foreign:
+                batch, noted = self._without(foreign, zip(batch, noted, strict=False), moment)
+                machine_ids = [machine.id for machine, _metadata in batch]
             # A delta tells of changes: to ask of each whether it is one would cost as much as to take it.
             changed = self._ingest.changed(batch) if is_full else set(machine_ids)
-            seen.update(machine_ids)
             if not changed and not digests and (not marked or marked.isdisjoint(machine_ids)):
                 continue
-            noted = digests[first : first + RECORDS_PER_TURN_MAX] or repeat(b"")
             for record, digest in zip(batch, noted, strict=False):
                 machine_id = record.machine.id
                 if machine_id in marked:
                     self._one(record, actuator, moment)
                     continue
                 is_known = machine_id not in changed or (
-                    self._ingest.observe(record, moment) and self._ingest.is_as_told(machine_id)
+                    self._observe(record, moment) and self._ingest.is_as_told(machine_id)
                 )
                 if digest and is_known:
                     # The record says all that is known of the machine: its like need not be read again.
                     self._inventory.note(machine_id, digest)
         return seen
 
+    def _without(
+        self, foreign: Set[MachineId], pairs: Iterable[tuple[Record, bytes]], moment: Moment
+    ) -> tuple[list[Record], list[bytes]]:
+        """Pass over the records of machines that are not ours; return the others with their digests."""
+        ours: list[Record] = []
+        digests: list[bytes] = []
+        for record, digest in pairs:
+            machine_id = record.machine.id
+            if machine_id not in foreign:
+                ours.append(record)
+                digests.append(digest)
+                continue
+            self._let_go(record, moment)
+            self._others.note(machine_id, digest)
+        return ours, digests
+
+    def _let_go(self, record: Record, moment: Moment) -> None:
+        """Take a machine that is not ours out of all that is kept of it; it is not gone."""
+        machine_id = record.machine.id
+        self._executors.end_drain_wait(machine_id)
+        self._ingest.let_go(record, moment)
+        self._strikes.forget(machine_id)
+        self._held_removals.discard(machine_id)
+        self._revisit.discard(machine_id)
+
+    def _unnamed(self, seen: Set[MachineId], unseen: Set[MachineId]) -> frozenset[MachineId]:
+        """Return the adopted machines that a full answer does not name."""
+        adopted = self._others.adopted_before
+        return frozenset(m for m in adopted - seen if m in unseen or m not in self._inventory)
+
     def _marked(self, actuator: Actuator) -> Set[str]:
         """Return the machines whose records more is asked about than whether they say anything new."""
-        return self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
+        asked = self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
+        return asked | self._others.moved
 
     def _one(self, record: Record, actuator: Actuator, moment: Moment) -> None:
         machine = record.machine
@@ -308,12 +380,24 @@ class Reconciler:
             if not actuator.is_pending(machine_id):
                 self._revisit.discard(machine_id)
                 if record.machine.id == machine_id:
-                    self._apply(record, self._ingest.moment())
+                    self._apply_revisited(record)
 
         await asyncio.gather(*(read(machine_id) for machine_id in batch))
+
+    def _apply_revisited(self, record: Record) -> None:
+        if self._belonging.owns(record):
+            self._apply(record, self._ingest.moment())
+        else:
+            self._let_go(record, self._ingest.moment())
 
     def _apply(self, record: Record, moment: Moment) -> None:
         if self._strikes.is_held(record.machine.id) and self._strikes.keeps(record.machine.id, record.machine.state):
             return
         if not self._ingest.is_unchanged(record):
-            self._ingest.observe(record, moment)
+            self._observe(record, moment)
+
+    def _observe(self, record: Record, moment: Moment) -> bool:
+        """Take a record; say whether it was taken."""
+        is_taken = self._ingest.observe(record, moment)
+        self._has_refused = self._has_refused or not is_taken
+        return is_taken

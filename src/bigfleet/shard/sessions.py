@@ -100,6 +100,8 @@ class Sessions:
         self._stopping = False
         #: Sessions that lost frames, by cluster, until they are told anew.
         self._lossy: dict[str, Session] = {}
+        #: The coordinator's term that the shard has accepted, 0 before the first.
+        self.accepted_term: Callable[[], int] = lambda: 0
         #: Called with each session that opened, after its hello was acked.
         self.on_open: Callable[[Session], None] = lambda _session: None
         #: Called for each node status; returns whether it names a machine of the session's cluster.
@@ -161,7 +163,14 @@ class Sessions:
 
     def acknowledge_hello(self, session: Session) -> None:
         """Queue the ack of a Hello."""
-        session.outbox.put(Acknowledgement(echo=ECHO_HELLO, shard_epoch=self._epoch, capabilities=SHARD_CAPABILITIES))
+        session.outbox.put(
+            Acknowledgement(
+                echo=ECHO_HELLO,
+                coordinator_term=self.accepted_term(),
+                shard_epoch=self._epoch,
+                capabilities=SHARD_CAPABILITIES,
+            )
+        )
 
     def close(self, session: Session, reason: CloseReason) -> None:
         """End a session; a newer session of its cluster stays."""

@@ -15,6 +15,8 @@ from bigfleet.sim.workload import GPU
 
 REGION: Final = "sim-1"
 ZONES: Final = ("sim-1a", "sim-1b", "sim-1c")
+#: Letters of zones.
+ZONES_MAX: Final = 26
 #: With fewer machines a cluster's rows would not get a whole one each under the workload's peak share.
 MACHINES_PER_CLUSTER_MIN: Final = 10
 _MIB_PER_GIB: Final = 1024
@@ -58,14 +60,20 @@ _MIX: Final = (
 )
 
 
-def default_fleet(machines: int) -> Fleet:
-    """Return a fleet of exactly so many machines in the default mix, spread over the zones."""
+def zones_named(count: int) -> tuple[str, ...]:
+    """Return the names of so many zones of the region, `ZONES` for three."""
+    assert 1 <= count <= ZONES_MAX, "a zone is a letter"
+    return tuple(f"{REGION}{chr(ord('a') + number)}" for number in range(count))
+
+
+def default_fleet(machines: int, zones: Sequence[str] = ZONES) -> Fleet:
+    """Return a fleet of exactly so many machines in the default mix, spread evenly over the zones."""
     gpu_machines = machines // _GPU_EVERY
     cpu_machines = machines - gpu_machines
     pools: list[Pool] = []
     for kind, total in ((_GENERAL, cpu_machines), (_GPU, gpu_machines)):
         for mix, count in zip(_MIX, _apportion(total, [mix.share for mix in _MIX]), strict=True):
-            pools += _spread(_pool(kind, mix), count)
+            pools += _spread(_pool(kind, mix), count, zones)
     return Fleet(pools, cpu_machines, gpu_machines)
 
 
@@ -91,7 +99,7 @@ def trace_fleet(nodes: Iterable[TraceNode]) -> Fleet:
             "resources": allocatable,
             "labels": node_labels,
         }
-        pools += _spread(pool, count)
+        pools += _spread(pool, count, ZONES)
     return Fleet(pools, sum(shapes.values()) - gpu_machines, gpu_machines)
 
 
@@ -112,10 +120,10 @@ def _pool(kind: _Kind, mix: _Mix) -> Pool:
     }
 
 
-def _spread(pool: Pool, count: int) -> list[Pool]:
+def _spread(pool: Pool, count: int, zones: Sequence[str]) -> list[Pool]:
     """Return the pool once per zone with an even share of the machines; zones without any are left out."""
-    shares = [count // len(ZONES) + (position < count % len(ZONES)) for position in range(len(ZONES))]
-    return [{**pool, "zone": zone, "count": share} for zone, share in zip(ZONES, shares, strict=True) if share]
+    shares = [count // len(zones) + (position < count % len(zones)) for position in range(len(zones))]
+    return [{**pool, "zone": zone, "count": share} for zone, share in zip(zones, shares, strict=True) if share]
 
 
 def _apportion(total: int, weights: Sequence[int]) -> list[int]:

@@ -20,6 +20,10 @@ from bigfleet.operator.requests import CapacityRequest
 #: interruptions, stockouts and drains.
 PEAK_SHARE: Final = 0.7
 GPU: Final = "nvidia.com/gpu"
+#: How long noon takes to go round all groups: two minutes of a demonstration at its usual speed.
+DAY_SECONDS: Final = 7200.0
+#: How much noon is above midnight, as an exponent: of three groups the one that has noon wants three quarters of all.
+NOON_SHARPNESS: Final = 1.2
 
 _NO_GPU = (Requirement(labels.GPU_PRODUCT, Operator.DOES_NOT_EXIST),)
 _ANY_GPU = (Requirement(labels.GPU_PRODUCT, Operator.EXISTS),)
@@ -91,10 +95,11 @@ ARCHETYPES: Final = (
 )
 
 
-def peak_pods(archetype: Archetype, *, machines: int, clusters: int) -> int:
-    """Return the most pods that one cluster runs, given how many machines of its kind there are.
+def peak_pods(archetype: Archetype, *, machines: int, clusters: float) -> int:
+    """Return the most pods that one of so many equal clusters runs, given how many machines of its kind there are.
 
-    Whole machines only: a row never shares a machine, so the peaks of all rows add up to at most `PEAK_SHARE`.
+    Whole machines only: a row never shares a machine, so the peaks of all rows add up to at most `PEAK_SHARE`. A
+    cluster with a larger part of it all than others is one of fewer.
     """
     return int(machines * PEAK_SHARE * archetype.machine_share / clusters) * archetype.pods_per_machine
 
@@ -103,11 +108,25 @@ def level(seed: int, cluster: str, archetype: Archetype, second: float) -> float
     """Return the demand as a share of the peak, in [floor, 1]: a wave of its own phase, bent by a slow random walk."""
     phase = _draw(seed, cluster, archetype.name, "phase")
     wave = 0.5 + 0.5 * math.sin(2 * math.pi * (second / archetype.period_seconds + phase))
+    return _bent(seed, cluster, archetype, second, wave)
+
+
+def _bent(seed: int, cluster: str, archetype: Archetype, second: float, wave: float) -> float:
     position = second / (2 * archetype.period_seconds)
     before = _draw(seed, cluster, archetype.name, f"walk-{math.floor(position)}")
     after = _draw(seed, cluster, archetype.name, f"walk-{math.floor(position) + 1}")
     walk = before + (after - before) * (position - math.floor(position))
     return archetype.floor + (1 - archetype.floor) * (0.7 * wave + 0.3 * walk)
+
+
+def daylight(group: int, groups: int, second: float) -> float:
+    """Return a group's part of what all groups may want at a second; the parts of all groups add up to 1."""
+
+    def light(number: int) -> float:
+        noon = (number + 0.5) / groups
+        return math.exp(NOON_SHARPNESS * math.cos(2 * math.pi * (second / DAY_SECONDS - noon)))
+
+    return light(group) / sum(map(light, range(groups)))
 
 
 def _draw(*about: object) -> float:
@@ -119,21 +138,37 @@ def _draw(*about: object) -> float:
 class WorkloadReplay:
     """The workload of some clusters and what it last asked for."""
 
-    def __init__(self, *, seed: int, clusters: Sequence[str], cpu_machines: int, gpu_machines: int) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        clusters: Sequence[str],
+        cpu_machines: int,
+        gpu_machines: int,
+        groups: Sequence[Sequence[str]] = (),
+    ) -> None:
+        """Without groups, or with one, every cluster has its own waves; with several, each cluster lies in one."""
         self._seed = seed
         self._clusters = tuple(clusters)
-        self._peaks = {
-            archetype.name: peak_pods(
-                archetype, machines=gpu_machines if archetype.on_gpus else cpu_machines, clusters=len(clusters)
-            )
-            for archetype in ARCHETYPES
+        self._machines = {True: gpu_machines, False: cpu_machines}
+        self._groups = len(groups)
+        #: The group of each cluster and how many clusters it has; none without groups.
+        self._group_of = {
+            cluster: (number, len(group)) for number, group in enumerate(groups) for cluster in group if len(groups) > 1
         }
         #: Pods alive by (cluster, archetype name), as of the last `advance`.
         self._alive: dict[tuple[str, str], int] = {}
 
     def pods(self, cluster: str, archetype: Archetype, second: float) -> int:
         """Return how many pods of an archetype the cluster wants at a second."""
-        return round(level(self._seed, cluster, archetype, second) * self._peaks[archetype.name])
+        machines = self._machines[archetype.on_gpus]
+        if cluster not in self._group_of:
+            peak = peak_pods(archetype, machines=machines, clusters=len(self._clusters))
+            return round(level(self._seed, cluster, archetype, second) * peak)
+        # The wave is the day itself: a cluster that rested at noon would leave nothing to see.
+        group, clusters = self._group_of[cluster]
+        peak = peak_pods(archetype, machines=machines, clusters=clusters / daylight(group, self._groups, second))
+        return round(_bent(self._seed, cluster, archetype, second, 1.0) * peak)
 
     def advance(self, second: float) -> dict[str, tuple[list[CapacityRequest], list[str]]]:
         """Move to a second; return (requests that came, ids that went) by cluster, clusters that changed only."""

@@ -40,7 +40,7 @@ _Hosts = Annotated[
     typer.Option(
         "--host",
         metavar="HOST",
-        help="Name or address under which shards and providers are dialled, beside this machine's.",
+        help="Name or address under which shards, providers and the coordinator are dialled, beside this machine's.",
     ),
 ]
 _Days = Annotated[int, typer.Option(min=1, max=DAYS_MAX, help="How long new certificates are good for.")]
@@ -62,7 +62,7 @@ def dev(
     days: _Days = 90,
     force: _Force = False,
 ) -> None:
-    """Make a development authority and certificates for shards, clusters, providers, an admin and a reader.
+    """Make a development authority and certificates for shards, clusters, providers, a coordinator, admin and reader.
 
     What is in DIR already is kept, so that another cluster can be added later.
     """
@@ -83,6 +83,7 @@ def dev(
             for name in clusters
         ),
         *((f"provider-{name}", _anonymous(hosts), _provider_call(name)) for name in providers),
+        ("coordinator", _identified(Identity(Role.ADMIN), hosts), "bigfleet coordinator"),
         ("admin", _identified(Identity(Role.ADMIN)), "people and tools that may change the fleet"),
         ("readonly", _identified(Identity(Role.READONLY)), "dashboards and tools that only read"),
     ]

@@ -199,7 +199,7 @@ def _share(text: str, flag: str) -> Fraction:
 # As for `bigfleet shard`: typer reads the flags off the class, name and help stay the function's.
 @wraps(Flags, assigned=(), updated=())
 def coordinator(**given: Any) -> None:
-    """Run one replica of the coordinator: it knows all shards and plans moves between them; none reports to it yet."""
+    """Run one replica of the coordinator: it knows all shards, and plans moves of capacity between them."""
     from bigfleet.cli.coordinator.process import serve_coordinator
     from bigfleet.cli.runtime import configure_logging, run_loop
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bigfleet.cli.get.records import Record
 
 _Shard = Annotated[str, typer.Option("--shard", metavar="ID", help="Told to this shard alone.")]
+_Either = Annotated[str, typer.Option("--shard", metavar="ID", help="From or to this shard alone.")]
 _All = Annotated[bool, typer.Option("--all", help="Finished ones, too, as far as the leader remembers.")]
 
 
@@ -105,16 +106,16 @@ def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All =
 
 
 @taking(LookingAtCoordinator)
-def moves(looking: LookingAtCoordinator, shard: _Shard = "") -> None:
-    """List machines on their way between shards, finished moves and dry-run proposals included, and why they move."""
+def moves(looking: LookingAtCoordinator, shard: _Either = "") -> None:
+    """List moves of machines between shards, finished ones and dry-run proposals included, and why they move."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    request = pb.ListInstructionsRequest(shard_id=shard, include_finished=True)
+    request = pb.ListInstructionsRequest(include_finished=True)
 
     def look() -> "Iterator[Record]":
         answer = asked(caller_of(looking), "ListInstructions", request, pb.ListInstructionsResponse)
-        return records.move_records(answer)
+        return records.move_records(answer, shard=shard)
 
     _show(look, records.MOVES, "move", looking)
 

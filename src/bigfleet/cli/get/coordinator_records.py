@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from bigfleet.cli.get.columns import NOTHING, Column, age_text, plain
+from bigfleet.cli.get.moves import moves_in
 from bigfleet.cli.get.records import Record, time_text, unix_seconds
 from bigfleet.rpc.gen import coordinator_pb2
 
@@ -18,7 +19,7 @@ _KINDS: Final = {
     "cross_shard_drain": "CrossShardDrain",
     "transfer_ownership": "TransferOwnership",
 }
-_SHOWN_IDS_MAX: Final = 3
+_SHOWN_IDS_MAX: Final = 1
 
 
 def shard_records(answer: coordinator_pb2.ListShardsResponse) -> Iterator[Record]:
@@ -76,12 +77,24 @@ def instruction_records(answer: coordinator_pb2.ListInstructionsResponse) -> Ite
         yield _instruction(status)
 
 
-def move_records(answer: coordinator_pb2.ListInstructionsResponse) -> Iterator[Record]:
-    """Return the instructions that move machines or free them for others, notes apart."""
-    for status in answer.instructions:
-        record = _instruction(status)
-        if record["from"] and record["to"] and record["from"] != record["to"] and not record["isNote"]:
-            yield record
+def move_records(answer: coordinator_pb2.ListInstructionsResponse, *, shard: str = "") -> Iterator[Record]:
+    """Return the moves of machines between shards, from or to one shard if it is given."""
+    for move in moves_in(answer):
+        if shard in ("", move.donor, move.recipient):
+            yield {
+                "id": move.move_id,
+                "from": move.donor,
+                "to": move.recipient,
+                "tier": move.tier,
+                "state": move.state.value,
+                "count": move.machines,
+                "instanceType": move.instance_type or None,
+                "zone": move.zone or None,
+                "machines": list(move.machine_ids),
+                "lastReason": move.reason or None,
+                "enqueued": time_text(move.enqueued_unix_nanos),
+                "why": move.why or None,
+            }
 
 
 def _instruction(status: coordinator_pb2.InstructionStatus) -> Record:
@@ -102,7 +115,6 @@ def _instruction(status: coordinator_pb2.InstructionStatus) -> Record:
         "state": _Status.State.Name(status.state).removeprefix("STATE_").capitalize(),
         "from": giver or None,
         "to": getattr(payload, "to_shard_id", "") or None,
-        "isNote": bool(getattr(payload, "note", False)),
         "domain": domain,
         "machines": ids,
         "count": len(ids) or (selector.count if selector is not None else 0),
@@ -135,6 +147,20 @@ def _alive_style(record: Record) -> str:
     return "green" if record["alive"] else "bold red"
 
 
+def _move_style(record: Record) -> str:
+    return {"arrived": "green", "failed": "bold red", "expired": "yellow", "proposed": "dim"}.get(
+        record["state"], "cyan"
+    )
+
+
+def _moved(record: Record, _now: float) -> str:
+    """Return how many machines of which kind move, and from where; without a kind the ids of some."""
+    if not record["instanceType"]:
+        return _what(record | {"domain": None}, _now)
+    kind = f"{record['count']} {record['instanceType']}"
+    return plain(f"{kind} in {record['zone']}" if record["zone"] else kind)
+
+
 def _state_style(record: Record) -> str:
     return {"Done": "green", "Failed": "bold red", "Expired": "yellow", "Cancelled": "dim"}.get(record["state"], "cyan")
 
@@ -147,7 +173,7 @@ def _what(record: Record, _now: float) -> str:
         return plain(" ".join(filter(None, (str(record["count"]), record["instanceType"], record["zone"]))))
     shown = [plain(machine) for machine in record["machines"][:_SHOWN_IDS_MAX]]
     left = len(record["machines"]) - len(shown)
-    return ",".join(shown) + (f" and {left} more" if left else "") or NOTHING
+    return ", ".join(shown) + (f" and {left} more" if left else "") or NOTHING
 
 
 def _conflict(record: Record, _now: float) -> str:
@@ -198,13 +224,13 @@ INSTRUCTIONS: Final[Sequence[Column]] = (
     Column(head="WHY", cell=_field("why"), rank=1, flexible=True),
 )
 MOVES: Final[Sequence[Column]] = (
-    Column(head="ID", cell=_field("id")),
+    Column(head="ID", cell=_field("id"), rank=5),
     Column(head="FROM", cell=_field("from")),
     Column(head="TO", cell=_field("to")),
-    Column(head="STATE", cell=_field("state"), style=_state_style),
+    Column(head="STATE", cell=_field("state"), style=_move_style),
     Column(head="AGE", cell=_age("enqueued"), rank=2, right=True),
-    Column(head="KIND", cell=_field("kind"), rank=3),
-    Column(head="WHAT", cell=_what, rank=1),
+    Column(head="TIER", cell=_field("tier"), rank=1),
+    Column(head="WHAT", cell=_moved, rank=3),
     Column(head="REASON", cell=_field("lastReason"), rank=4),
     Column(head="WHY", cell=_field("why"), flexible=True),
 )

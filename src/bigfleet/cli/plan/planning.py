@@ -30,8 +30,8 @@ SERVING_STATES = frozenset(
     {MachineState.CREATING, MachineState.CONFIGURING, MachineState.CONFIGURED, MachineState.DRAINING}
 )
 
-#: Where an action ends.
-_STATE_AFTER: Mapping[ActionKind, MachineState] = {
+#: Where the machine of an action ends.
+STATE_AFTER: Mapping[ActionKind, MachineState] = {
     ActionKind.BOOTSTRAP: MachineState.CONFIGURED,
     ActionKind.PROVISION: MachineState.CONFIGURED,
     ActionKind.RECLAIM: MachineState.IDLE,
@@ -145,8 +145,7 @@ def plan_input(
 
 def make_plan(given: PlanInput) -> Plan:
     """Decide one cycle and return everything that a person asks of it."""
-    listed = in_list_order(given.needs)
-    demand = tuple(need.need for need in listed)
+    demand = tuple(need.need for need in in_list_order(given.needs))
     snapshot = Snapshot.of(
         [one.machine for one in given.machines.values()],
         {
@@ -161,8 +160,14 @@ def make_plan(given: PlanInput) -> Plan:
         unjoined=frozenset(machine_id for machine_id, one in given.machines.items() if one.unjoined),
         reserved=frozenset(machine_id for machine_id, one in given.machines.items() if one.reserved),
     )
-    decision = decide(snapshot, demand, options)
-    ids = {id(need.need): need.id for need in listed}
+    return decided_plan(given, snapshot, demand, options, decide(snapshot, demand, options))
+
+
+def decided_plan(
+    given: PlanInput, snapshot: Snapshot, demand: tuple[Need, ...], options: Options, decision: Decision
+) -> Plan:
+    """Return everything that a person asks of a decision on some input; its rows are the very objects of the input."""
+    ids = {id(need.need): need.id for need in given.needs}
     names = tuple(_name([ids[id(member)] for member in row.members]) for row in decision.rows)
     return Plan(
         given=given,
@@ -173,9 +178,9 @@ def make_plan(given: PlanInput) -> Plan:
         names=names,
         actions=_planned(decision, snapshot, names),
         before=cost_of(snapshot.machines.values()),
-        after=cost_of(snapshot.machines.values(), {a.machine_id: _STATE_AFTER[a.kind] for a in decision.actions}),
+        after=cost_of(snapshot.machines.values(), {a.machine_id: STATE_AFTER[a.kind] for a in decision.actions}),
         shortfalls=_shortfalls(decision, names, snapshot, demand, options),
-        needs_by_id={need.id: need.need for need in listed},
+        needs_by_id={need.id: need.need for need in given.needs},
     )
 
 

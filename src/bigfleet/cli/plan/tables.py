@@ -32,9 +32,9 @@ _WHAT: Final = {
 }
 
 
-def show_plan(console: Console, plan: Plan) -> None:
+def show_plan(console: Console, plan: Plan, title: str = "Plan") -> None:
     """Print a whole plan."""
-    _title(console, "Plan")
+    _title(console, title)
     if plan.actions:
         console.print(_actions_table(plan.actions))
     console.print(_counts(plan.actions))

@@ -26,10 +26,14 @@ def up(
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the state directory and start over.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file at the end.")] = None,
+    shards: Annotated[int, typer.Option(help="Shards of the demonstration, at most 8; several get a coordinator.")] = 1,
+    store: Annotated[
+        str | None, typer.Option(help="What the coordinator of several shards keeps its tables in: sqlite or etcd.")
+    ] = None,
     nodes: Annotated[Path | None, typer.Option(help="CSV of a trace's nodes; needs --pods.")] = None,
     pods: Annotated[Path | None, typer.Option(help="CSV of a trace's pods; needs --nodes.")] = None,
 ) -> None:
-    """Run a provider, a shard and simulated clusters on this machine, and watch them."""
+    """Run a provider, shards and simulated clusters on this machine, and watch them."""
     import logging
 
     import structlog
@@ -50,6 +54,8 @@ def up(
         report=report,
         nodes=nodes,
         pods=pods,
+        shards=shards,
+        store=store,
     )
     # What the clusters' sessions would log is in the view; the children's logs are files of their own.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

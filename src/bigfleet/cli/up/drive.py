@@ -11,8 +11,9 @@ from typing import Final, Protocol
 
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.up.amounts import plain_numbers
-from bigfleet.cli.up.observer import FleetFigures, Observer
+from bigfleet.cli.up.observer import FleetFigures, Watcher
 from bigfleet.cli.up.settings import UpSettings
+from bigfleet.cli.up.shard_tables import shard_points
 from bigfleet.cli.up.state_dir import Progress, StateDir, TimelinePoint
 from bigfleet.model.clock import Clock
 from bigfleet.operator.requests import CapacityRequest
@@ -84,6 +85,8 @@ def timeline_point(seconds: float, figures: FleetFigures) -> TimelinePoint:
         shortfall=plain_numbers(figures.shortfall),
         bound_machines=figures.bound_machines,
         shortfall_by_model={model: plain_numbers(lacking) for model, lacking in figures.shortfall_by_model.items()},
+        shards=shard_points(figures),
+        moved_machines=figures.moved_machines,
     )
 
 
@@ -95,7 +98,7 @@ class DemoDriver:
         *,
         demand: Demand,
         clusters: Mapping[str, SimulatedCluster],
-        observer: Observer,
+        observer: Watcher,
         settings: UpSettings,
         state: StateDir,
         clock: Clock,
@@ -160,7 +163,7 @@ class ReplayDriver:
         *,
         replay: TraceReplay,
         clusters: Mapping[str, SimulatedCluster],
-        observer: Observer,
+        observer: Watcher,
         settings: UpSettings,
         state: StateDir,
         clock: Clock,

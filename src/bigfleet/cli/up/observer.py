@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from grpc import aio
 
@@ -50,6 +50,20 @@ class ClusterFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFigures:
+    """One of several shards."""
+
+    #: That report to it.
+    clusters: tuple[str, ...]
+    #: That it owns, in any state.
+    machines: int
+    bound_machines: int
+    demand: Vector
+    bound: Vector
+    shortfall: Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
     """The fleet at one moment."""
 
@@ -66,6 +80,10 @@ class FleetFigures:
     unmet: Mapping[UnmetReason, int] = field(default_factory=dict)
     #: Configured machines whose node never became Ready.
     unjoined_machines: int = 0
+    #: By shard id; empty where there is one.
+    shards: Mapping[str, ShardFigures] = field(default_factory=dict)
+    #: Machines moved between shards so far, over resumed runs.
+    moved_machines: int = 0
 
     @property
     def demand(self) -> Vector:
@@ -155,6 +173,60 @@ class ActionTally:
         self._ended[action_id] = None
         while len(self._ended) > COUNTED_MAX:
             del self._ended[next(iter(self._ended))]
+
+
+class Actions(Protocol):
+    """Actions as they are shown and counted."""
+
+    @property
+    def total(self) -> int:
+        """Actions seen so far, running ones included."""
+        ...
+
+    @property
+    def recent(self) -> Sequence[SeenAction]:
+        """The last decided ones, oldest first."""
+        ...
+
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the actions by kind and outcome, in name order."""
+        ...
+
+
+class Watcher(Protocol):
+    """What a run sees of its shard, or of its shards."""
+
+    @property
+    def figures(self) -> FleetFigures:
+        """The last answer."""
+        ...
+
+    @property
+    def actions(self) -> Actions:
+        """Every action that was seen."""
+        ...
+
+    @property
+    def answers(self) -> bool:
+        """False while the last read failed."""
+        ...
+
+    @property
+    def cycles_total(self) -> int:
+        """Cycles as far as they were seen."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what it reads from."""
+        ...
+
+    async def look(self) -> FleetFigures:
+        """Read everything once and return it; the former answer when a shard is away."""
+        ...
+
+    async def look_after(self, unix_nanos: int) -> FleetFigures:
+        """Return figures whose view of demand is later than a wall-clock time; wait as long as that takes."""
+        ...
 
 
 class Observer:

@@ -24,7 +24,9 @@ _ASK_SECONDS_MAX: Final = 5.0
 COMPILING: Final = "compiling the engine's kernels: once per version, about a minute …"
 
 
-async def until_ready(is_ready: Callable[[], Awaitable[bool]], clock: Clock, console: Console, *, log: str) -> None:
+async def until_ready(
+    is_ready: Callable[[], Awaitable[bool]], clock: Clock, console: Console, *, log: str, waiting: str = COMPILING
+) -> None:
     """Return when the shard says that it is ready; tell the console what it waits for when that takes long.
 
     Raises RunFault naming `log` when it takes longer than anything can.
@@ -39,9 +41,9 @@ async def until_ready(is_ready: Callable[[], Awaitable[bool]], clock: Clock, con
             if waited_seconds >= QUIET_SECONDS and not has_told:
                 has_told = True
                 if console.is_terminal:
-                    telling.enter_context(console.status(COMPILING))
+                    telling.enter_context(console.status(waiting))
                 else:
-                    console.print(COMPILING, highlight=False, markup=False)
+                    console.print(waiting, highlight=False, markup=False)
             await clock.sleep(_POLL_SECONDS)
 
 

@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bigfleet.cli.faults import RunFault
+from bigfleet.cli.get.moves import Move
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text, plain_numbers
-from bigfleet.cli.up.observer import FleetFigures
+from bigfleet.cli.up.observer import FleetFigures, ShardFigures
 from bigfleet.cli.up.state_dir import TimelinePoint
 from bigfleet.model.quantity import MILLI
 from bigfleet.model.states import CapacityType, MachineState
@@ -43,12 +44,14 @@ class RunResult:
     is_trace: bool
     #: The trace was replayed to its end.
     finished: bool
+    #: Between shards, oldest first; of several shards only.
+    moves: Sequence[Move] = ()
 
 
 def report_document(result: RunResult) -> dict[str, Any]:
     """Return the report as JSON values."""
     figures = result.figures
-    return {
+    document: dict[str, Any] = {
         "clusters": {
             cluster: {
                 "demand": plain_numbers(one.demand),
@@ -62,11 +65,43 @@ def report_document(result: RunResult) -> dict[str, Any]:
         "machines": machines_by_state(figures),
         "actions": result.actions,
         "shards": list(result.shard_ids),
-        "moves": 0,
+        "moves": figures.moved_machines,
         "cycles": result.cycles,
         "seconds": round(result.seconds, 3),
         "restarts": result.restarts,
         "timeline": [msgspec.to_builtins(point) for point in result.timeline],
+    }
+    if figures.shards:
+        document["by_shard"] = {shard: _shard_document(one) for shard, one in figures.shards.items()}
+        document["move_log"] = [_move_document(move) for move in result.moves]
+    return document
+
+
+def _shard_document(one: ShardFigures) -> dict[str, Any]:
+    return {
+        "clusters": list(one.clusters),
+        "machines": one.machines,
+        "bound_machines": one.bound_machines,
+        "demand": plain_numbers(one.demand),
+        "bound": plain_numbers(one.bound),
+        "shortfall": plain_numbers(one.shortfall),
+        "covered": round(covered_share(one.demand, one.shortfall), 4),
+    }
+
+
+def _move_document(move: Move) -> dict[str, Any]:
+    return {
+        "id": move.move_id,
+        "tier": move.tier,
+        "from": move.donor,
+        "to": move.recipient,
+        "state": move.state.value,
+        "machines": move.machines,
+        "instance_type": move.instance_type or None,
+        "zone": move.zone or None,
+        "why": move.why,
+        "reason": move.reason or None,
+        "enqueued_unix_nanos": move.enqueued_unix_nanos,
     }
 
 
@@ -88,13 +123,14 @@ def machines_by_state(figures: FleetFigures) -> dict[str, int]:
     return counts
 
 
-def summary(result: RunResult) -> RenderableType:
-    """Return one page about the run."""
+def summary(result: RunResult, *more: RenderableType) -> RenderableType:
+    """Return one page about the run, with what more there is to say of it after its clusters."""
     parts: list[RenderableType] = [
         Text(""),
         _headline(result),
         cluster_table(result.figures, title="clusters, wanted → bound"),
     ]
+    parts += more
     if result.is_trace:
         parts.append(_coverage_table(result.timeline))
         parts.append(_model_table(result.timeline))
@@ -113,6 +149,8 @@ def _headline(result: RunResult) -> Text:
         peak = max((point.bound_machines for point in result.timeline), default=0)
         end = "the trace was replayed to its end" if result.finished else "the trace goes on at the next start"
         text.append(f"; peak {peak} machines; {end}")
+    if figures.shards:
+        text.append(f"; {figures.moved_machines} moved between {len(figures.shards)} shards")
     if result.restarts:
         text.append(f"; {result.restarts} restarts of child processes")
     return text
@@ -120,15 +158,15 @@ def _headline(result: RunResult) -> Text:
 
 def cluster_table(figures: FleetFigures, *, rows_max: int | None = None, title: str | None = None) -> Table:
     """Return one line per cluster: demand → what serves it in each dimension, what is on its way, what lacks."""
-    table = _table(title, "cluster", *(head for _dimension, head in SHOWN), "machines", "pending", "short", "$/h")
+    table = empty_table(title, "cluster", *(head for _dimension, head in SHOWN), "machines", "pending", "short", "$/h")
     shown = list(figures.clusters.items())[:rows_max]
     for cluster, one in shown:
         table.add_row(
             cluster,
-            *(_served_text(one.demand, one.bound, dimension) for dimension, _head in SHOWN),
+            *(served_text(one.demand, one.bound, dimension) for dimension, _head in SHOWN),
             str(one.bound_machines),
             str(one.pending_machines),
-            _short_text(one.shortfall),
+            short_text(one.shortfall),
             _dollars_text(one.cost_usd_per_hour),
         )
     hidden = len(figures.clusters) - len(shown)
@@ -141,7 +179,8 @@ def _dollars_text(usd: float) -> str:
     return f"{usd:.2f}" if usd < 100 else f"{usd:.0f}"
 
 
-def _served_text(demand: Vector, bound: Vector, dimension: str) -> Text:
+def served_text(demand: Vector, bound: Vector, dimension: str) -> Text:
+    """Return what is wanted → what serves it, in one dimension of `SHOWN`."""
     wanted, serving = dimension_milli(demand, dimension), dimension_milli(bound, dimension)
     return Text.assemble(
         amount_text(wanted, dimension),
@@ -150,7 +189,8 @@ def _served_text(demand: Vector, bound: Vector, dimension: str) -> Text:
     )
 
 
-def _short_text(shortfall: Vector) -> Text:
+def short_text(shortfall: Vector) -> Text:
+    """Return what lacks in every dimension of `SHOWN`, `-` for nothing."""
     shorts = []
     for dimension, head in SHOWN:
         milli = dimension_milli(shortfall, dimension)
@@ -162,7 +202,7 @@ def _short_text(shortfall: Vector) -> Text:
 
 def machine_table(figures: FleetFigures, *, title: str | None = None) -> Table:
     """Return how many machines of each way to pay are in each state, a line for each of the former and one for all."""
-    table = _table(title, "machines", *(state.label for state in MachineState if state), "all")
+    table = empty_table(title, "machines", *(state.label for state in MachineState if state), "all")
     kinds = [kind for kind in CapacityType if any(known is kind for _state, known in figures.machines)]
     rows = [(kind.label, [figures.machines.get((state, kind), 0) for state in MachineState if state]) for kind in kinds]
     rows.append(("all", [sum(column) for column in zip(*(counts for _label, counts in rows), strict=True)]))
@@ -176,7 +216,7 @@ def _count_style(state_number: int) -> str:
     return {MachineState.CONFIGURED: "green", MachineState.FAILED: "red"}.get(MachineState(state_number), "")
 
 
-def _table(title: str | None, *heads: str) -> Table:
+def empty_table(title: str | None, *heads: str) -> Table:
     """Return an empty table: the first column is text, the others are figures."""
     table = Table(
         box=None,
@@ -193,7 +233,7 @@ def _table(title: str | None, *heads: str) -> Table:
 
 
 def _action_table(actions: Mapping[str, Mapping[str, int]]) -> Table:
-    table = _table("actions", "kind", "count", "outcomes")
+    table = empty_table("actions", "kind", "count", "outcomes")
     for kind, outcomes in actions.items():
         table.add_row(
             kind, str(sum(outcomes.values())), ", ".join(f"{count} {name}" for name, count in outcomes.items())
@@ -204,8 +244,8 @@ def _action_table(actions: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _coverage_table(timeline: Sequence[TimelinePoint]) -> Table:
-    table = _table("demand covered over time", "trace time", "cpu", "memory", "gpus", "covered", "", "machines")
-    for point in _thinned(timeline):
+    table = empty_table("demand covered over time", "trace time", "cpu", "memory", "gpus", "covered", "", "machines")
+    for point in thinned(timeline, COVERAGE_ROWS):
         demand, lacking = _milli(point.demand), _milli(point.shortfall)
         share = covered_share(demand, lacking)
         filled = int(share * _BAR_CELLS)
@@ -219,16 +259,17 @@ def _coverage_table(timeline: Sequence[TimelinePoint]) -> Table:
     return table
 
 
-def _thinned(timeline: Sequence[TimelinePoint]) -> list[TimelinePoint]:
-    if len(timeline) <= COVERAGE_ROWS:
+def thinned(timeline: Sequence[TimelinePoint], points_max: int) -> list[TimelinePoint]:
+    """Return so many points at most, evenly chosen, the first and the last among them."""
+    if len(timeline) <= points_max:
         return list(timeline)
-    step = (len(timeline) - 1) / (COVERAGE_ROWS - 1)
-    return [timeline[round(number * step)] for number in range(COVERAGE_ROWS)]
+    step = (len(timeline) - 1) / (points_max - 1)
+    return [timeline[round(number * step)] for number in range(points_max)]
 
 
 def _model_table(timeline: Sequence[TimelinePoint]) -> Table:
     """Return the worst shortfall of each GPU model over the samples, and in how many samples there was one."""
-    table = _table("shortfalls by GPU model", "model", "samples short", "worst cpu", "worst memory", "worst gpus")
+    table = empty_table("shortfalls by GPU model", "model", "samples short", "worst cpu", "worst memory", "worst gpus")
     models = sorted({model for point in timeline for model in point.shortfall_by_model})
     for model in models:
         short = [_milli(point.shortfall_by_model[model]) for point in timeline if model in point.shortfall_by_model]

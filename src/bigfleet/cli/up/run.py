@@ -4,48 +4,49 @@ Nothing here decides about capacity; it starts the real processes and lets a per
 """
 
 import asyncio
-import json
 import random
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from bigfleet.cli.faults import RunFault
+from bigfleet.cli.get.moves import MoveState
 from bigfleet.cli.runtime import SystemClock, stop_on_signals
+from bigfleet.cli.up.children import COORDINATOR, child_specs, port_names, shard_names, zones_of
 from bigfleet.cli.up.drive import DemoDriver, Driver, ReplayDriver
-from bigfleet.cli.up.observer import Observer
-from bigfleet.cli.up.readiness import answers_ready, until_ready
+from bigfleet.cli.up.moves import CoordinatorWatch
+from bigfleet.cli.up.observer import Observer, Watcher
+from bigfleet.cli.up.readiness import COMPILING, answers_ready, until_ready
 from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
-from bigfleet.cli.up.state_dir import Ports, StateDir
-from bigfleet.cli.up.supervisor import ChildSpec, Supervisor
-from bigfleet.cli.up.view import Status, View, look_words
+from bigfleet.cli.up.several import SeveralObserver
+from bigfleet.cli.up.shard_tables import move_line, moves_told, shard_table, shards_over_time
+from bigfleet.cli.up.state_dir import StateDir
+from bigfleet.cli.up.supervisor import Supervisor
+from bigfleet.cli.up.view import Status, View, look_words, look_words_of_several
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId
 from bigfleet.operator.session import SessionSettings
 from bigfleet.rpc.session_client import GrpcSessionDialer
 from bigfleet.sim.cluster import SimulatedCluster
-from bigfleet.sim.fleet import REGION, ZONES, Fleet, default_fleet, trace_fleet
+from bigfleet.sim.fleet import Fleet, default_fleet, trace_fleet
 from bigfleet.sim.trace import TraceReplay
 from bigfleet.sim.workload import WorkloadReplay
 
-SHARD_ID: Final = "shard-0"
 #: The world's durations shrink with the speed, down to what a process can still tell apart.
 TIME_SCALE_MIN: Final = 0.001
 LOOK_SECONDS: Final = 1.0
 PLAIN_LINE_SECONDS: Final = 5.0
 SCREENS_PER_SECOND: Final = 2
-SMALL_FLEET_MACHINES: Final = 500
 SUMMARY_WIDTH: Final = 110
+OTHERS: Final = "the other shards load their engines …"
+ZONES_ASSIGNED: Final = "the coordinator gives each shard its zone …"
 #: Ends of sessions are told to a person by the view; dialling again is quick, as the shard is on this machine.
 SESSION: Final = SessionSettings(rollup_interval_seconds=5.0, rollup_gap_seconds=0.1)
-_WORLD_FAILED_HOLD_SECONDS: Final = 600.0
-_WORLD_RECONCILE_SECONDS: Final = 60.0
 
 
 class _Stopwatch:
@@ -73,11 +74,15 @@ class _Parts:
     state: StateDir
     clock: Clock
     supervisor: Supervisor
-    observer: Observer
+    observer: Watcher
+    #: None where there is one shard.
+    watch: CoordinatorWatch | None
     clusters: Mapping[str, SimulatedCluster]
     driver: Driver
-    shard_address: str
-    shard_metrics_port: int
+    #: By name of the shard's process: its HTTP, in the order in which they start.
+    shard_metrics_ports: Mapping[str, int]
+    #: How another terminal looks at the running fleet.
+    look: str
     stopwatch: "_Stopwatch"
 
 
@@ -88,7 +93,8 @@ async def run_up(settings: UpSettings, console: Console) -> int:
     """
     clock = SystemClock()
     stop = stop_on_signals()
-    fleet = trace_fleet(settings.trace.nodes) if settings.trace else default_fleet(settings.machines)
+    trace = settings.trace
+    fleet = trace_fleet(trace.nodes) if trace else default_fleet(settings.machines, zones_of(settings))
     with StateDir.open(settings.state_dir, identity=settings.identity, fresh=settings.fresh) as state:
         if state.progress().finished:
             raise RunFault(f"the trace in {state.path} was replayed to its end; --fresh replays it again")
@@ -105,7 +111,7 @@ async def run_up(settings: UpSettings, console: Console) -> int:
     if failure is not None:
         raise failure
     result = _result(parts, ran_seconds)
-    console.print(summary(result))
+    console.print(_summary(result))
     if settings.report is not None:
         write_report(settings.report, result)
         console.print(f"report written to {settings.report}")
@@ -123,33 +129,50 @@ def time_scale(settings: UpSettings) -> float:
 
 def _assemble(settings: UpSettings, state: StateDir, fleet: Fleet, clock: Clock) -> _Parts:
     scale = time_scale(settings)
-    ports = state.ports()
-    supervisor = Supervisor(_child_specs(settings, state, ports, fleet, scale), clock)
-    shard_address = f"127.0.0.1:{ports.shard}"
-    observer = Observer(shard_address, settings.cluster_ids, clock)
+    ports = state.ports(port_names(settings))
+    names = shard_names(settings)
+    addresses = {shard: f"127.0.0.1:{ports[name]}" for shard, name in names.items()}
+    observer, watch, look = _eyes(settings, state, addresses, ports, clock)
     clusters = {
         cluster: SimulatedCluster(
             cluster=ClusterId(cluster),
-            dialer=GrpcSessionDialer(shard_address),
+            dialer=GrpcSessionDialer(addresses[shard]),
             clock=clock,
             rng=random.Random(f"{settings.seed}/{cluster}"),  # noqa: S311 - a simulation's dwell, no secret
             time_scale=scale,
             settings=SESSION,
         )
-        for cluster in settings.cluster_ids
+        for shard, its_clusters in settings.clusters_of.items()
+        for cluster in its_clusters
     }
     return _Parts(
         settings=settings,
         state=state,
         clock=clock,
-        supervisor=supervisor,
+        supervisor=Supervisor(child_specs(settings, state, ports, fleet, scale), clock),
         observer=observer,
+        watch=watch,
         clusters=clusters,
         driver=_driver(settings, state, fleet, clusters, observer, clock),
-        shard_address=shard_address,
-        shard_metrics_port=ports.shard_metrics,
+        shard_metrics_ports={name: ports[f"{name}_metrics"] for name in names.values()},
+        look=look,
         stopwatch=_Stopwatch(clock),
     )
+
+
+def _eyes(
+    settings: UpSettings, state: StateDir, addresses: Mapping[str, str], ports: Mapping[str, int], clock: Clock
+) -> tuple[Watcher, CoordinatorWatch | None, str]:
+    """Return what reads the fleet, what reads the coordinator, and how another terminal looks at both."""
+    observers = {shard: Observer(address, settings.clusters_of[shard], clock) for shard, address in addresses.items()}
+    if settings.shards == 1:
+        (shard,) = observers
+        return observers[shard], None, look_words(addresses[shard])
+    coordinator = f"127.0.0.1:{ports[COORDINATOR]}"
+    moved_before = max((point.moved_machines for point in state.progress().timeline), default=0)
+    watch = CoordinatorWatch(coordinator, clock, moved_before=moved_before)
+    several = SeveralObserver(observers, settings.cluster_ids, watch)
+    return several, watch, look_words_of_several(coordinator, addresses)
 
 
 def _driver(
@@ -157,7 +180,7 @@ def _driver(
     state: StateDir,
     fleet: Fleet,
     clusters: Mapping[str, SimulatedCluster],
-    observer: Observer,
+    observer: Watcher,
     clock: Clock,
 ) -> Driver:
     if settings.trace is not None:
@@ -174,59 +197,11 @@ def _driver(
         clusters=settings.cluster_ids,
         cpu_machines=fleet.cpu_machines,
         gpu_machines=fleet.gpu_machines,
+        groups=tuple(settings.clusters_of.values()),
     )
     return DemoDriver(
         demand=workload, clusters=clusters, observer=observer, settings=settings, state=state, clock=clock
     )
-
-
-def _child_specs(
-    settings: UpSettings, state: StateDir, ports: Ports, fleet: Fleet, scale: float
-) -> tuple[ChildSpec, ...]:
-    world: dict[str, Any] = {"region": REGION, "zones": ZONES, "pools": fleet.pools}
-    world_path = state.write_text("world.json", json.dumps(world, indent=1) + "\n")
-    provider = (
-        "provider", "simulated",
-        "--addr", f"127.0.0.1:{ports.provider}",
-        "--metrics-addr", f"127.0.0.1:{ports.provider_metrics}",
-        "--state", _absolute(state.path / "provider.db"),
-        "--world", _absolute(world_path),
-        "--seed", str(settings.seed),
-        "--time-scale", repr(scale),
-        "--failed-hold", f"{max(1.0, _WORLD_FAILED_HOLD_SECONDS * scale):.3f}s",
-        "--reconcile-interval", f"{max(2.0, _WORLD_RECONCILE_SECONDS * scale):.3f}s",
-    )  # fmt: skip
-    shard = (
-        "shard",
-        "--id", SHARD_ID,
-        "--listen", f"127.0.0.1:{ports.shard}",
-        "--metrics-addr", f"127.0.0.1:{ports.shard_metrics}",
-        "--data-dir", _absolute(state.path / "shard"),
-        "--provider-addr", f"127.0.0.1:{ports.provider}",
-        "--cycle-interval", _cycle_interval(settings),
-        "--wake-min-gap", "200ms",
-    )  # fmt: skip
-    return tuple(
-        ChildSpec(
-            name=name,
-            arguments=arguments,
-            port=port,
-            log=state.logs / f"{name}.log",
-            pid_file=state.path / f"{name}.pid",
-        )
-        for name, arguments, port in (("provider", provider, ports.provider), ("shard", shard, ports.shard))
-    )
-
-
-def _cycle_interval(settings: UpSettings) -> str:
-    if settings.trace is None:
-        return "1s"
-    # Each sample waits for a decision; a small fleet is decided in milliseconds.
-    return "200ms" if settings.machines <= SMALL_FLEET_MACHINES else "500ms"
-
-
-def _absolute(path: Path) -> str:
-    return str(path.absolute())
 
 
 async def _run_until(stop: asyncio.Event, parts: _Parts, console: Console) -> Exception | None:
@@ -267,11 +242,39 @@ async def _run_until(stop: asyncio.Event, parts: _Parts, console: Console) -> Ex
 
 
 async def _get_ready(parts: _Parts, console: Console) -> None:
-    """Start the children and return when the shard can decide. Raises RunFault when one of them cannot run."""
+    """Start the children and return when every shard can decide. Raises RunFault when one of them cannot run."""
+    first, *others = parts.shard_metrics_ports
+    # The first shard alone compiles the kernels, if they are not at hand; the others find them.
+    await parts.supervisor.start(through=first)
+    await _while_children_live(parts, _until_ready(parts, console, first, COMPILING))
     await parts.supervisor.start()
-    log = str(parts.state.logs / "shard.log")
-    ready = until_ready(lambda: answers_ready(parts.shard_metrics_port), parts.clock, console, log=log)
-    tasks = (asyncio.create_task(ready), asyncio.create_task(parts.supervisor.watch()))
+    for name in others:
+        await _while_children_live(parts, _until_ready(parts, console, name, OTHERS))
+    if parts.watch is not None:
+        zones = dict(zip(parts.settings.shard_ids, zones_of(parts.settings), strict=True))
+        await _while_children_live(parts, parts.watch.assign_zones(zones))
+        await _while_children_live(parts, _until_all_own_machines(parts, console))
+
+
+async def _until_ready(parts: _Parts, console: Console, name: str, waiting: str) -> None:
+    port, log = parts.shard_metrics_ports[name], str(parts.state.logs / f"{name}.log")
+    await until_ready(lambda: answers_ready(port), parts.clock, console, log=log, waiting=waiting)
+
+
+async def _until_all_own_machines(parts: _Parts, console: Console) -> None:
+    """Return once each shard has read the machines of the zone that the coordinator has given it."""
+
+    async def all_own() -> bool:
+        figures = await parts.observer.look()
+        return parts.observer.answers and all(one.machines for one in figures.shards.values())
+
+    log = str(parts.state.logs / f"{COORDINATOR}.log")
+    await until_ready(all_own, parts.clock, console, log=log, waiting=ZONES_ASSIGNED)
+
+
+async def _while_children_live(parts: _Parts, waiting: Coroutine[Any, Any, None]) -> None:
+    """Wait for something; raises RunFault as soon as a child cannot be kept alive."""
+    tasks = (asyncio.create_task(waiting), asyncio.create_task(parts.supervisor.watch()))
     try:
         done, _running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -290,7 +293,7 @@ async def _look(parts: _Parts) -> None:
 
 async def _show(parts: _Parts, console: Console) -> None:
     # On a terminal it lies below the screen of the view, and is there again when the run is over.
-    console.print(look_words(parts.shard_address), highlight=False, markup=False, soft_wrap=True)
+    console.print(parts.look, highlight=False, markup=False, soft_wrap=True)
     view = View(parts.observer, lambda: _status(parts), parts.clock)
     if console.is_terminal:
         with Live(
@@ -301,6 +304,10 @@ async def _show(parts: _Parts, console: Console) -> None:
                 await parts.clock.sleep(1 / SCREENS_PER_SECOND)
     while True:
         await parts.clock.sleep(PLAIN_LINE_SECONDS)
+        for move in parts.watch.take_news() if parts.watch is not None else ():
+            # What was given arrives, or is told when it does not; the line between would say little.
+            if move.state is not MoveState.GIVEN:
+                console.print(move_line(move), highlight=False, markup=False, soft_wrap=True)
         console.print(view.plain_line(), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -308,15 +315,17 @@ def _status(parts: _Parts) -> Status:
     settings = parts.settings
     what = "trace" if settings.trace else "demo"
     speed = f" · {settings.speed:g}×" if settings.speed else ""
+    shards = f"{settings.shards} shards on {settings.store.value} · " if settings.shards > 1 else ""
     return Status(
-        title=f"{what} · {settings.clusters} clusters · {settings.machines} machines{speed}",
+        title=f"{what} · {shards}{settings.clusters} clusters · {settings.machines} machines{speed}",
         position_seconds=parts.driver.position_seconds,
         run_seconds=parts.stopwatch.seconds,
         done_share=parts.driver.done_share,
         children=parts.supervisor.statuses,
         clusters_connected=sum(cluster.statistics().connected for cluster in parts.clusters.values()),
         clusters=settings.clusters,
-        shard_address=parts.shard_address,
+        look=parts.look,
+        moves=parts.watch.tally.moves if parts.watch is not None else (),
     )
 
 
@@ -325,10 +334,18 @@ def _result(parts: _Parts, ran_seconds: float) -> RunResult:
         figures=parts.observer.figures,
         actions=parts.observer.actions.counts(),
         timeline=parts.driver.timeline,
-        shard_ids=(SHARD_ID,),
+        shard_ids=parts.settings.shard_ids,
         cycles=parts.observer.cycles_total,
         seconds=ran_seconds,
         restarts=parts.supervisor.restarts_total,
         is_trace=parts.settings.trace is not None,
         finished=parts.driver.finished,
+        moves=parts.watch.tally.moves if parts.watch is not None else (),
     )
+
+
+def _summary(result: RunResult) -> RenderableType:
+    if not result.figures.shards:
+        return summary(result)
+    shards = shard_table(result.figures, title="shards, wanted → bound")
+    return summary(result, shards, shards_over_time(result.timeline), moves_told(result.moves))

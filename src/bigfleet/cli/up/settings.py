@@ -1,16 +1,18 @@
 """What a run of `bigfleet up` is asked to do, checked before anything is touched.
 
 `UpSettings` is what the person said; the parts that must stay the same when a run is resumed are its `Identity`.
-Nothing here reads anything but the command line and the trace files that it names.
+Nothing here reads anything but the command line, the trace files that it names, and the PATH.
 """
 
 import hashlib
 import math
+import shutil
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.faults import RunFault, UsageFault
 from bigfleet.cli.values import parse_positive_duration_seconds
 from bigfleet.sim.fleet import MACHINES_PER_CLUSTER_MIN
 from bigfleet.sim.trace import TraceFault, TraceNode, TracePod, read_nodes, read_pods
@@ -24,6 +26,17 @@ MACHINES_MAX: Final = 5000
 SPEED_DEFAULT: Final = 60.0
 SPEED_MAX: Final = 1e9
 TRACE_SECONDS_DEFAULT: Final = 120.0
+#: Each shard is a process of its own with an engine.
+SHARDS_MAX: Final = 8
+ETCD: Final = "etcd"
+
+
+class Store(Enum):
+    """What the coordinator of a run keeps its tables in; NONE goes without a coordinator."""
+
+    NONE = ""
+    SQLITE = "sqlite"
+    ETCD = "etcd"
 
 
 class Trace(NamedTuple):
@@ -43,6 +56,9 @@ class Identity:
     seed: int
     #: SHA-256 of the trace's files, "" for the demonstration.
     trace_digest: str
+    shards: int = 1
+    #: The value of a `Store`.
+    store: str = Store.NONE.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +77,32 @@ class UpSettings:
     report: Path | None
     #: None is the demonstration.
     trace: Trace | None
+    shards: int = 1
+    #: NONE with one shard, and only then.
+    store: Store = Store.NONE
+    #: The program of Store.ETCD, empty otherwise.
+    etcd_program: str = ""
 
     @property
     def identity(self) -> Identity:
         """What must stay the same over resumed runs."""
-        return Identity(self.clusters, self.machines, self.seed, self.trace.digest if self.trace else "")
+        digest = self.trace.digest if self.trace else ""
+        return Identity(self.clusters, self.machines, self.seed, digest, self.shards, self.store.value)
 
     @property
     def cluster_ids(self) -> tuple[str, ...]:
         """The clusters' ids, `cluster-0` and so on."""
         return tuple(f"cluster-{number}" for number in range(self.clusters))
+
+    @property
+    def shard_ids(self) -> tuple[str, ...]:
+        """The shards' ids, `shard-0` and so on."""
+        return tuple(f"shard-{number}" for number in range(self.shards))
+
+    @property
+    def clusters_of(self) -> dict[str, tuple[str, ...]]:
+        """The clusters that report to each shard: they are dealt out in turn."""
+        return {shard: self.cluster_ids[number :: self.shards] for number, shard in enumerate(self.shard_ids)}
 
 
 def settings_from_flags(
@@ -85,8 +117,13 @@ def settings_from_flags(
     report: Path | None,
     nodes: Path | None,
     pods: Path | None,
+    shards: int = 1,
+    store: str | None = None,
 ) -> UpSettings:
-    """Return the settings of a command line. Raises UsageFault naming the flag, or the file with line and column."""
+    """Return the settings of a command line. Raises UsageFault naming the flag, or the file with line and column.
+
+    Raises RunFault when the store that was asked for is not installed.
+    """
     for_seconds = parse_positive_duration_seconds(for_duration, "--for") if for_duration is not None else None
     if speed is not None and not (math.isfinite(speed) and 0 < speed <= SPEED_MAX):
         raise UsageFault(f"--speed: {speed:g} must be above 0 and at most {SPEED_MAX:g}")
@@ -98,8 +135,11 @@ def settings_from_flags(
     if nodes is not None and machines is not None:
         raise UsageFault("--machines: the fleet of a trace is what --nodes lists; leave --machines out")
     _check_report(report)
+    chosen = _store(store, shards)
+    if shards > 1 and nodes is not None:
+        raise UsageFault("--shards: one shard replays a trace; leave --shards out")
     trace = _read_trace(nodes, pods) if nodes is not None and pods is not None else None
-    cluster_count = _cluster_count(clusters, is_trace=trace is not None)
+    cluster_count = _cluster_count(clusters, shards, is_trace=trace is not None)
     if trace is not None:
         machine_count = len(trace.nodes)
         for_seconds = for_seconds or (TRACE_SECONDS_DEFAULT if speed is None else None)
@@ -116,14 +156,41 @@ def settings_from_flags(
         fresh=fresh,
         report=report,
         trace=trace,
+        shards=shards,
+        store=chosen,
+        etcd_program=_etcd_program() if chosen is Store.ETCD else "",
     )
 
 
-def _cluster_count(clusters: int | None, *, is_trace: bool) -> int:
+def _store(name: str | None, shards: int) -> Store:
+    if not 1 <= shards <= SHARDS_MAX:
+        raise UsageFault(f"--shards: {shards} must be from 1 to {SHARDS_MAX}")
+    if name is None:
+        return Store.NONE if shards == 1 else Store.SQLITE
+    names = [store.value for store in Store if store is not Store.NONE]
+    if name not in names:
+        raise UsageFault(f"--store: {name!r} is unknown; choose one of {', '.join(names)}")
+    if shards == 1:
+        raise UsageFault("--store: one shard has no coordinator whose store it could be; add --shards 2 or more")
+    return Store(name)
+
+
+def _etcd_program() -> str:
+    found = shutil.which(ETCD)
+    if found is None:
+        raise RunFault(
+            f"--store etcd: no {ETCD} is on the PATH; install etcd 3.4 or newer (Debian, Ubuntu: apt-get install "
+            "etcd-server; macOS: brew install etcd), or use --store sqlite, which needs nothing"
+        )
+    return found
+
+
+def _cluster_count(clusters: int | None, shards: int, *, is_trace: bool) -> int:
     if clusters is None:
-        return CLUSTERS_OF_TRACE_DEFAULT if is_trace else CLUSTERS_DEFAULT
-    if not 1 <= clusters <= CLUSTERS_MAX:
-        raise UsageFault(f"--clusters: {clusters} must be from 1 to {CLUSTERS_MAX}")
+        return CLUSTERS_OF_TRACE_DEFAULT if is_trace else max(CLUSTERS_DEFAULT, shards)
+    if not shards <= clusters <= CLUSTERS_MAX:
+        more = f" for {shards} shards" if shards > 1 else ""
+        raise UsageFault(f"--clusters: {clusters} must be from {shards}{more} to {CLUSTERS_MAX}")
     return clusters
 
 

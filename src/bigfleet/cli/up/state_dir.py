@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -31,19 +31,24 @@ _FLAG_OF_FIELD: Final = {
     "machines": "--machines",
     "seed": "--seed",
     "trace_digest": "--nodes and --pods",
+    "shards": "--shards",
+    "store": "--store",
 }
+#: What a directory was made for before it could be made for anything else.
+_FORMER: Final = {"shards": 1, "store": ""}
 
 
-class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """Loopback ports of the children; kept, so that a child that is restarted listens where it did before."""
+class ShardPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several shards at one moment."""
 
-    provider: int
-    provider_metrics: int
-    shard: int
-    shard_metrics: int
+    #: That it owns, in any state.
+    machines: int
+    bound_machines: int
+    #: Share of its demand that does not lack, in its worst dimension.
+    covered: float
 
 
-class TimelinePoint(msgspec.Struct, frozen=True, kw_only=True):
+class TimelinePoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fleet at one moment; amounts in cores, bytes and units by resource name."""
 
     seconds: float
@@ -54,6 +59,10 @@ class TimelinePoint(msgspec.Struct, frozen=True, kw_only=True):
     bound_machines: int
     #: Demand that no machine serves, by the GPU models that would do; "" is demand without GPUs.
     shortfall_by_model: dict[str, dict[str, float]]
+    #: By shard id; empty where there is one.
+    shards: dict[str, ShardPoint] = {}
+    #: Machines moved between shards so far.
+    moved_machines: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,13 +129,16 @@ class StateDir:
         """Where the children's logs go."""
         return self.path / "logs"
 
-    def ports(self) -> Ports:
-        """Return the children's ports: those of the last run as long as they are free, fresh ones otherwise."""
+    def ports(self, names: Sequence[str]) -> dict[str, int]:
+        """Return a loopback port for each name: those of the last run as long as all are free, else fresh ones.
+
+        They are kept, so that a child that is restarted listens where it did before.
+        """
         with contextlib.suppress(OSError, msgspec.ValidationError, msgspec.DecodeError):
-            known = msgspec.json.decode((self.path / _PORTS).read_bytes(), type=Ports)
-            if all(_is_free(port) for port in msgspec.structs.astuple(known)):
+            known = msgspec.json.decode((self.path / _PORTS).read_bytes(), type=dict[str, int])
+            if known.keys() == set(names) and all(map(_is_free, known.values())):
                 return known
-        ports = Ports(**dict(zip(Ports.__struct_fields__, _free_ports(len(Ports.__struct_fields__)), strict=True)))
+        ports = dict(zip(names, _free_ports(len(names)), strict=True))
         self._write(_PORTS, ports)
         return ports
 
@@ -176,7 +188,7 @@ class StateDir:
         if marker.format != FORMAT:
             raise UsageFault(f"--state-dir: {self.path} was made by another version; --fresh starts over")
         for field, value in wanted.items():
-            known = marker.identity.get(field)
+            known = marker.identity.get(field, _FORMER.get(field))
             if known == value:
                 continue
             if field == "trace_digest":
@@ -189,7 +201,7 @@ class StateDir:
                 "--fresh starts over"
             )
 
-    def _write(self, name: str, value: msgspec.Struct) -> None:
+    def _write(self, name: str, value: msgspec.Struct | dict[str, int]) -> None:
         _replace(self.path / name, msgspec.json.encode(value))
 
 

@@ -35,13 +35,22 @@ class ChildSpec:
     """One process to keep alive."""
 
     name: str
-    #: The arguments of `bigfleet`.
+    #: The arguments of `bigfleet`, or of `program`.
     arguments: Sequence[str]
     #: Loopback port that answers once it is up.
     port: int
     log: Path
     #: Holds the id of the process while there is one, for a person who wants to see it die.
     pid_file: Path
+    #: The path of another program, empty for `bigfleet`.
+    program: str = ""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command line; whatever runs ends with our end of its standard input."""
+        if self.program:
+            return (sys.executable, "-m", "bigfleet.cli.up.foreign", self.program, *self.arguments)
+        return (sys.executable, "-m", "bigfleet.cli.up.child", *self.arguments)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,10 +100,7 @@ class _Child:
     async def _live_once(self) -> int:
         with _open_log(self.spec.log) as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "bigfleet.cli.up.child",
-                *self.spec.arguments,
+                *self.spec.command,
                 # Our end closes with this process, however it ends; the child stops then.
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
@@ -157,9 +163,14 @@ class Supervisor:
         """How often any child was started again."""
         return sum(status.restarts_total for status in self.statuses)
 
-    async def start(self) -> None:
-        """Start each child once the one before it listens. Raises RunFault when one does not come up."""
-        for child in self._children:
+    async def start(self, *, through: str = "") -> None:
+        """Start each child once the one before it listens, up to the one of a name; another call goes on there.
+
+        Raises RunFault when one does not come up.
+        """
+        names = [child.spec.name for child in self._children]
+        last = names.index(through) + 1 if through else len(names)
+        for child in self._children[len(self._tasks) : last]:
             keeper = asyncio.create_task(child.keep(), name=f"keep-{child.spec.name}")
             self._tasks.append(keeper)
             listened = asyncio.create_task(child.listened.wait())

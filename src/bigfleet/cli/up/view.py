@@ -5,7 +5,7 @@ others counted and never waits for anything.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,9 +16,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bigfleet.cli.up.amounts import SHOWN, amount_text, dimension_milli, duration_text
-from bigfleet.cli.up.observer import LOST, RUNNING, FleetFigures, Observer, SeenAction
+from bigfleet.cli.get.moves import Move
+from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text
+from bigfleet.cli.up.observer import LOST, RUNNING, FleetFigures, SeenAction, Watcher
 from bigfleet.cli.up.report import cluster_table, machine_table
+from bigfleet.cli.up.shard_tables import MovePanel, shard_table
 from bigfleet.cli.up.supervisor import ChildStatus
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import UnmetReason
@@ -29,6 +31,11 @@ _HEADER_LINES: Final = 5
 _FRAME_LINES: Final = 3
 #: At most four ways to pay, their sum, and the frame.
 _MACHINE_LINES: Final = 8
+#: A line or two, and the frame.
+_MOVE_LINES_MIN: Final = 4
+_DECISION_LINES_MIN: Final = 3
+#: More would push what is amiss off the line; the ids are in the state directory, too.
+_CHILDREN_WITH_IDS_MAX: Final = 3
 
 #: What the engine's reasons say to a person (docs/spec/engine.md §11).
 _REASONS: Final[Mapping[str, str]] = {
@@ -69,14 +76,16 @@ class Status:
     children: list[ChildStatus]
     clusters_connected: int
     clusters: int
-    #: HOST:PORT that `bigfleet get` and `bigfleet explain` ask.
-    shard_address: str
+    #: How another terminal looks at the running fleet.
+    look: str
+    #: Between shards, oldest first.
+    moves: Sequence[Move] = ()
 
 
 class View:
     """Renders one run."""
 
-    def __init__(self, observer: Observer, status: Callable[[], Status], clock: Clock) -> None:
+    def __init__(self, observer: Watcher, status: Callable[[], Status], clock: Clock) -> None:
         self._observer = observer
         self._status = status
         self._clock = clock
@@ -113,25 +122,43 @@ class View:
             f"{duration_text(status.run_seconds)}{done} at {duration_text(status.position_seconds)}: "
             f"wanted/bound {amounts}; {figures.bound_machines} machines; short {short or 'nothing'}; "
             f"{self._observer.actions.total} actions, {self.actions_per_second():.1f}/s"
-            f"{f'; {why}' if why else ''}{troubles}"
+            f"{f'; {why}' if why else ''}{self._shards_line(figures)}{troubles}"
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the screen of this moment, as high as the console; rich asks for it at each redraw."""
         height = options.height or console.height
         status, figures = self._status(), self._observer.figures
-        cluster_rows = max(1, min(len(figures.clusters), height - _HEADER_LINES - 2 * _MACHINE_LINES - _FRAME_LINES))
         layout = Layout()
-        layout.split_column(
-            Layout(self._header(status), size=_HEADER_LINES),
-            Layout(
-                _panel(cluster_table(figures, rows_max=cluster_rows), "clusters: wanted → bound"),
-                size=cluster_rows + _FRAME_LINES + (cluster_rows < len(figures.clusters)),
-            ),
+        panels = self._shard_panels(status, figures, height) if figures.shards else self._panels(figures, height)
+        layout.split_column(Layout(self._header(status), size=_HEADER_LINES), *panels)
+        yield from console.render(layout, options.update_height(height))
+
+    def _panels(self, figures: FleetFigures, height: int) -> list[Layout]:
+        cluster_rows = max(1, min(len(figures.clusters), height - _HEADER_LINES - 2 * _MACHINE_LINES - _FRAME_LINES))
+        return [
+            _cluster_panel(figures, cluster_rows),
             Layout(_panel(machine_table(figures), "machines"), size=_MACHINE_LINES),
             Layout(_panel(_Decisions(self._observer), "last decisions")),
-        )
-        yield from console.render(layout, options.update_height(height))
+        ]
+
+    def _shard_panels(self, status: Status, figures: FleetFigures, height: int) -> list[Layout]:
+        """Return the screen of several shards; what is low gives up the machines by state, and clusters."""
+        shard_lines = len(figures.shards) + _FRAME_LINES
+        left = height - _HEADER_LINES - shard_lines - _MOVE_LINES_MIN - _DECISION_LINES_MIN
+        cluster_rows = max(1, min(len(figures.clusters), left - _FRAME_LINES - 1))
+        left -= cluster_rows + _FRAME_LINES + (cluster_rows < len(figures.clusters))
+        machines = [Layout(_panel(machine_table(figures), "machines"), size=_MACHINE_LINES)]
+        return [
+            Layout(_panel(shard_table(figures), "shards: wanted → bound"), size=shard_lines),
+            _cluster_panel(figures, cluster_rows),
+            *(machines if left >= _MACHINE_LINES else ()),
+            Layout(
+                _panel(MovePanel(status.moves), f"moves: {figures.moved_machines} machines so far"),
+                minimum_size=_MOVE_LINES_MIN,
+            ),
+            Layout(_panel(_Decisions(self._observer), "last decisions"), minimum_size=_DECISION_LINES_MIN),
+        ]
 
     def _header(self, status: Status) -> RenderableType:
         first = Text.assemble(
@@ -152,7 +179,10 @@ class View:
         for child in status.children:
             second.append("● ", style="green" if child.up else "red")
             second.append(child.name)
-            second.append(f" {child.pid}" if child.up else " starting", style="dim")
+            if not child.up:
+                second.append(" starting", style="dim")
+            elif len(status.children) <= _CHILDREN_WITH_IDS_MAX:
+                second.append(f" {child.pid}", style="dim")
             if child.restarts_total:
                 second.append(f" restarted {child.restarts_total}× ({child.last_end})", style="yellow")
             second.append("  ")
@@ -163,11 +193,12 @@ class View:
         if words:
             second.append(f"{words}  ", style="yellow")
         if not self._observer.answers:
-            second.append("the figures below are the last that the shard told", style="yellow")
+            told = "all shards" if self._observer.figures.shards else "the shard"
+            second.append(f"the figures below are the last that {told} told", style="yellow")
         grid = Table.grid(expand=True)
         grid.add_row(first)
         grid.add_row(second)
-        grid.add_row(Text(look_words(status.shard_address), style="dim", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(status.look, style="dim", no_wrap=True, overflow="ellipsis"))
         if status.done_share is not None:
             bar = Table.grid(expand=True, padding=(0, 1))
             bar.add_column(ratio=1)
@@ -176,6 +207,13 @@ class View:
             grid.add_row(bar)
         return grid
 
+    def _shards_line(self, figures: FleetFigures) -> str:
+        parts = [
+            f"{shard} covers {covered_share(one.demand, one.shortfall):.0%} with {one.bound_machines} of {one.machines}"
+            for shard, one in figures.shards.items()
+        ]
+        return f"; {', '.join(parts)}, {figures.moved_machines} moved" if parts else ""
+
     def _troubles(self, status: Status) -> list[str]:
         troubles = [
             f"{child.name} restarted {child.restarts_total}x, last {child.last_end}"
@@ -183,7 +221,7 @@ class View:
             if child.restarts_total
         ]
         if not self._observer.answers:
-            troubles.append("the shard does not answer")
+            troubles.append("a shard does not answer" if self._observer.figures.shards else "the shard does not answer")
         if status.clusters_connected < status.clusters:
             troubles.append(f"{status.clusters_connected} of {status.clusters} clusters connected")
         return troubles
@@ -192,6 +230,12 @@ class View:
 def look_words(shard_address: str) -> str:
     """Return how another terminal looks at the running fleet."""
     return f"look at it: bigfleet get clusters --addr {shard_address}"
+
+
+def look_words_of_several(coordinator_address: str, shard_addresses: Mapping[str, str]) -> str:
+    """Return the same for several shards, by id."""
+    shards = ", ".join(f"{address} ({shard})" for shard, address in shard_addresses.items())
+    return f"look at it: bigfleet get moves --addr {coordinator_address}; bigfleet get clusters --addr {shards}"
 
 
 def short_words(figures: FleetFigures) -> str:
@@ -206,7 +250,7 @@ def short_words(figures: FleetFigures) -> str:
 class _Decisions:
     """The newest actions, as many as the panel has lines."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Watcher) -> None:
         self._observer = observer
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -230,6 +274,13 @@ def _decision_cells(action: SeenAction) -> tuple[Text, Text, Text, Text]:
         # There is one provider: its name in front of every id says nothing.
         Text(action.machine_id.partition("/")[2] or action.machine_id, style="dim"),
         why,
+    )
+
+
+def _cluster_panel(figures: FleetFigures, rows: int) -> Layout:
+    return Layout(
+        _panel(cluster_table(figures, rows_max=rows), "clusters: wanted → bound"),
+        size=rows + _FRAME_LINES + (rows < len(figures.clusters)),
     )
 
 

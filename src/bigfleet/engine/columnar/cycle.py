@@ -49,7 +49,7 @@ from bigfleet.engine.columnar.setup import (
 )
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.tables import Tables
-from bigfleet.engine.decision import Options
+from bigfleet.engine.decision import Options, Phase, PhaseListener
 from bigfleet.engine.parking import is_parked_age
 
 
@@ -68,6 +68,7 @@ class Cycle:
     fresh: Flags
     kept: Kept | None
     memo_room: int
+    on_phase: PhaseListener
     keeps: Kept | None = None
     _is_tied: bool = field(init=False)
     _hidden: Int64s = field(init=False)
@@ -82,6 +83,7 @@ class Cycle:
         """Make the decision. Raises DoesNotFit for numbers that the columns cannot hold."""
         self._mark()
         self._fold()
+        self.on_phase(Phase.FOLD)
         self._park()
         folded = self._spliced.folded
         rows_in_list = list_order(folded, self._arranged)
@@ -258,7 +260,9 @@ class Cycle:
         short = short_rows(rows, work, order)
         acquire(fleet, rows, gangs, work, scratch, short)
         acquired_row, acquired_machine = acquisitions(view, work, short)
+        self.on_phase(Phase.ASSIGN)
         preempt_all(fleet, rows, work, scratch, short, orders=orders, tables=tables, options=options)
+        self.on_phase(Phase.PREEMPT)
         taken = int(work.lengths[2])
         victims = work.taken_victim[:taken] != 0
         return Answer(

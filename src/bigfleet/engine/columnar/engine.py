@@ -24,7 +24,7 @@ from bigfleet.engine.columnar.setup import check_quantities
 from bigfleet.engine.columnar.store import ColumnSnapshot, column_snapshot
 from bigfleet.engine.columnar.tables import DoesNotFit, Tables
 from bigfleet.engine.columnar.verification import Divergence, divergence
-from bigfleet.engine.decision import Basis, Decision, Options
+from bigfleet.engine.decision import Basis, Decision, Options, Phase, PhaseListener, unheard
 from bigfleet.engine.records import Reporter
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
@@ -53,7 +53,13 @@ class ColumnarEngine:
         self._knowledge = _Knowledge(is_incremental=is_incremental)
 
     def decide(
-        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, reporter: Reporter | None = None
+        self,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        options: Options,
+        reporter: Reporter | None = None,
+        *,
+        on_phase: PhaseListener = unheard,
     ) -> Decision:
         """Decide one cycle: equal to `reference.decide` on the same machines, rows and options.
 
@@ -61,17 +67,24 @@ class ColumnarEngine:
         records are its retelling of the same decision.
         """
         if reporter is not None:
-            return reference.decide(snapshot_of(view), demand, options, reporter)
+            return reference.decide(snapshot_of(view), demand, options, reporter, on_phase=on_phase)
         self._decisions += 1
-        decision = self._knowledge.decide(view, demand, options)
+        decision = self._knowledge.decide(view, demand, options, on_phase)
         if self._verify_every_cycles and self._decisions % self._verify_every_cycles == 0:
-            return self._verified(decision, view, demand, options)
+            return self._verified(decision, view, demand, options, on_phase)
         return decision
 
-    def _verified(self, decision: Decision, view: ColumnSnapshot, demand: Sequence[Need], options: Options) -> Decision:
+    def _verified(
+        self,
+        decision: Decision,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        options: Options,
+        on_phase: PhaseListener,
+    ) -> Decision:
         """Return the decision if one that was made from nothing equals it, else that one."""
         knowledge = _Knowledge(is_incremental=self._is_incremental)
-        full = knowledge.decide(view, demand, options)
+        full = knowledge.decide(view, demand, options, on_phase)
         difference = divergence(decision, full, self._decisions)
         if difference is None:
             return decision
@@ -94,18 +107,22 @@ class _Knowledge:
         #: What the last call was given and came to.
         self._last: tuple[ColumnSnapshot, Int64s, Options, Answer] | None = None
 
-    def decide(self, view: ColumnSnapshot, demand: Sequence[Need], options: Options) -> Decision:
+    def decide(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, on_phase: PhaseListener
+    ) -> Decision:
         """Decide one cycle; the reference engine does for numbers that the columns cannot hold."""
         try:
-            answer = self._answer(view, demand, options)
+            answer = self._answer(view, demand, options, on_phase)
         except DoesNotFit:
-            return reference.decide(snapshot_of(view), demand, options)
+            return reference.decide(snapshot_of(view), demand, options, on_phase=on_phase)
         # Sequences in place of tuples: they read and compare alike, and make their objects on demand.
         given = demand if isinstance(demand, tuple) else tuple(demand)
         basis = Basis(demand=given, options=options, snapshot=lambda: snapshot_of(view))
-        return Decision(actions=answer.actions(), rows=answer.results(), basis=basis)
+        decision = Decision(actions=answer.actions(), rows=answer.results(), basis=basis)
+        on_phase(Phase.RECLAIM)
+        return decision
 
-    def _answer(self, view: ColumnSnapshot, needs: Sequence[Need], options: Options) -> Answer:
+    def _answer(self, view: ColumnSnapshot, needs: Sequence[Need], options: Options, on_phase: PhaseListener) -> Answer:
         # Whatever fails from here on leaves nothing behind that a later decision could build on.
         last, self._last = self._last, None
         kept, self._kept = self._kept, None
@@ -116,6 +133,8 @@ class _Knowledge:
             if self._is_incremental and last[0] is view and last[1] is numbers and same_but_time:
                 # Time decides about releases alone.
                 self._last, self._kept = last, kept
+                for phase in (Phase.FOLD, Phase.ASSIGN, Phase.PREEMPT):
+                    on_phase(phase)
                 released = releases(view, last[3].work, self._orders, tables, options)
                 return replace(last[3], released=released)
         fresh: Flags = np.zeros(len(tables.clusters), np.bool_)
@@ -132,6 +151,7 @@ class _Knowledge:
             fresh=fresh,
             kept=kept,
             memo_room=self._memo_room,
+            on_phase=on_phase,
         )
         answer = cycle.decide()
         self._kept, self._memo_room = cycle.keeps, cycle.memo_room

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.engine.columnar.finding import Finder, halved
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, PreemptedFor
@@ -166,7 +167,7 @@ class RowsById(Mapping[MachineId, int]):
         self._ids = ids
 
     def __getitem__(self, machine_id: MachineId) -> int:
-        row = _row_of(self._ids, machine_id)
+        row = halved(self._ids, machine_id)
         if row is None:
             raise KeyError(machine_id)
         return row
@@ -176,11 +177,6 @@ class RowsById(Mapping[MachineId, int]):
 
     def __len__(self) -> int:
         return len(self._ids)
-
-
-def _row_of(ids: list[MachineId], machine_id: MachineId) -> int | None:
-    row = bisect_left(ids, machine_id)
-    return row if row < len(ids) and ids[row] == machine_id else None
 
 
 class Columns(NamedTuple):
@@ -289,6 +285,7 @@ class ColumnStore:
     def __init__(self) -> None:
         self.vocabulary = Vocabulary()
         self._ids: list[MachineId] = []
+        self._finder = Finder.of_none()
         self._columns = Columns.empty(0)
         #: One pair of integers per row, zeros for no note; without rows until there is a note.
         self._notes = np.zeros((0, 2), np.uint64)
@@ -306,6 +303,7 @@ class ColumnStore:
         self._latest: ColumnSnapshot | None = None
 
     def __len__(self) -> int:
+        self._write()
         return len(self._ids) - self._removed + len(self._waiting)
 
     @classmethod
@@ -339,7 +337,7 @@ class ColumnStore:
 
     def put(self, machine_id: MachineId, numbers: Numbers) -> None:
         """Add or replace a machine that is in numbers of the present vocabulary. O(log n)."""
-        row = _row_of(self._ids, machine_id)
+        row = self._finder.row(machine_id)
         if row is None:
             self._waiting[machine_id] = numbers
             self._waiting_notes.pop(machine_id, None)
@@ -347,13 +345,12 @@ class ColumnStore:
             if len(self._waiting) > WAITING_MAX:
                 self._merge()
             return
-        if row not in self._written:
-            self._removed -= int(self._columns.state[row] == REMOVED)
-        self._written[row] = numbers
+        written = self._written
+        written[row] = numbers
         if len(self._notes):
             self._notes[row] = 0
         self._latest = None
-        if len(self._written) > WRITTEN_MAX:
+        if len(written) > WRITTEN_MAX:
             self._write()
 
     def update(self, machine: Machine, idle_since_seconds: float | None = None) -> None:
@@ -420,7 +417,7 @@ class ColumnStore:
 
     def row(self, machine_id: MachineId) -> int | None:
         """Return the machine's row in the present layout, None when it has none."""
-        return _row_of(self._ids, machine_id)
+        return self._finder.row(machine_id)
 
     def snapshot(self, source: Snapshot | None = None) -> ColumnSnapshot:
         """Return a view of this moment; the same object while nothing changed.
@@ -477,12 +474,13 @@ class ColumnStore:
         if not self._written:
             return
         rows = np.fromiter(self._written, np.int64, len(self._written))
+        self._removed -= int(np.count_nonzero(self._columns.state[rows] == REMOVED))
         self._columns.fill(rows, list(self._written.values()))
         self._dirty.extend(self._written)
         self._written.clear()
 
     def _live_row(self, machine_id: MachineId) -> int:
-        row = _row_of(self._ids, machine_id)
+        row = self._finder.row(machine_id)
         if row is None or (row not in self._written and self._columns.state[row] == REMOVED):
             raise KeyError(machine_id)
         return row
@@ -524,6 +522,7 @@ class ColumnStore:
                     notes[row] = np.frombuffer(content, np.uint64)
             self._notes = notes
         self._columns = columns
+        self._finder = self._finder.merged(self._ids, kept=kept, is_kept=is_old, new_rows=new_rows)
         self._waiting.clear()
         self._waiting_notes.clear()
         self._dirty.clear()

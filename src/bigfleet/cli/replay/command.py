@@ -1,0 +1,314 @@
+"""`bigfleet replay`: its flags, and the way from a recording to a verdict (docs/replay.md).
+
+Exit 0 when every cycle was decided as it was recorded, 1 when one was not, 2 for a wrong call or a file that is no
+recording or is damaged. What changed settings or patches change is an answer and no difference.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bigfleet.cli.faults import UsageFault
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bigfleet.cli.plan.planning import Difference, Plan
+    from bigfleet.cli.replay.changes import Settings
+    from bigfleet.cli.replay.records import Record
+    from bigfleet.cli.replay.replaying import Replayed
+    from bigfleet.engine.explain import Explanation
+    from bigfleet.shard.recording_reader import RecordedCycle
+
+OUTPUTS = ("table", "json")
+#: Width of the pages where there is no terminal.
+WIDTH = 120
+
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="What `bigfleet shard --record FILE` wrote, or FILE.1 …")]
+_Cycle = Annotated[int | None, typer.Option(metavar="N", help="Show one cycle in full.")]
+_Epoch = Annotated[
+    int | None, typer.Option(metavar="N", help="Only what the process of that epoch wrote; cycles begin anew in each.")
+]
+_Explain = Annotated[
+    str | None,
+    typer.Option(metavar="NEED|MACHINE", help="With --cycle: say why; CLUSTER/ID of a row, or a machine's id."),
+]
+_WhatIf = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --cycle: patches of `bigfleet plan`; shows what they change.")
+]
+_Weight = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=NUMBER", help="Another weight of victims: priority, drain, interruption, reclamation."),
+]
+_Hold = Annotated[
+    list[str] | None, typer.Option(metavar="TYPE=DURATION", help="Another hold of idle machines: on-demand or spot.")
+]
+_Drain = Annotated[str | None, typer.Option(metavar="DURATION", help="Another time that a drain is counted with.")]
+_Engine = Annotated[str, typer.Option(metavar="NAME", help="columnar or reference; both must come to the same.")]
+_Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
+
+
+def replay(
+    file: _File,
+    cycle: _Cycle = None,
+    epoch: _Epoch = None,
+    explain: _Explain = None,
+    what_if: _WhatIf = None,
+    weight: _Weight = None,
+    hold: _Hold = None,
+    drain: _Drain = None,
+    engine: _Engine = "columnar",
+    output: _Output = "table",
+) -> None:
+    """Decide recorded cycles again, and say whether they come to the same, and what another setting would change."""
+    from bigfleet.cli.get.output import quiet_when_unread
+    from bigfleet.cli.kernel_cache import keep_kernels
+    from bigfleet.cli.replay.changes import ENGINES, read_settings
+
+    for flag, value, known in (("--output", output, OUTPUTS), ("--engine", engine, ENGINES)):
+        if value not in known:
+            raise UsageFault(f"{flag}: {value!r} is unknown; choose one of {', '.join(known)}")
+    for flag, given in (("--explain", explain), ("--what-if", what_if)):
+        if given is not None and cycle is None:
+            raise UsageFault(f"{flag} is about one cycle; say which with --cycle N")
+    settings = read_settings(weight or (), hold or (), drain)
+    keep_kernels()
+    with quiet_when_unread():
+        if cycle is None:
+            is_same = _replay_all(file, epoch, settings, engine, output)
+        else:
+            recorded = _the_cycle(file, cycle, epoch)
+            is_same = _replay_one(recorded, explain, what_if, settings, engine, output)
+    if not is_same:
+        raise typer.Exit(1)
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def _cycles(file: Path, epoch: int | None) -> "Iterator[RecordedCycle]":
+    """Yield the cycles of the file. Raises UsageFault for what is no recording, or behind the last that is whole."""
+    from bigfleet.shard.recording_frames import Damage, Torn, WrongFile
+    from bigfleet.shard.recording_reader import read_recording
+
+    last: int | None = None
+    try:
+        for found in read_recording(file):
+            if isinstance(found, Torn):
+                typer.echo(_torn_text(file, found.start, found.size_bytes, last), err=True)
+            else:
+                last = found.cycle
+                if epoch is None or found.head.epoch == epoch:
+                    yield found
+    except OSError as error:
+        raise UsageFault(f"{file}: {error.strerror}; name a recording that can be read") from error
+    except WrongFile as fault:
+        raise UsageFault(f"{file}: {fault}") from fault
+    except Damage as damage:
+        before = "nothing before it could be read" if last is None else f"up to cycle {last} it is good"
+        raise UsageFault(
+            f"{file}: {damage}; {before}. What comes behind cannot be read: restore the file from a copy, "
+            "or replay another one of the recording, each of which can be read by itself"
+        ) from damage
+
+
+def _torn_text(file: Path, start: int, size_bytes: int, last: int | None) -> str:
+    upto = "there is no whole record before it" if last is None else f"it is read up to cycle {last}"
+    return (
+        f"bigfleet: {file}: the last record is not whole ({size_bytes:,} bytes at byte {start:,}): "
+        f"its process was killed or is writing just now; {upto}"
+    )
+
+
+def _the_cycle(file: Path, number: int, epoch: int | None) -> "RecordedCycle":
+    """Return the cycle with that number; of several processes' the last one's. Raises UsageFault."""
+    found: RecordedCycle | None = None
+    numbers: list[int] = []
+    epochs: list[int] = []
+    for recorded in _cycles(file, epoch):
+        numbers.append(recorded.cycle)
+        if recorded.cycle == number:
+            found = recorded
+            epochs.append(recorded.head.epoch)
+    if found is None:
+        raise UsageFault(f"--cycle {number}: {_whereabouts(file, numbers, epoch)}")
+    if len(set(epochs)) > 1:
+        older = ", ".join(map(str, sorted(set(epochs))[:-1]))
+        typer.echo(f"bigfleet: cycle {number} is that of epoch {epochs[-1]}; --epoch shows that of {older}", err=True)
+    return found
+
+
+def _whereabouts(file: Path, numbers: list[int], epoch: int | None) -> str:
+    of_epoch = "" if epoch is None else f" of epoch {epoch}"
+    if not numbers:
+        return f"{file} has no whole cycle{of_epoch}"
+    return (
+        f"{file} has cycles{of_epoch} from {min(numbers)} to {max(numbers)}; older ones may be in {file.name}.1 and on"
+    )
+
+
+# ---- all cycles --------------------------------------------------------------------------------------------------
+
+
+def _replay_all(file: Path, epoch: int | None, settings: "Settings", engine: str, output: str) -> bool:
+    from bigfleet.cli.replay.replaying import Replayer
+
+    replayer = Replayer(engine, change=settings.applied if settings else None)
+    replayed = (replayer.replay(recorded) for recorded in _cycles(file, epoch))
+    shown = _write_json(replayed) if output == "json" else _write_table(replayed, settings)
+    if shown is None:
+        raise UsageFault(f"{file}: no whole cycle{'' if epoch is None else f' of epoch {epoch}'} to replay")
+    return shown
+
+
+def _write_json(replayed: "Iterator[Replayed]") -> bool | None:
+    import msgspec
+
+    from bigfleet.cli.replay.records import cycle_record
+
+    is_same, count = True, 0
+    try:
+        for one in replayed:
+            sys.stdout.write(("," if count else '{"cycles":[') + "\n" + msgspec.json.encode(cycle_record(one)).decode())
+            is_same, count = is_same and one.is_same, count + 1
+    finally:
+        # Whatever ends the file, what was written is a document.
+        if count:
+            sys.stdout.write(f'\n],"count":{count},"verdict":"{"same" if is_same else "different"}"}}\n')
+    return is_same if count else None
+
+
+def _write_table(replayed: "Iterator[Replayed]", settings: "Settings") -> bool | None:
+    from bigfleet.cli.replay import tables
+    from bigfleet.cli.replay.records import cycle_record
+    from bigfleet.cli.replay.replaying import Verdict
+
+    console = _console()
+    table = tables.new_table(console, is_changed=bool(settings))
+    verdicts: list[tuple[int, Verdict]] = []
+    missed = 0
+    block: list[Replayed] = []
+    changed: list[Record] = []
+
+    def flush() -> None:
+        if block:
+            records = [cycle_record(one) for one in block]
+            changed.extend(record for record in records if "what_if" in record)
+            table.write_block(records)
+        for one in block:
+            if one.difference:
+                tables.show_line(console, f"  cycle {one.recorded.cycle}: {one.difference}", "red")
+        block.clear()
+
+    head = None
+    try:
+        for one in replayed:
+            if one.recorded.head != head:
+                flush()
+                head = one.recorded.head
+                tables.show_line(console, tables.head_text(head), "bold")
+                if settings and not verdicts:
+                    tables.show_line(console, f"changed: {settings.text()}")
+            block.append(one)
+            verdicts.append((one.recorded.cycle, one.verdict))
+            missed += one.recorded.missed
+            if len(block) == tables.BLOCK_MAX or not one.is_same:
+                flush()
+    finally:
+        flush()
+        if verdicts:
+            tables.show_line(console, tables.verdict_text(verdicts, missed=missed))
+        if settings and verdicts:
+            tables.show_line(console, tables.changed_text(changed))
+    return all(verdict is not Verdict.DIFFERENT for _cycle, verdict in verdicts) if verdicts else None
+
+
+# ---- one cycle ---------------------------------------------------------------------------------------------------
+
+
+def _replay_one(
+    recorded: "RecordedCycle",
+    explain: str | None,
+    patches: Path | None,
+    settings: "Settings",
+    engine: str,
+    output: str,
+) -> bool:
+    from bigfleet.cli.replay.replaying import Replayer
+    from bigfleet.cli.replay.single import difference_to, explained, plan_of
+
+    replayed = Replayer(engine).replay(recorded)
+    if replayed.decision is None:
+        _show_one(replayed, None, None, None, settings, output)
+        return replayed.is_same
+    base = plan_of(recorded, engine)
+    difference = difference_to(base, patches, settings, engine) if patches is not None or settings else None
+    final = base if difference is None else difference.changed
+    about = None if explain is None else explained(final, explain, base=base)
+    _show_one(replayed, base, difference, about, settings, output)
+    return replayed.is_same
+
+
+def _show_one(
+    replayed: "Replayed",
+    base: "Plan | None",
+    difference: "Difference | None",
+    about: "tuple[Explanation, str] | None",
+    settings: "Settings",
+    output: str,
+) -> None:
+    from bigfleet.cli.replay.records import cycle_record
+    from bigfleet.cli.replay.replaying import differing_actions
+
+    record = cycle_record(replayed)
+    final = base if difference is None else difference.changed
+    if output == "json":
+        import json
+
+        from bigfleet.cli.plan.document import difference_document, explanation_document, plan_document
+
+        document = {"cycle": record}
+        if not replayed.is_same:
+            only_recorded, only_now = differing_actions(replayed)
+            document["differing"] = {"only_recorded": only_recorded, "only_now": only_now}
+        if base is not None:
+            document["plan"] = plan_document(base)
+        if difference is not None:
+            document["what_if"] = difference_document(difference)
+        if about is not None and final is not None:
+            document["explanation"] = explanation_document(final, *about)
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    from bigfleet.cli.plan.tables import show_difference, show_explanation, show_plan
+    from bigfleet.cli.replay import tables
+
+    console = _console()
+    tables.show_line(console, tables.head_text(replayed.recorded.head), "bold")
+    tables.show_line(console, tables.verdict_line(replayed, record["digest"] or ""))
+    kind = "timer cycle" if record["timer"] else "woken cycle"
+    rows, machines = record["rows"], record["machines"]
+    of_demand = f"{rows:,} {'row' if rows == 1 else 'rows'} of demand"
+    tables.show_line(
+        console, f"{record['time']}, {kind}: {of_demand}, {machines:,} {'machine' if machines == 1 else 'machines'}"
+    )
+    if not replayed.is_same:
+        tables.show_differing(console, replayed)
+    console.print()
+    if base is not None:
+        show_plan(console, base, title=f"Decision of cycle {replayed.recorded.cycle}")
+    if difference is not None:
+        show_difference(console, difference)
+        if settings:
+            tables.show_line(console, f"Changed: {settings.text()}.")
+    if about is not None and final is not None:
+        show_explanation(console, final, *about)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=WIDTH, highlight=False)

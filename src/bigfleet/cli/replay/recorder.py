@@ -1,0 +1,60 @@
+"""Keeps the recorder of a shard process: opened before the shard starts, written off its loop, closed after it stopped.
+
+docs/adr/0134-a-recording-is-what-the-engine-saw.md. A file that cannot be used is a mistake at the start; whatever goes
+wrong later ends the recording and never the shard.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+
+import bigfleet
+from bigfleet.cli.faults import RunFault
+from bigfleet.cli.shard_place import ShardPlace
+from bigfleet.model.clock import Clock
+from bigfleet.shard.ports import Compute, ShardSettings
+from bigfleet.shard.recording import Recorder
+from bigfleet.shard.recording_file import RecordingFault, RecordingFile
+from bigfleet.shard.recording_values import FORMAT, Head
+
+
+@asynccontextmanager
+async def kept_recorder(
+    place: ShardPlace,
+    epoch: int,
+    settings: ShardSettings,
+    clock: Clock,
+    registry: CollectorRegistry,
+    compute: Compute,
+) -> AsyncIterator[Recorder | None]:
+    """Yield a recorder that writes while the context lasts, None where nothing is to be recorded.
+
+    Raises RunFault for a wrong file.
+    """
+    path = place.record
+    if path is None:
+        yield None
+        return
+    try:
+        # What an earlier process wrote is looked through, which takes a second for a full file.
+        file = await compute(lambda: RecordingFile(path, size_bytes_max=place.record_bytes_max))
+    except RecordingFault as fault:
+        raise RunFault(f"--record {fault}") from fault
+    head = Head(
+        format=FORMAT,
+        bigfleet=bigfleet.installed_version(),
+        shard_id=place.shard_id,
+        epoch=epoch,
+        verify_every_cycles=settings.engine_verify_every_cycles,
+        started_unix_nanos=clock.unix_nanos(),
+    )
+    recorder = Recorder(file, head=head, registry=registry, compute=compute)
+    writing = asyncio.create_task(recorder.run(), name="recorder")
+    try:
+        yield recorder
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        recorder.close()

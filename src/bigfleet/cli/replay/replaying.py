@@ -1,0 +1,249 @@
+"""Decides a recorded cycle again and says whether it comes to the same; if not, what the first difference is.
+
+docs/adr/0134-a-recording-is-what-the-engine-saw.md. What was recorded is compared with what is decided now, whichever
+engine decides: neither may know of the other. With changed settings the cycle is decided a third time, and what differs
+then is the settings' doing. Nothing here may carry a change on to the next cycle: each is decided as it was recorded.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bigfleet.cli.plan.planning import SERVING_STATES, STATE_AFTER
+from bigfleet.engine import reference
+from bigfleet.engine.columnar.engine import ColumnarEngine
+from bigfleet.engine.columnar.objects import snapshot_of
+from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.decision import ActionKind, Decision, Options
+from bigfleet.model.need import Need
+from bigfleet.model.states import MachineState
+from bigfleet.shard.recording_digest import NO_ROW, PARTS, Digester
+from bigfleet.shard.recording_reader import RecordedCycle
+from bigfleet.shard.recording_values import Outcome, rows_of
+
+Decide = Callable[[ColumnSnapshot, Sequence[Need], Options], Decision]
+Change = Callable[[Options], Options]
+
+#: What is said of the parts of a decision beside its actions.
+_WORDS: Final[Mapping[str, str]] = {
+    "rows": "which rows were folded or parked",
+    "claims": "which machines rows hold",
+    "domains": "which domains gangs chose",
+    "victims": "who is preempted for whom",
+}
+
+
+class Verdict(Enum):
+    """Whether a cycle was decided again as it was recorded."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    #: The engine failed then and fails now.
+    FAILS = "fails"
+
+
+def new_engine(name: str) -> Decide:
+    """Return an engine by its name: columnar, as a shard runs it but without credits that it kept, or reference."""
+    if name == "reference":
+        return lambda view, demand, options: reference.decide(snapshot_of(view), demand, options)
+    engine = ColumnarEngine(is_incremental=False)
+    return lambda view, demand, options: engine.decide(view, demand, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What changed settings make of a cycle."""
+
+    decision: Decision
+    outcome: Outcome
+    #: Actions that are decided only with the settings, and only without them.
+    added: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One recorded cycle, decided again."""
+
+    recorded: RecordedCycle
+    verdict: Verdict
+    #: One sentence about the first difference, "" for none.
+    difference: str
+    #: None when the engine fails now, as `error` says.
+    decision: Decision | None
+    outcome: Outcome | None
+    error: str
+    changed: Changed | None
+
+    @property
+    def is_same(self) -> bool:
+        """Say whether it came to what was recorded."""
+        return self.verdict is not Verdict.DIFFERENT
+
+
+class Replayer:
+    """Decides cycle after cycle of one recording."""
+
+    def __init__(self, engine: str, changed_engine: str | None = None, change: Change | None = None) -> None:
+        """Make a replayer; with `change` it decides every cycle with changed options as well."""
+        self._decide = new_engine(engine)
+        self._decide_changed = new_engine(changed_engine or engine)
+        self._change = change
+        self._digester = Digester()
+
+    def replay(self, recorded: RecordedCycle) -> Replayed:
+        """Decide one cycle again. Raises what the engine raises on changed settings alone."""
+        decision: Decision | None = None
+        outcome: Outcome | None = None
+        error = ""
+        try:
+            decision = self._decide(recorded.view, recorded.demand, recorded.options)
+            outcome = self._digester.outcome(decision, recorded.view, recorded.demand)
+        except Exception as fault:  # the cycle may have been recorded because of it
+            error = f"{type(fault).__name__}: {fault}"
+        verdict, difference = _compared(recorded, decision, outcome, error)
+        return Replayed(
+            recorded=recorded,
+            verdict=verdict,
+            difference=difference,
+            decision=decision,
+            outcome=outcome,
+            error=error,
+            changed=None if self._change is None or outcome is None else self._changed(recorded, self._change, outcome),
+        )
+
+    def _changed(self, recorded: RecordedCycle, change: Change, base: Outcome) -> Changed:
+        decision = self._decide_changed(recorded.view, recorded.demand, change(recorded.options))
+        outcome = self._digester.outcome(decision, recorded.view, recorded.demand)
+        mine, theirs = _keys(outcome), _keys(base)
+        return Changed(
+            decision=decision,
+            outcome=outcome,
+            added=int((~np.isin(mine, theirs)).sum()),
+            dropped=int((~np.isin(theirs, mine)).sum()),
+        )
+
+
+# ---- comparing ---------------------------------------------------------------------------------------------------
+
+
+def _compared(
+    recorded: RecordedCycle, decision: Decision | None, outcome: Outcome | None, error: str
+) -> tuple[Verdict, str]:
+    then = recorded.outcome
+    if decision is None or outcome is None:
+        if then is None:
+            return Verdict.FAILS, ""
+        return Verdict.DIFFERENT, f"the engine decided then and fails now ({error})"
+    if then is None:
+        return Verdict.DIFFERENT, "the engine failed then and decides now"
+    if then == outcome:
+        return Verdict.SAME, ""
+    place = _first_difference(then, outcome)
+    if place is not None:
+        before, now = (_action_text(one, place, recorded, decision) for one in (then, outcome))
+        return Verdict.DIFFERENT, f"action {place + 1}: recorded {before}; now {now}"
+    if len(then.digests) != len(PARTS):
+        return Verdict.DIFFERENT, "the digests are of other parts than this version's"
+    named = zip(PARTS, then.digests, outcome.digests, strict=True)
+    parts = [_WORDS[part] for part, before_digest, digest in named if before_digest != digest and part in _WORDS]
+    if not parts:
+        return Verdict.DIFFERENT, f"the actions are the same; {then.short} rows were short then, {outcome.short} now"
+    return Verdict.DIFFERENT, f"the actions are the same; not the same is {', '.join(parts)}"
+
+
+def differing_actions(replayed: Replayed) -> tuple[list[str], list[str]]:
+    """Return the actions that were recorded and are not decided now, and those of now that were not recorded."""
+    then, now, decision = replayed.recorded.outcome, replayed.outcome, replayed.decision
+    if then is None or now is None or decision is None:
+        return [], []
+    mine, theirs = _keys(then), _keys(now)
+
+    def texts(outcome: Outcome, differs: npt.NDArray[np.bool_]) -> list[str]:
+        places = np.flatnonzero(differs).tolist()
+        return [_action_text(outcome, place, replayed.recorded, decision) for place in places]
+
+    return texts(then, ~np.isin(mine, theirs)), texts(now, ~np.isin(theirs, mine))
+
+
+def _first_difference(left: Outcome, right: Outcome) -> int | None:
+    """Return the place of the first action that differs, None when all are the same."""
+    if (left.kinds, left.machines, left.places) == (right.kinds, right.machines, right.places):
+        return None
+    mine, theirs = _actions(left), _actions(right)
+    shared = min(mine.shape[1], theirs.shape[1])
+    differing = np.flatnonzero((mine[:, :shared] != theirs[:, :shared]).any(axis=0))
+    return int(differing[0]) if len(differing) else shared
+
+
+def _actions(outcome: Outcome) -> npt.NDArray[np.int64]:
+    """Return kind, machine and row of demand of every action, one action a column."""
+    kinds = np.frombuffer(outcome.kinds, np.uint8).astype(np.int64)
+    return np.stack([kinds, rows_of(outcome.machines), rows_of(outcome.places)])
+
+
+def _keys(outcome: Outcome) -> npt.NDArray[np.int64]:
+    """Return a number per action: equal for the same kind, machine and row of demand."""
+    kinds, machines, places = _actions(outcome)
+    keys: npt.NDArray[np.int64] = (kinds << 60) | (machines << 30) | (places + 1)
+    return keys
+
+
+def _action_text(outcome: Outcome, place: int, recorded: RecordedCycle, decision: Decision) -> str:
+    actions = _actions(outcome)
+    if place >= actions.shape[1]:
+        return "no such action"
+    kind, machine, row = actions[:, place].tolist()
+    view = recorded.view
+    if not 0 <= machine < len(view.ids):
+        return f"{ActionKind(kind).label} of a machine that it does not know"
+    cluster = view.vocabulary.clusters[view.columns.cluster[machine]]
+    if row != NO_ROW and row < len(decision.rows):
+        need = decision.rows[row].need
+        taken = f", taken from {cluster}" if cluster else ""
+        return f"{ActionKind(kind).label} {view.ids[machine]} for {need.cluster}, row {row + 1}{taken}"
+    return f"{ActionKind(kind).label} {view.ids[machine]}" + (f" of {cluster}" if cluster else "")
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------
+
+
+def counts_of(outcome: Outcome) -> dict[ActionKind, int]:
+    """Return how many actions there are of each kind."""
+    counts = np.bincount(np.frombuffer(outcome.kinds, np.uint8), minlength=max(ActionKind) + 1)
+    return {kind: int(counts[kind]) for kind in ActionKind}
+
+
+def machines_of(view: ColumnSnapshot) -> int:
+    """Return how many machines there are."""
+    return int((view.columns.state != REMOVED).sum())
+
+
+def cost_usd_per_hour(view: ColumnSnapshot, outcome: Outcome | None = None) -> float:
+    """Return what machines cost by the hour, once the actions of an outcome are done where one is given.
+
+    As a plan counts: Speculative, Deleting and Failed machines cost nothing.
+    """
+    columns = view.columns
+    states = columns.state
+    if outcome is not None:
+        kinds, machines, _places = _actions(outcome)
+        after = np.zeros(max(ActionKind) + 1, states.dtype)
+        for kind, state in STATE_AFTER.items():
+            after[kind] = int(state)
+        states = states.copy()
+        states[machines] = after[kinds]
+    costs = np.isin(states, [int(state) for state in (*SERVING_STATES, MachineState.IDLE)])
+    prices = np.array([offer.price_usd_per_hour for offer in view.vocabulary.offers])
+    counts = np.bincount(columns.offer[costs], minlength=len(prices))
+    used = counts > 0
+    return float((prices[: len(counts)][used] * counts[used]).sum())
+
+
+def with_source(recorded: RecordedCycle) -> ColumnSnapshot:
+    """Return the view with its machines as objects, so that they are made once."""
+    return replace(recorded.view, source=snapshot_of(recorded.view))

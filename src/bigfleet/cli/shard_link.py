@@ -1,0 +1,40 @@
+"""A shard's link to the coordinator, made for one process: who speaks, who carries out, and whom it dials.
+
+docs/spec/coordinator.md §8. The shard imports nothing of this; with no coordinator configured it does not exist.
+Nothing here decides anything.
+"""
+
+import socket
+
+from bigfleet.cli.runtime import SystemClock
+from bigfleet.cli.shard_place import ShardPlace
+from bigfleet.link.client import Client
+from bigfleet.link.inbox import Inbox
+from bigfleet.link.reporter import Reporter
+from bigfleet.link.speaking import LinkCounts, ShardSpeaker
+from bigfleet.rpc.coordinator_link import GrpcCoordinator
+from bigfleet.shard.controller import Shard
+from bigfleet.shard.ports import ShardSettings
+
+
+def make_reporter(
+    place: ShardPlace, shard: Shard, settings: ShardSettings, clock: SystemClock, *, port: int
+) -> Reporter | None:
+    """Return the link of a shard that listens on a port, not running yet; None without a coordinator."""
+    if not place.coordinators:
+        return None
+    ownership = shard.ownership
+    assert ownership is not None, "a shard that listens to a coordinator has a state file"
+    host, provider_port = place.provider_address
+    counts = LinkCounts(shard.metrics, clock)
+    return Reporter(
+        shard_id=place.shard_id,
+        epoch=shard.epoch,
+        advertised_address=place.advertised_address or f"{socket.gethostname()}:{port}",
+        interval_seconds=settings.report_interval_seconds,
+        speaker=ShardSpeaker(shard, ownership.file, provider_address=f"{host}:{provider_port}"),
+        inbox=Inbox(ownership.handover, accepted_term=ownership.file.accepted_term, on_answer=counts.answered),
+        client=Client(place.coordinators, GrpcCoordinator(tls=place.tls), clock, on_redirect=counts.redirected),
+        clock=clock,
+        on_report=counts.reported,
+    )

@@ -1,0 +1,198 @@
+"""Runs closed-loop scenarios by name: what others call.
+
+docs/spec/simulation.md. A scenario is a file of a folder; its name is the file's. One run is one seed on virtual time,
+and equal runs give equal journals. Nothing here knows any scenario.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from bigfleet.operator.requests import UnmappableRequest
+from bigfleet.shard.controller import Shard
+from bigfleet.sim.closed_loop.measures import HeardAudit, Watch
+from bigfleet.sim.closed_loop.scenario import Scenario, ScenarioFault, Takes, read_scenario
+from bigfleet.sim.closed_loop.world import MakeShard, World
+from bigfleet.sim.virtual_time import run_virtual
+
+#: The scenarios of a checkout; an installed package has none, and is given a folder.
+FOLDER: Final = Path(__file__).parents[4] / "tests" / "cases" / "sim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One expectation of one arm, and what was measured."""
+
+    #: "" for a scenario without arms.
+    arm: str
+    text: str
+    value: float
+    is_met: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one run."""
+
+    name: str
+    seed: int
+    #: Of all arms together.
+    cycles: int
+    verdicts: tuple[Verdict, ...]
+    #: Broken invariants, each with its cycle.
+    violations: tuple[str, ...]
+    #: One line per cycle; arms follow each other.
+    journal: tuple[str, ...]
+    #: Actions that were carried out, by kind.
+    actions: Mapping[str, int]
+
+    @property
+    def is_met(self) -> bool:
+        """Say whether every expectation is met and no invariant was broken."""
+        return not self.violations and all(verdict.is_met for verdict in self.verdicts)
+
+    @property
+    def trace_hash(self) -> str:
+        """SHA-256 over the journal."""
+        return hashlib.sha256("\n".join(self.journal).encode()).hexdigest()
+
+    @property
+    def faults(self) -> list[str]:
+        """One line for each expectation that is not met, and for each invariant that was broken."""
+        unmet = [
+            f"{self.name}{f' [{v.arm}]' if v.arm else ''}: {v.text}, measured {v.value:g}"
+            for v in self.verdicts
+            if not v.is_met
+        ]
+        return [*unmet, *(f"{self.name}: {violation}" for violation in self.violations)]
+
+
+def scenarios(folder: Path = FOLDER) -> list[str]:
+    """Return the names of a folder's scenarios in order. Raises ScenarioFault when there are none."""
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    if not names:
+        raise ScenarioFault(f"{folder}: there is no scenario file (*.yaml) here; name a folder that has some")
+    return names
+
+
+def scenario_of(name: str, folder: Path = FOLDER) -> Scenario:
+    """Return a scenario. Raises ScenarioFault for a name that no file has, and for a wrong file."""
+    known = scenarios(folder)
+    if name not in known:
+        raise ScenarioFault(f"{folder}: there is no scenario {name!r}; there are {', '.join(known)}")
+    return read_scenario(folder / f"{name}.yaml")
+
+
+def run(
+    name: str,
+    seed: int = 1,
+    *,
+    folder: Path = FOLDER,
+    cycles_max: int | None = None,
+    on_cycle: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Outcome:
+    """Run a scenario to its end. Raises ScenarioFault for an unknown name and a wrong file.
+
+    With `cycles_max` it ends after so many cycles of each arm, and its expectations are not asked: they are about the
+    end. `on_cycle` hears how many cycles are done, and of how many. Must not be called on a running event loop.
+    """
+    scenario = scenario_of(name, folder)
+    return run_scenario(scenario, name=name, seed=seed, cycles_max=cycles_max, on_cycle=on_cycle)
+
+
+def run_scenario(
+    scenario: Scenario,
+    *,
+    name: str,
+    seed: int = 1,
+    cycles_max: int | None = None,
+    on_cycle: Callable[[int, int], None] = lambda _done, _of: None,
+    make_shard: MakeShard = Shard,
+) -> Outcome:
+    """Run a scenario that was read already, with another shard where a test plants a defect. Raises ScenarioFault."""
+    arms = scenario.arms or (scenario.takes,)
+    cycles = scenario.cycles if cycles_max is None else min(cycles_max, scenario.cycles)
+    verdicts: list[Verdict] = []
+    watches: list[Watch] = []
+    for number, takes in enumerate(arms):
+        watch = Watch()
+        watches.append(watch)
+
+        def told(done: int, number: int = number) -> None:
+            on_cycle(number * cycles + done, len(arms) * cycles)
+
+        async def course(watch: Watch = watch, takes: Takes = takes, told: Callable[[int], None] = told) -> World:
+            return await _course(scenario, takes, watch, seed=seed, cycles=cycles, told=told, make_shard=make_shard)
+
+        try:
+            with _quietly():
+                world = run_virtual(course)
+        except UnmappableRequest as fault:
+            raise ScenarioFault(f"{name}: {fault}") from fault
+        if cycles == scenario.cycles:
+            verdicts += _verdicts(world, watch, _arm(takes) if scenario.arms else "")
+    carried = [each.kind for watch in watches for each in watch.carried]
+    return Outcome(
+        name=name,
+        seed=seed,
+        cycles=cycles * len(arms),
+        verdicts=tuple(verdicts),
+        violations=tuple(violation for watch in watches for violation in watch.violations),
+        journal=tuple(line for watch in watches for line in watch.journal),
+        actions={kind: carried.count(kind) for kind in sorted(set(carried))},
+    )
+
+
+async def _course(
+    scenario: Scenario,
+    takes: Takes,
+    watch: Watch,
+    *,
+    seed: int,
+    cycles: int,
+    told: Callable[[int], None],
+    make_shard: MakeShard,
+) -> World:
+    world = World(
+        scenario,
+        takes,
+        seed=seed,
+        make_audit=lambda world, epoch: HeardAudit(watch, world, epoch),
+        make_shard=make_shard,
+    )
+    async with world.running():
+        for done in range(cycles):
+            await world.run_cycle(lambda step: watch.decided(world, step))
+            await watch.cycle_ended(world)
+            told(done + 1)
+    # What was cancelled gets to end before its loop does.
+    await asyncio.gather(*(p.actuation for p in world.processes), return_exceptions=True)
+    return world
+
+
+def _verdicts(world: World, watch: Watch, arm: str) -> Iterator[Verdict]:
+    for expectation in world.scenario.must_hold:
+        value = watch.value(world, expectation)
+        yield Verdict(arm=arm, text=expectation.text, value=value, is_met=expectation.holds(value))
+
+
+def _arm(takes: Takes) -> str:
+    parts = {name: getattr(takes, name) for name in takes.__struct_fields__}
+    return ", ".join(f"{name} takes {cycles}" for name, cycles in parts.items() if cycles) or "nothing takes a cycle"
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep what the processes log off the terminal: a run is told by its journal."""
+    before = structlog.get_config()
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

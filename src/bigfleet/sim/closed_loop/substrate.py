@@ -1,0 +1,142 @@
+"""The machines under the provider kit: exactly those of the scenario, as slow and as broken as it says.
+
+docs/spec/provider.md §16. A host that is booted into a cluster becomes a Ready node there; one that is drained, deleted
+or lost is a node no more. It is idempotent by operation, as the kit demands, and knows nothing of the kit's records. It
+must never make or lose a host that nobody asked it to.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.machine import Machine
+from bigfleet.provider.backend import ExistingHost, Feed, Found, FoundKind, Host, Limits, MachineView, Op, Slot
+from bigfleet.provider.kinds import Kind
+from bigfleet.sim.closed_loop.scenario import Takes
+
+#: What a call takes in any case: less than a cycle, more than nothing.
+CALL_SECONDS: Final = 0.1
+
+
+class SubstrateFailure(Exception):
+    """A call failed because the scenario says so."""
+
+
+class Substrate:
+    """Implements `bigfleet.provider.backend.Backend`, `Deletes`, `Adopts` and `Feeds`."""
+
+    provider = "substrate"
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        *,
+        hosts: Sequence[str],
+        takes: Takes,
+        cycle_seconds: float,
+        clock: Clock,
+        joined: Callable[[Machine, str], None],
+        left: Callable[[str, str], None],
+    ) -> None:
+        self.limits = Limits(resumable=frozenset(Kind))
+        self.slots = {slot.id: slot for slot in slots}
+        #: Host refs and clusters by machine id.
+        self.hosts = {machine_id: f"host-{machine_id}" for machine_id in hosts}
+        self.clusters: dict[str, str] = {}
+        #: Texts of calls that are to fail, by kind, once each.
+        self.failures: dict[str, deque[str]] = {kind.value: deque() for kind in Kind}
+        self.calls: Counter[str] = Counter()
+        #: While it is off nothing takes time, for what was there before the world began.
+        self.is_slow = False
+        self._takes = takes
+        self._cycle_seconds = cycle_seconds
+        self._clock = clock
+        self._joined = joined
+        self._left = left
+        self._feed: Feed | None = None
+
+    async def inventory(self) -> Sequence[Slot]:
+        """Return every slot, and the host of those that have one."""
+        return [*self.slots.values(), *(_existing(self.slots[i], ref) for i, ref in sorted(self.hosts.items()))]
+
+    async def _begin(self, op: Op) -> None:
+        self.calls[op.kind.value] += 1
+        if self.is_slow:
+            cycles: int = getattr(self._takes, op.kind.value)
+            await self._clock.sleep(CALL_SECONDS + cycles * self._cycle_seconds)
+        failures = self.failures[op.kind.value]
+        if failures and self.is_slow:
+            raise SubstrateFailure(failures.popleft())
+
+    async def create(self, machine: MachineView, op: Op) -> Host:
+        """Make the host."""
+        await self._begin(op)
+        return Host(ref=self.hosts.setdefault(machine.id, f"host-{machine.id}"))
+
+    async def configure(self, machine: MachineView, cluster: str, blob: bytes, op: Op) -> str | None:
+        """Boot the host into a cluster and return when its node is Ready."""
+        await self._begin(op)
+        if machine.id not in self.hosts:
+            raise SubstrateFailure("the host is gone")
+        if self.clusters.get(machine.id) != cluster:
+            self._leave(machine.id)
+            self.clusters[machine.id] = cluster
+            self._joined(machine, cluster)
+        return f"node-{machine.id}"
+
+    async def drain(self, machine: MachineView, grace_seconds: int, op: Op) -> None:
+        """Take the node out of its cluster."""
+        await self._begin(op)
+        self._leave(machine.id)
+
+    async def delete(self, machine: MachineView, op: Op) -> None:
+        """Give the host back."""
+        await self._begin(op)
+        self._leave(machine.id)
+        self.hosts.pop(machine.id, None)
+
+    async def adopt(self, machine: MachineView) -> Found:
+        """Say what is there: a host that serves, a clean one, or none."""
+        ref = self.hosts.get(machine.id)
+        if ref is None:
+            return Found(kind=FoundKind.NO_HOST)
+        cluster = self.clusters.get(machine.id)
+        if cluster is None:
+            return Found(kind=FoundKind.CLEAN, host=Host(ref=ref))
+        kind = FoundKind.SERVING if cluster == machine.cluster else FoundKind.DIRTY
+        return Found(kind=kind, host=Host(ref=ref))
+
+    async def feed(self, feed: Feed) -> None:
+        """Push losses for as long as the provider runs."""
+        self._feed = feed
+        await asyncio.Event().wait()
+
+    async def lose(self, machine_id: str) -> None:
+        """Take a host away, with everything on it."""
+        assert self._feed is not None, "losses happen while the provider runs"
+        self.hosts.pop(machine_id, None)
+        self._leave(machine_id)
+        await self._feed.report_lost(machine_id, "the host is gone")
+
+    def _leave(self, machine_id: str) -> None:
+        cluster = self.clusters.pop(machine_id, None)
+        if cluster is not None:
+            self._left(machine_id, cluster)
+
+
+def _existing(slot: Slot, ref: str) -> ExistingHost:
+    return ExistingHost(
+        id=slot.id,
+        instance_type=slot.instance_type,
+        zone=slot.zone,
+        capacity_type=slot.capacity_type,
+        resources=slot.resources,
+        allocatable=slot.allocatable,
+        labels=slot.labels,
+        price_usd_per_hour=slot.price_usd_per_hour,
+        interruption_probability=slot.interruption_probability,
+        fixed=slot.fixed,
+        host_ref=ref,
+    )

@@ -1,0 +1,284 @@
+"""The event loop of the deterministic world: integer virtual time, and a ready order drawn from the seed.
+
+When nobody is ready, time jumps to the next timer. Whoever is ready at one moment runs in an order that the scheduler's
+stream draws. Tasks and futures hash by number, so that no set of them depends on an address. It implements the part of
+`asyncio` that flows use; a thread, a socket or a signal is refused, since none may exist in a simulation.
+"""
+
+import asyncio
+import contextvars
+import gc
+import heapq
+import itertools
+import math
+import sys
+import warnings
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from random import Random  # noqa: TID251 - a type; the instance is handed in
+from typing import Any, TypeVar, TypeVarTuple
+
+from bigfleet.model.clock import NANOS_PER_SECOND
+from bigfleet.sim.kernel.processes import CURRENT, Process
+from bigfleet.sim.virtual_time import START_UNIX_SECONDS, Deadlock
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+START_UNIX_NANOS = START_UNIX_SECONDS * NANOS_PER_SECOND
+#: Callbacks at one virtual moment; more of them wait for each other for ever.
+STEPS_PER_MOMENT_MAX = 2_000_000
+
+
+class Livelock(RuntimeError):
+    """Tasks wake each other without end, and time does not move."""
+
+
+class _Task(asyncio.Task[Any]):
+    """A task that hashes by its number."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], number: int, **settings: Any) -> None:
+        # Before the task is known to anybody who may hash it.
+        self._number = number
+        super().__init__(coroutine, **settings)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class _Future(asyncio.Future[Any]):
+    """A future that hashes by its number."""
+
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+_Ready = tuple[asyncio.Handle, Process | None]
+
+
+class KernelLoop(asyncio.AbstractEventLoop):
+    """An asyncio loop on virtual nanoseconds from 0 on."""
+
+    def __init__(self, scheduler: Random) -> None:
+        self.now_nanos = 0
+        #: Callbacks that have run.
+        self.steps = 0
+        #: What tasks that nobody awaits have raised.
+        self.faults: list[BaseException] = []
+        self._scheduler = scheduler
+        self._ready: list[_Ready] = []
+        self._timers: list[tuple[int, int, asyncio.TimerHandle, Process | None]] = []
+        self._numbers = itertools.count(1)
+        self._steps_of_moment = 0
+        self._is_running = self._is_stopping = self._is_closed = False
+
+    # ---- running ------------------------------------------------------------------------------------------------
+
+    def run_forever(self) -> None:
+        """Run until `stop`. Raises Deadlock or Livelock."""
+        before = events._get_running_loop()
+        events._set_running_loop(self)
+        self._is_running = True
+        try:
+            while not self._is_stopping:
+                self._run_once()
+        finally:
+            self._is_running = self._is_stopping = False
+            events._set_running_loop(before)
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until the future or coroutine is done and return its result."""
+        awaited = asyncio.ensure_future(future, loop=self)
+        awaited.add_done_callback(lambda _done: self.stop())
+        self.run_forever()
+        return awaited.result()
+
+    def _run_once(self) -> None:
+        if not self._ready:
+            self._move_time()
+        batch, self._ready = self._ready, []
+        if len(batch) > 1:
+            self._scheduler.shuffle(batch)
+        for handle, process in batch:
+            if handle.cancelled() or (process is not None and not process.admits(handle)):
+                continue
+            self.steps += 1
+            handle._run()
+        self._steps_of_moment += len(batch)
+        if self._steps_of_moment > STEPS_PER_MOMENT_MAX:
+            raise Livelock(f"more than {STEPS_PER_MOMENT_MAX:,} callbacks at {self.now_nanos / 1e9:.3f} s")
+
+    def _move_time(self) -> None:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        if not self._timers:
+            raise Deadlock("every task waits for something that no timer and no peer will bring")
+        if self._timers[0][0] > self.now_nanos:
+            self.now_nanos = self._timers[0][0]
+            self._steps_of_moment = 0
+        while self._timers and self._timers[0][0] <= self.now_nanos:
+            _when, _number, handle, process = heapq.heappop(self._timers)
+            self._ready.append((handle, process))
+
+    def stop(self) -> None:
+        """End `run_forever` after the present round."""
+        self._is_stopping = True
+
+    def is_running(self) -> bool:
+        """Say whether the loop runs."""
+        return self._is_running
+
+    def is_closed(self) -> bool:
+        """Say whether the loop was closed."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Forget everything that waits."""
+        self._is_closed = True
+        self._ready.clear()
+        self._timers.clear()
+
+    async def shutdown_asyncgens(self) -> None:
+        """Do nothing: generators of the world end with it."""
+
+    # ---- time and callbacks -------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Return virtual seconds since the loop was made."""
+        return self.now_nanos / NANOS_PER_SECOND
+
+    def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Any = None) -> asyncio.Handle:
+        """Run a callback in the next round."""
+        context = contextvars.copy_context() if context is None else context
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append((handle, context.get(CURRENT)))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Run a callback after `delay` seconds, never a rounding error too early."""
+        nanos = self.now_nanos + max(0, math.ceil(delay * NANOS_PER_SECOND))
+        return self._call_at_nanos(nanos, callback, args, context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Run a callback at a time of `time()`; one that is later by less than a rounding error is later."""
+        earliest_nanos = self.now_nanos + (when > self.time())
+        nanos = max(earliest_nanos, math.ceil(when * NANOS_PER_SECOND))
+        return self._call_at_nanos(nanos, callback, args, context)
+
+    def _call_at_nanos(
+        self, nanos: int, callback: Callable[..., Any], args: tuple[Any, ...], context: Any
+    ) -> asyncio.TimerHandle:
+        context = contextvars.copy_context() if context is None else context
+        handle = asyncio.TimerHandle(nanos / NANOS_PER_SECOND, callback, args, self, context)
+        heapq.heappush(self._timers, (nanos, next(self._numbers), handle, context.get(CURRENT)))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Do nothing: a cancelled timer is left out when its time comes."""
+
+    # ---- tasks --------------------------------------------------------------------------------------------------
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        """Return a new future."""
+        return _Future(next(self._numbers), self)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **_settings: Any) -> Any:
+        """Start a task in the caller's process, or in the one that the context names."""
+        process: Process | None = (CURRENT.get() if context is None else context.get(CURRENT)) or None
+        number = next(self._numbers)
+        task = _Task(coro, number, loop=self, name=name or f"task-{number}", context=context)
+        if process is not None:
+            process.adopt(task)
+        return task
+
+    def get_task_factory(self) -> None:
+        """Return None: tasks are the loop's own."""
+
+    def get_exception_handler(self) -> None:
+        """Return None: `faults` is where they go."""
+
+    def call_exception_handler(self, context: Any) -> None:
+        """Keep what nobody caught."""
+        error = context.get("exception")
+        if error is not None and not self._is_closed:
+            self.faults.append(error)
+
+    def default_exception_handler(self, context: Any) -> None:
+        """Keep what nobody caught."""
+        self.call_exception_handler(context)
+
+    def get_debug(self) -> bool:
+        """Return False: there is no debug mode."""
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Do nothing: there is no debug mode."""
+
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], Any], *args: *Ts) -> Any:
+        """Raise: a thread has no place in a world of one."""
+        raise RuntimeError(f"{func} asks for a thread; in the simulation work runs inline")
+
+
+class KernelClock:
+    """A `Clock` on the running kernel loop."""
+
+    def __init__(self, loop: KernelLoop) -> None:
+        self._loop = loop
+
+    def monotonic_seconds(self) -> float:
+        """Return virtual seconds."""
+        return self._loop.time()
+
+    def unix_nanos(self) -> int:
+        """Return the virtual wall clock, exact to the nanosecond."""
+        return START_UNIX_NANOS + self._loop.now_nanos
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait in virtual time."""
+        await asyncio.sleep(max(seconds, 0.0))  # noqa: TID251 - this is the clock that others take
+
+
+def run_kernel(main: Callable[[KernelLoop], Coroutine[Any, Any, T]], scheduler: Random) -> T:
+    """Run `main(loop)` to its end on a fresh loop and return its result; whatever still runs is dropped."""
+    # What is left abstract are sockets, processes and signals, and those have no place here.
+    loop = KernelLoop(scheduler)  # type: ignore[abstract]
+    collecting = gc.isenabled()
+    # A collection in the middle would end what the dead left behind, at a moment that differs between processes.
+    gc.disable()
+    try:
+        result: T = loop.run_until_complete(main(loop))
+        return result
+    finally:
+        loop.close()
+        drop_all()
+        if collecting:
+            gc.enable()
+
+
+def drop_all() -> None:
+    """Let go of tasks that will never run again; what their last lines complain about concerns nobody.
+
+    Whoever still holds the world of a run calls it again after letting go.
+    """
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda _unraisable: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gc.collect()
+    finally:
+        sys.unraisablehook = before

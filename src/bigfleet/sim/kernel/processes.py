@@ -1,0 +1,120 @@
+"""Processes of the simulated world: they die at any await, stop for a while and go on, and know nothing of it.
+
+A process is whatever runs in its context: each callback remembers the process in which it was made, and the loop
+(`bigfleet.sim.kernel.loop`) runs none of a dead one and keeps those of a paused one for later. So a death takes place
+between two awaits and no `finally` of the dead ever runs, as with SIGKILL. What must outlive a process is kept outside
+of it. A process must never be brought back to life: a restart is another process.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, copy_context
+from enum import Enum
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: Tasks made between two clearances of those that are done.
+_CLEAR_EVERY = 256
+
+
+class Life(Enum):
+    """How a process is."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DEAD = "dead"
+
+
+class Process:
+    """One process; `spawn` starts what belongs to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.life = Life.RUNNING
+        #: Callbacks that have run in it.
+        self.steps = 0
+        #: The step before which it dies; None is never.
+        self.dies_at_step: int | None = None
+        #: Called when it has died, in nobody's context.
+        self.on_death: Callable[[], None] = lambda: None
+        #: Set when it has died.
+        self.died = asyncio.Event()
+        #: Callbacks that came while it was paused, in order.
+        self.parked: list[asyncio.Handle] = []
+        #: Tasks of it that may not have ended. Those of the dead stay here: collected, they would run their `finally`.
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._clear_at = _CLEAR_EVERY
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether it was not killed; a paused one is alive."""
+        return self.life is not Life.DEAD
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str = "") -> "asyncio.Task[T]":
+        """Start a task of this process, whoever asks for it. A dead one never runs it."""
+        context = copy_context()
+        context.run(CURRENT.set, self)
+        return asyncio.get_running_loop().create_task(coroutine, name=name or None, context=context)
+
+    def adopt(self, task: "asyncio.Task[Any]") -> None:
+        """Keep a task that was made in this process."""
+        self._tasks.append(task)
+        if len(self._tasks) >= self._clear_at:
+            self._tasks = [each for each in self._tasks if self.life is Life.DEAD or not each.done()]
+            self._clear_at = len(self._tasks) + _CLEAR_EVERY
+
+    def admits(self, handle: asyncio.Handle) -> bool:
+        """Say whether a callback may run now; that of a paused process is kept."""
+        if self.life is Life.RUNNING:
+            self.steps += 1
+            if self.dies_at_step is not None and self.steps >= self.dies_at_step:
+                self.kill()
+                return False
+            return True
+        if self.life is Life.PAUSED:
+            self.parked.append(handle)
+        return False
+
+    def kill(self) -> None:
+        """End it where it stands."""
+        if self.life is Life.DEAD:
+            return
+        self.life = Life.DEAD
+        self.parked.clear()
+        self.died.set()
+        self.on_death()
+
+    def pause(self) -> None:
+        """Let nothing of it run until `resume`."""
+        if self.life is Life.RUNNING:
+            self.life = Life.PAUSED
+
+    def resume(self) -> None:
+        """Let it go on, knowing nothing of the time between."""
+        if self.life is not Life.PAUSED:
+            return
+        self.life = Life.RUNNING
+        parked, self.parked = self.parked, []
+        loop = asyncio.get_running_loop()
+        for handle in parked:
+            # A handle runs in its own context, whoever starts it.
+            copy = _Again(handle)
+            context = copy_context()
+            context.run(CURRENT.set, self)
+            loop.call_soon(copy, context=context)
+
+
+class _Again:
+    """Runs a callback that was kept."""
+
+    def __init__(self, handle: asyncio.Handle) -> None:
+        self._handle = handle
+
+    def __call__(self) -> None:
+        if not self._handle.cancelled():
+            self._handle._run()
+
+
+#: The process in whose context code runs; None is the world itself.
+CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)

@@ -1,0 +1,214 @@
+"""What the invariants look at: events as they happen, and what is known of the run so far.
+
+An invariant (`bigfleet.sim.world.invariants`) is a function of one event and of this evidence, and gives a sentence for
+each breach. The evidence is written by the watch alone, from disks and wires and never from the memory of what it
+judges, unless an event says whose memory it shows. It must never change what it watches.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from bigfleet.model.need import Need
+from bigfleet.provider.fence import Mark
+from bigfleet.provider.record import Record
+from bigfleet.provider.simulated.book import SimulatedHost
+from bigfleet.shard.demand import RollUpOutcome
+from bigfleet.shard.outcomes import ActionRecord
+from bigfleet.sim.kernel.journal import Journal
+
+if TYPE_CHECKING:
+    from bigfleet.shard.controller import CycleReport
+    from bigfleet.sim.world.shard import WatchedShard
+
+VIOLATIONS_MAX = 20
+
+
+class Violation(NamedTuple):
+    """One breach of one invariant."""
+
+    invariant: str
+    at_nanos: int
+    text: str
+
+
+class Call(NamedTuple):
+    """One mutating call as it left its shard."""
+
+    shard: "WatchedShard"
+    method: str
+    machine_id: str
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The provider's disk took a change of one machine."""
+
+    before: Record | None
+    after: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The provider's disk took a fence mark; `before` is the newest one that it ever took for that pair."""
+
+    mark: Mark
+    before: Mark | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """The cloud changed a host."""
+
+    machine_id: str
+    before: SimulatedHost | None
+    after: SimulatedHost | None
+    is_fixed: bool
+    at_unix_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A shard sent a mutating call."""
+
+    call: Call
+
+
+class AuditRecord(msgspec.Struct):
+    """The fields of an audit record that are looked at."""
+
+    kind: str
+    machine: str
+    epoch: int
+    token_sequence: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """A shard's audit log took a record."""
+
+    shard: "WatchedShard"
+    record: AuditRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RolledUp:
+    """A shard judged a roll-up; `rows` is None when it could not be read."""
+
+    shard: "WatchedShard"
+    cluster: str
+    rows: tuple[Need, ...] | None
+    outcome: RollUpOutcome
+    #: Rows of the last one in force, and how many in a row were suspicious before this one.
+    baseline_rows: int | None
+    suspicious_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cycled:
+    """A shard finished a cycle; this shows its memory."""
+
+    shard: "WatchedShard"
+    report: "CycleReport"
+    #: Noted since the last cycle, oldest first.
+    actions: "tuple[ActionRecord, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A shard process was killed while actions of these machines were under way."""
+
+    shard: "WatchedShard"
+    in_flight: frozenset[str]
+
+
+Event = Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | Died
+
+
+@dataclass(slots=True)
+class ClusterMemory:
+    """What one shard process was told by one cluster."""
+
+    #: (row key, aggregate) of the last roll-up that came into force.
+    in_force: tuple[object, ...] = ()
+    baseline_rows: int | None = None
+    suspicious_in_a_row: int = 0
+    last_outcome: RollUpOutcome | None = None
+
+
+@dataclass(slots=True)
+class ShardMemory:
+    """What is known of one shard process, from its wires and disks."""
+
+    clusters: dict[str, ClusterMemory] = field(default_factory=dict)
+    calls: dict[int, Call] = field(default_factory=dict)
+    audited: Counter[int] = field(default_factory=Counter)
+    #: Reclaims enqueued since the last timer cycle, and the largest cap since then, by cluster.
+    reclaims: Counter[str] = field(default_factory=Counter)
+    caps: dict[str, int] = field(default_factory=dict)
+    #: The newest action that was looked at.
+    last_action_id: str = ""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that was seen in one run."""
+
+    journal: Journal
+    now_nanos: Callable[[], int]
+    marks: dict[tuple[str, str], Mark] = field(default_factory=dict)
+    shards: dict[int, ShardMemory] = field(default_factory=dict)
+    #: Machines that the provider ever held.
+    machines: set[str] = field(default_factory=set)
+    fixed: set[str] = field(default_factory=set)
+    violations: list[Violation] = field(default_factory=list)
+    #: Interesting states that were reached, with how often.
+    reached: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
+    cycles: int = 0
+    #: Errors that code of ours logged with a traceback, and nobody has looked at yet.
+    unexpected: list[str] = field(default_factory=list)
+    #: How often each invariant looked at an event.
+    checks: Counter[str] = field(default_factory=Counter)
+
+    def note(self, kind: str, subject: str, text: str = "") -> None:
+        """Write into the journal at this moment."""
+        self.journal.note(self.now_nanos(), kind, subject, text)
+
+    def mark(self, name: str) -> None:
+        """Note that an interesting state was reached."""
+        self.reached[name] += 1
+
+    def breach(self, invariant: str, text: str) -> None:
+        """Note a violation; the first ones count."""
+        if len(self.violations) < VIOLATIONS_MAX:
+            self.violations.append(Violation(invariant, self.now_nanos(), text))
+        self.note("VIOLATION", invariant, text)
+
+    def memory(self, shard: "WatchedShard") -> ShardMemory:
+        """Return what is known of a shard process."""
+        return self.shards.setdefault(shard.number, ShardMemory())
+
+
+def content_of(rows: Iterable[Need]) -> tuple[object, ...]:
+    """Return what rows say, in an order that does not depend on theirs."""
+    return tuple(sorted((row.key, tuple(sorted(row.aggregate.items()))) for row in rows))
+
+
+def new_actions(shard: "WatchedShard", memory: ShardMemory) -> list[ActionRecord]:
+    """Return the actions that the shard noted since the last look, oldest first."""
+    fresh: list[ActionRecord] = []
+    for record in reversed(shard.actuator.history):
+        if record.action_id == memory.last_action_id:
+            break
+        fresh.append(record)
+    if fresh:
+        memory.last_action_id = fresh[0].action_id
+    return fresh[::-1]

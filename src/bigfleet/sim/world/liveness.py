@@ -1,0 +1,208 @@
+"""What must come true once nothing fails any more, within a bounded virtual time (docs/spec/simulation.md, L1 to L6).
+
+Looked at when the world has come to rest, or when the time for that is over. The truth is the provider's disk and the
+pods of the clusters; the shard is asked only for its verdict on them. Nothing here may help the world to its rest.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from bigfleet.engine.decision import RowResult
+from bigfleet.model import vector
+from bigfleet.model.clock import NANOS_PER_SECOND
+from bigfleet.model.machine import Machine
+from bigfleet.model.profile import Requirement
+from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
+from bigfleet.provider.record import Record
+from bigfleet.sim.world.evidence import content_of
+from bigfleet.sim.world.shard import WatchedShard
+
+if TYPE_CHECKING:
+    from bigfleet.sim.world.world import World
+
+S = MachineState
+#: Nothing may happen for so long before the world counts as at rest: longer than the hold of an idle machine.
+REST_SECONDS = 700.0
+#: And for so long after it.
+QUIET_SECONDS = 200.0
+#: From healing to rest at the latest: holds of half an hour, doubled once, and what follows from them.
+REST_SECONDS_MAX = 9_000.0
+_LOOK_SECONDS = 10.0
+#: A machine that failed may stay so for good where its provider cannot tell what runs on it (docs/spec/provider.md §14).
+FAILED_SECONDS_MAX = 1_200.0
+
+Check = Callable[["World", WatchedShard], Iterator[str]]
+
+
+async def come_to_rest(world: "World") -> bool:
+    """Wait until nothing has happened for a while; False when the time for it is over."""
+    until_seconds = world.clock.monotonic_seconds() + REST_SECONDS_MAX
+    quiet_since_seconds = world.clock.monotonic_seconds()
+    seen = -1
+    while world.clock.monotonic_seconds() < until_seconds and not world.evidence.violations:
+        await world.clock.sleep(_LOOK_SECONDS)
+        world.sample()
+        stirred = sum(world.evidence.actions.values())
+        if stirred != seen or not _is_at_rest(world):
+            seen, quiet_since_seconds = stirred, world.clock.monotonic_seconds()
+        elif world.clock.monotonic_seconds() - quiet_since_seconds >= REST_SECONDS:
+            return True
+    return False
+
+
+def _is_at_rest(world: "World") -> bool:
+    return not unrest(world)
+
+
+def unrest(world: "World") -> str:
+    """Return what keeps the world from its rest; empty for nothing."""
+    shard = world.shard.shard
+    if shard is None or not shard.is_ready or shard.view.cycle == 0:
+        return "the shard is not ready"
+    records = sorted(world.provider.store.records.values(), key=lambda record: record.id)
+    moving = [f"{each.id} is {each.state.label}" for each in records if _is_moving(world, each)]
+    held = [f"{machine_id} is held" for machine_id in sorted(shard.strikes.held())]
+    in_flight = [f"{machine_id} has an action under way" for machine_id in sorted(shard.actuator.in_flight())]
+    return ", ".join([*moving, *held, *in_flight][:5])
+
+
+def _is_moving(world: "World", record: Record) -> bool:
+    if record.state is not S.FAILED:
+        return record.state in TRANSITIONAL_STATES
+    since_unix_nanos = max(record.state_since_unix_nanos, world.healed_unix_nanos)
+    return world.clock.unix_nanos() - since_unix_nanos < FAILED_SECONDS_MAX * NANOS_PER_SECOND
+
+
+def last_words(world: "World") -> Iterator[tuple[str, str]]:
+    """Yield (invariant, sentence) for everything that is not as it must be at the end."""
+    shard = world.shard.shard
+    if shard is None or not shard.is_ready:
+        yield "L5", "no shard is ready"
+        return
+    for name, check in CHECKS:
+        for text in check(world, shard):
+            yield name, text
+
+
+def every_machine_has_its_owner(world: "World", shard: WatchedShard) -> Iterator[str]:
+    """After healing every machine has exactly one owner, who knows it as it is."""
+    truth = {record.id: record.machine for record in world.provider.store.records.values()}
+    for machine_id in sorted(truth.keys() ^ set(shard.inventory.ids)):
+        yield f"{machine_id} is known to the {'provider' if machine_id in truth else 'shard'} alone"
+    for known in shard.inventory:
+        shown = truth.get(known.id)
+        if shown is not None and (shown.state, shown.cluster) != (known.state, known.cluster):
+            yield (
+                f"{known.id}: the provider says {shown.state.label} {shown.cluster!r},"
+                f" the shard {known.state.label} {known.cluster!r}"
+            )
+
+
+def clusters_know_their_machines(world: "World", _shard: WatchedShard) -> Iterator[str]:
+    """After healing every cluster knows exactly the machines that are bound to it."""
+    bound: defaultdict[str, set[str]] = defaultdict(set)
+    for record in world.provider.store.records.values():
+        if record.state is S.CONFIGURED:
+            bound[record.machine.cluster].add(record.id)
+    for site in world.clusters:
+        believed = site.believed()
+        for machine_id in sorted(bound[site.name] ^ believed):
+            who = "the cluster" if machine_id in believed else "the provider"
+            yield f"{machine_id} is bound to {site.name} for {who} alone"
+
+
+def nothing_is_on_its_way(world: "World", shard: WatchedShard) -> Iterator[str]:
+    """No machine stays in a transitional state beyond its bound without being surfaced."""
+    for record in sorted(world.provider.store.records.values(), key=lambda record: record.id):
+        if record.state in TRANSITIONAL_STATES and not shard.stuck.is_stuck(record.machine.id):
+            yield f"{record.id} is {record.state.label} at the provider"
+
+
+def every_hold_ends(world: "World", shard: WatchedShard) -> Iterator[str]:
+    """Every hold, quarantine, reservation and cooldown ends."""
+    for machine_id in sorted(shard.strikes.held()):
+        yield f"{machine_id} is held"
+    for site in world.clusters:
+        if shard.intake.is_quarantined(site.name):
+            yield f"a roll-up of {site.name} is quarantined"
+    for row in sorted(shard.refusals.backed_off()):
+        yield f"the row {row} is backed off"
+    for machine_id in sorted(shard.actuator.in_flight()):
+        yield f"{machine_id} has an action in flight"
+
+
+def the_demand_in_force_is_true(world: "World", shard: WatchedShard) -> Iterator[str]:
+    """Satisfiable demand is bound: first of all the shard has to know what is wanted."""
+    for site in world.clusters:
+        if content_of(shard.intake.table.rows_of(site.name)) != content_of(site.truth()):
+            yield f"{site.name}: the demand in force is not what the cluster wants"
+
+
+def satisfiable_demand_is_bound(world: "World", shard: WatchedShard) -> Iterator[str]:
+    """Satisfiable demand is bound within N cycles."""
+    decided = shard.last_decision
+    if decided is None:
+        yield "nothing was decided"
+        return
+    truth = [record.machine for record in world.provider.store.records.values()]
+    free = [machine for machine in truth if machine.state in (S.IDLE, S.SPECULATIVE)]
+    supplied: defaultdict[str, vector.Vector] = defaultdict(lambda: vector.ZERO)
+    for machine in truth:
+        if machine.state is S.CONFIGURED:
+            supplied[machine.cluster] = vector.add(supplied[machine.cluster], machine.supply)
+    wanted: defaultdict[str, vector.Vector] = defaultdict(lambda: vector.ZERO)
+    for row in decided.rows:
+        need = row.need
+        if row.satisfied:
+            wanted[need.cluster] = vector.add(wanted[need.cluster], need.aggregate)
+        elif need.profile.same_key is None:
+            could = [machine.id for machine in free if _serves(machine, row.need.profile.requirements, need.min_unit)]
+            if could:
+                yield f"the row {need.key} lacks {dict(row.deficit)}, and {could[0]} is free"
+        elif not row.claimed:
+            yield from _free_domain(need.profile.same_key, free, row)
+    for cluster, amount in wanted.items():
+        if any(supplied[cluster].get(name, 0) < least for name, least in amount.items()):
+            yield f"{cluster} is told that {dict(amount)} is bound, and has {dict(supplied[cluster])}"
+
+
+def _free_domain(key: str, free: list[Machine], row: RowResult) -> Iterator[str]:
+    need = row.need
+    domains: defaultdict[str, vector.Vector] = defaultdict(lambda: vector.ZERO)
+    for machine in free:
+        domain = machine.attribute(key)
+        if domain is not None and _serves(machine, need.profile.requirements, need.min_unit):
+            domains[domain] = vector.add(domains[domain], machine.supply)
+    for domain, supply in sorted(domains.items()):
+        if all(supply.get(name, 0) >= least for name, least in need.aggregate.items()):
+            yield f"the gang {need.key} holds nothing, and the domain {domain} is free and large enough"
+
+
+def _serves(machine: Machine, requirements: Iterable[Requirement], min_unit: vector.Vector) -> bool:
+    fits = all(machine.supply.get(name, 0) >= least for name, least in min_unit.items())
+    return fits and all(each.holds(machine.attribute(each.key)) for each in requirements)
+
+
+def excess_is_reclaimed(world: "World", shard: WatchedShard) -> Iterator[str]:
+    """Excess is reclaimed: at the end every bound machine is claimed by a row of its cluster."""
+    decided = shard.last_decision
+    if decided is None:
+        return
+    claimed = {machine_id: row.need.cluster for row in decided.rows for machine_id in row.claimed}
+    for record in sorted(world.provider.store.records.values(), key=lambda record: record.id):
+        if record.state is S.CONFIGURED and claimed.get(record.machine.id) != record.machine.cluster:
+            yield f"{record.id} serves {record.machine.cluster}, and no row of it claims the machine"
+
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("L6", nothing_is_on_its_way),
+    ("L4", every_hold_ends),
+    ("L5", every_machine_has_its_owner),
+    ("L5", clusters_know_their_machines),
+    ("L1", the_demand_in_force_is_true),
+    ("L1", satisfiable_demand_is_bound),
+    ("L3", excess_is_reclaimed),
+)
+#: L2 is looked at while the world runs: docstring and sentence are here with the others.
+L2_SENTENCE = "At constant demand and supply no action is taken after convergence."

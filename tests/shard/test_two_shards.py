@@ -1,0 +1,180 @@
+"""Two running shards behind one provider, whatever is wanted, given, lost and repeated: no machine is both's."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigfleet.model import labels
+from bigfleet.model.ids import MachineId
+from bigfleet.model.instructions import Instruction, TransferOwnership
+from bigfleet.model.ownership import Base, Domain, RowKind
+from bigfleet.model.states import MachineState
+from bigfleet.shard.handover import DoesNotApply, MayYetSucceed
+from bigfleet.shard.ownership import Ownership
+from bigfleet.shard.ports import FenceToken, ShardSettings
+from bigfleet.sim.virtual_time import LoopClock, run_virtual
+from tests.shard.handover_shard import ME, OTHER, HandoverShard, drain, instruction, release
+from tests.shard.world import ScriptedProvider, machine, need
+
+ZONES = {ME: "za", OTHER: "zb"}
+NAMES = {zone: [f"{zone}{number}" for number in range(4)] for zone in ZONES.values()}
+
+
+class WatchedProvider(ScriptedProvider):
+    """Hears of every mutating call before it is judged."""
+
+    on_call: Callable[[str, FenceToken], None] = lambda _machine, _token: None
+
+    def _transition(self, method: str, machine_id: MachineId, token: FenceToken, *more: Any) -> Any:
+        self.on_call(machine_id, token)
+        return super()._transition(method, machine_id, token, *more)
+
+
+class Pair:
+    """Two shards, and whoever tells them to give and to take."""
+
+    def __init__(self, base: Path) -> None:
+        self.provider = WatchedProvider()
+        for zone, names in NAMES.items():
+            self.provider.add(*(machine(name, MachineState.IDLE, zone=zone) for name in names))
+        quick = ShardSettings(report_interval_seconds=1.0)
+        self.shards = [
+            HandoverShard(base / name, name=name, provider=self.provider, settings=quick, new_file_owns=Base.DOMAINS)
+            for name in ZONES
+        ]
+        for shard in self.shards:
+            domain = Domain(labels.ZONE, ZONES[shard.name])
+            shard.file.commit(replace(shard.owned, domains=frozenset({domain})))
+        self.provider.on_call = self.check_call
+        self.sequence = 0
+        #: What was told, to whom, and the adoptions that nobody has told yet.
+        self.told: list[tuple[int, Instruction]] = []
+        self.untold: list[tuple[int, Instruction]] = []
+        self.moved = 0
+
+    def check_call(self, machine_id: str, token: FenceToken) -> None:
+        """No shard calls for a machine that it has given up."""
+        (caller,) = [shard for shard in self.shards if shard.name == token.shard_id]
+        row = caller.owned.rows.get(MachineId(machine_id))
+        assert row is None or row.kind is RowKind.ADOPTED, f"{caller.name} called for {machine_id}, which it gave up"
+
+    def check(self) -> None:
+        """No machine is in two inventories, nor in an inventory of a shard that gave it up."""
+        first, second = (set(shard.holds()) for shard in self.shards)
+        assert not first & second
+        for shard in self.shards:
+            gone = {m for m, row in shard.owned.rows.items() if row.kind is not RowKind.ADOPTED}
+            assert not gone.intersection(shard.holds())
+
+    async def tell(self, number: int, told: Instruction) -> Any:
+        self.told.append((number, told))
+        ownership: Ownership | None = self.shards[number].world.shard.ownership
+        assert ownership is not None
+        try:
+            return await ownership.handover.carry_out(told)
+        except (DoesNotApply, MayYetSucceed):
+            return None
+
+    async def happens(self, event: tuple[Any, ...]) -> None:
+        number = event[1] if len(event) > 1 else 0
+        shard, other = self.shards[number], self.shards[1 - number]
+        match event:
+            case ("cycles", _, is_timer):
+                await shard.world.cycle(is_timer=is_timer)
+            case ("wants", _, cpu):
+                cluster = f"of-{shard.name}"
+                session = shard.world.connect(cluster)
+                session.report(*([need(cluster, str(cpu))] if cpu else []))
+            case ("gives", _, count):
+                self.sequence += 1
+                giving = replace(release(count=count), from_shard=shard.name, to_shard=other.name)
+                told = instruction(giving, self.sequence)
+                done = await self.tell(number, told)
+                if done is not None and done.machines:
+                    taking = TransferOwnership(from_shard=shard.name, to_shard=other.name, machines=done.machines)
+                    self.untold.append((1 - number, instruction(taking, self.sequence, suffix="/adopt")))
+                    self.moved += len(done.machines)
+            case ("drains", _):
+                self.sequence += 1
+                await self.tell(number, instruction(replace(drain(1), to_shard=other.name), self.sequence))
+            case ("is told",) if self.untold:
+                await self.tell(*self.untold.pop(0))
+            case ("again", _, place) if self.told:
+                await self.tell(*self.told[place % len(self.told)])
+            case ("dies", _):
+                shard.start()
+            case ("settles",):
+                self.provider.settle()
+            case ("waits", _, seconds):
+                await LoopClock().sleep(seconds)
+
+    async def heal(self) -> None:
+        """Tell what nobody was told yet, and let both look."""
+        while self.untold:
+            await self.tell(*self.untold.pop(0))
+        for _ in range(3):
+            for shard in self.shards:
+                await shard.world.cycle()
+            self.provider.settle()
+
+    def close(self) -> None:
+        for shard in self.shards:
+            shard.close()
+
+
+_SHARD = st.integers(0, 1)
+_EVENTS = st.one_of(
+    st.tuples(st.just("cycles"), _SHARD, st.booleans()),
+    st.tuples(st.just("wants"), _SHARD, st.sampled_from([0, 4, 12, 20])),
+    st.tuples(st.just("gives"), _SHARD, st.integers(1, 3)),
+    st.tuples(st.just("drains"), _SHARD),
+    st.tuples(st.just("is told")),
+    st.tuples(st.just("again"), _SHARD, st.integers(0, 50)),
+    st.tuples(st.just("dies"), _SHARD),
+    st.tuples(st.just("settles")),
+    st.tuples(st.just("waits"), _SHARD, st.sampled_from([1, 9, 700])),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(course=st.lists(_EVENTS, min_size=10, max_size=40))
+def test_no_machine_is_ever_of_two_shards_and_none_is_lost(
+    course: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async def run() -> None:
+        pair = Pair(tmp_path_factory.mktemp("pair"))
+        for shard in pair.shards:
+            await shard.world.cycle()
+        for event in course:
+            await pair.happens(event)
+            pair.check()
+        await pair.heal()
+        pair.check()
+        held = [set(shard.holds()) for shard in pair.shards]
+        assert held[0] | held[1] == set(pair.provider.records)
+        pair.close()
+
+    run_virtual(run)
+
+
+async def _busy(base: Path) -> int:
+    pair = Pair(base)
+    for turn in range(12):
+        number = turn % 2
+        for event in (("cycles", number, True), ("gives", number, 2), ("dies", 1 - number), ("is told",)):
+            await pair.happens(event)
+            pair.check()
+        await pair.happens(("waits", 0, 9))
+    await pair.heal()
+    pair.close()
+    return pair.moved
+
+
+def test_machines_go_to_and_fro_over_restarts(tmp_path: Path) -> None:
+    assert run_virtual(lambda: _busy(tmp_path)) > 6

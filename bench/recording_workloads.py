@@ -1,7 +1,7 @@
 """What recording costs a shard: W9's churn through whole cycles of a shard, recorded and not, cycle by cycle in turn.
 
-The cycle is the shard's own, on one thread: reconcile by delta, snapshot, decision, what is told of it, rails. What was
-decided last is carried out by the next delta. Times are of the processor, so that a busy machine changes them little.
+The cycle is the shard's own, on one thread: reconcile, snapshot, decision, what is told of it, rails. What was
+decided last is what the provider shows next. Times are of the processor, so that a busy machine changes them little.
 Nothing here may time a recording that was not read back.
 """
 
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from bench.engine_fleets import cluster_rows, fleet_machines
 from bench.harness import Measured, Measurement, Reading
-from bench.shard_workloads import CLUSTERS, ListedProvider, new_shard
+from bench.shard_workloads import CLUSTERS, ListedProvider, answer_of, new_shard
 from bigfleet.cli.replay.replaying import Replayer
 from bigfleet.engine.decision import Action, ActionKind, Decision
 from bigfleet.model.frames import Hello
@@ -39,7 +39,7 @@ from bigfleet.shard.recording_values import FORMAT, Head
 
 #: What recording may cost, of the processor time of a cycle.
 SHARE_MAX: Final = 0.02
-CYCLES: Final = 40
+CYCLES: Final = 30
 WARM_UPS: Final = 6
 
 
@@ -97,17 +97,20 @@ class _Kept:
 class _World:
     """A shard of W8's fleet, and what changes before each of its cycles."""
 
-    def __init__(self, machines: int, changed: int) -> None:
+    def __init__(self, machines: int, changed: int, *, is_incremental: bool) -> None:
         fleet = fleet_machines(machines, CLUSTERS)
         self.machines = {machine.id: machine for machine in fleet}
+        #: What a full List tells of each; empty where deltas are read.
+        self._told = {} if is_incremental else dict(zip(self.machines, answer_of(fleet), strict=True))
         self.provider = ListedProvider()
         # Nothing is carried out by calls: the provider shows what was.
-        self.shard = new_shard(self.provider, ShardSettings(incremental_reconcile=True, actuation_paused=True))
+        settings = ShardSettings(incremental_reconcile=is_incremental, actuation_paused=True)
+        self.shard = new_shard(self.provider, settings)
         self.loop = asyncio.Runner()
         self._per_cluster = machines * 8 // 10 // CLUSTERS
         self._changed = range(0, CLUSTERS, CLUSTERS // changed)
         self._turn = 0
-        self._show([_record(machine) for machine in fleet], is_whole=True)
+        self._show(fleet, revision=b"1")
         self.sessions = {
             name: self.shard.sessions.open(Hello(cluster_id=name, capabilities=frozenset()))
             for name in (_name(cluster) for cluster in range(CLUSTERS))
@@ -137,16 +140,19 @@ class _World:
         shown = []
         for action in self._decided:
             machine = self.machines[action.machine_id] = _done(self.machines[action.machine_id], action)
-            shown.append(_record(machine))
-        self._show(shown, is_whole=False)
+            shown.append(machine)
+        self._show(shown, revision=b"2")
         self._turn += 1
         for cluster in self._changed:
             self._report(cluster, 103 if self._turn % 2 else 107)
 
-    def _show(self, records: Sequence[Record], *, is_whole: bool) -> None:
-        self.provider.listing = Listing(records=records, revision=b"" if is_whole else b"2", tombstones=True)
-        if is_whole:
-            self.provider.listing = replace(self.provider.listing, revision=b"1")
+    def _show(self, machines: Sequence[Machine], *, revision: bytes) -> None:
+        if self._told:
+            self._told.update(zip((machine.id for machine in machines), answer_of(machines), strict=True))
+            self.provider.content = b"".join(self._told.values())
+            return
+        records = [Record(machine, encode_metadata(machine) if machine.cluster else {}) for machine in machines]
+        self.provider.listing = Listing(records=records, revision=revision, tombstones=True)
 
     def _report(self, cluster: int, percent: int) -> None:
         name = _name(cluster)
@@ -156,10 +162,6 @@ class _World:
 
 def _name(cluster: int) -> ClusterId:
     return ClusterId(f"c-{cluster:03}")
-
-
-def _record(machine: Machine) -> Record:
-    return Record(machine, encode_metadata(machine) if machine.cluster else {})
 
 
 def _done(machine: Machine, action: Action) -> Machine:
@@ -183,22 +185,24 @@ def _done(machine: Machine, action: Action) -> Machine:
     )
 
 
-def recording(machines: int, per_mille: int) -> Measurement:
+def recording(machines: int, per_mille: int, *, is_incremental: bool, cycles: int = CYCLES) -> Measurement:
     """W9's churn recorded: what a recorder takes of the loop, and of the processor in all."""
 
     def run() -> Measured:
+        changed = max(1, CLUSTERS * per_mille // 1000)
         with tempfile.TemporaryDirectory() as folder:
-            return _measured(_World(machines, max(1, CLUSTERS * per_mille // 1000)), Path(folder) / "recording")
+            world = _World(machines, changed, is_incremental=is_incremental)
+            return _measured(world, Path(folder) / "recording", cycles + WARM_UPS)
 
     return Measurement(
-        name="W9 churn, recorded",
+        name=f"W9 churn, recorded, {'deltas' if is_incremental else 'full Lists'}",
         size=f"{machines:,} machines, {per_mille / 10:g} % of clusters",
         run=run,
         is_slow=machines > 20_000,
     )
 
 
-def _measured(world: _World, path: Path) -> Measured:
+def _measured(world: _World, path: Path, count: int) -> Measured:
     file = RecordingFile(path, size_bytes_max=2**40)
     head = Head(
         format=FORMAT, bigfleet="bench", shard_id=ShardId("b"), epoch=1, verify_every_cycles=0, started_unix_nanos=1
@@ -207,7 +211,7 @@ def _measured(world: _World, path: Path) -> Measured:
     on, off = _Timed(recorder), _Kept()
     cycles: dict[bool, list[float]] = {True: [], False: []}
     taking, writing, sizes, fresh = [], [], [], 0.0
-    for number in range(CYCLES + WARM_UPS):
+    for number in range(count):
         world.change()
         is_on = number % 2 == 1
         taker = world.shard.recorder = on if is_on else off
@@ -226,7 +230,7 @@ def _measured(world: _World, path: Path) -> Measured:
             if is_on:
                 taking.append(on.seconds)
     recorder.close()
-    digests = _read_back(path, CYCLES + WARM_UPS)
+    digests = _read_back(path, count)
     cycle = statistics.median(cycles[False])
     return Measured(
         (
@@ -265,4 +269,8 @@ def _read_back(path: Path, count: int) -> str:
     return digest_text(cycles[-1].outcome)[:12]
 
 
-RECORDINGS = (recording(500_000, 10), recording(500_000, 100))
+RECORDINGS = (
+    recording(100_000, 10, is_incremental=False),
+    recording(500_000, 10, is_incremental=True),
+    recording(500_000, 100, is_incremental=True),
+)

@@ -125,7 +125,7 @@ def altered(file: Path, to: Path, cycle: int, **changes: Any) -> Path:
 def test_every_cycle_is_decided_as_it_was_recorded(file: Path, engine: str) -> None:
     lines = answer(file, "--engine", engine).splitlines()
     count = len(cycles_of(file))
-    assert lines[0].startswith("shard-0, epoch 1, bigfleet 0.0.test; started ")
+    assert lines[0].startswith("shard-0, epoch 7, bigfleet 0.1.0, every 100th decision checked; started ")
     assert lines[1].split()[:4] == ["CYCLE", "TIME", "ROWS", "MACHINES"]
     (preempting,) = [line.split() for line in lines if line.split()[0] == str(PREEMPTING)]
     # Rows, machines, bound, made, reclaimed, preempted, released, short.
@@ -279,17 +279,17 @@ def test_two_processes_in_one_file_are_told_apart_by_their_epoch(file: Path, tmp
     packer, unpacker = Packer(), Unpacker()
     with file.open("rb") as opened:
         whole = [frame for frame in frames(opened) if isinstance(frame, Frame)]
-    second = packer.head(msgspec.msgpack.encode(msgspec.structs.replace(head(), epoch=2)))
+    second = packer.head(msgspec.msgpack.encode(msgspec.structs.replace(head(), epoch=8)))
     second += packer.cycle(unpacker.cycle(whole[1]))
     both.write_bytes(file.read_bytes() + second)
 
     text = answer(both)
     assert [line.partition(",")[0] for line in text.splitlines() if "epoch" in line] == ["shard-0", "shard-0"]
-    assert len(json.loads(answer(both, "--output", "json", "--epoch", "2"))["cycles"]) == 1
-    assert json.loads(answer(both, "--cycle", "1", "--epoch", "1", "--output", "json"))["cycle"]["epoch"] == 1
+    assert len(json.loads(answer(both, "--output", "json", "--epoch", "8"))["cycles"]) == 1
+    assert json.loads(answer(both, "--cycle", "1", "--epoch", "7", "--output", "json"))["cycle"]["epoch"] == 7
     result = CliRunner().invoke(app, ["replay", str(both), "--cycle", "1"])
-    assert "cycle 1 is that of epoch 2; --epoch shows that of 1" in result.stderr
-    assert "no whole cycle of epoch 7" in refusal(both, "--epoch", "7")
+    assert "cycle 1 is that of epoch 8; --epoch shows that of 7" in result.stderr
+    assert "no whole cycle of epoch 9" in refusal(both, "--epoch", "9")
 
 
 def test_a_torn_end_is_told_and_the_rest_is_replayed(file: Path, tmp_path: Path) -> None:

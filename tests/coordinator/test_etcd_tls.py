@@ -69,8 +69,8 @@ async def test_only_who_has_a_certificate_reads_and_writes(guarded: tuple[Cluste
     await ours.campaign()
     await ours.commit(AddShard(EAST, "east:7780", 3, 10))
 
-    for nobody in (plain, foreign):
-        with pytest.raises(StoreUnavailable, match=f"etcd at {cluster.endpoints[0]}: UNAVAILABLE: "):
+    for nobody, told in ((plain, "it may ask for TLS"), (foreign, "CERTIFICATE_VERIFY_FAILED")):
+        with pytest.raises(StoreUnavailable, match=f"etcd at {cluster.endpoints[0]}: UNAVAILABLE: .*{told}"):
             await nobody.load()
         await nobody.close()
     assert list((await ours.load()).shards) == [EAST]
@@ -104,6 +104,44 @@ async def test_an_install_with_tls_everywhere_and_a_shard_that_says_it_is_anothe
     assert 'bigfleet_coordinator_identity_rejected_total{rpc="ReportShard"} 1.0' in metrics
     assert "identity_refused" in log
     assert "bigfleet://shard/east-0" in log
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "told"),
+    [
+        ({"coordinator.crt": "ca.key"}, "coordinator.crt: holds no PEM certificate"),
+        ({"coordinator.key": "coordinator.crt"}, "coordinator.key: holds no PEM private key without a password"),
+        ({"coordinator.key": "admin.key"}, "coordinator.key: the key does not fit the certificate in"),
+        ({"ca.crt": "admin.key"}, "ca.crt: holds no PEM certificate"),
+        ({"ca.crt": ""}, "ca.crt: No such file or directory"),
+    ],
+    ids=["no certificate", "no key", "another key", "no authority", "no file"],
+)
+def test_files_that_make_no_credentials_for_etcd_end_the_start_and_are_named(
+    tmp_path: Path, spoiled: dict[str, str], told: str
+) -> None:
+    """At once: nothing of it would mend itself while the coordinator waits for its store."""
+    folder = certificates(tmp_path / "certs")
+    for name, source in spoiled.items():
+        content = (folder / source).read_bytes() if source else b""
+        (folder / name).unlink()
+        if source:
+            (folder / name).write_bytes(content)
+    of = paths(folder, "coordinator")
+    flags = [
+        "--store-tls-cert",
+        str(of.certificate),
+        "--store-tls-key",
+        str(of.key),
+        "--store-tls-ca",
+        str(of.authority),
+    ]
+
+    done = run_here("coordinator", "--store", "etcd://127.0.0.1:1/bigfleet", *flags)
+
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "TLS towards etcd: " in done.stderr
+    assert told in done.stderr
 
 
 def _reader(folder: Path) -> list[str]:

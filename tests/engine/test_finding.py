@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.engine.columnar import finding as finding_module
-from bigfleet.engine.columnar.finding import Finder
 from bigfleet.engine.columnar.store import ColumnStore
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
@@ -72,13 +71,13 @@ def test_rows_are_noted_once_that_has_paid_for_itself(monkeypatch: pytest.Monkey
         return halve(ids, wanted)
 
     monkeypatch.setattr(finding_module, "halved", heard)
-    finder = grown(NAMES)._finder
-    assert isinstance(finder, Finder)
+    # One machine has its place whatever its hash is.
+    finder = grown(NAMES[:1])._finder
     halved.clear()
-    for name in ("absent", "absent", "absent", *NAMES[:4], NAMES[0]):
+    for name in ("absent", "absent", "absent", *NAMES[:1] * 5):
         finder.row(MachineId(name))
 
-    assert halved == ["absent", "absent", "absent", *NAMES[:3]]
+    assert halved == ["absent", "absent", "absent", *NAMES[:1] * 3]
 
 
 def test_a_machine_that_comes_back_is_counted_once() -> None:

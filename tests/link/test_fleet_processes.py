@@ -4,6 +4,7 @@ docs/spec/coordinator.md §9 and §12, docs/spec/shard.md §15.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +17,9 @@ import pytest
 from bigfleet.engine.columnar.engine import warm_up
 from bigfleet.model import labels
 from bigfleet.model.states import CapacityType
+from bigfleet.provider.fake import INSTANCE_TYPE
+from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2_grpc
 from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import coordinator_pb2_grpc
 from tests.e2e.fault_world import LiveOperator, LiveProvider, LiveShard, live_shard, until
 from tests.processes import free_port, serving
 
@@ -70,13 +72,21 @@ class Fleet:
             self.place / "coordinator.log",
             *("coordinator", "--listen", self.address, "--advertise-addr", self.address, "--metrics-addr", "off"),
             *("--store", f"sqlite://{self.place}/coordinator.db", "--report-interval", PACE, "--lease-ttl", "2s"),
-            *("--rebalance-interval", "1s", "--rebalance-age", "2"),
+            *("--rebalance-interval", "1s", "--rebalance-age", "2", "--rebalance-preempt-age", "4"),
         )
 
     def ask(self, method: str, request: Any) -> Any:
         """Call the coordinator."""
         with grpc.insecure_channel(self.address) as channel:
             return getattr(coordinator_pb2_grpc.CoordinatorStub(channel), method)(request, timeout=10)
+
+    def hand_out_zones(self) -> None:
+        """Give each shard its zones, once both have reported."""
+        until(lambda: len(self.ask("ListShards", pb.ListShardsRequest()).shards), lambda n: n == 2, "registered")
+        for zone, shard in ZONES.items():
+            request = pb.AssignDomainRequest(topology_key=labels.ZONE, topology_value=zone, shard_id=shard)
+            self.ask("AssignDomain", request)
+        until(self.held, lambda held: held == (3, 6), "the domains reach the shards")
 
     def held(self) -> tuple[int, int]:
         """Return how many machines each shard has."""
@@ -104,6 +114,29 @@ def fleet(place: Path) -> Iterator[Fleet]:
         yield Fleet(provider, address, place, (shards[0], shards[1]))
 
 
+class PricedOperator(LiveOperator):
+    """An operator whose work has a priority, and costs something to interrupt."""
+
+    def want(self, cpu: str, *, priority: int, bucket: int) -> None:
+        row = capacity_pb2.CapacityNeed(
+            aggregate_resources={"cpu": cpu},
+            min_unit={"cpu": "1"},
+            priority=priority,
+            interruption_penalty_bucket=capacity_pb2.PenaltyBucket.ValueType(bucket),
+            requirements=[
+                capacity_pb2.NodeSelectorRequirement(
+                    key=labels.INSTANCE_TYPE,
+                    operator=capacity_pb2.NodeSelectorRequirement.OPERATOR_IN,
+                    values=[INSTANCE_TYPE],
+                )
+            ],
+        )
+        rollup = capacity_pb2.ClusterCapacityNeeds(
+            cluster_id=self.cluster, timestamp_unix_nanos=time.time_ns(), needs=[row]
+        )
+        self._say(rollup=rollup)
+
+
 def served(shard: LiveShard, cluster: str) -> int:
     return list(shard.bound(cluster).values()).count("MACHINE_STATE_CONFIGURED")
 
@@ -114,11 +147,7 @@ def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_no
         # Without a coordinator nothing idle is anybody's.
         assert running.held() == (0, 0)
         with running.coordinator() as first_leader:
-            until(lambda: len(running.ask("ListShards", pb.ListShardsRequest()).shards), lambda n: n == 2, "registered")
-            for zone, shard in ZONES.items():
-                request = pb.AssignDomainRequest(topology_key=labels.ZONE, topology_value=zone, shard_id=shard)
-                running.ask("AssignDomain", request)
-            until(running.held, lambda held: held == (3, 6), "the domains reach the shards")
+            running.hand_out_zones()
             watch = Watch(hungry, rich)
             stack.callback(watch.end)
 
@@ -131,7 +160,7 @@ def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_no
             first_leader.kill()
             first_leader.wait(10)
 
-        # Nobody leads: both go on deciding, and a shard that dies comes back with what it adopted.
+        # Nobody leads: both go on deciding.
         green = LiveOperator(rich.address, "green")
         stack.callback(green.close)
         green.report("15")
@@ -141,6 +170,16 @@ def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_no
         until(lambda: hungry.metric('reports_total{outcome="error"}'), lambda n: n > 0, "reports fail and are counted")
         assert running.held() == (4, 5)
         assert hungry.metric("cycle_failures_total") == rich.metric("cycle_failures_total") == 0
+
+        # And a shard that dies meanwhile comes back with all that it had, the adopted machine too.
+        assert hungry.process is not None
+        hungry.process.kill()
+        hungry.process.wait(10)
+        stack.enter_context(serving(hungry.address, hungry.log, *hungry.flags))
+        until(lambda: len(hungry.said("ready")), lambda n: n == 2, "it is ready again")
+        until(running.held, lambda held: held == (4, 5), "it has what it had")
+        blue = LiveOperator(hungry.address, "blue")
+        stack.callback(blue.close)
 
         with running.coordinator():
             blue.report("37")
@@ -153,3 +192,30 @@ def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_no
         assert watch.looks > 20
         assert watch.shared == set()
         assert not hungry.metric("fenced_total")
+
+
+def test_urgent_work_gets_a_machine_that_is_drained_for_it_in_another_shard(tmp_path: Path) -> None:
+    """Nothing is free anywhere: cheaper work makes room, and its machine is kept until it has moved."""
+    with fleet(tmp_path) as running, ExitStack() as stack, running.coordinator():
+        urgent, cheap = running.shards
+        running.hand_out_zones()
+        watch = Watch(urgent, cheap)
+        stack.callback(watch.end)
+        green, blue = PricedOperator(cheap.address, "green"), PricedOperator(urgent.address, "blue")
+        for operator in (green, blue):
+            stack.callback(operator.close)
+        green.want("45", priority=100, bucket=2)
+        until(lambda: served(cheap, "green"), lambda n: n == 6, "cheap work fills one shard")
+
+        blue.want("30", priority=700_000, bucket=13)
+        until(lambda: served(urgent, "blue"), lambda n: n == 4, "a machine is drained, given and bound")
+
+        watch.end()
+        assert watch.shared == set()
+        assert running.held() == (4, 5)
+        (preempted,) = [each for each in cheap.audited() if each["kind"] == "Preempt"]
+        (touched,) = [each for each in cheap.audited() if each["kind"] == "FenceTouch"]
+        assert preempted["reason"].startswith("coordinator.")
+        assert (preempted["machine"], preempted["cluster"]) == (touched["machine"], "green")
+        assert preempted["machine"] in urgent.bound("blue")
+        until(lambda: cheap.metric("machines_reserved"), lambda n: n == 0, "nothing is kept any more")

@@ -131,7 +131,7 @@ BUSY = [
 ]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @example(course=BUSY, answers=2, hangs=True)
 @given(
     course=st.lists(st.tuples(st.integers(1, 400), _EVENTS), min_size=3, max_size=12),

@@ -20,11 +20,11 @@ def head(shard_id: str = "shard-0", *, written_format: int = FORMAT) -> Head:
     """Return who writes."""
     return Head(
         format=written_format,
-        bigfleet="0.0.test",
+        bigfleet="0.1.0",
         shard_id=shard_id,
-        epoch=1,
-        verify_every_cycles=0,
-        started_unix_nanos=1,
+        epoch=7,
+        verify_every_cycles=100,
+        started_unix_nanos=1_767_225_599_000_000_000,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,9 +68,13 @@ async def test_a_machine_that_another_shard_has_bound_is_not_ours_whatever_the_f
     bind(shard, "theirs", by=OTHER)
     bind(shard, "nobodys", by="")
 
-    await shard.world.cycle()
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(2):
+            await shard.world.cycle()
 
     assert shard.holds() == ["free", "mine", "nobodys"]
+    (warned,) = [each for each in logged if each["event"] == "machines_of_other_shards"]
+    assert (warned["machines"], "--inherits" in warned["advice"]) == (1, True)
     assert shard.world.metric("ownership_machines", relation="foreign") == 1
 
 
@@ -320,7 +325,7 @@ def _courses(draw: st.DrawFn) -> list[tuple[list[Machine], dict[str, dict[str, s
     return course
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(course=_courses())
 def test_a_shard_that_reads_digests_has_what_one_that_reads_records_has(course: Any, tmp_path_factory: Any) -> None:
     """And both have all and only what is theirs, whatever changes of what is shown and owned."""

@@ -54,7 +54,7 @@ async def calls_to_show(rows: int) -> float:
 
 
 async def test_showing_a_row_is_the_same_work_however_many_there_are() -> None:
-    few, many = await calls_to_show(100), await calls_to_show(600)
+    few, many = await calls_to_show(50), await calls_to_show(300)
 
     assert many <= 1.1 * few
     assert many < CALLS_PER_ROW_MAX

@@ -149,7 +149,7 @@ def test_what_is_no_recording_is_said_to_be_none(content: bytes, told: str, tmp_
 def test_records_of_another_format_name_the_version_that_wrote_them(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     path.write_bytes(MAGIC + Packer().head(msgspec.msgpack.encode(head(written_format=2))))
-    with pytest.raises(WrongFile, match=r"records of format 2 .* replay it with bigfleet 0\.0\.test"):
+    with pytest.raises(WrongFile, match=r"records of format 2 .* replay it with bigfleet 0\.1\.0"):
         list(read_recording(path))
 
 

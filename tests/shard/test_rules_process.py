@@ -102,6 +102,7 @@ WRONG = {
     "an heir of nobody": ["--provider-addr", ":1", "--inherits", "old,"],
     "no pace": ["--provider-addr", ":1", "--report-interval", "0s"],
     "nowhere to be reached": ["--provider-addr", ":1", "--advertise-addr", "here"],
+    "everywhere to be reached": ["--provider-addr", ":1", "--advertise-addr", ":7780"],
     "half of TLS": ["--provider-addr", ":1", "--tls-cert", "x.crt"],
 }
 

@@ -16,19 +16,32 @@ from bigfleet.model.ownership import Base, Domain, RowKind
 from bigfleet.model.states import MachineState
 from bigfleet.shard.handover import DoesNotApply, MayYetSucceed
 from bigfleet.shard.ownership import Ownership
-from bigfleet.shard.ports import FenceToken, ShardSettings
+from bigfleet.shard.ports import FenceToken, Listing, Record, ShardSettings
 from bigfleet.sim.virtual_time import LoopClock, run_virtual
 from tests.shard.handover_shard import ME, OTHER, HandoverShard, drain, instruction, release
-from tests.shard.world import ScriptedProvider, machine, need
+from tests.shard.test_recognition import digest_of
+from tests.shard.world import RevisionedProvider, machine, need
 
 ZONES = {ME: "za", OTHER: "zb"}
 NAMES = {zone: [f"{zone}{number}" for number in range(4)] for zone in ZONES.values()}
 
 
-class WatchedProvider(ScriptedProvider):
-    """Hears of every mutating call before it is judged."""
+#: How a provider tells what it has: all of it, all of it with digests, or what has changed.
+MODES = ("records", "digests", "deltas")
+
+
+class WatchedProvider(RevisionedProvider):
+    """Tells of every mutating call before it is judged, and lists in one of the ways."""
 
     on_call: Callable[[str, FenceToken], None] = lambda _machine, _token: None
+    mode = "records"
+
+    def view(self, since_revision: bytes) -> Listing:
+        if self.mode == "deltas":
+            return super().view(since_revision)
+        records = [Record(each, dict(self.metadata.get(each.id, {}))) for each in self.records.values()]
+        digests = b"".join(map(digest_of, records)) if self.mode == "digests" else b""
+        return Listing(records=records, digests=digests)
 
     def _transition(self, method: str, machine_id: MachineId, token: FenceToken, *more: Any) -> Any:
         self.on_call(machine_id, token)
@@ -38,11 +51,12 @@ class WatchedProvider(ScriptedProvider):
 class Pair:
     """Two shards, and whoever tells them to give and to take."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, mode: str) -> None:
         self.provider = WatchedProvider()
+        self.provider.mode = mode
         for zone, names in NAMES.items():
             self.provider.add(*(machine(name, MachineState.IDLE, zone=zone) for name in names))
-        quick = ShardSettings(report_interval_seconds=1.0)
+        quick = ShardSettings(report_interval_seconds=1.0, incremental_reconcile=mode == "deltas")
         self.shards = [
             HandoverShard(base / name, name=name, provider=self.provider, settings=quick, new_file_owns=Base.DOMAINS)
             for name in ZONES
@@ -143,12 +157,12 @@ _EVENTS = st.one_of(
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(course=st.lists(_EVENTS, min_size=10, max_size=40))
+@given(course=st.lists(_EVENTS, min_size=10, max_size=40), mode=st.sampled_from(MODES))
 def test_no_machine_is_ever_of_two_shards_and_none_is_lost(
-    course: Any, tmp_path_factory: pytest.TempPathFactory
+    course: Any, mode: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     async def run() -> None:
-        pair = Pair(tmp_path_factory.mktemp("pair"))
+        pair = Pair(tmp_path_factory.mktemp("pair"), mode)
         for shard in pair.shards:
             await shard.world.cycle()
         for event in course:
@@ -163,9 +177,9 @@ def test_no_machine_is_ever_of_two_shards_and_none_is_lost(
     run_virtual(run)
 
 
-async def _busy(base: Path) -> int:
-    pair = Pair(base)
-    for turn in range(12):
+async def _busy(base: Path, mode: str) -> int:
+    pair = Pair(base, mode)
+    for turn in range(6):
         number = turn % 2
         for event in (("cycles", number, True), ("gives", number, 2), ("dies", 1 - number), ("is told",)):
             await pair.happens(event)
@@ -176,5 +190,6 @@ async def _busy(base: Path) -> int:
     return pair.moved
 
 
-def test_machines_go_to_and_fro_over_restarts(tmp_path: Path) -> None:
-    assert run_virtual(lambda: _busy(tmp_path)) > 6
+@pytest.mark.parametrize("mode", MODES)
+def test_machines_go_to_and_fro_over_restarts(tmp_path: Path, mode: str) -> None:
+    assert run_virtual(lambda: _busy(tmp_path, mode)) > 3

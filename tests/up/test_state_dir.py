@@ -48,7 +48,7 @@ def test_progress_is_kept_over_runs(tmp_path: Path) -> None:
         (Identity(3, 60, 1, ""), "--machines"),
         (Identity(3, 120, 2, ""), "--seed"),
         (Identity(3, 120, 1, "abc"), "--nodes and --pods: the run in .* replays no trace"),
-        (Identity(3, 120, 1, "", shards=2, store="sqlite"), "--shards: the run in .* was started with 1, not 2"),
+        (Identity(5, 120, 1, "", shards=5, store="sqlite"), "--shards: the run in .* was started with 1, not 5"),
     ],
 )
 def test_another_run_is_not_resumed(tmp_path: Path, changed: Identity, said: str) -> None:

@@ -189,7 +189,7 @@ def test_the_summary_of_several_shards_explains_their_moves() -> None:
         "11 moved between 3 shards",
         "cluster-1        40",
         "84%   43",
-        "2 earlier ones",
+        "and 2 before",
         "7-1 shard-1 → shard-0, 4 std.16x64 in sim-1b, idle (tier 1): arrived",
         "shard-0 lacks cpu 60 for 4 cycles",
     ):

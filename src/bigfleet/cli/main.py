@@ -25,6 +25,7 @@ from bigfleet.cli.program import run_program
 from bigfleet.cli.provider import app as provider_app
 from bigfleet.cli.replay.command import replay
 from bigfleet.cli.shard import shard
+from bigfleet.cli.sim.command import app as sim_app
 from bigfleet.cli.snapshot.command import app as snapshot_app
 from bigfleet.cli.switches import SwitchCommand
 from bigfleet.cli.up.command import up
@@ -53,6 +54,7 @@ app.add_typer(get_app, name="get")
 app.add_typer(explain_app, name="explain")
 app.add_typer(admin_app, name="admin")
 app.add_typer(snapshot_app, name="snapshot")
+app.add_typer(sim_app, name="sim")
 add_coordinator_lists(get_app)
 
 

@@ -31,8 +31,22 @@ if TYPE_CHECKING:
 LOG_LEVELS = ("debug", "info", "warning", "error")
 #: What a new state file owns before a coordinator has spoken.
 OWNERSHIP = {"all": Base.ALL, "assigned": Base.DOMAINS}
+#: As many machines as a shard is made for.
+FAKE_SLOTS_MAX = 500_000
 
-_ProviderAddr = Annotated[str, typer.Option(metavar="HOST:PORT", help="The capacity provider. Required.")]
+_ProviderAddr = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The capacity provider. Required, unless --fake-provider.")
+]
+_FakeProvider = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=FAKE_SLOTS_MAX,
+        help="For development: that many fake machines, served on a loopback port of this process and forgotten at "
+        "its end. Not with --coordinator-addr.",
+    ),
+]
 _Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this shard.")]
 _Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of Session and ShardRead.")]
 _MetricsAddr = Annotated[
@@ -127,6 +141,7 @@ class Flags:
     """Everything that the command line may say of a shard, as it was written."""
 
     provider_addr: _ProviderAddr = ""
+    fake_provider: _FakeProvider = None
     id: _Id = "shard-0"
     listen: _Listen = ":7780"
     metrics_addr: _MetricsAddr = ":8780"
@@ -173,8 +188,7 @@ class Flags:
 
     def check(self) -> None:
         """Look at what no parser looks at. Raises UsageFault naming the flag."""
-        if not self.provider_addr:
-            raise UsageFault("--provider-addr is missing: name the HOST:PORT of the capacity provider")
+        self._check_provider()
         fault = identifier_fault(self.id)
         if fault:
             raise UsageFault(f"--id {fault}")
@@ -186,6 +200,23 @@ class Flags:
             raise UsageFault(f"--ownership {self.ownership} needs --coordinator-addr: nobody else assigns anything")
         if self.log_level not in LOG_LEVELS:
             raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+
+    def _check_provider(self) -> None:
+        if self.fake_provider is None:
+            if not self.provider_addr:
+                raise UsageFault(
+                    "--provider-addr is missing: name the HOST:PORT of the capacity provider, or try without one with "
+                    "--fake-provider N"
+                )
+            return
+        if self.provider_addr:
+            raise UsageFault("--provider-addr and --fake-provider contradict each other: a shard has one provider")
+        if self.coordinator_addr is not None:
+            # It would send real clusters here, and no machine here can be given to another shard.
+            raise UsageFault(
+                "--coordinator-addr and --fake-provider contradict each other: a coordinator is told of no fake "
+                "machines; run `bigfleet provider simulated` and name it with --provider-addr"
+            )
 
     def settings(self) -> "ShardSettings":
         """Return what the flags set. Raises UsageFault naming the flag."""
@@ -241,26 +272,21 @@ class Flags:
 
     def _coordinators(self) -> tuple[str, ...]:
         names = [] if self.coordinator_addr is None else self.coordinator_addr.split(",")
-        for name in names:
-            host, _port = parse_address(name, "--coordinator-addr")
-            if name.startswith(":") or not host:
-                raise UsageFault(f"--coordinator-addr: {name!r} names no host; write HOST:PORT")
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys(_dialable(name, "--coordinator-addr") for name in names))
 
     def place(self) -> "ShardPlace":
         """Return who the shard is and where it is. Raises UsageFault naming the flag."""
         from bigfleet.cli.shard_place import ShardPlace
         from bigfleet.rpc.identity import Identity, Role
 
-        if self.advertise_addr:
-            parse_address(self.advertise_addr, "--advertise-addr")
         return ShardPlace(
             shard_id=ShardId(self.id),
             coordinators=self._coordinators(),
-            advertised_address=self.advertise_addr,
+            advertised_address=self.advertise_addr and _dialable(self.advertise_addr, "--advertise-addr"),
             new_file_owns=OWNERSHIP[self.ownership],
             data_dir=self.data_dir,
-            provider_address=parse_address(self.provider_addr, "--provider-addr"),
+            provider_address=parse_address(self.provider_addr, "--provider-addr") if self.provider_addr else None,
+            fake_slots=self.fake_provider,
             listen_address=parse_address(self.listen, "--listen"),
             metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
             tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=Identity(Role.SHARD, self.id)),
@@ -269,6 +295,14 @@ class Flags:
             record=self.record,
             record_bytes_max=parse_size_bytes(self.record_max_bytes, "--record-max-bytes"),
         )
+
+
+def _dialable(text: str, flag: str) -> str:
+    """Return a HOST:PORT that others can dial. Raises UsageFault naming the flag."""
+    parse_address(text, flag)
+    if text.startswith(":"):
+        raise UsageFault(f"{flag}: {text!r} names no host; write HOST:PORT")
+    return text
 
 
 # Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.

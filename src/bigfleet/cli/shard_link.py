@@ -25,6 +25,7 @@ def make_reporter(
         return None
     ownership = shard.ownership
     assert ownership is not None, "a shard that listens to a coordinator has a state file"
+    assert place.provider_address is not None, "a shard of fake machines reports to nobody"
     host, provider_port = place.provider_address
     counts = LinkCounts(shard.metrics, clock)
     return Reporter(

@@ -17,10 +17,13 @@ class ShardPlace:
 
     shard_id: ShardId
     data_dir: Path
-    provider_address: tuple[str, int]
+    #: None: `fake_slots` in this process.
+    provider_address: tuple[str, int] | None
     listen_address: tuple[str, int]
     #: None serves no HTTP.
     metrics_address: tuple[str, int] | None
+    #: How many slots a fake provider in this process has; None with a provider's address, and only then.
+    fake_slots: int | None = None
     #: HOST:PORT of each; without one nothing is reported.
     coordinators: tuple[str, ...] = ()
     #: HOST:PORT at which others reach the shard; empty: the host's name and the port that is listened on.

@@ -78,8 +78,8 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         audit_file = _open_audit(place)
         if audit_file is not None:
             stack.callback(audit_file.close)
-        host, port = place.provider_address
         shard: Shard
+        host, port = place.provider_address or await _serve_fake(place, clock, stack)
         provider = GrpcProvider(
             f"{host}:{port}",
             deadlines=ProviderDeadlines(
@@ -87,7 +87,8 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             ),
             clock=clock,
             on_call=lambda method, code, seconds: shard.metrics.provider_rpc.labels(method, code).observe(seconds),
-            tls=place.tls,
+            # What is in this process needs no certificate.
+            tls=place.tls if place.provider_address else None,
         )
         stack.push_async_callback(provider.close)
         shard = Shard(
@@ -120,6 +121,18 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         await _run_until(stop, shard, server, clock, reporter)
     _log.info("stopped", shard=place.shard_id)
     return 0
+
+
+async def _serve_fake(place: ShardPlace, clock: SystemClock, stack: AsyncExitStack) -> tuple[str, int]:
+    """Serve fake machines until the stack ends, after whoever calls them; return where."""
+    # A shard with a real provider loads nothing of the kit.
+    from bigfleet.cli.shard_fake import serving_fake
+
+    assert place.fake_slots is not None, "a shard has a provider"
+    try:
+        return await stack.enter_async_context(serving_fake(place.fake_slots, clock))
+    except ListenFault as fault:
+        raise RunFault(f"--fake-provider: {fault}") from fault
 
 
 def _open_audit(place: ShardPlace) -> AuditFile | None:

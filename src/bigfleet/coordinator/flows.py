@@ -8,6 +8,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from bigfleet.coordinator.moves import FlowKey, Knobs, Skip
@@ -17,6 +18,7 @@ from bigfleet.model.ids import ShardId
 from bigfleet.model.profile import Operator
 from bigfleet.model.vector import Vector, vector_key
 
+_COUNT = itemgetter(0)
 _NOBODY: frozenset[ShardId] = frozenset()
 #: Type, zone and machine size.
 _Kind = tuple[str, str, tuple[tuple[str, int], ...]]
@@ -286,19 +288,20 @@ class Drains:
     """The machines that donors behind one provider address could drain for others, by type (§7.4)."""
 
     def __init__(self, donors: Iterable[ShardFigures]) -> None:
-        least_first: defaultdict[str, list[tuple[int, ShardId]]] = defaultdict(list)
+        """Donors come by id, ascending."""
+        of_type: defaultdict[str, list[tuple[int, ShardId]]] = defaultdict(list)
         self._wanted_by: defaultdict[str, set[ShardId]] = defaultdict(set)
         self._types_of: dict[Asking, list[str]] = {}
         for donor in donors:
             for instance_type, count in donor.drainable.items():
-                least_first[instance_type].append((-count, donor.shard_id))
+                of_type[instance_type].append((count, donor.shard_id))
             for instance_type in donor.types_wanted_here:
                 self._wanted_by[instance_type].add(donor.shard_id)
+        for counts in of_type.values():
+            # The sort is stable: equal counts stay by donor.
+            counts.sort(key=_COUNT, reverse=True)
         #: Most first, then by donor.
-        self._of_type = {
-            instance_type: [(-count, donor) for count, donor in sorted(counts)]
-            for instance_type, counts in least_first.items()
-        }
+        self._of_type = of_type
 
     def types(self, asking: Asking) -> list[str]:
         """Return the types that an asking accepts, ascending."""

@@ -7,9 +7,9 @@ number. Nothing here writes to the store.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bigfleet.coordinator.delivery import Entry, Ledger, State
+from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, Entry, Ledger, State
 from bigfleet.coordinator.reports import ShardFigures
-from bigfleet.coordinator.squaring import Neighbourhood, Squared, View, still_follows
+from bigfleet.coordinator.squaring import Neighbourhood, Squared, View, Wanted, still_follows
 from bigfleet.coordinator.tables import Tables
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -24,10 +24,14 @@ from bigfleet.model.instructions import (
     ids_of,
     reading,
 )
-from bigfleet.model.ownership import Owned, Turn
+from bigfleet.model.ownership import Domain, Owned, Turn
 
 #: Report cycles within which a report counts as fresh.
 FRESH_CYCLES = 3
+
+
+def _of_domain(domain: Domain) -> tuple[AssignDomain, UnassignDomain]:
+    return AssignDomain(domain), UnassignDomain(domain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +199,8 @@ class Soft:
         ]
         ledger = self.ledger.cancelled(outdated, now_seconds)
         for wanted in squared.instructions:
+            if self._is_leaving_already(wanted, now_seconds):
+                continue
             ledger = ledger.enqueued(
                 wanted.to,
                 wanted.payload,
@@ -206,6 +212,27 @@ class Soft:
             payload = TransferOwnership(from_shard=to, to_shard=to, machine_ids=tuple(squared.taken_back))
             ledger = ledger.enqueued(to, payload, term=self.term, now_seconds=now_seconds)
         return replace(self, ledger=ledger)
+
+    def _is_leaving_already(self, wanted: Wanted, now_seconds: float) -> bool:
+        """Say whether a shard has just agreed to leave a domain, and has not been given it since.
+
+        A view lists what is being left among what is held, for as long as machines there are bound: told again with
+        every report, the shard would report every second meanwhile.
+        """
+        domain = wanted.payload.domain if isinstance(wanted.payload, UnassignDomain) else None
+        about = [
+            entry
+            for entry in self.ledger.entries
+            if domain is not None and entry.to == wanted.to and entry.instruction.payload in _of_domain(domain)
+        ]
+        if not about:
+            return False
+        last = max(about, key=lambda entry: entry.instruction.turn)
+        return (
+            last.state is State.DONE
+            and isinstance(last.instruction.payload, UnassignDomain)
+            and now_seconds - last.finished_seconds < PERSISTENT_RETRY_CYCLES * self.ledger.report_cycle_seconds
+        )
 
     def _is_taking_back(self, to: ShardId, machine_ids: list[MachineId]) -> bool:
         return any(_takes_back(entry, to, machine_ids) for entry in self.ledger.live())

@@ -13,7 +13,10 @@ class Clock(Protocol):
     """What a flow may know of time."""
 
     def monotonic_seconds(self) -> float:
-        """Seconds since an arbitrary start; never goes back. Ages, holds and deadlines are measured on it."""
+        """Seconds since an arbitrary start; never goes back. Ages, holds and deadlines are measured on it.
+
+        A thread that works for a flow may ask too.
+        """
         ...
 
     def unix_nanos(self) -> int:

@@ -69,6 +69,7 @@ class EtcdClient:
     def __init__(self, endpoints: Sequence[str], tls: StoreTls | None = None) -> None:
         """Dial each endpoint lazily, in plain text without `tls`. There is at least one endpoint, as host:port."""
         self._endpoints = tuple(endpoints)
+        self._is_plain = tls is None
         self._channels = [_dial(endpoint, tls) for endpoint in endpoints]
         self._current = 0
 
@@ -174,7 +175,10 @@ class EtcdClient:
         self._current = (self._current + 1) % len(self._channels)
 
     def _told(self, error: aio.AioRpcError) -> str:
-        return f"etcd at {self._endpoints[self._current]}: {error.code().name}: {error.details() or 'no details'}"
+        details = error.details() or "no details"
+        # So it hangs up on who speaks plain text to it.
+        hint = "; it may ask for TLS" if self._is_plain and details.endswith("Socket closed") else ""
+        return f"etcd at {self._endpoints[self._current]}: {error.code().name}: {details}{hint}"
 
 
 def key_is_absent(key: bytes) -> etcd_pb2.Compare:

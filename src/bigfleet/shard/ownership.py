@@ -13,7 +13,7 @@ import structlog
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.ownership import RowKind
+from bigfleet.model.ownership import Base, RowKind
 from bigfleet.shard.classes import MachineRows
 from bigfleet.shard.handover import Grounds, Handover
 from bigfleet.shard.metrics import ShardMetrics
@@ -48,6 +48,7 @@ class Ownership:
         self._metrics = metrics
         #: How many full Lists in a row have not named an adopted machine.
         self._unnamed_lists: dict[MachineId, int] = {}
+        self._has_told_of_others = False
 
     def reconciled(self, result: ReconcileResult) -> None:
         """Look after reservations, leaving domains and adopted rows; only after a reconcile that succeeded."""
@@ -59,7 +60,18 @@ class Ownership:
             self._metrics.ownership_machines.labels(kind.value).set(kinds.count(kind))
         if result.foreign is not None:
             self._metrics.ownership_machines.labels("foreign").set(result.foreign)
+            self._tell_of_others(result.foreign)
         self._metrics.machines_reserved.set(len(self.file.reservations))
+
+    def _tell_of_others(self, foreign: int) -> None:
+        """Warn once when a shard that owns everything is shown machines that others have bound."""
+        if foreign and self.file.owned.base is Base.ALL and not self._has_told_of_others:
+            self._has_told_of_others = True
+            _log.warning(
+                "machines_of_other_shards",
+                machines=foreign,
+                advice="left alone; --inherits takes over those of a shard that is gone for good",
+            )
 
     def _prune(self, unnamed: Set[MachineId]) -> None:
         """Let go of the rows of adopted machines that the provider has not named for long: there are none."""

@@ -6,7 +6,7 @@ follow from these and the input. The columns of an answer are read as they are, 
 say what the objects of the reference say. Nothing here may depend on how an engine numbers things inside.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ import xxhash
 
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import ActionKind, Decision, RowResult
-from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.shard.recording_values import Outcome, rows_bytes
@@ -28,6 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 #: What the digests of an outcome are of, in their order.
 PARTS: Final = ("actions", "rows", "claims", "domains", "victims")
+_NONE: Final = np.zeros(0, np.int64)
 #: Place of the row of an action that serves none.
 NO_ROW: Final = -1
 
@@ -39,14 +39,10 @@ class _Canonical(NamedTuple):
     machines: Ints
     #: Place in the folded list of the row that an action serves, `NO_ROW` for none.
     places: Ints
-    #: By place in the folded list: place of the first member in the demand, members where folded, parked, satisfiable.
-    rows: tuple[Ints, ...]
+    rows: int
     short: int
-    #: One number for the machines of every row, in claim order.
-    claims: int
-    #: Places of the rows that chose a domain, ascending, and a number for each one's value.
-    domain_places: Ints
-    domains: npt.NDArray[np.uint64]
+    #: What `recording_kernel.mix_rows` wrote.
+    numbers: Ints
     #: (place, machine) of every victim, by place, in the order of picking.
     victim_places: Ints
     victims: Ints
@@ -56,8 +52,11 @@ class Digester:
     """Makes outcomes; what it keeps only saves work."""
 
     def __init__(self) -> None:
-        #: Numbers of the values of a topology key, with the list that they are of.
-        self._numbers: dict[int, tuple[Sequence[str], npt.NDArray[np.uint64]]] = {}
+        #: Numbers of all values of topology keys one key after the other, and where each key's begin.
+        self._values: Ints = _NONE
+        self._value_start: Ints = _NONE
+        #: The lists that they are of, and how many of each.
+        self._known: list[tuple[Sequence[str], int]] = []
 
     def outcome(self, decision: Decision, view: ColumnSnapshot, demand: Sequence[Need]) -> Outcome:
         """Return a decision on a view and a demand as it is recorded.
@@ -67,67 +66,65 @@ class Digester:
         answer = _answer_of(decision, view)
         form = _from_objects(decision, view, demand) if answer is None else self._from_columns(answer)
         kinds, machines, places = form.kinds.tobytes(), rows_bytes(form.machines), rows_bytes(form.places)
+        rows, claims, domains = (number.to_bytes(8, "little", signed=True) for number in form.numbers.tolist())
         return Outcome(
             kinds=kinds,
             machines=machines,
             places=places,
-            rows=len(form.rows[0]),
+            rows=form.rows,
             short=form.short,
             digests=(
                 _digest(kinds, machines, places),
-                _digest(*(rows_bytes(column) for column in form.rows)),
-                _digest(form.claims.to_bytes(8, "little", signed=True)),
-                _digest(rows_bytes(form.domain_places), form.domains.astype("<u8").tobytes()),
+                rows,
+                claims,
+                domains,
                 _digest(rows_bytes(form.victim_places), rows_bytes(form.victims)),
             ),
         )
 
     def _from_columns(self, answer: "Answer") -> _Canonical:
-        from bigfleet.shard.recording_kernel import mixed
+        from bigfleet.shard.recording_kernel import mix_rows
 
         rows, work, folded, arranged = answer.rows_in_list, answer.work, answer.folded, answer.arranged
-        place_of = np.empty(len(rows), np.int64)
-        place_of[rows] = np.arange(len(rows))
+        place_of, numbers = np.empty(len(rows), np.int64), np.empty(3, np.int64)
+        self._follow(answer.values)
+        mix_rows(
+            *(numbers, place_of, rows),
+            *(arranged.places, arranged.start, folded.cluster, folded.local, folded.members, folded.parked),
+            *(answer.newly_parked, work.satisfiable),
+            *(work.domain, answer.rows.key, self._value_start, self._values),
+            *(work.credited, work.credit_from, work.credit_to),
+            *(work.acquired, work.acquire_from, work.acquire_to),
+        )
         taken = int(work.lengths[2])
-        taken_places, taken_machines = place_of[work.taken_row[:taken]], work.taken_machine[:taken]
+        taken_rows = work.taken_row[:taken]
         is_victim = work.taken_victim[:taken] != 0
-        victim_places, victims = taken_places[is_victim], taken_machines[is_victim]
+        victim_places, victims = place_of[taken_rows[is_victim]], work.taken_machine[:taken][is_victim]
         by_place = np.argsort(victim_places, kind="stable")
         is_short = work.want != 0
-        is_short[work.taken_row[:taken]] = True
-        chosen = np.flatnonzero(work.domain[rows] >= 0)
-        spans = (work.credit_from, work.credit_to), (work.acquire_from, work.acquire_to)
+        is_short[taken_rows] = True
         return _Canonical(
             *_actions(answer, place_of),
-            rows=(
-                arranged.places[arranged.start[folded.cluster] + folded.local][rows],
-                folded.members[rows],
-                (folded.parked | answer.newly_parked)[rows].astype(np.int64),
-                work.satisfiable[rows].astype(np.int64),
-            ),
+            rows=len(rows),
             short=int(is_short.sum()),
-            claims=int(mixed(work.credited, *spans[0], work.acquired, *spans[1], rows)),
-            domain_places=chosen,
-            domains=self._domains(answer, rows[chosen]),
+            numbers=numbers,
             victim_places=victim_places[by_place],
             victims=victims[by_place].astype(np.int64),
         )
 
-    def _domains(self, answer: "Answer", rows: Ints) -> npt.NDArray[np.uint64]:
-        """Return a number for the value that each of some rows chose; engines number values as they like."""
-        keys, domains = answer.rows.key[rows], answer.work.domain[rows]
-        numbers = np.zeros(len(rows), np.uint64)
-        for key in np.unique(keys).tolist():
-            of_key = keys == key
-            numbers[of_key] = self._numbers_of(key, answer.values[key])[domains[of_key]]
-        return numbers
-
-    def _numbers_of(self, key: int, values: Sequence[str]) -> npt.NDArray[np.uint64]:
-        known = self._numbers.get(key)
-        if known is None or known[0] is not values or len(known[1]) != len(values):
-            # Taken once: values are appended while they are read.
-            known = self._numbers[key] = (values, np.array([_number(value) for value in list(values)], np.uint64))
-        return known[1]
+    def _follow(self, values: Sequence[Sequence[str]]) -> None:
+        """Have a number for every value; engines number values as they like, and only ever add some."""
+        sizes = [len(of_key) for of_key in values]
+        known = self._known
+        if len(known) == len(values) and all(
+            of_key is former and size == former_size
+            for of_key, size, (former, former_size) in zip(values, sizes, known, strict=True)
+        ):
+            return
+        texts = [text for of_key, size in zip(values, sizes, strict=True) for text in of_key[:size]]
+        self._values = np.array([_number(text) for text in texts], np.int64)
+        self._value_start = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(sizes, np.int64))])
+        self._known = list(zip(values, sizes, strict=True))
 
 
 def outcome_of(decision: Decision, view: ColumnSnapshot, demand: Sequence[Need]) -> Outcome:
@@ -148,7 +145,8 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def _number(text: str) -> int:
-    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+    """Return a number of 63 bits for a text."""
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) >> 1
 
 
 def _answer_of(decision: Decision, view: ColumnSnapshot) -> "Answer | None":
@@ -184,7 +182,6 @@ def _all(kind: ActionKind, machines: npt.NDArray[np.int32]) -> npt.NDArray[np.ui
 
 
 def _from_objects(decision: Decision, view: ColumnSnapshot, demand: Sequence[Need]) -> _Canonical:
-    place_of_need = {id(need): place for place, need in enumerate(demand)}
     row_of, results = view.rows, list(decision.rows)
     served = {
         machine_id: place
@@ -192,35 +189,41 @@ def _from_objects(decision: Decision, view: ColumnSnapshot, demand: Sequence[Nee
         for machine_id in (*result.bootstraps, *result.provisions, *result.victims)
     }
     actions = list(decision.actions)
-    chosen = [(place, _number(result.domain)) for place, result in enumerate(results) if result.has_domain]
     victims = [(place, row_of[one]) for place, result in enumerate(results) for one in result.victims]
     return _Canonical(
         kinds=np.array([int(action.kind) for action in actions], np.uint8),
         machines=_ints(row_of[action.machine_id] for action in actions),
         places=_ints(served.get(action.machine_id, NO_ROW) for action in actions),
-        rows=(
-            _ints(_first_place(result, place_of_need, demand) for result in results),
-            _ints(len(result.members) if result.folded else 0 for result in results),
-            _ints(int(result.need.parked) for result in results),
-            _ints(int(result.satisfiable) for result in results),
-        ),
+        rows=len(results),
         short=sum(not result.satisfied for result in results),
-        claims=_claims(results, row_of),
-        domain_places=_ints(place for place, _value in chosen),
-        domains=np.array([value for _place, value in chosen], np.uint64),
+        numbers=_numbers(results, view, demand),
         victim_places=_ints(place for place, _row in victims),
         victims=_ints(row for _place, row in victims),
     )
 
 
-def _claims(results: Sequence[RowResult], row_of: Mapping[MachineId, int]) -> int:
-    from bigfleet.shard.recording_kernel import mixed
+def _numbers(results: Sequence[RowResult], view: ColumnSnapshot, demand: Sequence[Need]) -> Ints:
+    """Have the kernel go through objects: every row is a cluster of its own, every domain a value of its own."""
+    from bigfleet.shard.recording_kernel import mix_rows
 
-    held = np.array([row_of[machine_id] for result in results for machine_id in result.claimed], np.int32)
+    place_of_need = {id(need): place for place, need in enumerate(demand)}
+    size = len(results)
+    numbers, none, each = np.empty(3, np.int64), np.zeros(size, np.int64), np.arange(size)
+    held = [view.rows[machine_id] for result in results for machine_id in result.claimed]
     ends = np.cumsum(_ints(len(result.claimed) for result in results))
     starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
-    none = np.zeros(len(results), np.int64)
-    return int(mixed(held, starts, ends, np.zeros(0, np.int32), none, none, np.arange(len(results))))
+    mix_rows(
+        *(numbers, np.empty(size, np.int64), each),
+        *(_ints(_first_place(result, place_of_need, demand) for result in results), each, each.astype(np.int32), none),
+        _ints(len(result.members) if result.folded else 0 for result in results),
+        np.array([result.need.parked for result in results], np.uint8),
+        np.zeros(size, np.uint8),
+        np.array([result.satisfiable for result in results], np.uint8),
+        np.array([place if result.has_domain else -1 for place, result in enumerate(results)], np.int32),
+        *(np.zeros(size, np.int32), np.zeros(1, np.int64), _ints(_number(result.domain) for result in results)),
+        *(np.array(held, np.int32), starts, ends, np.zeros(0, np.int32), none, none),
+    )
+    return numbers
 
 
 def _first_place(result: RowResult, place_of_need: dict[int, int], demand: Sequence[Need]) -> int:

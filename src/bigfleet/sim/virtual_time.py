@@ -59,9 +59,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 class LoopClock:
     """A `Clock` on the running loop's time; with a VirtualTimeLoop all of it is virtual."""
 
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
     def monotonic_seconds(self) -> float:
-        """Return the loop's time."""
-        return asyncio.get_running_loop().time()
+        """Return the loop's time; in a thread that runs none, that of the loop that asked last."""
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            if self._loop is None:
+                raise
+        return self._loop.time()
 
     def unix_nanos(self) -> int:
         """Return `START_UNIX_SECONDS` plus the loop's time."""

@@ -286,6 +286,20 @@ def test_demand_of_waiting_pods_alone_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert any("kind reclaim" in fault for fault in outcome.faults), outcome.faults
 
 
+def test_a_shard_that_waits_for_its_coordinator_is_found() -> None:
+    """One that acts only without a coordinator decides otherwise than one that never had one."""
+
+    def make_shard(**arguments: Any) -> Shard:
+        settings = replace(arguments.pop("settings"), dry_run=arguments["ownership_file"] is not None)
+        return Shard(settings=settings, **arguments)
+
+    outcome = run_scenario(
+        shortened(scenario_of("coordinator-loss"), 16), name="coordinator-loss", make_shard=make_shard
+    )
+
+    assert any("S12" in fault for fault in outcome.faults), outcome.faults
+
+
 def test_calls_without_a_token_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With them, nothing stops what an older process asks for."""
     monkeypatch.setattr(in_process, "Token", lambda *_token: NO_TOKEN)

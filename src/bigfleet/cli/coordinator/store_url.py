@@ -14,6 +14,7 @@ from bigfleet.coordinator.store import Leader
 from bigfleet.model.clock import Clock
 from bigfleet.rpc.etcd_client import EtcdClient, StoreTls
 from bigfleet.rpc.etcd_store import EtcdStore
+from bigfleet.rpc.tls import TlsFault, TlsFiles, TlsPaths
 
 _ADVICE = "write etcd://HOST:PORT,HOST:PORT/PREFIX or sqlite:///PATH"
 _ENDPOINT = re.compile(r"(?:[^\s:/,\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
@@ -51,7 +52,7 @@ def parse_store(text: str, flag: str = "--store") -> EtcdUrl | SqliteUrl:
 
 
 def read_store_tls(certificate: Path | None, key: Path | None, authority: Path | None) -> StoreTls | None:
-    """Return what is shown to etcd, None for plain text. Raises UsageFault unless all three can be read, or none is."""
+    """Return what is shown to etcd, None for plain text. Raises UsageFault unless all three fit, or none is given."""
     given = {"--store-tls-cert": certificate, "--store-tls-key": key, "--store-tls-ca": authority}
     missing = [flag for flag, path in given.items() if path is None]
     if certificate is None or key is None or authority is None:
@@ -59,9 +60,11 @@ def read_store_tls(certificate: Path | None, key: Path | None, authority: Path |
             raise UsageFault(f"{' and '.join(missing)} missing: TLS towards etcd needs all three of --store-tls-*")
         return None
     try:
-        return StoreTls(authority.read_bytes(), certificate.read_bytes(), key.read_bytes())
-    except OSError as error:
-        raise UsageFault(f"TLS towards etcd: {error.filename}: {error.strerror}") from error
+        files = TlsFiles(TlsPaths(certificate=certificate, key=key, authority=authority))
+    except TlsFault as fault:
+        raise UsageFault(f"TLS towards etcd: {fault}") from fault
+    pair = files.current()
+    return StoreTls(authority=files.authority, certificate=pair.certificate, key=pair.key)
 
 
 def open_store(

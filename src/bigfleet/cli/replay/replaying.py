@@ -30,7 +30,7 @@ Change = Callable[[Options], Options]
 
 #: What is said of the parts of a decision beside its actions.
 _WORDS: Final[Mapping[str, str]] = {
-    "rows": "which rows were folded or parked",
+    "rows": "which rows were folded or parked, or how many machines they hold",
     "claims": "which machines rows hold",
     "domains": "which domains gangs chose",
     "victims": "who is preempted for whom",

@@ -102,11 +102,13 @@ class CoordinatorWatch:
         news, self.news = self.news, []
         return news
 
-    async def assign_zones(self, zones: Mapping[str, str]) -> None:
-        """Give each shard, by id, its zone; return when the coordinator has written it down.
+    async def assign_zones(self, zones: Mapping[str, str]) -> frozenset[str]:
+        """Give each shard, by id, its zone; return the shards that have theirs, once that is written down.
 
-        What stands already stays. Raises RunFault when a shard does not register, or the coordinator says no.
+        A zone that somebody has given to another shard stays there. Raises RunFault when a shard does not register, or
+        the coordinator says no.
         """
+        having: set[str] = set()
         started_seconds = self._clock.monotonic_seconds()
         for shard_id, zone in zones.items():
             request = coordinator_pb2.AssignDomainRequest(
@@ -115,10 +117,14 @@ class CoordinatorWatch:
             while True:
                 try:
                     await self._stub.AssignDomain(request, timeout=CALL_SECONDS_MAX)
+                    having.add(shard_id)
                     break
                 except aio.AioRpcError as error:
+                    if error.code() is StatusCode.ALREADY_EXISTS:
+                        break
                     waits = (StatusCode.NOT_FOUND, StatusCode.FAILED_PRECONDITION, StatusCode.UNAVAILABLE)
                     waited_seconds = self._clock.monotonic_seconds() - started_seconds
                     if error.code() not in waits or waited_seconds > ASSIGN_SECONDS_MAX:
                         raise RunFault(f"zone {zone} cannot be given to {shard_id}: {error.details()}") from error
                 await self._clock.sleep(_POLL_SECONDS)
+        return frozenset(having)

@@ -44,6 +44,8 @@ PLAIN_LINE_SECONDS: Final = 5.0
 SCREENS_PER_SECOND: Final = 2
 SUMMARY_WIDTH: Final = 110
 OTHERS: Final = "the other shards load their engines …"
+#: Six reports of a shard are enough on any machine.
+ZONES_SECONDS_MAX: Final = 60.0
 ZONES_ASSIGNED: Final = "the coordinator gives each shard its zone …"
 #: Ends of sessions are told to a person by the view; dialling again is quick, as the shard is on this machine.
 SESSION: Final = SessionSettings(rollup_interval_seconds=5.0, rollup_gap_seconds=0.1)
@@ -251,9 +253,7 @@ async def _get_ready(parts: _Parts, console: Console) -> None:
     for name in others:
         await _while_children_live(parts, _until_ready(parts, console, name, OTHERS))
     if parts.watch is not None:
-        zones = dict(zip(parts.settings.shard_ids, zones_of(parts.settings), strict=True))
-        await _while_children_live(parts, parts.watch.assign_zones(zones))
-        await _while_children_live(parts, _until_all_own_machines(parts, console))
+        await _while_children_live(parts, _get_zones(parts, parts.watch, console))
 
 
 async def _until_ready(parts: _Parts, console: Console, name: str, waiting: str) -> None:
@@ -261,15 +261,20 @@ async def _until_ready(parts: _Parts, console: Console, name: str, waiting: str)
     await until_ready(lambda: answers_ready(port), parts.clock, console, log=log, waiting=waiting)
 
 
-async def _until_all_own_machines(parts: _Parts, console: Console) -> None:
-    """Return once each shard has read the machines of the zone that the coordinator has given it."""
+async def _get_zones(parts: _Parts, watch: CoordinatorWatch, console: Console) -> None:
+    """Return once each shard that has its zone has read the machines in it; a run without them would begin starving."""
+    having = await watch.assign_zones(dict(zip(parts.settings.shard_ids, zones_of(parts.settings), strict=True)))
+    started_seconds = parts.clock.monotonic_seconds()
 
-    async def all_own() -> bool:
+    async def have_machines() -> bool:
         figures = await parts.observer.look()
-        return parts.observer.answers and all(one.machines for one in figures.shards.values())
+        if parts.clock.monotonic_seconds() - started_seconds > ZONES_SECONDS_MAX:
+            # Whoever has moved all of them elsewhere in a former run wants to see that.
+            return True
+        return parts.observer.answers and all(figures.shards[shard].machines for shard in having)
 
     log = str(parts.state.logs / f"{COORDINATOR}.log")
-    await until_ready(all_own, parts.clock, console, log=log, waiting=ZONES_ASSIGNED)
+    await until_ready(have_machines, parts.clock, console, log=log, waiting=ZONES_ASSIGNED)
 
 
 async def _while_children_live(parts: _Parts, waiting: Coroutine[Any, Any, None]) -> None:

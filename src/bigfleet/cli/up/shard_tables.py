@@ -3,6 +3,7 @@
 The view and the summary show the same tables. Nothing here asks anybody.
 """
 
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,8 @@ from bigfleet.cli.up.state_dir import ShardPoint, TimelinePoint
 
 #: Moves that a summary explains.
 SUMMARY_MOVES_MAX: Final = 8
+#: A summary is a page of 110.
+_WHY_CELLS: Final = 106
 _STATE_STYLES: Final = {
     MoveState.PROPOSED: "dim",
     MoveState.ASKED: "cyan",
@@ -92,10 +95,10 @@ def moves_told(moves: Sequence[Move]) -> RenderableType:
         lines.append(Text("none", style="green"))
     hidden = len(moves) - SUMMARY_MOVES_MAX
     if hidden > 0:
-        lines.append(Text(f"{hidden} earlier ones", style="dim"))
+        lines.append(Text(f"and {hidden} before", style="dim"))
     for move in moves[-SUMMARY_MOVES_MAX:]:
         head = Text.assemble(move_words(move), ": ", (move.state.value, _STATE_STYLES[move.state]))
-        lines += [head, Text(f"  {why_words(move)}", style="dim")]
+        lines += [head, *(Text(f"  {line}", style="dim") for line in textwrap.wrap(why_words(move), _WHY_CELLS))]
     return Group(*lines)
 
 

@@ -187,7 +187,8 @@ class StateDir:
             raise UsageFault(f"--state-dir: {file} cannot be read ({error}); --fresh starts over") from error
         if marker.format != FORMAT:
             raise UsageFault(f"--state-dir: {self.path} was made by another version; --fresh starts over")
-        for field, value in wanted.items():
+        # How many clusters there are may follow from the number of shards: what was given is told first.
+        for field, value in sorted(wanted.items(), key=lambda item: item[0] not in _FORMER):
             known = marker.identity.get(field, _FORMER.get(field))
             if known == value:
                 continue

@@ -5,7 +5,7 @@ the clusters and the decisions, not at what a shard says of itself. It yields wh
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model.states import MachineState
@@ -126,3 +126,11 @@ def recorded(epoch: int, calls: int, records: int) -> Iterator[str]:
     """S14: every mutating call has exactly one audit record."""
     if calls != records:
         yield f"S14: epoch {epoch} made {calls} mutating calls and wrote {records} records of them"
+
+
+def unmoved(journal: Sequence[str], alone: Sequence[str]) -> Iterator[str]:
+    """S12: with the coordinator gone, no shard's decisions differ from those of a shard that never had one."""
+    for line, other in zip(journal, alone, strict=True):
+        if line != other:
+            yield f"S12: with a coordinator {line!r}, without one {other!r}"
+            return

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from bigfleet.engine.decision import ActionKind, RowResult
+from bigfleet.link.reporter import ReportOutcome
 from bigfleet.model.need import RowKey
 from bigfleet.model.quantity import MILLI
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
@@ -129,7 +130,7 @@ class Watch:
             self._violated(world, check(world, step))
         decision = step.report.decision
         if decision is None:
-            self._decisions.append(f"epoch {step.process.shard.epoch}: none")
+            self._decisions.append("not ready")
             return
         self._is_acting = self._is_acting or bool(decision.actions)
         named = [f"{a.kind.label} {a.machine_id} {a.cluster}".rstrip() for a in decision.actions[:ACTIONS_PER_LINE_MAX]]
@@ -263,6 +264,10 @@ class Watch:
                 return self.evictions[-1] - self.evictions[max(0, expectation.from_cycle - 1)]
             case Measure.FENCED:
                 return sum(carried.outcome == "fenced" for carried in self.carried)
+            case Measure.REPORTS_TAKEN:
+                return 0 if world.coordinator is None else world.coordinator.reports[ReportOutcome.OK]
+            case Measure.REPORTS_LOST:
+                return 0 if world.coordinator is None else world.coordinator.reports[ReportOutcome.ERROR]
             case Measure.GROWTH_PERCENT:
                 half, end = self._objects
                 return 100 * (end - half) / half

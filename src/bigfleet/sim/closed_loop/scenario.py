@@ -144,6 +144,10 @@ class Event(_Section, frozen=True, kw_only=True):
     shard_dies_for_cycles: int | None = None
     #: A new process of the shard starts while the old one goes on for so many cycles.
     zombie_for_cycles: int | None = None
+    #: The coordinator's process is gone for so many cycles.
+    coordinator_gone_for_cycles: int | None = None
+    #: The coordinator cannot reach its store for so many cycles.
+    store_cut_for_cycles: int | None = None
 
     def happens_in(self, cycle: int) -> bool:
         """Say whether it happens right before that cycle."""
@@ -157,7 +161,18 @@ class Event(_Section, frozen=True, kw_only=True):
         return [name for name in _EVENT_KINDS if getattr(self, name) is not None]
 
 
-_EVENT_KINDS: Final = ("resize", "random_resize", "lose", "fail", "shard_dies_for_cycles", "zombie_for_cycles")
+_EVENT_KINDS: Final = (
+    "resize",
+    "random_resize",
+    "lose",
+    "fail",
+    "shard_dies_for_cycles",
+    "zombie_for_cycles",
+    "coordinator_gone_for_cycles",
+    "store_cut_for_cycles",
+)
+#: Of the coordinator: without one they cannot happen.
+COORDINATOR_EVENTS: Final = frozenset({"coordinator_gone_for_cycles", "store_cut_for_cycles"})
 
 
 class Measure(Enum):
@@ -193,6 +208,9 @@ class Measure(Enum):
     EVICTIONS = "evictions"
     #: Calls that the provider refused because of an older token.
     FENCED = "fenced"
+    #: Reports that the coordinator took, and those that found nobody who did.
+    REPORTS_TAKEN = "reports_taken"
+    REPORTS_LOST = "reports_lost"
     #: Growth of the process's objects over the second half of the run, per cent.
     GROWTH_PERCENT = "growth_percent"
 
@@ -213,6 +231,8 @@ MEASURED: Final[Mapping[Measure, frozenset[str]]] = {
     Measure.TRANSITION_CYCLES: frozenset(),
     Measure.EVICTIONS: frozenset({"from_cycle"}),
     Measure.FENCED: frozenset(),
+    Measure.REPORTS_TAKEN: frozenset(),
+    Measure.REPORTS_LOST: frozenset(),
     Measure.GROWTH_PERCENT: frozenset(),
 }
 KINDS: Final = ("bootstrap", "provision", "reclaim", "preempt", "delete")
@@ -281,6 +301,8 @@ class Scenario(_Section, frozen=True, kw_only=True):
     #: The clusters report one after the other, and another one is first in each cycle.
     rotating_reports: bool = False
     incremental_reconcile: bool = False
+    #: A coordinator stands beside the shard. The same world runs once more without one, and must decide the same (S12).
+    coordinator: bool = False
     #: The provider answers a Create when the host runs, not when it has begun to make it.
     synchronous_create: bool = False
     #: It takes minutes: no run of every day.
@@ -390,6 +412,8 @@ def _event_faults(scenario: Scenario, event: Event, place: str) -> Iterator[str]
     drawn = event.random_resize
     if drawn is not None and not 0 <= drawn.pods_min <= drawn.pods_max <= PODS_MAX:
         yield f"{place}.random_resize: pods_min must not be above pods_max, nor either out of 0 to {PODS_MAX}"
+    if COORDINATOR_EVENTS.intersection(event.kinds) and not scenario.coordinator:
+        yield f"{place}.{event.kinds[0]}: there is no coordinator; say coordinator: true"
     if event.fail is not None and event.fail.call not in _CALLS:
         yield f"{place}.fail.call: {event.fail.call!r} is none of {', '.join(_CALLS)}"
 

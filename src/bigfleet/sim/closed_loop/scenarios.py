@@ -4,18 +4,20 @@ docs/spec/simulation.md. A scenario is a file of a folder; its name is the file'
 and equal runs give equal journals. Nothing here knows any scenario.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import structlog
 
 from bigfleet.operator.requests import UnmappableRequest
 from bigfleet.shard.controller import Shard
+from bigfleet.sim.closed_loop import checks
 from bigfleet.sim.closed_loop.measures import HeardAudit, Watch
 from bigfleet.sim.closed_loop.scenario import Scenario, ScenarioFault, Takes, read_scenario
 from bigfleet.sim.closed_loop.world import MakeShard, World
@@ -121,20 +123,16 @@ def run_scenario(
     verdicts: list[Verdict] = []
     watches: list[Watch] = []
     for number, takes in enumerate(arms):
-        watch = Watch()
-        watches.append(watch)
 
         def told(done: int, number: int = number) -> None:
             on_cycle(number * cycles + done, len(arms) * cycles)
 
-        async def course(watch: Watch = watch, takes: Takes = takes, told: Callable[[int], None] = told) -> World:
-            return await _course(scenario, takes, watch, seed=seed, cycles=cycles, told=told, make_shard=make_shard)
-
-        try:
-            with _quietly():
-                world = run_virtual(course)
-        except UnmappableRequest as fault:
-            raise ScenarioFault(f"{name}: {fault}") from fault
+        course = partial(_run, scenario, takes, name=name, seed=seed, cycles=cycles, make_shard=make_shard)
+        world, watch = course(has_coordinator=scenario.coordinator, told=told)
+        watches.append(watch)
+        if scenario.coordinator:
+            _world, alone = course(has_coordinator=False, told=lambda _done: None)
+            watch.violations += checks.unmoved(watch.journal, alone.journal)
         if cycles == scenario.cycles:
             verdicts += _verdicts(world, watch, _arm(takes) if scenario.arms else "")
     carried = [each.kind for watch in watches for each in watch.carried]
@@ -149,31 +147,41 @@ def run_scenario(
     )
 
 
-async def _course(
+def _run(
     scenario: Scenario,
     takes: Takes,
-    watch: Watch,
     *,
+    name: str,
     seed: int,
     cycles: int,
-    told: Callable[[int], None],
     make_shard: MakeShard,
-) -> World:
-    world = World(
-        scenario,
-        takes,
-        seed=seed,
-        make_audit=lambda world, epoch: HeardAudit(watch, world, epoch),
-        make_shard=make_shard,
-    )
-    async with world.running():
-        for done in range(cycles):
-            await world.run_cycle(lambda step: watch.decided(world, step))
-            await watch.cycle_ended(world)
-            told(done + 1)
-    # What was cancelled gets to end before its loop does.
-    await asyncio.gather(*(p.actuation for p in world.processes), return_exceptions=True)
-    return world
+    has_coordinator: bool,
+    told: Callable[[int], None],
+) -> tuple[World, Watch]:
+    """Run one arm on a loop of its own and return what is left of it."""
+    watch = Watch()
+
+    async def course(disk: Path | None) -> World:
+        world = World(
+            scenario,
+            takes,
+            seed=seed,
+            make_audit=lambda world, epoch: HeardAudit(watch, world, epoch),
+            make_shard=make_shard,
+            disk=disk,
+        )
+        async with world.running():
+            for done in range(cycles):
+                await world.run_cycle(lambda step: watch.decided(world, step))
+                await watch.cycle_ended(world)
+                told(done + 1)
+        return world
+
+    try:
+        with _quietly(), TemporaryDirectory() as folder:
+            return run_virtual(lambda: course(Path(folder) if has_coordinator else None)), watch
+    except UnmappableRequest as fault:
+        raise ScenarioFault(f"{name}: {fault}") from fault
 
 
 def _verdicts(world: World, watch: Watch, arm: str) -> Iterator[Verdict]:

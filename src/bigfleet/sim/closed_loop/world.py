@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -24,7 +25,9 @@ from bigfleet.shard.audit import AuditLog
 from bigfleet.shard.controller import CycleReport, Shard
 from bigfleet.shard.outbox import CloseReason
 from bigfleet.shard.ports import ShardSettings, compute_inline
+from bigfleet.shard.state_file import StateFile
 from bigfleet.sim.closed_loop.agent import ClusterOperator
+from bigfleet.sim.closed_loop.coordinator import Coordinator
 from bigfleet.sim.closed_loop.in_process import KitProvider, LocalDialer
 from bigfleet.sim.closed_loop.pods import Template
 from bigfleet.sim.closed_loop.scenario import Event, Scenario, Takes
@@ -41,6 +44,8 @@ _OPENING_SECONDS = 5.0
 #: A cluster that reports when it is told to reports by itself this seldom.
 _SELDOM_SECONDS = 1e9
 
+#: A source of ids knows this many seeds; worlds that share one differ in every other stream.
+_IDS_SEEDS = 1_000_000
 #: Who has not stopped by then never will.
 _STOP_SECONDS_MAX = 600.0
 
@@ -53,7 +58,10 @@ class Process:
 
     shard: Shard
     provider: KitProvider
-    actuation: "asyncio.Task[None]"
+    #: What runs beside its cycles.
+    tasks: "list[asyncio.Task[None]]"
+    #: Its open file, where a coordinator may change what it owns.
+    file: StateFile | None = None
     #: Clusters of which a roll-up has reached this process.
     heard: set[str] = field(default_factory=set)
     #: Cycles for which it goes on though a newer process stands; None for the newest.
@@ -79,8 +87,12 @@ class World:
         seed: int,
         make_audit: Callable[["World", int], AuditLog],
         make_shard: MakeShard = Shard,
+        disk: Path | None = None,
     ) -> None:
-        """Build everything; `make_audit` gets the world and the epoch of each process. Raises UnmappableRequest."""
+        """Build everything; `make_audit` gets the world and the epoch of each process. Raises UnmappableRequest.
+
+        `disk` is a folder for what the shard keeps; with it there is a coordinator.
+        """
         self.scenario = scenario
         self.clock = LoopClock()
         self.cycle = 0
@@ -90,9 +102,14 @@ class World:
         self.epoch = 0
         #: Cycle before which a new process starts, 0 for none.
         self._starts_at_cycle = 0
+        self.coordinator = None if disk is None else Coordinator(self.clock)
+        self._disk = disk
+        #: Cycles before which the coordinator's process, and its store, come back; 0 while they are there.
+        self._coordinator_back_at = 0
+        self._store_back_at = 0
         self._make_audit = make_audit
         self._make_shard = make_shard
-        self._ids = SeededIds(seed)
+        self._ids = SeededIds(seed % _IDS_SEEDS)
         self._seed = seed
         self._draws = self._rng("events")
         self.stock = {each.slot.id: each for each in stocked(scenario)}
@@ -153,6 +170,8 @@ class World:
                 await self._bind_as_before(each)
         await self.clock.sleep(1.0)
         self.substrate.is_slow = True
+        if self.coordinator is not None:
+            self.coordinator.start()
         await self._start_process()
         sessions = [asyncio.create_task(operator.run()) for operator in self.operators.values()]
         await self.clock.sleep(_OPENING_SECONDS)
@@ -161,6 +180,8 @@ class World:
         finally:
             for process in list(self.processes):
                 self._kill(process)
+            if self.coordinator is not None:
+                self.coordinator.stop()
             for task in sessions:
                 task.cancel()
             _done, stuck = await asyncio.wait(sessions, timeout=_STOP_SECONDS_MAX)
@@ -173,7 +194,10 @@ class World:
         await self.core.configure(each.slot.id, each.cluster, b"", stamps_of(template, SHARD))
 
     async def _start_process(self) -> None:
-        self.epoch += 1
+        file = None
+        if self._disk is not None:
+            file = StateFile.open(self._disk, shard_id=SHARD, clock=self.clock)
+        self.epoch = self.epoch + 1 if file is None else file.epoch
         provider = KitProvider(self.core, self.clock, synchronous_create=self.scenario.synchronous_create)
         shard = self._make_shard(
             shard_id=SHARD,
@@ -185,15 +209,22 @@ class World:
             compute=compute_inline,
             registry=CollectorRegistry(),
             audit_log=self._make_audit(self, self.epoch),
+            ownership_file=None if file is None else file.ownership,
         )
         await shard.make_ready()
-        self.processes.append(Process(shard, provider, asyncio.create_task(shard.actuator.run())))
+        tasks = [asyncio.create_task(shard.actuator.run())]
+        if self.coordinator is not None and file is not None:
+            tasks.append(asyncio.create_task(self.coordinator.link(shard, file.ownership).run()))
+        self.processes.append(Process(shard, provider, tasks, file))
 
     def _kill(self, process: Process) -> None:
         """End a process at once: what it has in flight gets no answer, and no answer of it arrives."""
         process.provider.is_cut = True
-        process.actuation.cancel()
+        for task in process.tasks:
+            task.cancel()
         process.shard.stop_sessions()
+        if process.file is not None:
+            process.file.close()
         self.processes.remove(process)
 
     @property
@@ -231,6 +262,7 @@ class World:
         began_seconds = self.clock.monotonic_seconds()
         half_seconds, cycle_seconds = self.scenario.cycle_seconds / 2, self.scenario.cycle_seconds
         await self._renew_processes()
+        self._renew_coordinator()
         for event in self.scenario.events:
             if event.happens_in(self.cycle):
                 await self._happen(event)
@@ -251,6 +283,14 @@ class World:
                 self._kill(process)
         if self._starts_at_cycle == self.cycle:
             await self._start_process()
+
+    def _renew_coordinator(self) -> None:
+        if self.coordinator is None:
+            return
+        if self._coordinator_back_at == self.cycle:
+            self.coordinator.start()
+        if self._store_back_at == self.cycle:
+            self.coordinator.store.is_cut = False
 
     async def _report_in_turn(self) -> None:
         names = list(self.operators)
@@ -281,6 +321,12 @@ class World:
             self._starts_at_cycle = self.cycle + event.shard_dies_for_cycles
         if event.zombie_for_cycles is not None and self.newest is not None:
             await self._make_zombie(self.newest, event.zombie_for_cycles)
+        if self.coordinator is not None and event.coordinator_gone_for_cycles is not None:
+            self.coordinator.stop()
+            self._coordinator_back_at = self.cycle + event.coordinator_gone_for_cycles
+        if self.coordinator is not None and event.store_cut_for_cycles is not None:
+            self.coordinator.store.is_cut = True
+            self._store_back_at = self.cycle + event.store_cut_for_cycles
 
     def _resize(self, workload: str, cluster: str, pods: int) -> None:
         for (name, _gang), template in self.templates.items():

@@ -46,6 +46,7 @@ OWN_EDGES = frozenset(
 PROVIDER_EDGES = (frozenset(TRANSITIONS) | OWN_EDGES) - {(S.CONFIGURING, S.IDLE)}
 #: Every so many-th cycle is decided again by the reference.
 REFERENCE_EVERY_CYCLES = 4
+_NOT_IN_FORCE = (RollUpOutcome.HELD, RollUpOutcome.REJECTED)
 GUARD_ROWS_MIN = 10
 GUARD_FACTOR = 10
 GUARD_STRIKES = 3
@@ -246,18 +247,17 @@ def sudden_shrinking_is_held(event: RolledUp, _evidence: Evidence) -> Iterator[s
 def what_is_held_changes_nothing(event: Cycled, evidence: Evidence) -> Iterator[str]:
     """A quarantined roll-up changes nothing."""
     for cluster, memory in evidence.memory(event.shard).clusters.items():
-        if memory.last_outcome is RollUpOutcome.ACCEPTED:
+        if memory.last_outcome not in _NOT_IN_FORCE:
             continue
         if content_of(event.shard.intake.table.rows_of(cluster)) != memory.in_force:
-            outcome = "nothing" if memory.last_outcome is None else memory.last_outcome.value
-            yield f"{cluster}: the demand in force has changed, and the last roll-up was {outcome}"
+            yield f"{cluster}: the demand in force has changed by a roll-up that was {memory.last_outcome.value}"
 
 
 @invariant("S9", Cycled)
 def silence_is_not_absence(event: Cycled, evidence: Evidence) -> Iterator[str]:
     """Nothing is reclaimed because of silence: the demand in force is that of the last roll-up that was accepted."""
     for cluster, memory in evidence.memory(event.shard).clusters.items():
-        if memory.last_outcome is not RollUpOutcome.ACCEPTED:
+        if memory.last_outcome in _NOT_IN_FORCE:
             continue
         if content_of(event.shard.intake.table.rows_of(cluster)) != memory.in_force:
             yield f"{cluster}: the demand in force is not that of the last roll-up"

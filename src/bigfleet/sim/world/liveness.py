@@ -29,7 +29,7 @@ QUIET_SECONDS = 200.0
 #: From healing to rest at the latest: holds of half an hour, doubled once, and what follows from them.
 REST_SECONDS_MAX = 9_000.0
 _LOOK_SECONDS = 10.0
-#: A machine that failed may stay so for good where its provider cannot tell what runs on it (docs/spec/provider.md §14).
+#: A machine that failed may stay so where its provider cannot tell what runs on it (docs/spec/provider.md §14).
 FAILED_SECONDS_MAX = 1_200.0
 
 Check = Callable[["World", WatchedShard], Iterator[str]]

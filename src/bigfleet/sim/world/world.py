@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from bigfleet.model import labels
+from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.operator.requests import CapacityRequest, CoLocation, LabelSelector
 from bigfleet.provider.fence import Mark
@@ -247,8 +248,11 @@ class World:
             found = True
         for name in ("L1", "L3", "L4", "L5", "L6"):
             evidence.checks[name] += 1
-        if not is_at_rest and not found:
-            recent = [entry.line for entry in self.journal.entries if entry.kind == "decided"][-3:]
+        decided = [entry for entry in self.journal.entries if entry.kind == "decided"]
+        acted_seconds = decided[-1].at_nanos / NANOS_PER_SECOND if decided else 0.0
+        is_acting = self.clock.monotonic_seconds() - acted_seconds < liveness.REST_SECONDS
+        if not is_at_rest and (is_acting or not found):
+            recent = [entry.line for entry in decided[-3:]]
             evidence.breach("L2", f"the world did not come to rest: {liveness.unrest(self)}; last decided {recent}")
 
 

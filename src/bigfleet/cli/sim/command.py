@@ -1,0 +1,235 @@
+"""`bigfleet sim`: run, list, replay and shrink simulations (docs/spec/simulation.md).
+
+Exit 0 when everything held, 1 for a violation or another course than the trace's, 2 for a wrong call. Two equal calls
+print equal summaries; progress goes to standard error. It must never write a file that it was not told to write.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bigfleet.cli.faults import RunFault, UsageFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bigfleet.sim.world.world import Result
+
+FAULT_WORLD = "faults"
+SEEDS_MAX = 10_000_000
+
+app = typer.Typer(help="Run real code in a world of simulated time and faults.", no_args_is_help=True)
+
+_Seed = Annotated[int | None, typer.Option("--seed", min=0, metavar="N", help="The seed of the run; 1 by default.")]
+_Seeds = Annotated[
+    str | None, typer.Option("--seeds", metavar="A..B", help="Run every seed from A to B, of the fault world alone.")
+]
+_Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        min=1,
+        max=100_000,
+        metavar="K",
+        help="Length: ten virtual seconds with faults each, or cycles of a scenario; else as seed or file say.",
+    ),
+]
+_Jobs = Annotated[int, typer.Option("--jobs", min=1, max=256, help="Seeds that run at the same time.")]
+_TraceOut = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace, for sim replay.")]
+_Timeline = Annotated[Path | None, typer.Option("--timeline", metavar="FILE", help="Write a page that shows the run.")]
+_Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A file that sim run --trace wrote.")]
+
+
+@app.callback()
+def sim() -> None:
+    """Run real code in a world of simulated time and faults."""
+
+
+@app.command("list")
+def list_scenarios() -> None:
+    """Name what can be run, what may fail in it, and what must hold."""
+    from bigfleet.sim.closed_loop.scenario import ScenarioFault
+    from bigfleet.sim.closed_loop.scenarios import scenarios
+    from bigfleet.sim.world.invariants import INVARIANTS
+    from bigfleet.sim.world.liveness import CHECKS, L2_SENTENCE
+    from bigfleet.sim.world.swarm import ALL_FAULTS
+
+    typer.echo(f"{FAULT_WORLD}: one shard, its provider and its clusters under faults that the seed draws")
+    try:
+        for name in scenarios():
+            typer.echo(f"{name}: closed loop")
+    except ScenarioFault:
+        typer.echo("closed-loop scenarios: none here; they are in tests/cases/sim of a checkout")
+    typer.echo(f"\nfaults: {', '.join(ALL_FAULTS)}\n")
+    sentences = [(each.name, each.sentence) for each in INVARIANTS]
+    sentences += [(name, " ".join((check.__doc__ or "").split())) for name, check in CHECKS]
+    for name, sentence in sorted({*sentences, ("L2", L2_SENTENCE)}, key=lambda pair: (pair[0][0] == "L", pair)):
+        typer.echo(f"{name:<4} {sentence}")
+
+
+@app.command()
+def run(
+    scenario: Annotated[str, typer.Argument(help="What to run; sim list names it.")] = FAULT_WORLD,
+    seed: _Seed = None,
+    seeds: _Seeds = None,
+    steps: _Steps = None,
+    jobs: _Jobs = 1,
+    trace: _TraceOut = None,
+    page: _Timeline = None,
+) -> None:
+    """Run a scenario, or the fault world with one seed or with many."""
+    _keep_kernels()
+    if scenario != FAULT_WORLD:
+        if seeds is not None or trace is not None or page is not None:
+            raise UsageFault(f"--seeds, --trace and --timeline are for {FAULT_WORLD}, not for {scenario}")
+        _run_scenario(scenario, 1 if seed is None else seed, steps)
+    elif seeds is not None:
+        if seed is not None or trace is not None or page is not None:
+            raise UsageFault("--seeds does not go with --seed, --trace or --timeline; name one seed for those")
+        _run_many(_range(seeds), steps, jobs)
+    else:
+        _run_one(1 if seed is None else seed, steps, trace, page)
+
+
+def _run_one(seed: int, steps: int | None, trace: Path | None, page: Path | None) -> None:
+    from bigfleet.cli.sim.report import seed_lines
+    from bigfleet.cli.sim.seeds import plan_of, seed_run
+    from bigfleet.sim.world.world import run_plan
+
+    with _progress(f"seed {seed}", None):
+        result = run_plan(plan_of(seed, steps))
+    _write(result, trace, page)
+    for line in seed_lines(seed_run(result)):
+        typer.echo(line)
+    if result.violations:
+        raise typer.Exit(1)
+
+
+def _run_many(seeds: range, steps: int | None, jobs: int) -> None:
+    from bigfleet.cli.sim.report import total_lines
+    from bigfleet.cli.sim.seeds import Total, run_seeds
+    from bigfleet.sim.world.marks import MARKS
+
+    total, hashes = Total(), list[str]()
+    with _progress("seeds", len(seeds)) as advance:
+        for each in run_seeds(seeds, steps=steps, jobs=jobs):
+            total.add(each)
+            hashes.append(each.trace_hash)
+            advance()
+    for line in total_lines(total, iter(hashes), MARKS):
+        typer.echo(line)
+    if total.failed:
+        raise typer.Exit(1)
+
+
+def _run_scenario(name: str, seed: int, cycles_max: int | None) -> None:
+    from bigfleet.cli.sim.report import outcome_lines
+    from bigfleet.sim.closed_loop.scenario import ScenarioFault
+    from bigfleet.sim.closed_loop.scenarios import run as run_closed
+
+    try:
+        with _progress(name, None):
+            outcome = run_closed(name, seed, cycles_max=cycles_max)
+    except ScenarioFault as fault:
+        raise UsageFault(str(fault)) from fault
+    for line in outcome_lines(outcome):
+        typer.echo(line)
+    if not outcome.is_met:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(trace: _Trace) -> None:
+    """Run a trace's plan again and say whether the course is the same, or where it first differs."""
+    from bigfleet.sim.world.traces import TraceFileFault, first_difference, read_trace
+    from bigfleet.sim.world.world import run_plan
+
+    _keep_kernels()
+    try:
+        former = read_trace(trace)
+    except TraceFileFault as fault:
+        raise UsageFault(str(fault)) from fault
+    with _progress(f"seed {former.plan.seed}", None):
+        result = run_plan(former.plan)
+    difference = first_difference(former.entries, result.journal.entries)
+    if difference is not None:
+        for which, entry in zip(("the trace", "this run "), difference, strict=True):
+            typer.echo(f"{which}: {entry.line if entry is not None else 'ends here'}")
+    for each in result.violations:
+        typer.echo(f"VIOLATION {each.invariant} at {each.at_nanos / 1e9:,.3f} s: {each.text}")
+    typer.echo(f"trace hash: {result.trace_hash}")
+    if former.trace_hash != result.trace_hash:
+        raise RunFault(f"the course differs from that of {trace}: the code or the program's libraries are others")
+    typer.echo("the same course as in the trace")
+
+
+@app.command()
+def shrink(
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="A seed that fails.")],
+    steps: _Steps = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, max=10_000, help="Runs that it may take.")] = 60,
+    trace: _TraceOut = None,
+    page: _Timeline = None,
+) -> None:
+    """Find the smallest world in which a seed still fails in the same invariant."""
+    from bigfleet.cli.sim.report import seed_lines
+    from bigfleet.cli.sim.seeds import plan_of, seed_run
+    from bigfleet.sim.world.shrink import shrink as shrink_plan
+
+    _keep_kernels()
+    try:
+        with _progress(f"shrinking seed {seed}", runs) as advance:
+            result = shrink_plan(plan_of(seed, steps), runs_max=runs, on_run=lambda *_run: advance())
+    except ValueError as fault:
+        raise UsageFault(f"{fault}; name a seed that fails") from fault
+    plan = result.plan
+    _write(result, trace, page)
+    typer.echo(f"faults: {', '.join(plan.faults) or 'none'}")
+    typer.echo(f"machines: {sum(pool.count for pool in plan.pools)} in {len(plan.pools)} pools")
+    typer.echo(f"clusters: {', '.join('+'.join(kind.name for kind in kinds) for kinds in plan.clusters)}")
+    for line in seed_lines(seed_run(result)):
+        typer.echo(line)
+
+
+def _write(result: "Result", trace: Path | None, page: Path | None) -> None:
+    from bigfleet.sim.world.timeline import timeline
+    from bigfleet.sim.world.traces import write_trace
+
+    try:
+        if trace is not None:
+            write_trace(trace, result)
+        if page is not None:
+            page.write_text(timeline(result), encoding="utf-8")
+    except OSError as error:
+        raise UsageFault(f"{error.filename}: {error.strerror}; choose a file that can be written") from error
+
+
+def _range(text: str) -> range:
+    first, dots, last = text.partition("..")
+    if not (dots and first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and len(text) < 40):
+        raise UsageFault(f"--seeds {text!r} is no range; write A..B, such as 1..200")
+    if not 0 < int(last) - int(first) + 1 <= SEEDS_MAX:
+        raise UsageFault(f"--seeds {text!r} names no seed, or more than {SEEDS_MAX:,}")
+    return range(int(first), int(last) + 1)
+
+
+def _keep_kernels() -> None:
+    from bigfleet.cli.kernel_cache import keep_kernels
+
+    keep_kernels()
+
+
+@contextmanager
+def _progress(what: str, total: int | None) -> "Iterator[Callable[[], None]]":
+    """Show a bar on standard error when a person looks at it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,107 @@
+"""Runs many seeds of the fault world on several cores and adds up what they saw.
+
+One process per core, one world at a time in each; results come in the order of the seeds. What is added up is bounded
+by the kinds of things, not by the number of seeds. A seed must never give another result here than alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from bigfleet.sim.world.swarm import Plan
+    from bigfleet.sim.world.world import Result
+
+
+class SeedRun(NamedTuple):
+    """What is kept of one seed's run."""
+
+    seed: int
+    trace_hash: str
+    #: (invariant, virtual seconds, sentence); empty when all held.
+    violations: tuple[tuple[str, float, str], ...]
+    simulated_seconds: float
+    cycles: int
+    faults: Counter[str]
+    reached: Counter[str]
+    actions: Counter[str]
+    checks: Counter[str]
+
+
+@dataclass(slots=True)
+class Total:
+    """What many seeds add up to."""
+
+    seeds: int = 0
+    simulated_seconds: float = 0.0
+    cycles: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    reached: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
+    checks: Counter[str] = field(default_factory=Counter)
+    failed: list[SeedRun] = field(default_factory=list)
+
+    def add(self, run: SeedRun) -> None:
+        """Count a run."""
+        self.seeds += 1
+        self.simulated_seconds += run.simulated_seconds
+        self.cycles += run.cycles
+        self.faults += run.faults
+        self.reached += run.reached
+        self.actions += run.actions
+        self.checks += run.checks
+        if run.violations:
+            self.failed.append(run)
+
+
+def run_seed(seed: int, steps: int | None = None) -> SeedRun:
+    """Run one seed; `steps` is the length of the fault phase in steps of ten virtual seconds."""
+    from bigfleet.sim.world.world import run_plan
+
+    return seed_run(run_plan(plan_of(seed, steps)))
+
+
+def seed_run(result: "Result") -> SeedRun:
+    """Return what is kept of a run."""
+    return SeedRun(
+        seed=result.plan.seed,
+        trace_hash=result.trace_hash,
+        violations=tuple((each.invariant, each.at_nanos / 1e9, each.text) for each in result.violations),
+        simulated_seconds=result.simulated_seconds,
+        cycles=result.cycles,
+        faults=result.faults,
+        reached=result.reached,
+        actions=result.actions,
+        checks=result.checks,
+    )
+
+
+def plan_of(seed: int, steps: int | None = None) -> "Plan":
+    """Return a seed's plan, with the fault phase cut or stretched to so many steps."""
+    import msgspec
+
+    from bigfleet.sim.world.swarm import draw
+    from bigfleet.sim.world.world import SAMPLE_SECONDS
+
+    plan = draw(seed)
+    return plan if steps is None else msgspec.structs.replace(plan, safety_seconds=steps * SAMPLE_SECONDS)
+
+
+def run_seeds(seeds: Sequence[int], *, steps: int | None = None, jobs: int = 1) -> Iterator[SeedRun]:
+    """Yield the run of each seed, in order."""
+    one = partial(run_seed, steps=steps)
+    if jobs <= 1 or len(seeds) == 1:
+        yield from map(one, seeds)
+        return
+    with ProcessPoolExecutor(jobs, initializer=_begin) as pool:
+        yield from pool.map(one, seeds)
+
+
+def _begin() -> None:
+    """Let a worker use the kernels that are on disk."""
+    from bigfleet.cli.kernel_cache import keep_kernels
+
+    keep_kernels()

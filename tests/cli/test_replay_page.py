@@ -1,0 +1,32 @@
+"""docs/replay.md shows what the command prints: every example on the page is run on a recording of the same course."""
+
+from pathlib import Path
+
+import pytest
+
+from bigfleet.sim.virtual_time import run_virtual
+from tests.cli.test_planning_page import EXAMPLES, FILES
+from tests.cli.test_replay_command import course
+from tests.processes import run_bigfleet
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "replay.md"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the files of the page."""
+    folder = tmp_path_factory.mktemp("page")
+    run_virtual(lambda: course(folder / "shard.rec"))
+    for name, text in FILES.findall(PAGE.read_text(encoding="utf-8")):
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(("command", "shown"), EXAMPLES.findall(PAGE.read_text(encoding="utf-8")))
+def test_an_example_prints_what_the_page_shows(place: Path, command: str, shown: str) -> None:
+    finished = run_bigfleet(*command.split(), cwd=place)
+
+    assert finished.returncode == 0, finished.stderr
+    printed = [line.rstrip() for line in finished.stdout.splitlines()]
+    expected = shown.rstrip("\n").removeprefix("[…]\n").splitlines()
+    assert expected == (printed[-len(expected) :] if shown.startswith("[…]\n") else printed)

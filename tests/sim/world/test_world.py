@@ -1,0 +1,159 @@
+"""The world of faults: seeds that hold, equal courses in unequal processes, smaller worlds, traces on disk."""
+
+import gzip
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bigfleet.provider.refusal import Code
+from bigfleet.rpc import provider_client
+from bigfleet.shard.ports import RefusalKind
+from bigfleet.sim.kernel.journal import Entry, Journal
+from bigfleet.sim.world.evidence import Violation
+from bigfleet.sim.world.provider import REFUSAL_KINDS
+from bigfleet.sim.world.shrink import shrink
+from bigfleet.sim.world.swarm import ALL_FAULTS, Plan, draw
+from bigfleet.sim.world.timeline import timeline
+from bigfleet.sim.world.traces import TraceFileFault, first_difference, read_trace, write_trace
+from bigfleet.sim.world.world import Result, run_plan
+
+QUICK_SEEDS = range(1, 13)
+SLOW_SEEDS = range(200, 400)
+
+
+def told(result: Result) -> list[str]:
+    """Return what was violated, for a message."""
+    return [f"{each.invariant} at {each.at_nanos / 1e9:.1f} s: {each.text}" for each in result.violations]
+
+
+@pytest.mark.parametrize("seed", QUICK_SEEDS)
+def test_every_invariant_holds_in_a_short_world(seed: int) -> None:
+    """A dozen seeds with two minutes of faults each, and the time until the world is at rest."""
+    assert told(run_plan(msgspec.structs.replace(draw(seed), safety_seconds=120.0))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SLOW_SEEDS)
+def test_every_invariant_holds(seed: int, record_property: Callable[[str, object], None]) -> None:
+    """200 seeds, each with everything that it draws."""
+    result = run_plan(draw(seed))
+    record_property("fault worlds", (1, int(not result.violations), result.simulated_seconds / 3600))
+
+    assert told(result) == []
+
+
+def course(seed: int, hash_seed: str) -> str:
+    """Return the summary of a seed, run in a process of its own."""
+    program = (
+        "import sys, msgspec\n"
+        "from bigfleet.cli.kernel_cache import keep_kernels\n"
+        "keep_kernels()\n"
+        "from bigfleet.sim.world.swarm import draw\n"
+        "from bigfleet.sim.world.world import run_plan\n"
+        "result = run_plan(msgspec.structs.replace(draw(int(sys.argv[1])), safety_seconds=100.0))\n"
+        "print(result.trace_hash, result.steps, result.cycles, sorted(result.reached.items()))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(seed)],
+        env=os.environ | {"PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 30))]
+)
+def test_equal_seeds_take_equal_courses_in_processes_with_other_hash_seeds(seed: int) -> None:
+    """S19: the same trace hash, to the step."""
+    assert course(seed, "0") == course(seed, "4242")
+
+
+def test_seeds_differ_and_equal_seeds_draw_the_same() -> None:
+    assert draw(7) == draw(7)
+    plans = [draw(seed) for seed in range(300)]
+    assert len({msgspec.json.encode(plan) for plan in plans}) == 300
+    # A swarm: every fault is on in some worlds and off in others.
+    on = Counter(fault for plan in plans for fault in plan.faults)
+    assert set(on) == set(ALL_FAULTS)
+    assert max(on.values()) < 300
+    assert {plan.posture for plan in plans} == {"execute", "paused", "dry-run"}
+
+
+def test_a_status_means_to_the_world_what_it_means_to_the_client() -> None:
+    """The simulated wire reads a provider's codes as `bigfleet.rpc.provider_client` does."""
+    known = {status.name: kind for status, kind in provider_client._KINDS.items()}
+
+    assert all(
+        known.get(code.value, RefusalKind.REFUSED) == REFUSAL_KINDS.get(code, RefusalKind.REFUSED) for code in Code
+    )
+
+
+def fake(plan: Plan) -> Result:
+    """Return a run that fails by a stall while there are two pools or more."""
+    fails = "stall" in plan.faults and len(plan.pools) >= 2
+    journal = Journal()
+    journal.note(5_000_000_000, "fault", "stall", "over")
+    return Result(
+        plan=plan,
+        violations=(Violation("S8", 5_000_000_000, "too many"),) if fails else (),
+        trace_hash=journal.hash,
+        journal=journal,
+        samples=(),
+        simulated_seconds=10.0,
+        steps=1,
+        cycles=1,
+    )
+
+
+def test_shrinking_leaves_what_the_failure_needs() -> None:
+    seed = next(seed for seed in range(500) if fake(draw(seed)).violations and len(draw(seed).pools) > 3)
+    result = shrink(draw(seed), run=fake)
+
+    assert result.plan.faults == ("stall",)
+    assert (len(result.plan.pools), len(result.plan.clusters), len(result.plan.clusters[0])) == (2, 1, 1)
+    assert {pool.count for pool in result.plan.pools} == {1}
+    assert result.plan.safety_seconds == 6.0
+
+
+def test_shrinking_keeps_to_its_bound_and_refuses_what_does_not_fail() -> None:
+    runs: list[int] = []
+    seed = next(seed for seed in range(500) if fake(draw(seed)).violations)
+    shrink(draw(seed), run=fake, runs_max=3, on_run=lambda number, _plan, _fails: runs.append(number))
+    assert runs == [1, 2, 3]
+
+    with pytest.raises(ValueError, match="fails in nothing"):
+        shrink(msgspec.structs.replace(draw(1), faults=()), run=fake)
+
+
+def test_a_trace_reads_back_and_shows_the_first_difference(tmp_path: Path) -> None:
+    result = run_plan(msgspec.structs.replace(draw(2), safety_seconds=30.0, faults=()))
+    write_trace(tmp_path / "t.gz", result)
+    trace = read_trace(tmp_path / "t.gz")
+
+    assert trace.plan == result.plan
+    assert trace.trace_hash == result.trace_hash
+    assert first_difference(trace.entries, result.journal.entries) is None
+    changed = [*trace.entries[:3], Entry(1, "state", "m", "Idle"), *trace.entries[4:]]
+    assert first_difference(changed, trace.entries) == (changed[3], trace.entries[3])
+    assert first_difference(trace.entries[:5], trace.entries) == (None, trace.entries[5])
+    page = timeline(result)
+    assert page.count("<svg") == 1
+    assert "Configured" in page
+
+
+@pytest.mark.parametrize("content", [b"", b"not gzip", gzip.compress(b"{}\n{}\n"), gzip.compress(b"\xff\n")])
+def test_a_file_that_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.gz"
+    path.write_bytes(content)
+
+    with pytest.raises(TraceFileFault, match="trace"):
+        read_trace(path)

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from bigfleet.cli.main import app
 from bigfleet.sim.virtual_time import run_virtual
 from tests.cli.test_planning_page import EXAMPLES, FILES
 from tests.cli.test_replay_command import course
-from tests.processes import run_bigfleet
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "replay.md"
 
@@ -23,10 +24,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("command", "shown"), EXAMPLES.findall(PAGE.read_text(encoding="utf-8")))
-def test_an_example_prints_what_the_page_shows(place: Path, command: str, shown: str) -> None:
-    finished = run_bigfleet(*command.split(), cwd=place)
+def test_an_example_prints_what_the_page_shows(
+    place: Path, command: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    finished = CliRunner().invoke(app, command.split(), env={"COLUMNS": "200"}, catch_exceptions=False)
 
-    assert finished.returncode == 0, finished.stderr
+    assert finished.exit_code == 0, finished.stderr
     printed = [line.rstrip() for line in finished.stdout.splitlines()]
     expected = shown.rstrip("\n").removeprefix("[…]\n").splitlines()
     assert expected == (printed[-len(expected) :] if shown.startswith("[…]\n") else printed)

@@ -103,7 +103,7 @@ def assert_explains_alike(cycle: RecordedCycle, decision: Decision) -> None:
         assert sentences(again.explain(subject)) == sentences(decision.explain(subject))
 
 
-@examples(30)
+@examples(20)
 @given(past=histories())
 def test_any_history_of_a_fleet_is_read_back_and_decided_alike(
     past: History, tmp_path_factory: pytest.TempPathFactory
@@ -125,7 +125,7 @@ def test_any_history_of_a_fleet_is_read_back_and_decided_alike(
 
 
 @given(mode=modes, synchronous=st.booleans(), story=st.lists(rounds, min_size=1, max_size=8))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_course_of_a_shard_is_read_back_and_decided_and_explained_alike(
     mode: str, synchronous: bool, story: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

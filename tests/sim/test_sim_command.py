@@ -51,3 +51,13 @@ def test_a_wrong_call_is_told_in_one_line(arguments: list[str], said: str) -> No
     assert isinstance(result.exception, UsageFault), result.output
     assert said in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+@pytest.mark.slow
+def test_many_seeds_are_added_up_and_equal_on_several_cores() -> None:
+    alone = RUNNER.invoke(app, ["run", "--seeds", "2..3", "--steps", "2"])
+    together = RUNNER.invoke(app, ["run", "--seeds", "2..3", "--steps", "2", "--jobs", "2"])
+
+    assert alone.exit_code == together.exit_code == 0, alone.output + together.output
+    assert alone.output == together.output
+    assert alone.output.startswith("2 seeds, ")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 LOG_LEVELS = ("debug", "info", "warning", "error")
 #: What a new state file owns before a coordinator has spoken.
 OWNERSHIP = {"all": Base.ALL, "assigned": Base.DOMAINS}
-#: As many machines as a shard is made for.
-FAKE_SLOTS_MAX = 500_000
+#: The kit looks through them on the shard's own loop, a second for these; more want a provider of their own.
+FAKE_SLOTS_MAX = 10_000
 
 _ProviderAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The capacity provider. Required, unless --fake-provider.")

@@ -59,6 +59,17 @@ def test_a_sound_file_is_read_and_runs(tmp_path: Path) -> None:
         ("{at: 2, resize: {workload: work, pods: 2, cluster: a}}", "{at: 2}", "$.events[0]: exactly one of"),
         ("{at: 2, resize", "{at: 9, resize", "$.events[0]: at must be a cycle"),
         ("resize: {workload: work, pods: 2, cluster: a}", "store_cut_for_cycles: 1", "there is no coordinator"),
+        ("cycles: 4", "cycles: 4\nshards: {s: {zones: [z], clusters: [a]}}", "$.shards: several shards need a"),
+        (
+            "cycles: 4",
+            "cycles: 4\ncoordinator: true\nshards: {s: {zones: [z], clusters: [a]}}",
+            "$.shards: every cluster must be bound to exactly one shard",
+        ),
+        (
+            "cycles: 4",
+            "cycles: 4\ncrashes: [{processes: [s], from_second: 1, to_second: 2}]",
+            "$.crashes[0].processes: there is no process 's'",
+        ),
         ("exactly: 1", "wanted: 1", "unknown field `wanted` - at `$.must_hold[0]`"),
         (", exactly: 1", "", "$.must_hold[0]: one of exactly, at_least, at_most is wanted"),
         ("measure: machines", "measure: happiness", "Invalid enum value 'happiness' - at `$.must_hold[0].measure`"),

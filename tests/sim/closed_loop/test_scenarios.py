@@ -17,6 +17,7 @@ from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options
 from bigfleet.model.frames import RollUp
 from bigfleet.model.need import Need
+from bigfleet.model.ownership import Owned
 from bigfleet.model.states import MachineState
 from bigfleet.operator.rollup import recount
 from bigfleet.provider.fence import NO_TOKEN
@@ -65,6 +66,17 @@ def test_a_fleet_that_never_rests_neither_loses_nor_strands_a_machine() -> None:
     assert_holds(run_scenario(msgspec.structs.replace(scenario, must_hold=tuple(lasting)), name="soak"))
 
 
+def test_a_handover_survives_the_death_of_each_process_in_the_middle() -> None:
+    """The giving shard has let go, the taking one has not taken; one death of each, of all those of the slow run."""
+    scenario = scenario_of("handover-crash-at-every-step")
+    middle = msgspec.structs.replace(scenario.crashes[0], from_second=206.5, to_second=206.5)
+
+    outcome = run_scenario(msgspec.structs.replace(scenario, crashes=(middle,)), name="handover")
+
+    assert_holds(outcome)
+    assert outcome.actions["fencetouch"] >= 3
+
+
 @pytest.mark.xfail(strict=True, reason="what was created for a row is free supply once it is Idle, in order of price")
 def test_cost_routing_holds_with_a_provider_that_answers_before_the_host_runs() -> None:
     """Each cluster keeps the tier that was made for it, also when both tiers are Idle in one cycle."""
@@ -93,7 +105,10 @@ def test_equal_seeds_give_equal_traces() -> None:
 @pytest.mark.slow
 def test_a_trace_depends_neither_on_the_process_nor_on_its_hash_seed() -> None:
     """Two processes with other hash seeds come to one trace hash."""
-    program = "from bigfleet.sim.closed_loop.scenarios import run; print(run('shard-loss', 5).trace_hash)"
+    program = (
+        "from bigfleet.cli.kernel_cache import keep_kernels; keep_kernels();"
+        "from bigfleet.sim.closed_loop.scenarios import run; print(run('shard-loss', 5).trace_hash)"
+    )
     hashes = [
         subprocess.run(
             [sys.executable, "-c", program],
@@ -284,6 +299,16 @@ def test_demand_of_waiting_pods_alone_is_found(monkeypatch: pytest.MonkeyPatch) 
     outcome = run_scenario(shortened(scenario_of("bound-counts"), 20), name="bound-counts")
 
     assert any("kind reclaim" in fault for fault in outcome.faults), outcome.faults
+
+
+def test_machines_that_two_shards_own_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that take whatever they see for their own have the same machines."""
+    monkeypatch.setattr(Owned, "owns", lambda *_machine, **_title: True)
+    scenario = scenario_of("handover-crash-at-every-step")
+
+    outcome = run_scenario(msgspec.structs.replace(scenario, crashes=(), cycles=1, events=()), name="handover")
+
+    assert any("S5" in fault and " and to " in fault for fault in outcome.faults), outcome.faults
 
 
 def test_a_shard_that_waits_for_its_coordinator_is_found() -> None:

@@ -122,7 +122,7 @@ def _run_many(seeds: range, steps: int | None, jobs: int) -> None:
             advance()
     for line in total_lines(total, iter(hashes), MARKS):
         typer.echo(line)
-    if total.failed:
+    if total.failures:
         raise typer.Exit(1)
 
 

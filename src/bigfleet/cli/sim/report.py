@@ -50,11 +50,11 @@ def total_lines(total: Total, hashes: Iterator[str], marks: tuple[str, ...]) -> 
     unreached = [mark for mark in marks if not total.reached[mark]]
     if unreached:
         yield f"never reached: {', '.join(unreached)}"
-    for run in total.failed[:_SHOWN_MAX]:
+    for run in total.failed:
         invariant, seconds, text = run.violations[0]
         yield f"VIOLATION {invariant} in seed {run.seed} at {seconds:,.3f} s: {text}"
         yield f"  again with: bigfleet sim run --seed {run.seed}"
-    yield f"{len(total.failed):,} of {total.seeds:,} seeds failed" if total.failed else "every invariant held"
+    yield f"{total.failures:,} of {total.seeds:,} seeds failed" if total.failures else "every invariant held"
     digest = hashlib.blake2b("\n".join(hashes).encode(), digest_size=16).hexdigest()
     yield f"trace hash: {digest}"
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from bigfleet.sim.world.swarm import Plan
     from bigfleet.sim.world.world import Result
 
+#: Failing seeds that are told one by one; the others are counted.
+FAILED_KEPT_MAX = 10
+
 
 class SeedRun(NamedTuple):
     """What is kept of one seed's run."""
@@ -42,6 +45,8 @@ class Total:
     reached: Counter[str] = field(default_factory=Counter)
     actions: Counter[str] = field(default_factory=Counter)
     checks: Counter[str] = field(default_factory=Counter)
+    failures: int = 0
+    #: The first of them.
     failed: list[SeedRun] = field(default_factory=list)
 
     def add(self, run: SeedRun) -> None:
@@ -53,7 +58,8 @@ class Total:
         self.reached += run.reached
         self.actions += run.actions
         self.checks += run.checks
-        if run.violations:
+        self.failures += bool(run.violations)
+        if run.violations and len(self.failed) < FAILED_KEPT_MAX:
             self.failed.append(run)
 
 

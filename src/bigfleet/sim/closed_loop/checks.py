@@ -42,9 +42,14 @@ def no_cluster_without_host(world: World, records: Records) -> Iterator[str]:
 
 
 def conserved(world: World, records: Records) -> Iterator[str]:
-    """S5: machines are conserved."""
+    """S5: machines are conserved, and none has two owners."""
     for machine_id in world.stock.keys() ^ records.keys():
         yield f"S5: {machine_id} {'appeared' if machine_id in records else 'is gone'}"
+    if len(world.homes) > 1:
+        for machine_id, record in records.items():
+            owners = world.owners(record)
+            if len(owners) > 1:
+                yield f"S5: {machine_id} belongs to {' and to '.join(owners)}"
 
 
 def divergence(world: World, records: Records) -> Iterator[str]:
@@ -52,7 +57,7 @@ def divergence(world: World, records: Records) -> Iterator[str]:
     for process in world.processes:
         diverged = process.shard.metrics.engine_divergences._value.get()
         if diverged:
-            yield f"S18: {diverged:g} decisions of epoch {process.shard.epoch} differ from the full pass"
+            yield f"S18: {diverged:g} decisions of {process.id} differ from the full pass"
 
 
 def failed_cycles(world: World, records: Records) -> Iterator[str]:
@@ -60,7 +65,7 @@ def failed_cycles(world: World, records: Records) -> Iterator[str]:
     for process in world.processes:
         failures = process.shard.metrics.cycle_failures._value.get()
         if failures:
-            yield f"{failures:g} cycles of epoch {process.shard.epoch} failed"
+            yield f"{failures:g} cycles of {process.id} failed"
 
 
 AT_REST = (one_cluster, no_cluster_without_host, conserved, divergence, failed_cycles)
@@ -122,10 +127,10 @@ def capped(reclaims: Counter[str], configured: Mapping[str, int], fraction: floa
             yield f"S8: {count} reclaims of {cluster} in one cycle, the cap is {cap}"
 
 
-def recorded(epoch: int, calls: int, records: int) -> Iterator[str]:
+def recorded(process: str, calls: int, records: int) -> Iterator[str]:
     """S14: every mutating call has exactly one audit record."""
     if calls != records:
-        yield f"S14: epoch {epoch} made {calls} mutating calls and wrote {records} records of them"
+        yield f"S14: {process} made {calls} mutating calls and wrote {records} records of them"
 
 
 def unmoved(journal: Sequence[str], alone: Sequence[str]) -> Iterator[str]:

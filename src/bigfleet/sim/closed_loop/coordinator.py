@@ -12,7 +12,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from bigfleet.coordinator.commands import Command, apply
+from bigfleet.coordinator.commands import Command, CommandRefused, apply
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.service import NotTheLeader, Replica
 from bigfleet.coordinator.shard_report import ShardReport
@@ -24,7 +24,10 @@ from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import Reporter, ReportOutcome
 from bigfleet.link.speaking import ShardSpeaker
+from bigfleet.model import labels
 from bigfleet.model.clock import Clock
+from bigfleet.model.ids import ShardId
+from bigfleet.model.ownership import Domain
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.ownership_file import OwnershipFile
 
@@ -34,6 +37,7 @@ REPORT_SECONDS: Final = 30.0
 #: How long a leader that cannot reach its store still leads.
 LEASE_SECONDS: Final = 15.0
 _LOOK_SECONDS: Final = 1.0
+ATTEMPTS_MAX: Final = 120
 
 
 class HeldTables:
@@ -136,6 +140,18 @@ class Coordinator:
             self._leading.cancel()
         self._replica = self._leading = None
 
+    async def assign(self, zone: str, shard: ShardId) -> None:
+        """Give a zone to a shard, as an administrator does; waits until the shard has reported."""
+        for _attempt in range(ATTEMPTS_MAX):
+            try:
+                if self._replica is not None:
+                    await self._replica.change(lambda term: term.assign(Domain(labels.ZONE, zone), shard))
+                    return
+            except (NotTheLeader, CommandRefused):
+                pass
+            await self._clock.sleep(_LOOK_SECONDS)
+        raise RuntimeError(f"the coordinator did not take zone {zone} for {shard}")
+
     async def addresses(self, name: str) -> Sequence[str]:
         """Return the name: there is no resolver."""
         return (name,)
@@ -157,7 +173,7 @@ class Coordinator:
         return Reporter(
             shard_id=shard.shard_id,
             epoch=shard.epoch,
-            advertised_address="shard-0:7780",
+            advertised_address=f"{shard.shard_id}:7780",
             interval_seconds=REPORT_SECONDS,
             speaker=ShardSpeaker(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(shard.ownership.handover, accepted_term=file.accepted_term),

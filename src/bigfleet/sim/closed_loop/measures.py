@@ -39,7 +39,8 @@ class Carried(NamedTuple):
 
     cycle: int
     decided_cycle: int
-    epoch: int
+    #: The process's id.
+    process: str
     kind: str
     machine: str
     cluster: str
@@ -60,10 +61,10 @@ class HeardAudit:
 
     head: Head = START
 
-    def __init__(self, watch: "Watch", world: World, epoch: int) -> None:
+    def __init__(self, watch: "Watch", world: World, process: str) -> None:
         self._watch = watch
         self._world = world
-        self._epoch = epoch
+        self._process = process
         self._is_new = True
 
     @property
@@ -84,7 +85,7 @@ class HeardAudit:
             Carried(
                 cycle=self._world.cycle,
                 decided_cycle=record["decided_cycle"],
-                epoch=self._epoch,
+                process=self._process,
                 kind=record["kind"].lower(),
                 machine=record["machine"],
                 cluster=record["cluster"],
@@ -106,21 +107,24 @@ class Watch:
         self.claim_changes: Counter[str] = Counter()
         #: Evicted pods of all clusters as of each cycle's end; the first entry is the beginning.
         self.evictions = [0]
-        self._rows: list[RowResult] = []
-        self._shortfalls: Mapping[str, Mapping[str, int]] = {}
-        self._shortfalls_before: Mapping[str, Mapping[str, int]] | None = None
+        #: Rows of the last decision of each shard, and what it lacks by fingerprint.
+        self._rows_of: dict[str, list[RowResult]] = {}
+        self._lacking: dict[str, dict[str, dict[str, int]]] = {}
+        self._lacking_before: dict[str, dict[str, dict[str, int]]] | None = None
         self._is_acting = False
         self._decisions: list[str] = []
         #: Machines of each gang that was whole once, as of the last cycle.
         self._claims: dict[RowKey, frozenset[str]] = {}
+        #: Machines with exactly one owner, where there are several shards.
+        self._owned = 0
         self._in_transition: dict[str, tuple[MachineState, int]] = {}
         self._records: dict[str, Record] = {}
         self._objects: list[int] = []
-        #: The newest decisions that reclaim, by epoch and cycle of the shard.
-        self._reclaiming: dict[tuple[int, int], _Reclaiming] = {}
-        #: Carried actions that were looked at, and how many of them each epoch did.
+        #: The newest decisions that reclaim, by process and its cycle.
+        self._reclaiming: dict[tuple[str, int], _Reclaiming] = {}
+        #: Carried actions that were looked at, and how many of them each process did.
         self._looked_at = 0
-        self._recorded: Counter[int] = Counter()
+        self._recorded: Counter[str] = Counter()
 
     # ---- while it runs -------------------------------------------------------------------------------------------
 
@@ -138,18 +142,26 @@ class Watch:
         self._decisions.append((", ".join(named) or "nothing decided") + (f" and {left} more" if left else ""))
         reclaimed = {action.cluster for action in decision.actions if action.kind is ActionKind.RECLAIM}
         if reclaimed:
-            shard = step.process.shard
-            configured = {str(cluster): _configured(shard, cluster) for cluster in reclaimed}
-            self._reclaiming[shard.epoch, step.report.cycle] = _Reclaiming(configured, Counter())
-        if step.process is not world.newest:
+            configured = {str(cluster): _configured(step.process.shard, cluster) for cluster in reclaimed}
+            self._reclaiming[step.process.id, step.report.cycle] = _Reclaiming(configured, Counter())
+        name = step.process.name
+        if step.process is not world.newest(name):
             return
-        self._rows = list(decision.rows)
-        self._note_claims(world)
+        self._rows_of[name] = list(decision.rows)
+        self._note_claims(world, self._rows_of[name])
         ledger = step.process.shard.shortfall_ledger
-        self._shortfalls = {str(key): dict(sorted(entry.deficit.items())) for key, entry in sorted(ledger.items())}
+        self._lacking[name] = {str(key): dict(sorted(entry.deficit.items())) for key, entry in sorted(ledger.items())}
 
-    def _note_claims(self, world: World) -> None:
-        for row in self._rows:
+    @property
+    def _rows(self) -> list[RowResult]:
+        return [row for rows in self._rows_of.values() for row in rows]
+
+    @property
+    def _shortfalls(self) -> list[Mapping[str, int]]:
+        return [deficit for ledger in self._lacking.values() for deficit in ledger.values()]
+
+    def _note_claims(self, world: World, rows: list[RowResult]) -> None:
+        for row in rows:
             if row.need.profile.same_key is None:
                 continue
             key, claimed = row.need.key, frozenset(row.claimed)
@@ -164,30 +176,32 @@ class Watch:
         self._records = await world.records()
         for check in checks.AT_REST:
             self._violated(world, check(world, self._records))
+        if len(world.homes) > 1:
+            self._owned = sum(len(world.owners(record)) == 1 for record in self._records.values())
         self._check_cap(world)
         for process in world.processes:
             if not process.shard.actuator.in_flight():
-                epoch = process.shard.epoch
-                self._violated(world, checks.recorded(epoch, process.provider.calls, self._recorded[epoch]))
+                records = self._recorded[process.id]
+                self._violated(world, checks.recorded(process.id, process.provider.calls, records))
         self._note_transitions(world)
-        is_quiet = not self._is_acting and self._shortfalls == self._shortfalls_before and world.newest is not None
+        is_quiet = not self._is_acting and self._lacking == self._lacking_before and world.is_whole
         self.quiet_cycles = self.quiet_cycles + 1 if is_quiet else 0
         self.evictions.append(sum(operator.pods.evictions for operator in world.operators.values()))
         self.journal.append(self._line(world))
-        self._shortfalls_before, self._is_acting, self._decisions = self._shortfalls, False, []
+        self._lacking_before, self._is_acting, self._decisions = dict(self._lacking), False, []
         if world.cycle in (world.scenario.cycles // 2, world.scenario.cycles) and _wants_growth(world):
             gc.collect()
-            self._objects.append(len(gc.get_objects()))
+            self._objects.append(len(gc.get_objects()) - len(self.carried))
 
     def _check_cap(self, world: World) -> None:
         """Hold the reclaims of each decision, as far as they have ended, against the cap of its cycle."""
-        changed: set[tuple[int, int]] = set()
+        changed: set[tuple[str, int]] = set()
         for carried in self.carried[self._looked_at :]:
-            decided_in = (carried.epoch, carried.decided_cycle)
+            decided_in = (carried.process, carried.decided_cycle)
             if carried.kind == "reclaim" and decided_in in self._reclaiming:
                 self._reclaiming[decided_in].reclaims[carried.cluster] += 1
                 changed.add(decided_in)
-            self._recorded[carried.epoch] += 1
+            self._recorded[carried.process] += 1
         self._looked_at = len(self.carried)
         for decided_in in sorted(changed):
             known = self._reclaiming[decided_in]
@@ -216,8 +230,7 @@ class Watch:
         bound = sum(operator.pods.bound for operator in world.operators.values())
         pods = sum(len(operator.pods.pods) for operator in world.operators.values())
         short = "; ".join(
-            ", ".join(f"{name} {milli / MILLI:g}" for name, milli in deficit.items())
-            for deficit in self._shortfalls.values()
+            ", ".join(f"{name} {milli / MILLI:g}" for name, milli in deficit.items()) for deficit in self._shortfalls
         )
         decisions = " | ".join(self._decisions) or "no process"
         return f"{world.cycle}: {states}; {bound}/{pods} pods bound; short of {short or 'nothing'}; {decisions}"
@@ -246,7 +259,7 @@ class Watch:
             case Measure.SHORTFALLS:
                 return len(self._shortfalls)
             case Measure.SHORTFALL:
-                return sum(deficit.get(expectation.resource, 0) for deficit in self._shortfalls.values()) / MILLI
+                return sum(deficit.get(expectation.resource, 0) for deficit in self._shortfalls) / MILLI
             case Measure.ACTIONS:
                 return len(self._narrowed(world, self.carried, expectation))
             case Measure.ACQUISITIONS:
@@ -264,6 +277,8 @@ class Watch:
                 return self.evictions[-1] - self.evictions[max(0, expectation.from_cycle - 1)]
             case Measure.FENCED:
                 return sum(carried.outcome == "fenced" for carried in self.carried)
+            case Measure.OWNED:
+                return self._owned
             case Measure.REPORTS_TAKEN:
                 return 0 if world.coordinator is None else world.coordinator.reports[ReportOutcome.OK]
             case Measure.REPORTS_LOST:

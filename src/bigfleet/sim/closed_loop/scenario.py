@@ -7,7 +7,7 @@ that nothing carries are refused with file and place. Nothing here may run anyth
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import yaml
@@ -15,12 +15,15 @@ import yaml
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType, MachineState
 
+#: The process that is no shard.
+COORDINATOR: Final = "coordinator"
 #: In place of a cluster's name: every cluster, each with its own.
 EACH: Final = "each"
 CYCLES_MAX: Final = 1_000_000
 CLUSTERS_MAX: Final = 1_000
 MACHINES_MAX: Final = 100_000
 PODS_MAX: Final = 100_000
+CRASHES_MAX: Final = 1_000
 _STATES: Final = ("speculative", "idle", "configured")
 
 
@@ -129,6 +132,44 @@ class Failure(_Section, frozen=True, kw_only=True):
     text: str = "the substrate refused"
 
 
+class Home(_Section, frozen=True, kw_only=True):
+    """What one of several shards has at the beginning."""
+
+    #: Their machines are the shard's; no other shard has one of them.
+    zones: tuple[str, ...]
+    clusters: tuple[str, ...]
+
+
+class Crashes(_Section, frozen=True, kw_only=True):
+    """One of the processes dies and comes back: in each arm another one, or at another time."""
+
+    #: Of the shards, or `coordinator`.
+    processes: tuple[str, ...]
+    #: Seconds since the first cycle began.
+    from_second: float
+    to_second: float
+    every_seconds: float = 1.0
+    down_seconds: float = 12.0
+
+    def arms(self) -> "list[Crash]":
+        """Return every crash, processes in turn, earliest first."""
+        count = int((self.to_second - self.from_second) / self.every_seconds) + 1
+        return [
+            Crash(process=process, at_second=self.from_second + number * self.every_seconds, down=self.down_seconds)
+            for process in self.processes
+            for number in range(count)
+        ]
+
+
+class Crash(NamedTuple):
+    """One process that dies once."""
+
+    process: str
+    at_second: float
+    #: Seconds until it is there again.
+    down: float
+
+
 class Event(_Section, frozen=True, kw_only=True):
     """Something that happens right before a cycle; exactly one of the things below."""
 
@@ -208,6 +249,8 @@ class Measure(Enum):
     EVICTIONS = "evictions"
     #: Calls that the provider refused because of an older token.
     FENCED = "fenced"
+    #: Machines that exactly one shard owns at the end.
+    OWNED = "owned"
     #: Reports that the coordinator took, and those that found nobody who did.
     REPORTS_TAKEN = "reports_taken"
     REPORTS_LOST = "reports_lost"
@@ -231,6 +274,7 @@ MEASURED: Final[Mapping[Measure, frozenset[str]]] = {
     Measure.TRANSITION_CYCLES: frozenset(),
     Measure.EVICTIONS: frozenset({"from_cycle"}),
     Measure.FENCED: frozenset(),
+    Measure.OWNED: frozenset(),
     Measure.REPORTS_TAKEN: frozenset(),
     Measure.REPORTS_LOST: frozenset(),
     Measure.GROWTH_PERCENT: frozenset(),
@@ -303,6 +347,10 @@ class Scenario(_Section, frozen=True, kw_only=True):
     incremental_reconcile: bool = False
     #: A coordinator stands beside the shard. The same world runs once more without one, and must decide the same (S12).
     coordinator: bool = False
+    #: Several shards with one coordinator, by name; empty is one shard that has everything.
+    shards: dict[str, Home] = {}
+    #: The same world once for each of their crashes.
+    crashes: tuple[Crashes, ...] = ()
     #: The provider answers a Create when the host runs, not when it has begun to make it.
     synchronous_create: bool = False
     #: It takes minutes: no run of every day.
@@ -335,6 +383,7 @@ def read_scenario(path: Path) -> Scenario:
 def _faults(scenario: Scenario) -> Iterator[str]:
     """Yield what is wrong with the file, each with its place."""
     yield from _head_faults(scenario)
+    yield from _shard_faults(scenario)
     for number, stock in enumerate(scenario.machines):
         yield from _stock_faults(scenario, stock, f"$.machines[{number}]")
     for number, workload in enumerate(scenario.workloads):
@@ -367,6 +416,29 @@ def _head_faults(scenario: Scenario) -> Iterator[str]:
         if min(msgspec.structs.astuple(takes)) < 0:
             place = "$.takes" if number == 0 else f"$.arms[{number - 1}]"
             yield f"{place}: a number of cycles is negative"
+
+
+def _shard_faults(scenario: Scenario) -> Iterator[str]:
+    if scenario.shards and not scenario.coordinator:
+        yield "$.shards: several shards need a coordinator; say coordinator: true"
+    homes = scenario.shards.values()
+    if scenario.shards and sorted(c for home in homes for c in home.clusters) != sorted(scenario.clusters):
+        yield "$.shards: every cluster must be bound to exactly one shard"
+    zones = [zone for home in homes for zone in home.zones]
+    if len(set(zones)) < len(zones):
+        yield "$.shards: a zone is of one shard alone"
+    for number, crashes in enumerate(scenario.crashes):
+        yield from _crash_faults(scenario, crashes, f"$.crashes[{number}]")
+
+
+def _crash_faults(scenario: Scenario, crashes: Crashes, place: str) -> Iterator[str]:
+    for process in crashes.processes:
+        if process not in scenario.shards and (process != COORDINATOR or not scenario.coordinator):
+            yield f"{place}.processes: there is no process {process!r}"
+    if not 0 <= crashes.from_second <= crashes.to_second or min(crashes.every_seconds, crashes.down_seconds) <= 0:
+        yield f"{place}: from_second must not be above to_second, nor every_seconds or down_seconds 0"
+    elif len(crashes.arms()) > CRASHES_MAX:
+        yield f"{place}: these are more than {CRASHES_MAX} arms"
 
 
 def _stock_faults(scenario: Scenario, stock: Stock, place: str) -> Iterator[str]:
@@ -414,6 +486,8 @@ def _event_faults(scenario: Scenario, event: Event, place: str) -> Iterator[str]
         yield f"{place}.random_resize: pods_min must not be above pods_max, nor either out of 0 to {PODS_MAX}"
     if COORDINATOR_EVENTS.intersection(event.kinds) and not scenario.coordinator:
         yield f"{place}.{event.kinds[0]}: there is no coordinator; say coordinator: true"
+    if event.zombie_for_cycles is not None and scenario.coordinator:
+        yield f"{place}.zombie_for_cycles: with a coordinator a shard has a file, which no second process can open"
     if event.fail is not None and event.fail.call not in _CALLS:
         yield f"{place}.fail.call: {event.fail.call!r} is none of {', '.join(_CALLS)}"
 

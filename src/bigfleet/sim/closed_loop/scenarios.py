@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -19,7 +19,7 @@ from bigfleet.operator.requests import UnmappableRequest
 from bigfleet.shard.controller import Shard
 from bigfleet.sim.closed_loop import checks
 from bigfleet.sim.closed_loop.measures import HeardAudit, Watch
-from bigfleet.sim.closed_loop.scenario import Scenario, ScenarioFault, Takes, read_scenario
+from bigfleet.sim.closed_loop.scenario import Crash, Scenario, ScenarioFault, Takes, read_scenario
 from bigfleet.sim.closed_loop.world import MakeShard, World
 from bigfleet.sim.virtual_time import run_virtual
 
@@ -118,23 +118,24 @@ def run_scenario(
     make_shard: MakeShard = Shard,
 ) -> Outcome:
     """Run a scenario that was read already, with another shard where a test plants a defect. Raises ScenarioFault."""
-    arms = scenario.arms or (scenario.takes,)
+    arms = _arms(scenario)
     cycles = scenario.cycles if cycles_max is None else min(cycles_max, scenario.cycles)
     verdicts: list[Verdict] = []
     watches: list[Watch] = []
-    for number, takes in enumerate(arms):
+    for number, arm in enumerate(arms):
 
         def told(done: int, number: int = number) -> None:
             on_cycle(number * cycles + done, len(arms) * cycles)
 
-        course = partial(_run, scenario, takes, name=name, seed=seed, cycles=cycles, make_shard=make_shard)
+        course = partial(_run, scenario, arm, name=name, seed=seed, cycles=cycles, make_shard=make_shard)
         world, watch = course(has_coordinator=scenario.coordinator, told=told)
         watches.append(watch)
-        if scenario.coordinator:
+        if scenario.coordinator and not scenario.shards:
             _world, alone = course(has_coordinator=False, told=lambda _done: None)
             watch.violations += checks.unmoved(watch.journal, alone.journal)
+        watch.violations[:] = [f"{arm.text}: {each}" if arm.text else each for each in watch.violations]
         if cycles == scenario.cycles:
-            verdicts += _verdicts(world, watch, _arm(takes) if scenario.arms else "")
+            verdicts += _verdicts(world, watch, arm.text)
     carried = [each.kind for watch in watches for each in watch.carried]
     return Outcome(
         name=name,
@@ -147,9 +148,30 @@ def run_scenario(
     )
 
 
+class _Arm(NamedTuple):
+    """One of the worlds of a scenario."""
+
+    takes: Takes
+    crash: Crash | None
+    #: What tells it from the others, "" where there are none.
+    text: str
+
+
+def _arms(scenario: Scenario) -> list[_Arm]:
+    arms = [_Arm(takes, None, _text_of(takes)) for takes in scenario.arms] or [_Arm(scenario.takes, None, "")]
+    if not scenario.crashes:
+        return arms
+    return [
+        _Arm(arm.takes, crash, f"{arm.text}{', ' if arm.text else ''}{crash.process} dies at {crash.at_second:g} s")
+        for arm in arms
+        for crashes in scenario.crashes
+        for crash in crashes.arms()
+    ]
+
+
 def _run(
     scenario: Scenario,
-    takes: Takes,
+    arm: _Arm,
     *,
     name: str,
     seed: int,
@@ -164,11 +186,12 @@ def _run(
     async def course(disk: Path | None) -> World:
         world = World(
             scenario,
-            takes,
+            arm.takes,
             seed=seed,
-            make_audit=lambda world, epoch: HeardAudit(watch, world, epoch),
+            make_audit=lambda world, process: HeardAudit(watch, world, process),
             make_shard=make_shard,
             disk=disk,
+            crash=arm.crash,
         )
         async with world.running():
             for done in range(cycles):
@@ -190,7 +213,7 @@ def _verdicts(world: World, watch: Watch, arm: str) -> Iterator[Verdict]:
         yield Verdict(arm=arm, text=expectation.text, value=value, is_met=expectation.holds(value))
 
 
-def _arm(takes: Takes) -> str:
+def _text_of(takes: Takes) -> str:
     parts = {name: getattr(takes, name) for name in takes.__struct_fields__}
     return ", ".join(f"{name} takes {cycles}" for name, cycles in parts.items() if cycles) or "nothing takes a cycle"
 

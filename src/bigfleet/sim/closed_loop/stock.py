@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from bigfleet.model import labels
-from bigfleet.model.ids import ClusterId, MachineId, ShardId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.penalty import bucket_upper_dollars
@@ -118,7 +118,7 @@ def _request(workload: Workload, gang: int) -> CapacityRequest:
     )
 
 
-def stamps_of(template: Template | None, shard: ShardId) -> dict[str, str]:
+def stamps_of(template: Template | None, shard: str) -> dict[str, str]:
     """Return what a provider remembers of a machine that a shard bound for a template."""
     if template is None:
         return {}

@@ -8,15 +8,17 @@ cycles has ended when it ends. It measures nothing and must never touch what the
 import asyncio
 import random  # noqa: TID251 - every stream is seeded
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, ShardId
-from bigfleet.model.machine import Machine
+from bigfleet.model.ownership import Base
 from bigfleet.model.states import MachineState
 from bigfleet.provider.core import CapacityCore
 from bigfleet.provider.options import CoreOptions
@@ -27,16 +29,17 @@ from bigfleet.shard.outbox import CloseReason
 from bigfleet.shard.ports import ShardSettings, compute_inline
 from bigfleet.shard.state_file import StateFile
 from bigfleet.sim.closed_loop.agent import ClusterOperator
-from bigfleet.sim.closed_loop.coordinator import Coordinator
+from bigfleet.sim.closed_loop.coordinator import REPORT_SECONDS, Coordinator
 from bigfleet.sim.closed_loop.in_process import KitProvider, LocalDialer
 from bigfleet.sim.closed_loop.pods import Template
-from bigfleet.sim.closed_loop.scenario import Event, Scenario, Takes
+from bigfleet.sim.closed_loop.scenario import COORDINATOR, Crash, Event, Home, Scenario, Takes
 from bigfleet.sim.closed_loop.stock import Stocked, clusters_of, stamps_of, stocked, templates_of
 from bigfleet.sim.closed_loop.substrate import Substrate
 from bigfleet.sim.testkit import SeededIds, make_core
 from bigfleet.sim.virtual_time import LoopClock
 
-SHARD = ShardId("shard-0")
+#: The one shard, where the scenario has no several.
+SHARD = "shard-0"
 #: Between two clusters that report one after the other.
 _TURN_SECONDS = 0.2
 #: Before the first cycle: sessions open, roll-ups arrive.
@@ -56,6 +59,10 @@ MakeShard = Callable[..., Shard]
 class Process:
     """One process of the shard."""
 
+    #: Of this process alone.
+    id: str
+    #: Of its shard.
+    name: str
     shard: Shard
     provider: KitProvider
     #: What runs beside its cycles.
@@ -85,21 +92,24 @@ class World:
         takes: Takes,
         *,
         seed: int,
-        make_audit: Callable[["World", int], AuditLog],
+        make_audit: Callable[["World", str], AuditLog],
         make_shard: MakeShard = Shard,
         disk: Path | None = None,
+        crash: Crash | None = None,
     ) -> None:
-        """Build everything; `make_audit` gets the world and the epoch of each process. Raises UnmappableRequest.
+        """Build everything; `make_audit` gets the world and a name for each process. Raises UnmappableRequest.
 
-        `disk` is a folder for what the shard keeps; with it there is a coordinator.
+        `disk` is a folder for what shards keep; with it there is a coordinator.
         """
         self.scenario = scenario
         self.clock = LoopClock()
         self.cycle = 0
         #: Those that are alive, the newest last.
         self.processes: list[Process] = []
-        #: Of the newest process; rises with each.
-        self.epoch = 0
+        #: How many processes of shards there ever were.
+        self._started = 0
+        self.homes: Mapping[str, Home] = scenario.shards or {SHARD: Home(zones=(), clusters=scenario.clusters)}
+        self._crash = crash
         #: Cycle before which a new process starts, 0 for none.
         self._starts_at_cycle = 0
         self.coordinator = None if disk is None else Coordinator(self.clock)
@@ -138,7 +148,7 @@ class World:
         interval_seconds = _SELDOM_SECONDS if self.scenario.rotating_reports else self.scenario.cycle_seconds
         return ClusterOperator(
             cluster=ClusterId(name),
-            dialer=LocalDialer(self._serving, self._heard, self.clock),
+            dialer=LocalDialer(partial(self._serving, name), self._heard, self.clock),
             clock=self.clock,
             rng=self._rng(f"operator/{name}"),
             rollup_interval_seconds=interval_seconds,
@@ -172,12 +182,16 @@ class World:
         self.substrate.is_slow = True
         if self.coordinator is not None:
             self.coordinator.start()
-        await self._start_process()
+        for name in self.homes:
+            await self._start_process(name)
         sessions = [asyncio.create_task(operator.run()) for operator in self.operators.values()]
         await self.clock.sleep(_OPENING_SECONDS)
+        await self._hand_out_zones()
+        crashing = asyncio.create_task(self._crash_once())
         try:
             yield self
         finally:
+            crashing.cancel()
             for process in list(self.processes):
                 self._kill(process)
             if self.coordinator is not None:
@@ -189,33 +203,62 @@ class World:
             if stuck:
                 raise RuntimeError(f"{len(stuck)} operators did not stop in {_STOP_SECONDS_MAX:g} s when told to")
 
+    async def _hand_out_zones(self) -> None:
+        """Let the coordinator give each of several shards its zones, and wait until all know of it."""
+        if self.coordinator is None or not self.scenario.shards:
+            return
+        for name, home in self.homes.items():
+            for zone in home.zones:
+                await self.coordinator.assign(zone, ShardId(name))
+        await self.clock.sleep(3 * REPORT_SECONDS)
+
+    async def _crash_once(self) -> None:
+        """Let the process of this arm die at its time, and come back."""
+        crash = self._crash
+        if crash is None or self.coordinator is None:
+            return
+        await self.clock.sleep(crash.at_second)
+        if crash.process == COORDINATOR:
+            self.coordinator.stop()
+        for process in [each for each in self.processes if each.name == crash.process]:
+            self._kill(process)
+        await self.clock.sleep(crash.down)
+        if crash.process == COORDINATOR:
+            self.coordinator.start()
+        else:
+            await self._start_process(crash.process)
+
+    def _home_of(self, cluster: str) -> str:
+        return next(name for name, home in self.homes.items() if cluster in home.clusters)
+
     async def _bind_as_before(self, each: Stocked) -> None:
         template = self.templates.get(each.bound_for) if each.bound_for is not None else None
-        await self.core.configure(each.slot.id, each.cluster, b"", stamps_of(template, SHARD))
+        await self.core.configure(each.slot.id, each.cluster, b"", stamps_of(template, self._home_of(each.cluster)))
 
-    async def _start_process(self) -> None:
+    async def _start_process(self, name: str) -> None:
         file = None
+        self._started += 1
         if self._disk is not None:
-            file = StateFile.open(self._disk, shard_id=SHARD, clock=self.clock)
-        self.epoch = self.epoch + 1 if file is None else file.epoch
+            owns = Base.DOMAINS if self.scenario.shards else Base.ALL
+            file = StateFile.open(self._disk / name, shard_id=name, clock=self.clock, new_file_owns=owns)
         provider = KitProvider(self.core, self.clock, synchronous_create=self.scenario.synchronous_create)
         shard = self._make_shard(
-            shard_id=SHARD,
-            epoch=self.epoch,
+            shard_id=ShardId(name),
+            epoch=self._started if file is None else file.epoch,
             settings=self.settings,
             provider=provider,
             clock=self.clock,
             ids=self._ids,
             compute=compute_inline,
             registry=CollectorRegistry(),
-            audit_log=self._make_audit(self, self.epoch),
+            audit_log=self._make_audit(self, f"{name}/{self._started}"),
             ownership_file=None if file is None else file.ownership,
         )
         await shard.make_ready()
         tasks = [asyncio.create_task(shard.actuator.run())]
         if self.coordinator is not None and file is not None:
             tasks.append(asyncio.create_task(self.coordinator.link(shard, file.ownership).run()))
-        self.processes.append(Process(shard, provider, tasks, file))
+        self.processes.append(Process(f"{name}/{self._started}", name, shard, provider, tasks, file))
 
     def _kill(self, process: Process) -> None:
         """End a process at once: what it has in flight gets no answer, and no answer of it arrives."""
@@ -225,15 +268,35 @@ class World:
         process.shard.stop_sessions()
         if process.file is not None:
             process.file.close()
+            process.file = None
         self.processes.remove(process)
 
-    @property
-    def newest(self) -> Process | None:
-        """The process that serves sessions, None while there is none."""
-        return self.processes[-1] if self.processes else None
+    def newest(self, name: str) -> Process | None:
+        """Return the process of a shard that serves sessions, None while there is none."""
+        return next((process for process in reversed(self.processes) if process.name == name), None)
 
-    def _serving(self) -> Shard | None:
-        return self.newest.shard if self.newest is not None else None
+    @property
+    def is_whole(self) -> bool:
+        """Say whether every shard has a process."""
+        return all(self.newest(name) is not None for name in self.homes)
+
+    def owners(self, record: Record) -> list[str]:
+        """Return the shards that own a machine, by their files; without files there is one shard, and it does."""
+        if self._disk is None:
+            return list(self.homes)
+        by = record.metadata.get(labels.ASSIGNED_SHARD, "")
+        return [
+            process.name
+            for process in self.processes
+            if process.file is not None
+            and process.file.ownership.owned.owns(
+                record.machine, by, me=ShardId(process.name), inherits=frozenset(), stays=False
+            )
+        ]
+
+    def _serving(self, cluster: str) -> Shard | None:
+        newest = self.newest(self._home_of(cluster))
+        return newest.shard if newest is not None else None
 
     def _heard(self, shard: Shard, cluster: str) -> None:
         for process in self.processes:
@@ -245,10 +308,6 @@ class World:
     async def records(self) -> dict[str, Record]:
         """Return the provider's records by machine."""
         return {record.id: record for record in (await self.core.list()).records}
-
-    def machines_of(self, records: dict[str, Record], state: MachineState) -> list[Machine]:
-        """Return the machines in a state, ids ascending."""
-        return [record.machine for _id, record in sorted(records.items()) if record.state is state]
 
     def states(self, records: dict[str, Record]) -> Counter[MachineState]:
         """Return how many machines are in each state."""
@@ -271,7 +330,8 @@ class World:
         await self.clock.sleep(began_seconds + half_seconds - self.clock.monotonic_seconds())
         for process in list(self.processes):
             report = await process.shard.step(is_timer=True)
-            await decided(Step(process=process, report=report))
+            if process in self.processes:
+                await decided(Step(process=process, report=report))
         await self.clock.sleep(began_seconds + cycle_seconds - self.clock.monotonic_seconds())
 
     async def _renew_processes(self) -> None:
@@ -282,7 +342,8 @@ class World:
             if process.lives_for_cycles < 0:
                 self._kill(process)
         if self._starts_at_cycle == self.cycle:
-            await self._start_process()
+            for name in self.homes:
+                await self._start_process(name)
 
     def _renew_coordinator(self) -> None:
         if self.coordinator is None:
@@ -319,8 +380,9 @@ class World:
             for process in list(self.processes):
                 self._kill(process)
             self._starts_at_cycle = self.cycle + event.shard_dies_for_cycles
-        if event.zombie_for_cycles is not None and self.newest is not None:
-            await self._make_zombie(self.newest, event.zombie_for_cycles)
+        if event.zombie_for_cycles is not None:
+            for process in list(self.processes):
+                await self._make_zombie(process, event.zombie_for_cycles)
         if self.coordinator is not None and event.coordinator_gone_for_cycles is not None:
             self.coordinator.stop()
             self._coordinator_back_at = self.cycle + event.coordinator_gone_for_cycles
@@ -336,6 +398,6 @@ class World:
     async def _make_zombie(self, old: Process, cycles: int) -> None:
         """Let a new process stand beside one that does not know of it: it keeps its memory and loses its sessions."""
         old.lives_for_cycles = cycles
-        await self._start_process()
+        await self._start_process(old.name)
         for session in old.shard.sessions:
             old.shard.sessions.close(session, CloseReason.GONE)

@@ -104,7 +104,7 @@ async def test_a_donor_keeps_a_tenth_of_what_matches_and_at_least_one(
         done = await shard.handover.carry_out(told)
         assert len(done.machine_ids) == given
     else:
-        with pytest.raises(DoesNotApply, match="1 Idle machines match, and none of them can be spared"):
+        with pytest.raises(DoesNotApply, match="Idle machines that match: 1, and none of them can be spared"):
             await shard.handover.carry_out(told)
 
 
@@ -138,7 +138,7 @@ async def test_what_just_came_is_given_on_only_after_eight_report_cycles(make: A
     await shard.handover.carry_out(instruction(adopt(idle("n1", "n2")), 1))
 
     await LoopClock().sleep(8 * 30 - 1)
-    with pytest.raises(DoesNotApply, match="0 Idle machines match"):
+    with pytest.raises(DoesNotApply, match="Idle machines that match: 0"):
         await shard.handover.carry_out(instruction(release(count=9), 2))
     await LoopClock().sleep(2)
     assert (await shard.handover.carry_out(instruction(release(count=9), 3))).machine_ids == ("n1",)

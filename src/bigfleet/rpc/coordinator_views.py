@@ -37,10 +37,10 @@ _STATES = {
 }
 #: An instruction that is not a donor's follows from what reports and tables say.
 _WHY_TRANSFER = {
-    Reading.ADOPT: "{count} machines were given up for this shard",
-    Reading.TAKE_BACK: "{count} machines were given up and have nowhere to go",
-    Reading.NOTE: "{count} machines are at {to}",
-    Reading.FORGET: "nobody but the owner of their domain has {count} machines any more",
+    Reading.ADOPT: "given up for this shard: {count}",
+    Reading.TAKE_BACK: "given up, with nowhere to go: {count}",
+    Reading.NOTE: "now at {to}: {count}",
+    Reading.FORGET: "with nobody but the owner of their domain any more: {count}",
 }
 
 

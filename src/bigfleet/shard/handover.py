@@ -231,7 +231,7 @@ class Handover:
         ]
         resolved = chosen(selector, matching)
         if not resolved:
-            raise DoesNotApply(f"{len(matching)} {state.label} machines match, and none of them can be spared")
+            raise DoesNotApply(f"{state.label} machines that match: {len(matching)}, and none of them can be spared")
         return resolved
 
     def _named(self, machine_ids: Sequence[MachineId], state: MachineState, to: ShardId) -> list[MachineId]:

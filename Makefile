@@ -7,9 +7,12 @@ UV := $(shell command -v uv 2>/dev/null)
 ARGS ?=
 # How many random fleets `make test-long` compares the two engines on; every other proof of the engines runs in proportion.
 EXAMPLES ?= 20000
+# How long `make soak` runs, and its first seed.
+FOR ?= 1h
+SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow test-long lint types format bench proto lock setup clean
+.PHONY: help up test test-slow test-long soak lint types format bench proto lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +45,9 @@ test-slow: $(STAMP) ## run the slow tests: real processes that are killed, certi
 
 test-long: $(STAMP) ## prove the engines on many more random fleets: make test-long EXAMPLES=100000 ARGS="-n 2"
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine $(ARGS)
+
+soak: $(STAMP) ## run the world of faults, seed after seed: make soak FOR=8h SEED=100000
+	@$(BIN)/bigfleet sim run --for $(FOR) --seed $(SEED) --jobs $$(nproc) --require-marks
 
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

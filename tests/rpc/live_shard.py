@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -64,6 +64,10 @@ async def live_shard(world: World | None = None) -> AsyncIterator[LiveShard]:
         await server.stop(0)
 
 
+#: What a client is told by its own gRPC in place of the refusal when a frame of its own crosses it.
+CROSSED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+
 class Peer:
     """One end of a Session stream: what it says need not make sense."""
 
@@ -79,6 +83,11 @@ class Peer:
         """Send bytes that need not be a frame."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             await self._call.write(content)
+
+    async def try_to_say(self, **payload: Any) -> None:
+        """Send one frame unless the stream has ended, which may be at any moment."""
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            await self.say(**payload)
 
     async def stop_talking(self) -> None:
         """Close this direction of the stream."""

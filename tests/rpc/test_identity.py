@@ -20,7 +20,7 @@ from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2, provider_pb2, provid
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.identity import MAY_CALL, Denied, Identity, Role, identity_in, peer_identity
 from bigfleet.rpc.tls import TlsFiles
-from tests.rpc.live_shard import PATIENCE_SECONDS, LiveShard, live_shard
+from tests.rpc.live_shard import CROSSED, PATIENCE_SECONDS, LiveShard, live_shard
 from tests.rpc.tls_world import (
     ADMIN,
     CLUSTER,
@@ -287,18 +287,18 @@ async def test_a_forged_cluster_id_is_refused_and_nothing_of_it_processed(
             need = capacity_pb2.CapacityNeed(aggregate_resources={"cpu": "1"}, min_unit={"cpu": "1"})
             demand = capacity_pb2.ClusterCapacityNeeds(cluster_id="c2", timestamp_unix_nanos=1, needs=[need])
             # The refusal may be quicker.
-            with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
-                await peer.say(rollup=demand)
+            await peer.try_to_say(rollup=demand)
             ended = await peer.end()
 
-    assert ended == (Code.PERMISSION_DENIED, "bigfleet://cluster/c1 may not speak for cluster 'c2'")
+    why = "bigfleet://cluster/c1 may not speak for cluster 'c2'"
+    assert ended in ((Code.PERMISSION_DENIED, why), CROSSED)
     assert len(shard.world.shard.sessions) == 0
     assert shard.world.shard.intake.table.clusters == set()
     assert shard.world.metric("session_lifecycle_total", event="installed") == 0
     assert shard.world.metric("session_identity_rejected_total") == 1
     (line,) = [line for line in logs if line["event"] == "identity_refused"]
     assert (line["presented"], line["rpc"]) == ("bigfleet://cluster/c1", "/bigfleet.v1alpha1.Shard/Session")
-    assert line["why"] == ended[1]
+    assert line["why"] == why
 
 
 async def test_the_rightful_cluster_keeps_its_session_when_another_claims_its_name(

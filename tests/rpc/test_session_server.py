@@ -18,7 +18,7 @@ from bigfleet.rpc import session_server
 from bigfleet.rpc.convert_need import needs_to_wire
 from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.ports import ShardSettings
-from tests.rpc.live_shard import PATIENCE_SECONDS, LiveShard, Peer, live_shard
+from tests.rpc.live_shard import CROSSED, PATIENCE_SECONDS, LiveShard, Peer, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState
@@ -86,11 +86,13 @@ async def test_a_stopping_shard_takes_no_session(live: LiveShard) -> None:
     early = live.dial()
     live.shard.stop_sessions()
     late = live.dial()
-    await early.say(hello=shard_pb2.Hello(cluster_id="c1"))
+    await early.try_to_say(hello=shard_pb2.Hello(cluster_id="c1"))
 
-    # The late one is refused before it has said anything; a frame would cross the refusal.
-    for peer in (early, late):
-        assert await peer.end() == (Code.UNAVAILABLE, "the shard is shutting down")
+    # The late one is refused before it has said anything.
+    refused = (Code.UNAVAILABLE, "the shard is shutting down")
+    assert await early.end() in (refused, CROSSED)
+    assert await late.end() == refused
+    assert len(live.shard.sessions) == 0
 
 
 # ---- how a session ends -----------------------------------------------------------------------------------------

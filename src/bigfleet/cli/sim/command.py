@@ -5,18 +5,21 @@ print equal summaries; progress goes to standard error. It must never write a fi
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.values import parse_positive_duration_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bigfleet.model.clock import Clock
     from bigfleet.sim.world.world import Result
 
 FAULT_WORLD = "faults"
@@ -41,6 +44,13 @@ _Steps = Annotated[
 _Jobs = Annotated[int, typer.Option("--jobs", min=1, max=256, help="Seeds that run at the same time.")]
 _TraceOut = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace, for sim replay.")]
 _Timeline = Annotated[Path | None, typer.Option("--timeline", metavar="FILE", help="Write a page that shows the run.")]
+_For = Annotated[
+    str | None,
+    typer.Option("--for", metavar="DURATION", help="Run seed after seed of the fault world, from --seed on, so long."),
+]
+_RequireMarks = Annotated[
+    bool, typer.Option("--require-marks", help="Fail also when an interesting state was never reached by many seeds.")
+]
 _Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A file that sim run --trace wrote.")]
 
 
@@ -76,23 +86,37 @@ def run(
     scenario: Annotated[str, typer.Argument(help="What to run; sim list names it.")] = FAULT_WORLD,
     seed: _Seed = None,
     seeds: _Seeds = None,
+    duration: _For = None,
     steps: _Steps = None,
     jobs: _Jobs = 1,
+    require_marks: _RequireMarks = False,
     trace: _TraceOut = None,
     page: _Timeline = None,
 ) -> None:
     """Run a scenario, or the fault world with one seed or with many."""
+    first, is_many, writes = 1 if seed is None else seed, seeds is not None or duration is not None, trace or page
+    if scenario != FAULT_WORLD and (is_many or writes or require_marks):
+        raise UsageFault(
+            f"--seeds, --for, --require-marks, --trace and --timeline are for {FAULT_WORLD}, not for {scenario}"
+        )
+    if seeds is not None and (seed is not None or duration is not None or writes):
+        raise UsageFault("--seeds does not go with --seed, --for, --trace or --timeline; name one seed for those")
+    if duration is not None and writes:
+        raise UsageFault("--for does not go with --trace or --timeline; name one seed for those")
+    if require_marks and not is_many:
+        raise UsageFault("--require-marks is about many seeds: give --seeds or --for")
     _keep_kernels()
     if scenario != FAULT_WORLD:
-        if seeds is not None or trace is not None or page is not None:
-            raise UsageFault(f"--seeds, --trace and --timeline are for {FAULT_WORLD}, not for {scenario}")
-        _run_scenario(scenario, 1 if seed is None else seed, steps)
+        _run_scenario(scenario, first, steps)
     elif seeds is not None:
-        if seed is not None or trace is not None or page is not None:
-            raise UsageFault("--seeds does not go with --seed, --trace or --timeline; name one seed for those")
-        _run_many(_range(seeds), steps, jobs)
+        _run_many(named := _range(seeds), steps, jobs, require_marks, known=len(named))
+    elif duration is not None:
+        from bigfleet.cli.runtime import SystemClock
+
+        seconds = parse_positive_duration_seconds(duration, "--for")
+        _run_many(_until(first, SystemClock(), seconds), steps, jobs, require_marks, known=None)
     else:
-        _run_one(1 if seed is None else seed, steps, trace, page)
+        _run_one(first, steps, trace, page)
 
 
 def _run_one(seed: int, steps: int | None, trace: Path | None, page: Path | None) -> None:
@@ -109,20 +133,29 @@ def _run_one(seed: int, steps: int | None, trace: Path | None, page: Path | None
         raise typer.Exit(1)
 
 
-def _run_many(seeds: range, steps: int | None, jobs: int) -> None:
+def _until(first: int, clock: "Clock", seconds: float) -> Iterator[int]:
+    """Yield seed after seed until so much time has passed."""
+    end_seconds = clock.monotonic_seconds() + seconds
+    for seed in count(first):
+        if clock.monotonic_seconds() >= end_seconds:
+            return
+        yield seed
+
+
+def _run_many(seeds: Iterable[int], steps: int | None, jobs: int, require_marks: bool, *, known: int | None) -> None:
     from bigfleet.cli.sim.report import total_lines
     from bigfleet.cli.sim.seeds import Total, run_seeds
     from bigfleet.sim.world.marks import MARKS
 
     total, hashes = Total(), list[str]()
-    with _progress("seeds", len(seeds)) as advance:
+    with _progress("seeds", known) as advance:
         for each in run_seeds(seeds, steps=steps, jobs=jobs):
             total.add(each)
             hashes.append(each.trace_hash)
             advance()
     for line in total_lines(total, iter(hashes), MARKS):
         typer.echo(line)
-    if total.failures:
+    if total.failures or (require_marks and not all(total.reached[mark] for mark in MARKS)):
         raise typer.Exit(1)
 
 

@@ -4,11 +4,10 @@ One process per core, one world at a time in each; results come in the order of 
 by the kinds of things, not by the number of seeds. A seed must never give another result here than alone.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -96,14 +95,19 @@ def plan_of(seed: int, steps: int | None = None) -> "Plan":
     return plan if steps is None else msgspec.structs.replace(plan, safety_seconds=steps * SAMPLE_SECONDS)
 
 
-def run_seeds(seeds: Sequence[int], *, steps: int | None = None, jobs: int = 1) -> Iterator[SeedRun]:
-    """Yield the run of each seed, in order."""
-    one = partial(run_seed, steps=steps)
-    if jobs <= 1 or len(seeds) == 1:
-        yield from map(one, seeds)
+def run_seeds(seeds: Iterable[int], *, steps: int | None = None, jobs: int = 1) -> Iterator[SeedRun]:
+    """Yield the run of each seed, in order; a seed is asked for when a process is about to have nothing to do."""
+    if jobs <= 1:
+        yield from (run_seed(seed, steps) for seed in seeds)
         return
     with ProcessPoolExecutor(jobs, initializer=_begin) as pool:
-        yield from pool.map(one, seeds)
+        waiting: deque[Future[SeedRun]] = deque()
+        for seed in seeds:
+            waiting.append(pool.submit(run_seed, seed, steps))
+            if len(waiting) > jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _begin() -> None:

@@ -41,7 +41,7 @@ test: $(STAMP) ## run the tests but the slow ones: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
 test-slow: $(STAMP) ## run the slow tests: real processes that are killed, certified and compared at length
-	@$(BIN)/python -m pytest -n auto -m slow $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m slow $(ARGS)
 
 test-long: $(STAMP) ## prove the engines on many more random fleets: make test-long EXAMPLES=100000 ARGS="-n 2"
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine $(ARGS)

@@ -150,7 +150,11 @@ def test_a_trace_reads_back_and_shows_the_first_difference(tmp_path: Path) -> No
     assert "Configured" in page
 
 
-@pytest.mark.parametrize("content", [b"", b"not gzip", gzip.compress(b"{}\n{}\n"), gzip.compress(b"\xff\n")])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not gzip", gzip.compress(b"{}\n{}\n"), gzip.compress(b"\xff\n")],
+    ids=["empty", "not gzip", "another document", "not UTF-8"],
+)
 def test_a_file_that_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.gz"
     path.write_bytes(content)

@@ -26,6 +26,10 @@ from bigfleet.model.vector import Vector
 Entry = TypeVar("Entry")
 
 
+_FROM_IDLE = (ActionKind.BOOTSTRAP, "phase1.idle")
+_FROM_SPECULATIVE = (ActionKind.PROVISION, "phase1.speculative")
+
+
 class LazySequence(Sequence[Entry], Generic[Entry]):
     """An immutable sequence that makes each entry on demand and equals any sequence of equal entries."""
 
@@ -112,17 +116,26 @@ class Answer:
 
     def acquisition(self, place: int) -> Action:
         """Return a Bootstrap or Provision."""
-        machine = int(self.acquired_machine[place])
-        need = self.need(int(self.acquired_row[place]))
-        is_idle = self.view.columns.state[machine] == MachineState.IDLE
-        return Action(
-            kind=ActionKind.BOOTSTRAP if is_idle else ActionKind.PROVISION,
-            machine_id=self.view.ids[machine],
-            cluster=need.cluster,
-            reason="phase1.idle" if is_idle else "phase1.speculative",
-            profile=need.profile,
-            group=need.group,
-        )
+        return next(self.acquisitions(place, place + 1))
+
+    def acquisitions(self, start: int, stop: int) -> Iterator[Action]:
+        """Return the Bootstraps and Provisions between two places; many at once cost a fraction of one by one."""
+        machines = self.acquired_machine[start:stop]
+        is_idle = self.view.columns.state[machines] == int(MachineState.IDLE)
+        ids = self.view.ids
+        for row, machine, idle in zip(
+            self.acquired_row[start:stop].tolist(), machines.tolist(), is_idle.tolist(), strict=True
+        ):
+            need = self.need(row)
+            kind, reason = _FROM_IDLE if idle else _FROM_SPECULATIVE
+            yield Action(
+                kind=kind,
+                machine_id=ids[machine],
+                cluster=need.cluster,
+                reason=reason,
+                profile=need.profile,
+                group=need.group,
+            )
 
     def preemption(self, place: int) -> Action:
         """Return a Preempt."""
@@ -231,6 +244,11 @@ class ActionColumns(LazySequence[Action]):
         super().__init__(sum(sizes), partial(_make_action, tuple(zip(sizes, makers, strict=True))))
         self._sizes = sizes
         self._answer = answer
+
+    def __iter__(self) -> Iterator[Action]:
+        acquired = self._sizes[0]
+        yield from self._answer.acquisitions(0, acquired)
+        yield from (self._make(place) for place in range(acquired, len(self)))
 
     @property
     def answer(self) -> Answer:

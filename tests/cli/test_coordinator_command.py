@@ -1,6 +1,7 @@
 """`bigfleet coordinator` as a process, and `bigfleet get`, `admin` and `snapshot` against it."""
 
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import fields
@@ -15,7 +16,7 @@ from bigfleet.coordinator.term import CoordinatorSettings
 from bigfleet.rpc.coordinator_server import SERVICE_NAME
 from tests.cli.live_fleet import PATIENCE_SECONDS, run_here
 from tests.coordinator.coordinator_process import Running, coordinator
-from tests.processes import free_port
+from tests.processes import free_port, run_bigfleet
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "coordinator.md"
 ZONE = "topology.kubernetes.io/zone"
@@ -90,7 +91,17 @@ def test_metrics_readiness_and_health_are_served(running: Running) -> None:
         (("admin", "assign-domain", "rack=r1", "we st"), 2, "shard_id: has the character ' '"),
         (("admin", "remove-shard", "east-0"), 1, "shard 'east-0' reported within the last 90 s"),
         (("admin", "set-quota", "aws", "eu", "east-0"), 2, "'east-0' is no share of a quota"),
-        (("admin", "set-quota", "aws", "eu", "east-0=1", "east-0=2"), 2, "'east-0' is named twice"),
+        (
+            ("admin", "set-quota", "aws", "eu", "east-0=1", "east-0=2"),
+            2,
+            "'east-0' is named twice; write each shard once",
+        ),
+        (("admin", "set-quota", "aws", "eu", f"east-0={2**31}"), 2, "is no share of a quota"),
+        (("admin", "set-quota", "aws", "eu", "east-0=" + "9" * 5_000), 2, "is no share of a quota"),
+        (("admin", "set-quota", "a\udcff", "eu"), 2, "'a\\udcff' is no UTF-8"),
+        (("admin", "assign-domain", "rack=\udcff", "east-0"), 2, "is no UTF-8"),
+        (("get", "instructions", "--shard", "we st"), 2, "--shard has the character ' '"),
+        (("get", "moves", "--shard", "a\udcff"), 2, "--shard has the character"),
         (("admin", "set-provider", "aws", "nowhere"), 2, "'nowhere' is no host:port"),
     ],
 )
@@ -196,8 +207,12 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
         (("--store", "redis://x"), "--store: 'redis://x' names no store"),
         (("--store", "etcd://host/bigfleet"), "names no store"),
         (("--store", "etcd://h:2379"), "names no store"),
+        (("--store", "etcd://h:99999/bigfleet"), "--store: 'h:99999' is no address"),
+        (("--store", "etcd://h:0/bigfleet"), "names no store"),
         (("--store", "sqlite:///x", "--store-tls-cert", "c"), "--store-tls-key and --store-tls-ca missing"),
         (("--store", "sqlite:///x", "--lease-ttl", "1500ms"), "--lease-ttl: '1500ms' must be whole seconds"),
+        (("--store", "sqlite:///x", "--lease-ttl", "9" * 400), "must be whole seconds"),
+        (("--store", "sqlite:///x", "--rebalance-min-benefit", "1e999999999"), "'1e999999999' is no number; write 0.1"),
         (("--store", "sqlite:///x", "--rebalance-min-benefit", "2"), "--rebalance-min-benefit: '2' must be from 0"),
         (("--store", "sqlite:///x", "--rebalance-margin-fraction", "x"), "--rebalance-margin-fraction: 'x' is no"),
         (("--store", "sqlite:///x", "--id", "a b"), "--id has the character ' '"),
@@ -205,13 +220,29 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
         (("--store", "sqlite:///x", "--report-interval", "0"), "--report-interval: '0' must be longer than zero"),
         (("--store", "sqlite:///x", "--tls-cert", "c"), "--tls-key and --tls-ca missing"),
         (("--store", "sqlite:///x", "--advertise-addr", "me"), "--advertise-addr: 'me' is no address"),
+        (("--store", "sqlite:///x", "--advertise-addr", ":5"), "--advertise-addr: ':5' is nothing that can be dialled"),
     ],
 )
 def test_a_wrong_flag_exits_2_and_is_named(flags: tuple[str, ...], told: str) -> None:
     done = run_here("coordinator", *flags)
 
-    assert done.returncode == 2
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert told in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--metrics-addr"])
+def test_an_address_in_use_ends_the_start_in_one_line(tmp_path: Path, flag: str) -> None:
+    addresses = {"--listen": "127.0.0.1:0", "--metrics-addr": "127.0.0.1:0"}
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        addresses[flag] = f"127.0.0.1:{holder.getsockname()[1]}"
+        flags = [part for pair in addresses.items() for part in pair]
+        # In a process of its own: what its end may leave behind is told when everything is taken down.
+        done = run_bigfleet("coordinator", "--store", f"sqlite://{tmp_path}/c.db", *flags)
+
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert flag in done.stderr
 
 
 def test_nobody_at_the_address_is_said_in_one_line() -> None:

@@ -164,6 +164,7 @@ def test_an_unknown_cluster_is_not_an_empty_one(fleet: LiveFleet, what: str) -> 
         (("machines", "-w", "--interval", "0s"), "--interval: '0s' must be longer than zero"),
         (("machines", "-o", "xml"), "--output: 'xml' is unknown; choose one of table, json, yaml"),
         (("machines", "--addr", "shard"), "--addr: 'shard' is no address"),
+        (("machines", "--addr", "h:" + "9" * 5_000), "is no address; write HOST:PORT"),
         (("machines", "--addr", "shard:0"), "names port 0"),
         (("machines", "--tls-cert", "a.pem"), "--tls-key and --tls-ca missing"),
         (("needs", "--limit", "-1"), "--limit"),
@@ -174,7 +175,7 @@ def test_an_unknown_cluster_is_not_an_empty_one(fleet: LiveFleet, what: str) -> 
         (("sessions", "--metrics-addr", "127.0.0.1:8780"), "--metrics-addr says where --totals reads"),
         (("sessions", "--totals", "-c", "blue"), "--totals counts the sessions of all clusters"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )
 def test_a_wrong_call_is_told_in_one_line(arguments: tuple[str, ...], said: str) -> None:
     finished = run_here("get", *arguments)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.main import app
-from bigfleet.cli.plan.planning import make_plan
-from bigfleet.cli.replay.replaying import cost_usd_per_hour
+from bigfleet.cli.plan.planning import Plan, make_plan
+from bigfleet.cli.replay.replaying import Replayer, cost_usd_per_hour, with_machines
 from bigfleet.cli.replay.single import plan_of
 from bigfleet.engine import reference
 from bigfleet.engine.decision import Decision
@@ -24,6 +24,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.recording import Recorder
 from bigfleet.shard.recording_digest import digest_text, outcome_of
 from bigfleet.shard.recording_frames import MAGIC, Frame, Packer, Unpacker, frames
+from bigfleet.shard.recording_reader import RecordedCycle
 from bigfleet.shard.recording_taker import Asked
 from bigfleet.shard.recording_values import CycleRecord
 from bigfleet.sim.virtual_time import run_virtual
@@ -116,6 +117,13 @@ def altered(file: Path, to: Path, cycle: int, **changes: Any) -> Path:
         content += packer.cycle(msgspec.msgpack.encode(record))
     to.write_bytes(content)
     return to
+
+
+def planned(cycle: RecordedCycle, engine: str) -> Plan:
+    """Return a cycle, decided again, as a plan."""
+    replayed = Replayer(engine).replay(with_machines(cycle))
+    assert replayed.decision is not None, replayed.error
+    return plan_of(replayed.recorded, replayed.decision)
 
 
 # ---- all cycles --------------------------------------------------------------------------------------------------
@@ -220,7 +228,7 @@ def test_one_cycle_is_shown_as_a_plan_is(file: Path) -> None:
 
 def test_the_costs_of_the_table_are_those_of_the_plan(file: Path) -> None:
     for cycle in cycles_of(file):
-        plan = plan_of(cycle, "columnar")
+        plan = planned(cycle, "columnar")
         assert cost_usd_per_hour(cycle.view) == pytest.approx(plan.before.total_usd_per_hour)
         assert cost_usd_per_hour(cycle.view, cycle.outcome) == pytest.approx(plan.after.total_usd_per_hour)
 
@@ -229,7 +237,7 @@ def test_explanations_are_those_of_the_decision_that_was_made(recorded: tuple[Pa
     """Machine by machine and row by row, as the shard itself and `bigfleet plan` explain them."""
     file, decisions = recorded
     cycle = next(one for one in cycles_of(file) if one.cycle == PREEMPTING)
-    plan, made = plan_of(cycle, "columnar"), decisions[PREEMPTING]
+    plan, made = planned(cycle, "columnar"), decisions[PREEMPTING]
     for number in range(6):
         told = json.loads(answer(file, "--cycle", PREEMPTING, "--explain", f"m{number}", "--output", "json"))
         expected = sentences(made.explain(MachineId(f"m{number}")), row_name=plan.row_name)
@@ -245,7 +253,7 @@ def test_explanations_are_those_of_the_decision_that_was_made(recorded: tuple[Pa
 def test_a_cycle_as_files_of_a_plan_gives_the_same_plan(file: Path) -> None:
     """Nothing that decides is lost on the way into a plan's input."""
     for cycle in cycles_of(file):
-        plan = plan_of(cycle, "reference")
+        plan = planned(cycle, "reference")
         again = make_plan(replace(plan.given, removed_clusters=cycle.options.reported))
         assert again.decision == plan.decision
         assert outcome_of(plan.decision, cycle.view, cycle.demand) == cycle.outcome

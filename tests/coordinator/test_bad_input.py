@@ -9,7 +9,9 @@ import json
 import shutil
 import sqlite3
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
@@ -131,10 +133,10 @@ def written(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _now(step: object) -> None:
+def _now(step: Coroutine[Any, Any, object]) -> None:
     """Run a coroutine that never waits."""
     try:
-        step.send(None)  # type: ignore[attr-defined]
+        step.send(None)
     except StopIteration:
         return
 
@@ -148,9 +150,10 @@ def cut_short(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("harm", [damaged_page, cut_short], ids=lambda harm: harm.__name__)
-def test_a_file_that_was_damaged_ends_the_start_in_one_line_and_is_left_as_it_is(tmp_path: Path, harm: object) -> None:
+def test_a_file_that_was_damaged_ends_the_start_in_one_line_and_is_left_as_it_is(
+    tmp_path: Path, harm: Callable[[bytes], bytes]
+) -> None:
     path = tmp_path / "c.db"
-    assert callable(harm)
     harmed = harm(written(path))
     path.write_bytes(harmed)
 
@@ -200,8 +203,7 @@ def _pauses(log: Path) -> list[float]:
     return [line["seconds"] for line in told]
 
 
-def _until(is_so: object, log: Path) -> None:
-    assert callable(is_so)
+def _until(is_so: Callable[[], bool], log: Path) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < deadline, log.read_text()

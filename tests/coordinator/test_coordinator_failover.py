@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bigfleet.coordinator.service import CHANGES_MAX
 from bigfleet.coordinator.term import CoordinatorSettings, Term
-from bigfleet.rpc.coordinator_server import LEADER_HINT
+from bigfleet.rpc.coordinator_client import LEADER_HINT
 from bigfleet.rpc.gen import coordinator_pb2 as pb
 from bigfleet.rpc.gen import provider_pb2
 from tests.coordinator.etcd_process import PATIENCE_SECONDS, Cluster, until

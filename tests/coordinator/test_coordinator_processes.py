@@ -3,6 +3,8 @@
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 
@@ -26,14 +28,18 @@ def until_leading(one: Running, *, is_so: bool = True) -> None:
         time.sleep(0.02)
 
 
+@contextmanager
+def two_replicas(member: Cluster, folder: Path, *, lease_ttl: str) -> Iterator[tuple[Running, Running]]:
+    """Run two replicas on one store; the first was there before."""
+    flags = ["--store", f"etcd://{member.endpoints[0]}/bigfleet", "--lease-ttl", lease_ttl]
+    with coordinator(folder, *flags, "--id", "r0") as first, coordinator(folder, *flags, "--id", "r1") as second:
+        yield first, second
+
+
 async def test_a_killed_leader_is_followed_by_another_and_a_follower_sends_commands_on(
     member: Cluster, tmp_path: Path
 ) -> None:
-    store = ["--store", f"etcd://{member.endpoints[0]}/bigfleet", "--lease-ttl", "2s"]
-    with (
-        coordinator(tmp_path, *store, "--id", "r0") as first,
-        coordinator(tmp_path, *store, "--id", "r1") as second,
-    ):
+    with two_replicas(member, tmp_path, lease_ttl="2s") as (first, second):
         until_leading(first)
         before = first.report("east-0", clusters=["blue"])
         assert not leads(second)
@@ -52,11 +58,7 @@ async def test_a_killed_leader_is_followed_by_another_and_a_follower_sends_comma
 
 
 async def test_a_leader_that_is_stopped_in_order_leaves_at_once(member: Cluster, tmp_path: Path) -> None:
-    store = ["--store", f"etcd://{member.endpoints[0]}/bigfleet", "--lease-ttl", "600s"]
-    with (
-        coordinator(tmp_path, *store, "--id", "r0") as first,
-        coordinator(tmp_path, *store, "--id", "r1") as second,
-    ):
+    with two_replicas(member, tmp_path, lease_ttl="600s") as (first, second):
         until_leading(first)
         first.process.terminate()
         assert first.process.wait(PATIENCE_SECONDS) == 0
@@ -68,11 +70,7 @@ async def test_a_leader_that_was_paused_beyond_its_lease_writes_nothing_when_it_
     member: Cluster, tmp_path: Path
 ) -> None:
     """The write waits at its door while it stands still, so that it is the first thing that it does."""
-    store = ["--store", f"etcd://{member.endpoints[0]}/bigfleet", "--lease-ttl", "2s"]
-    with (
-        coordinator(tmp_path, *store, "--id", "r0") as first,
-        coordinator(tmp_path, *store, "--id", "r1") as second,
-    ):
+    with two_replicas(member, tmp_path, lease_ttl="2s") as (first, second):
         until_leading(first)
         before = first.report("east-0")
         told: Queue[tuple[grpc.StatusCode, str]] = Queue()

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -154,12 +155,12 @@ async def test_a_term_above_the_leaders_raises_it(served: Served) -> None:
     ],
 )
 async def test_a_malformed_report_is_refused_by_the_name_of_its_field(
-    tmp_path: Path, fields: dict[str, object], told: str
+    tmp_path: Path, fields: dict[str, Any], told: str
 ) -> None:
     async with serving(sqlite_store(tmp_path / "c.db")) as served:
         await served.led()
         message = report()
-        message.MergeFrom(pb.ShardReport(**fields))  # type: ignore[arg-type]  # fields of a report
+        message.MergeFrom(pb.ShardReport(**fields))
         if "shard_id" in fields:
             message.shard_id = str(fields["shard_id"])
 

@@ -26,9 +26,7 @@ def shortfalls(draw: st.DrawFn, number: int) -> Shortfall:
     return Shortfall(
         fingerprint=Fingerprint(f"f-{number}"),
         requirements=requirements,
-        deficit={
-            name: draw(st.integers(1, 400)) * 1_000 for name in draw(st.sampled_from([("cpu",), ("cpu", "memory")]))
-        },
+        deficit={name: draw(st.integers(1, 400)) * 1_000 for name in draw(st.sampled_from(NAMES))},
         min_unit={},
         priority=draw(st.sampled_from([0, 100])),
         age_cycles=draw(st.sampled_from([5, 6, 13])),

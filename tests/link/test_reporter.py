@@ -233,7 +233,8 @@ async def test_a_silent_coordinator_changes_nothing_but_that_acks_wait() -> None
     await link.run_for(1000)
 
     assert [ack.instruction_id for ack in link.last().acks] == ["1-1"]
-    assert link.outcomes[1:] == [ReportOutcome.ERROR] * (len(link.outcomes) - 1)
+    assert len(link.outcomes) > 30
+    assert set(link.outcomes[1:]) == {ReportOutcome.ERROR}
     assert link.done == ["1-1"]
 
 

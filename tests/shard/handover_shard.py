@@ -24,6 +24,11 @@ ME, OTHER, THIRD = ShardId("shard-0"), ShardId("shard-1"), ShardId("shard-2")
 REPORT_SECONDS = 30.0
 
 
+def idle(*names: str, **changes: Any) -> list[Machine]:
+    """Return Idle machines of these names."""
+    return [machine(name, MachineState.IDLE, **changes) for name in names]
+
+
 class Dies(BaseException):
     """The process ends here."""
 

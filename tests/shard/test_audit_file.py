@@ -11,7 +11,8 @@ import pytest
 from bigfleet.model.states import MachineState
 from bigfleet.shard.audit import GENESIS, START, chained, read_line
 from bigfleet.shard.audit_check import check
-from bigfleet.shard.audit_file import OLD_FILES_MAX, AuditFile, AuditFileFault
+from bigfleet.shard.audit_file import AuditFile, AuditFileFault
+from bigfleet.shard.growing_file import OLD_FILES_MAX
 from bigfleet.shard.ports import compute_inline
 from bigfleet.sim.virtual_time import LoopClock
 from tests.shard.world import ScriptedProvider, World, machine, need

@@ -1,8 +1,6 @@
 """What of a provider's machines is this shard's is asked before anything else (docs/spec/shard.md §5.3 point 1)."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.shard.belonging import EVERYTHING, Belonging
 from bigfleet.shard.ports import Listing, Record, ShardSettings
 from bigfleet.sim.virtual_time import run_virtual
-from tests.shard.handover_shard import ME, OTHER, HandoverShard, adopt, instruction, release
+from tests.shard.handover_shard import ME, OTHER, HandoverShard, adopt, idle, instruction, release
 from tests.shard.test_recognition import CountedRecords, digest_of
 from tests.shard.world import FakeOperator, RevisionedProvider, ScriptedProvider, machine, need
 
@@ -27,23 +25,6 @@ pytestmark = pytest.mark.virtual_time
 S = MachineState
 ZONE = "topology.kubernetes.io/zone"
 ZA, ZB = Domain(ZONE, "za"), Domain(ZONE, "zb")
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., HandoverShard]]:
-    made: list[HandoverShard] = []
-
-    def build(*machines: Machine, **more: Any) -> HandoverShard:
-        made.append(HandoverShard(tmp_path, *machines, **more))
-        return made[-1]
-
-    yield build
-    for shard in made:
-        shard.close()
-
-
-def idle(*names: str, **changes: Any) -> list[Machine]:
-    return [machine(name, S.IDLE, **changes) for name in names]
 
 
 def bind(shard: HandoverShard, name: str, *, by: str, cluster: str = "web", **changes: Any) -> None:

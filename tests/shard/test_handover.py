@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.shard.handover_shard import (
     HandoverShard,
     adopt,
     drain,
+    idle,
     instruction,
     release,
     serve,
@@ -34,23 +34,6 @@ pytestmark = pytest.mark.virtual_time
 S = MachineState
 ZONE = "topology.kubernetes.io/zone"
 DAY_SECONDS = 86_400.0
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Any]:
-    made: list[HandoverShard] = []
-
-    def build(*machines: Any, **more: Any) -> HandoverShard:
-        made.append(HandoverShard(tmp_path, *machines, **more))
-        return made[-1]
-
-    yield build
-    for shard in made:
-        shard.close()
-
-
-def idle(*names: str, **changes: Any) -> list[Any]:
-    return [machine(name, S.IDLE, **changes) for name in names]
 
 
 def row(shard: HandoverShard, name: str) -> Row:
@@ -491,7 +474,7 @@ async def test_both_gates_of_a_drain_are_strict(make: Any) -> None:
     actions = {each.action.machine_id: each.action for each in shard.world.shard.actuator.history}
     assert {name: action.grace_seconds for name, action in actions.items()} == {"cheap": 30, "middling": 600}
     assert all(action.reason == "coordinator.1-1" for action in actions.values())
-    assert shard.handover.reserved == {"cheap", "middling"}
+    assert set(shard.file.reservations) == {"cheap", "middling"}
 
 
 async def test_no_more_are_drained_than_asked_for_and_none_that_has_not_joined_or_is_not_named(make: Any) -> None:
@@ -547,10 +530,10 @@ async def test_a_reservation_ends_after_ten_report_cycles(make: Any) -> None:
 
     await LoopClock().sleep(299)
     shard.handover.tend()
-    assert shard.handover.reserved == {"a"}
+    assert set(shard.file.reservations) == {"a"}
     await LoopClock().sleep(2)
     shard.handover.tend()
-    assert not shard.handover.reserved
+    assert not shard.file.reservations
 
 
 async def test_a_reservation_outlives_the_process_and_not_its_time(make: Any) -> None:
@@ -561,10 +544,10 @@ async def test_a_reservation_outlives_the_process_and_not_its_time(make: Any) ->
     await shard.read()
 
     shard.handover.tend()
-    assert shard.handover.reserved == {"a"}
+    assert set(shard.file.reservations) == {"a"}
     await LoopClock().sleep(101)
     shard.handover.tend()
-    assert not shard.handover.reserved
+    assert not shard.file.reservations
 
 
 async def test_a_drain_that_died_with_its_process_is_queued_again_or_given_up(make: Any) -> None:
@@ -582,7 +565,7 @@ async def test_a_drain_that_died_with_its_process_is_queued_again_or_given_up(ma
     shard.start()
     await shard.read()
     shard.handover.tend()
-    assert not shard.handover.reserved
+    assert not shard.file.reservations
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -598,7 +581,7 @@ async def test_wherever_a_donor_dies_in_a_drain_at_most_that_drain_is_lost(make:
 
     assert (await shard.handover.carry_out(instruction(drain(1)))).machine_ids == ("a",)
     assert shard.grounds.is_busy(MachineId("a"))
-    assert shard.handover.reserved == {"a"}
+    assert set(shard.file.reservations) == {"a"}
 
 
 async def test_a_drain_without_room_in_the_queue_reserves_nothing(make: Any) -> None:
@@ -609,6 +592,6 @@ async def test_a_drain_without_room_in_the_queue_reserves_nothing(make: Any) -> 
 
     done = await shard.handover.carry_out(instruction(drain(3), 1))
     assert len(done.machine_ids) == 2
-    assert shard.handover.reserved == set(done.machine_ids)
+    assert set(shard.file.reservations) == set(done.machine_ids)
     with pytest.raises(MayYetSucceed, match="the action queue has no room"):
         await shard.handover.carry_out(instruction(drain(3), 2))

@@ -1,9 +1,7 @@
 """A running shard under instructions: what it decides with, shows, records and goes on doing (docs/spec/shard.md)."""
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.frames import Acknowledgement, ReclaimInstruction
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.instructions import AssignDomain
-from bigfleet.model.machine import Machine
 from bigfleet.model.ownership import Domain, RowKind
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.handover import MayYetSucceed
@@ -20,29 +17,12 @@ from bigfleet.shard.outcomes import Outcome
 from bigfleet.shard.ownership import Ownership
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.sim.virtual_time import LoopClock
-from tests.shard.handover_shard import OTHER, HandoverShard, adopt, drain, instruction, release, serve
-from tests.shard.world import machine, need
+from tests.shard.handover_shard import OTHER, HandoverShard, adopt, drain, idle, instruction, release, serve
+from tests.shard.world import need
 
 pytestmark = pytest.mark.virtual_time
 S = MachineState
 DAY_SECONDS = 86_400.0
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., HandoverShard]]:
-    made: list[HandoverShard] = []
-
-    def build(*machines: Machine, **more: Any) -> HandoverShard:
-        made.append(HandoverShard(tmp_path, *machines, **more))
-        return made[-1]
-
-    yield build
-    for shard in made:
-        shard.close()
-
-
-def idle(*names: str, **changes: Any) -> list[Machine]:
-    return [machine(name, S.IDLE, **changes) for name in names]
 
 
 def ownership_of(shard: HandoverShard) -> Ownership:

@@ -96,6 +96,8 @@ WRONG = {
     "an unknown gate": ["--provider-addr", ":1", "--join-gate", "sometimes"],
     "no size": ["--provider-addr", ":1", "--audit-log-max-bytes", "large"],
     "a coordinator without a host": ["--provider-addr", ":1", "--coordinator-addr", ":7790"],
+    "a coordinator by its URL": ["--provider-addr", ":1", "--coordinator-addr", "http://a:7790"],
+    "a coordinator at port 0": ["--provider-addr", ":1", "--coordinator-addr", "a:0"],
     "a list of coordinators with a hole": ["--provider-addr", ":1", "--coordinator-addr", "a:1,,b:2"],
     "an unknown ownership": ["--provider-addr", ":1", "--ownership", "some"],
     "nobody who assigns": ["--provider-addr", ":1", "--ownership", "assigned"],
@@ -166,6 +168,22 @@ async def test_a_start_that_fails_names_what_was_in_the_way(tmp_path: Path) -> N
     with pytest.raises(RunFault, match="--metrics-addr"):
         await serve_shard(place_in(tmp_path / "c", metrics_address=("127.0.0.1", port)), ShardSettings())
     listening.close()
+
+
+@pytest.mark.usefixtures("no_signals")
+async def test_a_provider_at_an_ipv6_address_is_dialled_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its brackets the port would be taken for a part of the address."""
+
+    class Dialled(Exception):
+        pass
+
+    def dial(address: str, **_facts: object) -> None:
+        raise Dialled(address)
+
+    monkeypatch.setattr(shard_process, "GrpcProvider", dial)
+    place = Flags(provider_addr="[::1]:9100", data_dir=tmp_path, listen="127.0.0.1:0", metrics_addr="off").place()
+    with pytest.raises(Dialled, match=r"^\[::1\]:9100$"):
+        await serve_shard(place, ShardSettings())
 
 
 def test_a_start_or_run_that_fails_ends_with_1(

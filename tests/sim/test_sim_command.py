@@ -1,5 +1,6 @@
 """`bigfleet sim` on the command line."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,11 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.sim.command import app
+from bigfleet.cli.sim.seeds import plan_of
+from bigfleet.sim.closed_loop.scenarios import scenarios
+from bigfleet.sim.world.evidence import Violation
+from bigfleet.sim.world.traces import write_trace
+from bigfleet.sim.world.world import run_plan
 
 RUNNER = CliRunner()
 
@@ -37,15 +43,20 @@ def test_the_list_names_the_world_its_faults_and_what_must_hold() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "--seeds", "9..1"], "names no seed"),
+        (["run", "--seeds", "9..1"], "write the lower one first: 1..9"),
+        (["run", "--seeds", "0..10000000"], "names more than 10,000,000 seeds"),
         (["run", "--seeds", "a..b"], "is no range"),
         (["run", "--seeds", "1..2", "--seed", "1"], "does not go with"),
         (["run", "--seeds", "1..2", "--for", "1s"], "does not go with"),
         (["run", "--for", "soon"], "--for"),
         (["run", "--for", "1s", "--trace", "t"], "does not go with"),
         (["run", "--require-marks"], "many seeds"),
-        (["run", "no-such-scenario"], "no-such-scenario"),
+        (["run", "--jobs", "2"], "many seeds"),
+        (["run", "no-such-scenario"], "no scenario 'no-such-scenario' here; there are faults, bound-counts"),
+        (["run", "no-such-scenario", "--trace", "t"], "there are faults, bound-counts"),
         (["run", "steady-state", "--seeds", "1..2"], "are for faults"),
+        (["run", "steady-state", "--jobs", "2"], "are for faults"),
+        (["run", "--trace", "t", "--timeline", "t"], "name two files"),
         (["replay", "/nowhere.gz"], "nowhere"),
     ],
 )
@@ -55,6 +66,68 @@ def test_a_wrong_call_is_told_in_one_line(arguments: list[str], said: str) -> No
     assert isinstance(result.exception, UsageFault), result.output
     assert said in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["run", "shrink"])
+@pytest.mark.parametrize("option", ["--trace", "--timeline"])
+def test_a_file_that_cannot_be_written_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
+    monkeypatch.setattr("bigfleet.cli.sim.seeds.plan_of", lambda *_which: pytest.fail("it ran"))
+    path = tmp_path / "not-there" / "file"
+
+    result = RUNNER.invoke(app, [command, "--seed", "1", option, str(path)])
+
+    assert isinstance(result.exception, UsageFault), result.output
+    assert str(result.exception) == f"{path}: No such file or directory; name a file that can be written"
+
+
+def test_a_file_that_is_there_is_not_touched_by_a_wrong_call(tmp_path: Path) -> None:
+    kept, link, folder = tmp_path / "kept", tmp_path / "link", tmp_path / "folder"
+    kept.write_text("of an earlier run")
+    link.symlink_to(tmp_path / "nothing-yet")
+    folder.mkdir()
+
+    for trace in (kept, link):
+        result = RUNNER.invoke(app, ["run", "--trace", str(trace), "--timeline", str(folder)])
+        assert str(result.exception) == f"{folder}: Is a directory; name a file that can be written"
+
+    assert kept.read_text() == "of an earlier run"
+    assert sorted(tmp_path.iterdir()) == [folder, kept, link]
+
+
+def test_a_scenario_that_is_cut_short_says_what_was_not_asked() -> None:
+    result = RUNNER.invoke(app, ["run", "steady-state", "--steps", "2"])
+
+    assert result.exit_code == 0, result.output
+    assert "not asked: what must hold" in result.output
+
+
+def test_outside_of_a_checkout_it_is_told_where_scenarios_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("bigfleet.sim.closed_loop.scenarios.scenarios", lambda: scenarios(tmp_path))
+
+    listed, result = RUNNER.invoke(app, ["list"]), RUNNER.invoke(app, ["run", "steady-state"])
+
+    assert "none here; beside faults, scenarios are in tests/cases/sim of a checkout" in listed.output
+    assert isinstance(result.exception, UsageFault), result.output
+    assert str(result.exception).endswith("scenarios are in tests/cases/sim of a checkout")
+
+
+def test_a_replay_of_a_failing_run_fails_though_its_course_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breach = Violation("S1", 5_000_000_000, "two clusters have it")
+    sound = run_plan(plan_of(2, 1))
+    monkeypatch.setattr("bigfleet.sim.world.world.run_plan", lambda _plan: replace(sound, violations=(breach,) * 12))
+    write_trace(tmp_path / "t.gz", sound)
+
+    again = RUNNER.invoke(app, ["replay", str(tmp_path / "t.gz")])
+
+    assert again.exit_code == 1
+    lines = again.output.splitlines()
+    assert lines[:10] == ["VIOLATION S1 at 5.000 s: two clusters have it"] * 10
+    assert lines[10] == "and 2 more"
+    assert lines[-1] == "the same course as in the trace"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Moves between shards as they are counted and told, and several shards seen as one fleet."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,9 +175,11 @@ def test_actions_of_several_shards_are_counted_together_and_told_in_order() -> N
     assert actions.total == 4
 
 
-@pytest.mark.parametrize("tier", ["idle", "speculative", "drain", DRAINED])
-def test_every_tier_has_its_number(tier: str) -> None:
+@pytest.mark.parametrize(
+    ("tier", "number"),
+    [("idle", "tier 1"), ("speculative", "tier 2"), ("drain", "tier 3"), (DRAINED, "after tier 3")],
+)
+def test_every_tier_has_its_number(tier: str, number: str) -> None:
     (move,) = MoveTally().take(answer(asked()))
-    named = Move(**{**{name: getattr(move, name) for name in Move.__dataclass_fields__}, "tier": tier})
 
-    assert "tier" in move_line(named)
+    assert f", {tier} ({number}): " in move_line(replace(move, tier=tier))

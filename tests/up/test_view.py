@@ -111,8 +111,9 @@ MOVE = Move(
 def view_of_several(moves: int = 1) -> View:
     one = view()
     status: Any = replace(one._status(), moves=(MOVE,) * moves)
-    one._observer.figures = several_shards()  # type: ignore[misc]
-    return View(one._observer, lambda: status, one._clock)
+    observer: Any = one._observer
+    observer.figures = several_shards()
+    return View(observer, lambda: status, one._clock)
 
 
 def rendered(content: Any, width: int, height: int | None = None) -> list[str]:

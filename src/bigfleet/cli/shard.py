@@ -15,6 +15,7 @@ import typer
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.values import (
+    check_dialable,
     parse_address,
     parse_duration_seconds,
     parse_optional_address,
@@ -267,12 +268,12 @@ class Flags:
         for name in names:
             fault = identifier_fault(name)
             if fault:
-                raise UsageFault(f"--inherits: {name!r} {fault}")
+                raise UsageFault(f"--inherits: {name!r} {fault}; write the ids of shards, with commas between them")
         return frozenset(map(ShardId, names))
 
     def _coordinators(self) -> tuple[str, ...]:
         names = [] if self.coordinator_addr is None else self.coordinator_addr.split(",")
-        return tuple(dict.fromkeys(_dialable(name, "--coordinator-addr") for name in names))
+        return tuple(dict.fromkeys(check_dialable(name, "--coordinator-addr") for name in names))
 
     def place(self) -> "ShardPlace":
         """Return who the shard is and where it is. Raises UsageFault naming the flag."""
@@ -282,7 +283,7 @@ class Flags:
         return ShardPlace(
             shard_id=ShardId(self.id),
             coordinators=self._coordinators(),
-            advertised_address=self.advertise_addr and _dialable(self.advertise_addr, "--advertise-addr"),
+            advertised_address=self.advertise_addr and check_dialable(self.advertise_addr, "--advertise-addr"),
             new_file_owns=OWNERSHIP[self.ownership],
             data_dir=self.data_dir,
             provider_address=parse_address(self.provider_addr, "--provider-addr") if self.provider_addr else None,
@@ -295,14 +296,6 @@ class Flags:
             record=self.record,
             record_bytes_max=parse_size_bytes(self.record_max_bytes, "--record-max-bytes"),
         )
-
-
-def _dialable(text: str, flag: str) -> str:
-    """Return a HOST:PORT that others can dial. Raises UsageFault naming the flag."""
-    parse_address(text, flag)
-    if text.startswith(":"):
-        raise UsageFault(f"{flag}: {text!r} names no host; write HOST:PORT")
-    return text
 
 
 # Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.

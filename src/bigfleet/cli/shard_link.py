@@ -8,6 +8,7 @@ import socket
 
 from bigfleet.cli.runtime import SystemClock
 from bigfleet.cli.shard_place import ShardPlace
+from bigfleet.cli.values import address_text
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import Reporter
@@ -26,14 +27,13 @@ def make_reporter(
     ownership = shard.ownership
     assert ownership is not None, "a shard that listens to a coordinator has a state file"
     assert place.provider_address is not None, "a shard of fake machines reports to nobody"
-    host, provider_port = place.provider_address
     counts = LinkCounts(shard.metrics, clock)
     return Reporter(
         shard_id=place.shard_id,
         epoch=shard.epoch,
         advertised_address=place.advertised_address or f"{socket.gethostname()}:{port}",
         interval_seconds=settings.report_interval_seconds,
-        speaker=ShardSpeaker(shard, ownership.file, provider_address=f"{host}:{provider_port}"),
+        speaker=ShardSpeaker(shard, ownership.file, provider_address=address_text(*place.provider_address)),
         inbox=Inbox(ownership.handover, accepted_term=ownership.file.accepted_term, on_answer=counts.answered),
         client=Client(place.coordinators, GrpcCoordinator(tls=place.tls), clock, on_redirect=counts.redirected),
         clock=clock,

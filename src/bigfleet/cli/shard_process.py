@@ -23,6 +23,7 @@ from bigfleet.cli.replay.recorder import kept_recorder
 from bigfleet.cli.runtime import SystemClock, SystemIds, serve_http, stop_on_signals
 from bigfleet.cli.shard_link import make_reporter
 from bigfleet.cli.shard_place import ShardPlace
+from bigfleet.cli.values import address_text
 from bigfleet.link.reporter import Reporter
 from bigfleet.rpc import session_server, shardread_server
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
@@ -81,7 +82,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         shard: Shard
         host, port = place.provider_address or await _serve_fake(place, clock, stack)
         provider = GrpcProvider(
-            f"{host}:{port}",
+            address_text(host, port),
             deadlines=ProviderDeadlines(
                 call_seconds=settings.execute_timeout_seconds, list_seconds=settings.list_timeout_seconds
             ),

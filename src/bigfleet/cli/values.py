@@ -3,6 +3,7 @@
 import re
 
 from bigfleet.cli.faults import UsageFault
+from bigfleet.model.ids import identifier_fault
 
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -40,9 +41,24 @@ def parse_size_bytes(text: str, flag: str) -> int:
 def parse_address(text: str, flag: str) -> tuple[str, int]:
     """Return host and port of `HOST:PORT` or `:PORT` (all interfaces). Raises UsageFault naming the flag."""
     host, colon, port_text = text.rpartition(":")
-    if not colon or not port_text.isascii() or not port_text.isdigit() or int(port_text) > _PORT_MAX:
+    # Five digits at most: Python refuses to read a number of thousands of them at all.
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port_text) or int(port_text) > _PORT_MAX:
         raise UsageFault(f"{flag}: {text!r} is no address; write HOST:PORT or :PORT with a port from 0 to {_PORT_MAX}")
     return host.strip("[]") or "0.0.0.0", int(port_text)  # noqa: S104 - what `:PORT` means
+
+
+def check_dialable(text: str, flag: str) -> str:
+    """Return a HOST:PORT as it is, if others can dial it. Raises UsageFault naming the flag."""
+    host, port = parse_address(text, flag)
+    # A URL, which is what people try first, would be taken for the name of a host that nobody finds.
+    if text.startswith(":") or "/" in host or identifier_fault(host) is not None or not port:
+        raise UsageFault(f"{flag}: {text!r} is nothing that can be dialled; write HOST:PORT with a port above 0")
+    return text
+
+
+def address_text(host: str, port: int) -> str:
+    """Return HOST:PORT as one dials it: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_optional_address(text: str, flag: str) -> tuple[str, int] | None:

@@ -211,7 +211,8 @@ class Offers:
         """Return what any row could still bring to whoever asks."""
         most = Most()
         for allocatable, batch in self.serving(asking):
-            most.reached = max(most.reached, Skip.MARGIN if batch.is_kept_somewhere else most.reached)
+            if batch.is_kept_somewhere:
+                most.reached = Skip.MARGIN
             most.wanted_by |= batch.wanted_by
             if not batch.rows:
                 continue

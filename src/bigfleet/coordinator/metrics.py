@@ -13,34 +13,21 @@ from prometheus_client.registry import Collector
 
 from bigfleet.coordinator.delivery import Entry, State
 from bigfleet.coordinator.moves import Move, Plan, Skip, Tier
-from bigfleet.model.instructions import (
-    AssignDomain,
-    CrossShardDrain,
-    Instruction,
-    ReassignSpeculative,
-    TransferOwnership,
-    UnassignDomain,
-)
+from bigfleet.model.instructions import KIND_LABELS, Instruction
 from bigfleet.model.ownership import Turn
 
 _PREFIX = "bigfleet_coordinator"
 #: Histogram A of docs/spec/shard.md §14: 1 ms × 2^0…13.
 _BUCKETS_A = tuple(0.001 * 2**n for n in range(14))
-_KINDS: Mapping[type, str] = {
-    AssignDomain: "assign_domain",
-    UnassignDomain: "unassign_domain",
-    ReassignSpeculative: "reassign_speculative",
-    CrossShardDrain: "cross_shard_drain",
-    TransferOwnership: "transfer_ownership",
-}
-KINDS = tuple(_KINDS.values())
+KINDS = tuple(KIND_LABELS.values())
 REPORT_OUTCOMES = ("ok", "out_of_order", "superseded", "refused")
 STORE_OPERATIONS = ("load", "commit", "is_leader", "raise_term")
 
 
 def kind_of(instruction: Instruction) -> str:
     """Return the label of an instruction's kind."""
-    return _KINDS[type(instruction.payload)]
+    assert instruction.payload is not None, "a coordinator makes no instruction of an unknown kind"
+    return KIND_LABELS[type(instruction.payload)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

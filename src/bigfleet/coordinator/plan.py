@@ -86,10 +86,10 @@ class _Pass:
     def _apart(self) -> list[int]:
         """Return the places of the shortfalls for which something is under way or ready."""
         known = {*self._memory.moving, *self._memory.draining, *self._memory.drained_for}
-        names = {key.shard_id for key in known} | self._ready.keys()
+        shard_ids = {key.shard_id for key in known} | self._ready.keys()
         apart, start = [], 0
         for shard in self._shards:
-            if shard.shard_id in names:
+            if shard.shard_id in shard_ids:
                 is_ready = shard.shard_id in self._ready
                 apart += [
                     start + n

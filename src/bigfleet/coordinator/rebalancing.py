@@ -5,7 +5,7 @@ when a move fails, expires or arrives; cooldowns and refusals are the only memor
 here sends anything.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -226,10 +226,8 @@ def _add_drain(entry: Entry, move: Move, donor: Heard | None, flying: InFlight) 
     count = move.count
     if entry.state is State.DONE:
         kept = () if donor is None or donor.holding is None else donor.holding.kept
-        of_instruction = Counter(
-            each.is_ready for each in kept if each.instruction_id == entry.instruction.instruction_id
-        )
-        count = of_instruction[False]
+        instruction_id = entry.instruction.instruction_id
+        count = sum(each.instruction_id == instruction_id and not each.is_ready for each in kept)
     elif entry.state.is_final:
         return
     if not count:

@@ -72,12 +72,12 @@ class Inbox:
         gone = {(ack.instruction_id, ack.outcome) for ack in acks}
         self._waiting = [ack for ack in self._waiting if (ack.instruction_id, ack.outcome) not in gone]
 
-    async def take(self, term: int, confirmed: Iterable[MachineId], instructions: Iterable[Instruction]) -> bool:
-        """Handle one answer; False when its term is below the accepted one and all of it is dropped."""
+    async def take(self, term: int, confirmed: Iterable[MachineId], instructions: Iterable[Instruction]) -> None:
+        """Handle one answer; of one whose term is below the accepted one all is dropped."""
         if term < self.accepted_term:
             self.dropped_answers += 1
             _log.warning("an answer of a former leader was dropped", term=term, accepted_term=self.accepted_term)
-            return False
+            return
         if term > self.accepted_term:
             await self._handler.accept_term(term)
             self.accepted_term = term
@@ -85,7 +85,6 @@ class Inbox:
         for instruction in sorted(instructions, key=lambda each: each.turn.sequence):
             if instruction.instruction_id:
                 self._waiting.append(await self._answer(instruction))
-        return True
 
     async def _answer(self, instruction: Instruction) -> Ack:
         known = self._answered.get(instruction.instruction_id)

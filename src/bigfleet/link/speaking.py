@@ -12,29 +12,11 @@ from bigfleet.link.reporter import ReportOutcome, Told
 from bigfleet.link.telling import holding_of, shortfall_of, summary_of
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.instructions import (
-    Ack,
-    AssignDomain,
-    CrossShardDrain,
-    Instruction,
-    Payload,
-    ReassignSpeculative,
-    TransferOwnership,
-    UnassignDomain,
-)
+from bigfleet.model.instructions import KIND_LABELS, Ack, Instruction
 from bigfleet.model.ownership import Owned
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ownership_file import Reservation
 from bigfleet.shard.reports import Report
-
-#: Metric label of each kind of instruction.
-_KINDS: Mapping[type[Payload], str] = {
-    AssignDomain: "assign_domain",
-    UnassignDomain: "unassign_domain",
-    ReassignSpeculative: "reassign_speculative",
-    CrossShardDrain: "cross_shard_drain",
-    TransferOwnership: "transfer_ownership",
-}
 
 
 class Reporting(Protocol):
@@ -104,5 +86,5 @@ class LinkCounts:
 
     def answered(self, instruction: Instruction, ack: Ack) -> None:
         """Count how an instruction was answered."""
-        kind = "unknown" if instruction.payload is None else _KINDS[type(instruction.payload)]
+        kind = "unknown" if instruction.payload is None else KIND_LABELS[type(instruction.payload)]
         self._metrics.instructions.labels(kind, ack.outcome.value).inc()

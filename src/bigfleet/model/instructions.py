@@ -4,8 +4,11 @@ docs/spec/wire.md §10, docs/spec/coordinator.md §9.3. `owned_after` is the who
 giving machines up, moving slots and draining need the donor's own machines and its provider. Nothing here does any I/O.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
@@ -79,6 +82,17 @@ class TransferOwnership:
 
 
 Payload = AssignDomain | UnassignDomain | ReassignSpeculative | CrossShardDrain | TransferOwnership
+
+#: What metrics call each kind.
+KIND_LABELS: Final[Mapping[type[Payload], str]] = MappingProxyType(
+    {
+        AssignDomain: "assign_domain",
+        UnassignDomain: "unassign_domain",
+        ReassignSpeculative: "reassign_speculative",
+        CrossShardDrain: "cross_shard_drain",
+        TransferOwnership: "transfer_ownership",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

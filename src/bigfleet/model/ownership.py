@@ -12,7 +12,6 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from bigfleet.model import labels
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
 
@@ -185,8 +184,3 @@ def _values_by_key(domains: frozenset[Domain]) -> Mapping[str, frozenset[str]]:
     """Return the values of each key: thousands of racks are then one question per machine."""
     keys = {domain.topology_key for domain in domains}
     return {key: frozenset(each.topology_value for each in domains if each.topology_key == key) for key in sorted(keys)}
-
-
-def assigned_shard_of(metadata: Mapping[str, str]) -> str:
-    """Return the shard that bound a machine, as its provider keeps it; empty when nobody said."""
-    return metadata.get(labels.ASSIGNED_SHARD, "")

@@ -80,6 +80,24 @@ class ExistingHost(Slot):
     host_ref: str
     node_name: str = ""
 
+    @classmethod
+    def of(cls, slot: Slot, *, host_ref: str, node_name: str = "") -> "ExistingHost":
+        """Return the host that a slot has, with every fact as the slot declares it."""
+        return cls(
+            id=slot.id,
+            instance_type=slot.instance_type,
+            zone=slot.zone,
+            capacity_type=slot.capacity_type,
+            resources=slot.resources,
+            allocatable=slot.allocatable,
+            labels=slot.labels,
+            price_usd_per_hour=slot.price_usd_per_hour,
+            interruption_probability=slot.interruption_probability,
+            fixed=slot.fixed,
+            host_ref=host_ref,
+            node_name=node_name,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:

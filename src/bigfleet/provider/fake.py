@@ -4,7 +4,7 @@ docs/spec/provider.md §20. Nothing here may be served as a real provider withou
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import ExistingHost, Found, FoundKind, Host, Limits, MachineView, Op, Slot
@@ -70,22 +70,8 @@ class FakeBackend:
 
     async def inventory(self) -> Iterable[Slot]:
         """Return every slot, and the host of those that have one."""
-        return [*self.slots, *(self._existing(slot) for slot in self.slots if slot.id in self.hosts)]
-
-    def _existing(self, slot: Slot) -> ExistingHost:
-        return ExistingHost(
-            id=slot.id,
-            instance_type=slot.instance_type,
-            zone=slot.zone,
-            capacity_type=slot.capacity_type,
-            resources=slot.resources,
-            allocatable=slot.allocatable,
-            labels=slot.labels,
-            price_usd_per_hour=slot.price_usd_per_hour,
-            interruption_probability=slot.interruption_probability,
-            fixed=slot.fixed,
-            host_ref=self.hosts[slot.id],
-        )
+        hosts = (ExistingHost.of(slot, host_ref=self.hosts[slot.id]) for slot in self.slots if slot.id in self.hosts)
+        return [*self.slots, *hosts]
 
     async def create(self, machine: MachineView, op: Op) -> Host:
         """Make a host."""
@@ -112,11 +98,16 @@ class FakeBackend:
 
     async def adopt(self, machine: MachineView) -> Found:
         """Say what this object holds."""
-        ref = self.hosts.get(machine.id)
-        if ref is None:
-            return Found(kind=FoundKind.NO_HOST)
-        cluster = self.clusters.get(machine.id)
-        if cluster is None:
-            return Found(kind=FoundKind.CLEAN, host=Host(ref=ref))
-        kind = FoundKind.SERVING if cluster == machine.cluster else FoundKind.DIRTY
-        return Found(kind=kind, host=Host(ref=ref))
+        return found_in_memory(machine, self.hosts, self.clusters)
+
+
+def found_in_memory(machine: MachineView, hosts: Mapping[str, str], clusters: Mapping[str, str]) -> Found:
+    """Return the answer of `adopt` where refs and clusters by machine id are all there is: a node is always Ready."""
+    ref = hosts.get(machine.id)
+    if ref is None:
+        return Found(kind=FoundKind.NO_HOST)
+    cluster = clusters.get(machine.id)
+    if cluster is None:
+        return Found(kind=FoundKind.CLEAN, host=Host(ref=ref))
+    kind = FoundKind.SERVING if cluster == machine.cluster else FoundKind.DIRTY
+    return Found(kind=kind, host=Host(ref=ref))

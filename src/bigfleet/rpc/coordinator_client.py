@@ -11,23 +11,15 @@ import grpc
 from google.protobuf.message import Message
 
 from bigfleet.rpc.gen import coordinator_pb2, coordinator_pb2_grpc
-from bigfleet.rpc.grpc_server import KEEPALIVE_OPTIONS, MESSAGE_BYTES_MAX
+from bigfleet.rpc.grpc_server import COMMAND_OPTIONS
 from bigfleet.rpc.tls import TlsFiles, channel_credentials
 
 #: Of every call but SnapshotSave (docs/spec/wire.md §2).
 CALL_SECONDS: Final = 5.0
 #: How often a call is handed on from a replica to the one that it names.
 HOPS_MAX: Final = 3
+#: Trailing metadata of FAILED_PRECONDITION: host:port of the leader.
 LEADER_HINT: Final = "bigfleet-leader"
-_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    *KEEPALIVE_OPTIONS,
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -72,15 +64,21 @@ class CoordinatorCaller:
                 except grpc.RpcError as error:
                     hint = _hint(error)
                     if not (hint and hops_left and hint != self.address):
-                        raise CoordinatorFault(error.code(), error.details() or "no details", self.address) from error
+                        raise CoordinatorFault(error.code(), self._told(error), self.address) from error
                     self.address = hint
         raise AssertionError("the last hop answers or raises")
 
+    def _told(self, error: Any) -> str:
+        details: str = error.details() or "no details"
+        # So a server with TLS hangs up on who speaks plain text to it.
+        is_hung_up = self._tls is None and details.endswith("Socket closed")
+        return f"{details}; it may ask for TLS: give --tls-cert, --tls-key and --tls-ca" if is_hung_up else details
+
     def _channel(self) -> grpc.Channel:
         if self._tls is None:
-            return grpc.insecure_channel(self.address, options=_OPTIONS)
+            return grpc.insecure_channel(self.address, options=COMMAND_OPTIONS)
         credentials = channel_credentials(self._tls.current(), self._tls.authority)
-        return grpc.secure_channel(self.address, credentials, options=_OPTIONS)
+        return grpc.secure_channel(self.address, credentials, options=COMMAND_OPTIONS)
 
 
 def _hint(error: Any) -> str:

@@ -29,6 +29,17 @@ KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
+#: Of a channel that a command makes for its own calls.
+COMMAND_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    *KEEPALIVE_OPTIONS,
+    ("grpc.enable_retries", 0),
+    # A proxy for the web of this machine's user is not the way to a shard or a coordinator.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
 
 _log = structlog.get_logger("bigfleet.rpc.grpc_server")
 

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bigfleet.rpc.gen import shardread_pb2, shardread_pb2_grpc
-from bigfleet.rpc.grpc_server import KEEPALIVE_OPTIONS, MESSAGE_BYTES_MAX
+from bigfleet.rpc.grpc_server import COMMAND_OPTIONS
 from bigfleet.rpc.tls import TlsFiles, channel_credentials
 
 #: How long connecting may take before the address counts as one that nobody answers at.
@@ -24,16 +24,6 @@ CONNECT_SECONDS_MAX: Final = 10.0
 FIRST_FRAME_SECONDS_MAX: Final = 60.0
 #: An explanation takes seconds at full size and eight others may wait; one that cannot be retold takes minutes.
 EXPLAIN_SECONDS_MAX: Final = 300.0
-_CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    *KEEPALIVE_OPTIONS,
-    ("grpc.enable_retries", 0),
-    # A proxy for the web of this machine's user is not the way to a shard.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
 
 T = TypeVar("T")
 
@@ -76,10 +66,10 @@ class ShardReader:
         self.address = address
         self._is_secure = tls is not None
         if tls is None:
-            self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            self._channel = grpc.insecure_channel(address, options=COMMAND_OPTIONS)
         else:
             credentials = channel_credentials(tls.current(), tls.authority)
-            self._channel = grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+            self._channel = grpc.secure_channel(address, credentials, options=COMMAND_OPTIONS)
         self._stub = shardread_pb2_grpc.ShardReadStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 

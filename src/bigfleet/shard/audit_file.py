@@ -6,7 +6,6 @@ must never be rewritten: only an unfinished last line, left by a crash, is cut o
 """
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -18,15 +17,14 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.shard.audit import START, Head, read_line
+from bigfleet.shard.growing_file import append_whole, begin_fresh, numbered, open_locked
 from bigfleet.shard.ports import Compute
 
-OLD_FILES_MAX = 4
 SYNC_INTERVAL_SECONDS = 1.0
 #: A record is bounded by its texts; this is far above any.
 LINE_BYTES_MAX = 1024 * 1024
 #: What every record begins with: nothing else is ever cut off.
 _BEGINNING = b'{"time":"'
-_MODE = 0o640
 
 _log = structlog.get_logger("bigfleet.shard.audit_file")
 
@@ -49,7 +47,7 @@ class AuditFile:
         self._replaced: list[int] = []
         self._needs_sync = False
         try:
-            self._file = _open(path)
+            self._file = open_locked(path, takes_devices=True)
             self._is_regular = stat.S_ISREG(os.fstat(self._file).st_mode)
         except OSError as error:
             raise AuditFileFault(f"{path}: {error.strerror}; choose a file that can be written") from error
@@ -70,7 +68,7 @@ class AuditFile:
         if not self._is_regular or not self._size_bytes or self._size_bytes + size_bytes <= self._size_bytes_max:
             return
         try:
-            self._rotate()
+            self._replace(begin_fresh(self._path))
         except OSError as error:
             _log.error("audit_not_rotated", file=str(self._path), error=error.strerror)
             # It is tried again when as much has been written once more, not at every record.
@@ -78,17 +76,7 @@ class AuditFile:
 
     def append(self, line: bytes) -> None:
         """Write the line as a whole. Raises OSError; then the file is as it was."""
-        before_bytes = os.fstat(self._file).st_size if self._is_regular else 0
-        try:
-            rest = line
-            while rest:
-                # A disk that takes a part of it says with the next part why.
-                rest = rest[os.write(self._file, rest) :]
-        except OSError:
-            if self._is_regular:
-                with suppress(OSError):
-                    os.ftruncate(self._file, before_bytes)
-            raise
+        append_whole(self._file, line, end_bytes=os.fstat(self._file).st_size if self._is_regular else None)
         self._size_bytes += len(line) if self._is_regular else 1
         self._needs_sync = True
 
@@ -98,7 +86,7 @@ class AuditFile:
             if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
                 return
         try:
-            opened = _open(self._path)
+            opened = open_locked(self._path, takes_devices=True)
         except OSError as error:
             _log.error("audit_not_reopened", file=str(self._path), error=error.strerror)
             return
@@ -123,22 +111,6 @@ class AuditFile:
 
     # ---- files --------------------------------------------------------------------------------------------------
 
-    def _rotate(self) -> None:
-        fresh = self._path.with_name(f"{self._path.name}.new")
-        # Made first: a directory without room must not cost an old file.
-        fresh.unlink(missing_ok=True)
-        opened = _open(fresh)
-        try:
-            for number in range(OLD_FILES_MAX, 0, -1):
-                younger = _numbered(self._path, number - 1)
-                if younger.exists():
-                    younger.replace(_numbered(self._path, number))
-            fresh.replace(self._path)
-        except OSError:
-            os.close(opened)
-            raise
-        self._replace(opened)
-
     def _replace(self, opened: int) -> None:
         self._replaced.append(self._file)
         self._file = opened
@@ -156,32 +128,10 @@ class AuditFile:
                 raise AuditFileFault(f"{self._path}: its last line is no record of an audit log; move the file away")
             return Head(line.sequence, line.chain)
         # A process may have ended between beginning a new file and writing its first line.
-        with suppress(OSError), _numbered(self._path, 1).open("rb") as older:
+        with suppress(OSError), numbered(self._path, 1).open("rb") as older:
             line = read_line(_tail(older.fileno()).removesuffix(b"\n").rpartition(b"\n")[2])
             return Head(line.sequence, line.chain) if line is not None else START
         return START
-
-
-def _open(path: Path) -> int:
-    # Without waiting: opening a pipe that nobody reads would never return.
-    opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, _MODE)
-    try:
-        mode = os.fstat(opened).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
-            raise OSError(0, "is neither a file nor a device")
-        if stat.S_ISREG(mode):
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(opened)
-        raise OSError(error.errno, "another process writes it") from error
-    except OSError:
-        os.close(opened)
-        raise
-    return opened
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}") if number else path
 
 
 def _tail(opened: int) -> bytes:

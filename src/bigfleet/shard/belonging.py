@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from bigfleet.model import labels
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Owned, RowKind, assigned_shard_of
+from bigfleet.model.ownership import Base, Owned
 from bigfleet.model.states import TRANSITIONAL_STATES
 from bigfleet.shard.ownership_file import Reservation
 from bigfleet.shard.ports import Record
@@ -72,11 +72,6 @@ class Belonging:
         """The machines that are kept for other shards."""
         return frozenset(self._title.reservations)
 
-    @property
-    def adopted(self) -> frozenset[MachineId]:
-        """The machines that came from other shards."""
-        return frozenset(m for m, row in self.owned.rows.items() if row.kind is RowKind.ADOPTED)
-
     def owns(self, record: Record) -> bool:
         """Say whether a machine is ours, by what its provider shows of it now."""
         machine, metadata = record
@@ -86,7 +81,7 @@ class Belonging:
             return not machine.cluster or metadata.get(labels.ASSIGNED_SHARD, "") in self._binders
         return owned.owns(
             machine,
-            assigned_shard_of(metadata),
+            metadata.get(labels.ASSIGNED_SHARD, ""),
             me=self._me,
             inherits=self._inherits,
             stays=bool(owned.leaving) and self._stays(machine),

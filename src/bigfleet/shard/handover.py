@@ -376,11 +376,6 @@ class Handover:
     def _preempt(self, picked: Sequence[Victim], payload: CrossShardDrain, instruction: Instruction) -> None:
         self._grounds.preempt([_preempt(victim, payload, instruction) for victim in picked])
 
-    @property
-    def reserved(self) -> frozenset[MachineId]:
-        """The machines that are kept for other shards."""
-        return frozenset(self._file.reservations)
-
     def tend(self) -> None:
         """Look after reservations and leaving domains; only after a reconcile that succeeded. Raises nothing."""
         kept = {m: after for m, each in self._file.reservations.items() if (after := self._tended(each)) is not None}

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES
 from bigfleet.model.frames import DrainOutcome, UnmetReason
+from bigfleet.model.instructions import KIND_LABELS
 from bigfleet.model.instructions import Outcome as AckOutcome
 from bigfleet.model.machine import InvariantFault
 from bigfleet.model.ownership import RowKind
@@ -40,14 +41,7 @@ PHASES = ("reconcile", "snapread", "phase1", "phase2", "phase3", "emit", "execut
 #: How a report can end; `redirected` counts each time that a follower named the leader.
 REPORT_OUTCOMES = ("ok", "redirected", "error", "stale_term", "rejected")
 #: What a coordinator can instruct, and what this version does not know.
-INSTRUCTION_KINDS = (
-    "assign_domain",
-    "unassign_domain",
-    "reassign_speculative",
-    "cross_shard_drain",
-    "transfer_ownership",
-    "unknown",
-)
+INSTRUCTION_KINDS = (*KIND_LABELS.values(), "unknown")
 #: The calls that a provider is asked, and the codes with which gRPC ends one.
 PROVIDER_METHODS = ("Create", "Configure", "Drain", "Delete", "Get", "List")
 STATUS_CODES = (

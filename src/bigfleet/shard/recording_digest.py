@@ -6,7 +6,7 @@ follow from these and the input. The columns of an answer are read as they are, 
 say what the objects of the reference say. Nothing here may depend on how an engine numbers things inside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -233,5 +233,5 @@ def _first_place(result: RowResult, place_of_need: dict[int, int], demand: Seque
     return demand.index(first) if known is None else known
 
 
-def _ints(values: object) -> Ints:
-    return np.array(list(values), np.int64)  # type: ignore[call-overload]
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array(list(values), np.int64)

@@ -5,19 +5,13 @@ disk took of one is taken back. The file is locked for the life of the process. 
 whole frame. It must never write into a file that is no recording.
 """
 
-import fcntl
 import os
-import stat
-from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import structlog
 
+from bigfleet.shard.growing_file import append_whole, begin_fresh, open_locked
 from bigfleet.shard.recording_frames import MAGIC, Damage, Torn, WrongFile, frames
-
-OLD_FILES_MAX: Final = 4
-_MODE: Final = 0o640
 
 _log = structlog.get_logger("bigfleet.shard.recording_file")
 
@@ -38,7 +32,7 @@ class RecordingFile:
         self._path = path
         self._size_bytes_max = size_bytes_max
         try:
-            self._file = _open(path)
+            self._file = open_locked(path)
         except OSError as error:
             raise RecordingFault(f"{path}: {error.strerror}; choose a file that can be written") from error
         try:
@@ -57,33 +51,12 @@ class RecordingFile:
 
     def append(self, frame: bytes) -> None:
         """Write a frame as a whole. Raises OSError; then the file is as it was."""
-        try:
-            rest = memoryview(frame)
-            while rest:
-                # A disk that takes a part of it says with the next part why.
-                rest = rest[os.write(self._file, rest) :]
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(self._file, self.size_bytes)
-            raise
+        append_whole(self._file, frame, end_bytes=self.size_bytes)
         self.size_bytes += len(frame)
 
     def rotate(self) -> None:
         """Go on in a new file; the oldest of the old ones goes. Raises OSError; then it goes on with this one."""
-        fresh = self._path.with_name(f"{self._path.name}.new")
-        # Made first: a directory without room must not cost an old file.
-        fresh.unlink(missing_ok=True)
-        opened = _open(fresh)
-        try:
-            os.write(opened, MAGIC)
-            for number in range(OLD_FILES_MAX, 0, -1):
-                younger = numbered(self._path, number - 1)
-                if younger.exists():
-                    younger.replace(numbered(self._path, number))
-            fresh.replace(self._path)
-        except OSError:
-            os.close(opened)
-            raise
+        opened = begin_fresh(self._path, MAGIC)
         os.close(self._file)
         self._file, self.size_bytes = opened, len(MAGIC)
 
@@ -113,24 +86,3 @@ class RecordingFile:
             self.rotate()
             return self.size_bytes
         return end
-
-
-def numbered(path: Path, number: int) -> Path:
-    """Return the file that was replaced so many times; the file itself for 0."""
-    return path.with_name(f"{path.name}.{number}") if number else path
-
-
-def _open(path: Path) -> int:
-    # Without waiting: opening a pipe that nobody reads would never return.
-    opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, _MODE)
-    try:
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise OSError(0, "is no file")
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(opened)
-        raise OSError(error.errno, "another process writes it") from error
-    except OSError:
-        os.close(opened)
-        raise
-    return opened

@@ -6,8 +6,9 @@ nodes, and what a provider or an operator was sent, have no field here. Arrays a
 bits, states of 8, seconds as doubles. Nothing here may read or write a file.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -350,10 +351,7 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
 
 def options_of(delta: OptionsDelta, before: Options | None) -> Options:
     """Return the options that differ so from those before. Raises ValueError when something was never said."""
-    known: Mapping[str, object] = (
-        {} if before is None else {name: getattr(before, name) for name in Options.__dataclass_fields__}
-    )
-    said: dict[str, object] = {"now_seconds": delta.now_seconds}
+    said: dict[str, Any] = {"now_seconds": delta.now_seconds}
     for name in ("reported", "unjoined", "reserved"):
         names = getattr(delta, name)
         if names is not None:
@@ -367,11 +365,12 @@ def options_of(delta: OptionsDelta, before: Options | None) -> Options:
         said["drain_seconds"] = delta.drain_seconds
     if delta.parking_ages is not None:
         said["parking_ages"] = {ParkingKey(*key): age for *key, age in delta.parking_ages}
-    whole = {**known, **said}
-    missing = sorted(set(Options.__dataclass_fields__) - set(whole))
+    if before is not None:
+        return replace(before, **said)
+    missing = sorted(Options.__dataclass_fields__.keys() - said.keys())
     if missing:
         raise ValueError(f"options that were never said: {', '.join(missing)}")
-    return Options(**whole)  # type: ignore[arg-type]
+    return Options(**said)
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.model import labels
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import MachineState
@@ -46,7 +46,7 @@ class Bench:
     """A cluster and the roll-up that follows it."""
 
     def __init__(self) -> None:
-        self.builder = RollUpBuilder("c")  # type: ignore[arg-type]
+        self.builder = RollUpBuilder(ClusterId("c"))
         self.pods = PodCluster("c", self._change)
 
     def _change(self, add: list[CapacityRequest], remove: list[str]) -> None:

@@ -70,6 +70,33 @@ def test_a_sound_file_is_read_and_runs(tmp_path: Path) -> None:
             "cycles: 4\ncrashes: [{processes: [s], from_second: 1, to_second: 2}]",
             "$.crashes[0].processes: there is no process 's'",
         ),
+        (
+            "cycles: 4",
+            "cycles: 4\ncoordinator: true\ncrashes: [{processes: [coordinator], from_second: 1, to_second: .inf}]",
+            "$.crashes[0]: these are more than 1000 arms",
+        ),
+        ("cycles: 4", "cycles: 4\ncycle_seconds: .nan", "$.cycle_seconds: nan is not above 0"),
+        ("pods: 2, cluster: a}", "pods: -2, cluster: a}", "$.events[0].resize.pods: -2 is not from 0 to"),
+        (
+            "resize: {workload: work, pods: 2, cluster: a}",
+            "lose: {workload: work, cluster: a, machines: 0}",
+            "$.events[0].lose.machines: 0 is not above 0",
+        ),
+        (
+            "resize: {workload: work, pods: 2, cluster: a}",
+            "fail: {call: boot}",
+            "$.events[0].fail.call: 'boot' is none of create, configure, drain, delete",
+        ),
+        (
+            "resize: {workload: work, pods: 2, cluster: a}",
+            "fail: {call: create, calls: 0}",
+            "$.events[0].fail.calls: 0 is not from 1 to",
+        ),
+        (
+            "resize: {workload: work, pods: 2, cluster: a}",
+            "shard_dies_for_cycles: 0",
+            "$.events[0].shard_dies_for_cycles: 0 is not above 0",
+        ),
         ("exactly: 1", "wanted: 1", "unknown field `wanted` - at `$.must_hold[0]`"),
         (", exactly: 1", "", "$.must_hold[0]: one of exactly, at_least, at_most is wanted"),
         ("measure: machines", "measure: happiness", "Invalid enum value 'happiness' - at `$.must_hold[0].measure`"),
@@ -87,6 +114,15 @@ def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, before: str, after:
 
     assert str(caught.value).startswith(f"{path}: ")
     assert told in str(caught.value)
+
+
+def test_growth_over_less_than_two_cycles_is_refused(tmp_path: Path) -> None:
+    """It is the growth from the middle of the run to its end."""
+    text = SOUND.replace("at: 2", "at: 1").replace("cycles: 4", "cycles: 1")
+    path = written(tmp_path, text.replace("machines, state: configured, exactly", "growth_percent, at_most"))
+
+    with pytest.raises(ScenarioFault, match=r"\$\.must_hold\[0\]: growth is from the middle to the end"):
+        read_scenario(path)
 
 
 def test_an_unknown_name_is_told_with_those_that_there_are(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from bigfleet.shard.deciding import Engine, columnar_engine
 from bigfleet.sim.closed_loop import agent, in_process, pods
 from bigfleet.sim.closed_loop.scenario import Expectation, Measure, Scenario
 from bigfleet.sim.closed_loop.scenarios import Outcome, run, run_scenario, scenario_of, scenarios
+from bigfleet.sim.closed_loop.world import World
 
 #: Cycles of the soak outside of `make soak`: fleets grow, shrink and are released in them.
 SOAK_CYCLES = 40
@@ -124,6 +125,39 @@ def test_a_trace_depends_neither_on_the_process_nor_on_its_hash_seed() -> None:
     ]
 
     assert hashes[0] == hashes[1] == f"{run('shard-loss', 5).trace_hash}\n"
+
+
+async def breaks(*_self: Any) -> None:
+    """Stand in for a part of the world that ends in an error."""
+    raise ZeroDivisionError("a part of the world broke")
+
+
+def test_an_operator_that_breaks_breaks_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that the world runs ends unheard."""
+    monkeypatch.setattr(agent.ClusterOperator, "run", breaks)
+
+    with pytest.raises(ZeroDivisionError):
+        run("steady-state", cycles_max=1)
+
+
+def test_an_actuator_that_breaks_breaks_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a process of the shard runs ends unheard."""
+
+    def make_shard(**arguments: Any) -> Shard:
+        shard = Shard(**arguments)
+        monkeypatch.setattr(shard.actuator, "run", breaks)
+        return shard
+
+    with pytest.raises(ZeroDivisionError):
+        run_scenario(scenario_of("steady-state"), name="steady-state", cycles_max=1, make_shard=make_shard)
+
+
+def test_a_process_that_does_not_come_back_breaks_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A death in the middle is followed by a new process, or told."""
+    monkeypatch.setattr(World, "_crash_once", breaks)
+
+    with pytest.raises(ZeroDivisionError):
+        run("steady-state", cycles_max=1)
 
 
 def test_progress_is_told_over_all_arms() -> None:
@@ -263,26 +297,20 @@ def test_a_planted_defect_is_found(name: str, cycles: int, make_shard: Callable[
 TRUE = Expectation(measure=Measure.MACHINES, at_least=0)
 
 
-def test_a_reclaim_from_a_cluster_that_was_not_heard_is_found() -> None:
+def test_a_reclaim_from_a_cluster_that_was_not_heard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that starts anew believes, without a report, that nobody wants anything."""
-    scenario = scenario_of("shard-loss")
+
+    def deaf_once_it_is_a_second_process(**arguments: Any) -> Shard:
+        shard = with_engine(options=believing_all_reported)(**arguments)
+        if shard.epoch > 1:
+            monkeypatch.setattr(shard.sessions, "receive_rollup", lambda _session, _offer: None)
+        return shard
 
     outcome = run_scenario(
-        shortened(scenario, 30),
-        name="shard-loss",
-        make_shard=lambda **arguments: Deaf(with_engine(options=believing_all_reported)(**arguments)).shard,
+        shortened(scenario_of("shard-loss"), 30), name="shard-loss", make_shard=deaf_once_it_is_a_second_process
     )
 
     assert any("S9" in fault for fault in outcome.faults), outcome.faults
-
-
-class Deaf:
-    """A shard that takes no roll-up once it is a second process."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
-        if shard.epoch > 1:
-            shard.sessions.receive_rollup = lambda session, offer: None  # type: ignore[method-assign]
 
 
 def test_demand_of_waiting_pods_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

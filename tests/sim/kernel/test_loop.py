@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, run_kernel
+from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, Livelock, run_kernel
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Streams
 from bigfleet.sim.virtual_time import Deadlock
@@ -162,6 +162,19 @@ def test_waiting_for_nothing_is_told_and_a_thread_is_refused() -> None:
         run(forever)
     with pytest.raises(RuntimeError, match="asks for a thread"):
         run(thread)
+
+
+def test_tasks_that_wake_each_other_without_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def for_ever(loop: KernelLoop) -> None:
+        def again() -> None:
+            loop.call_soon(again)
+
+        again()
+        await asyncio.sleep(1)
+
+    monkeypatch.setattr("bigfleet.sim.kernel.loop.STEPS_PER_MOMENT_MAX", 100)
+    with pytest.raises(Livelock, match=r"more than 100 callbacks at 0\.000 s"):
+        run(for_ever)
 
 
 def test_a_draw_of_one_stream_moves_no_other() -> None:

@@ -4,22 +4,22 @@ Exit 0 when it was done, or was so already; 1 when the coordinator cannot be rea
 Nothing here asks back: what cannot be undone wants its own flag.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.flag_groups import taking
-from bigfleet.cli.get.coordinator_asking import ADDRESS, _Addr
+from bigfleet.cli.get.coordinator_asking import AskingCoordinator
 from bigfleet.cli.snapshot.command import app as snapshot_app
 from bigfleet.cli.switches import SwitchCommand
-from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from bigfleet.rpc.tls import TlsFiles
+#: Of a shard at one provider and region: what an int32 holds.
+SLOTS_MAX: Final = 2**31 - 1
 
 app = typer.Typer(help="Change what the coordinator keeps: domains, shards, quotas.", no_args_is_help=True)
 app.add_typer(snapshot_app, name="snapshot")
@@ -32,24 +32,8 @@ _Slots = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calling:
-    """Whom to call, and as whom."""
-
-    addr: _Addr = ADDRESS
-    tls_cert: TlsCert = None
-    tls_key: TlsKey = None
-    tls_ca: TlsCa = None
-
-    def address(self) -> str:
-        """Return HOST:PORT of a replica. Raises UsageFault."""
-        from bigfleet.cli.get.wanted import dialled
-
-        return dialled(self.addr, "--addr")
-
-    def tls(self) -> "TlsFiles | None":
-        """Return what the TLS flags name, None for plain text. Raises UsageFault."""
-        return read_tls(self.tls_cert, self.tls_key, self.tls_ca)
+#: Whom to call, and as whom; a change has one line for an answer.
+_calling = taking(AskingCoordinator, without=("output",))
 
 
 @app.callback()
@@ -58,59 +42,70 @@ def admin() -> None:
 
 
 @app.command(cls=SwitchCommand)
-@taking(Calling)
-def assign_domain(calling: Calling, domain: _Domain, shard: _Shard) -> None:
+@_calling
+def assign_domain(calling: AskingCoordinator, domain: _Domain, shard: _Shard) -> None:
     """Give a topology domain to a shard, which hears of it with its next report."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
     key, value = _pair(domain)
-    request = pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=shard)
-    _call(calling, "AssignDomain", request, pb.AssignDomainResponse)
+    _call(
+        calling,
+        "AssignDomain",
+        lambda: pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=shard),
+        pb.AssignDomainResponse,
+    )
     typer.echo(f"{domain} is assigned to {shard}")
 
 
 @app.command(cls=SwitchCommand)
-@taking(Calling)
-def unassign_domain(calling: Calling, domain: _Domain) -> None:
+@_calling
+def unassign_domain(calling: AskingCoordinator, domain: _Domain) -> None:
     """Begin to take a domain from its shard, which keeps the machines that run something until demand lets them go."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
     key, value = _pair(domain)
-    request = pb.UnassignDomainRequest(topology_key=key, topology_value=value)
-    _call(calling, "UnassignDomain", request, pb.UnassignDomainResponse)
+    _call(
+        calling,
+        "UnassignDomain",
+        lambda: pb.UnassignDomainRequest(topology_key=key, topology_value=value),
+        pb.UnassignDomainResponse,
+    )
     typer.echo(f"{domain} is being released; bigfleet get domains lists it until its shard has left it")
 
 
 @app.command(cls=SwitchCommand)
-@taking(Calling)
-def remove_shard(calling: Calling, shard: _Shard, force: _Force = False) -> None:
+@_calling
+def remove_shard(calling: AskingCoordinator, shard: _Shard, force: _Force = False) -> None:
     """Remove a shard that is gone for good, with its clusters, domains and quotas."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    request = pb.RemoveShardRequest(shard_id=shard, force=force)
-    _call(calling, "RemoveShard", request, pb.RemoveShardResponse)
+    _call(calling, "RemoveShard", lambda: pb.RemoveShardRequest(shard_id=shard, force=force), pb.RemoveShardResponse)
     typer.echo(f"{shard} is removed")
 
 
 @app.command(cls=SwitchCommand)
-@taking(Calling)
+@_calling
 def bind_cluster(
-    calling: Calling,
+    calling: AskingCoordinator,
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="Id of a cluster.")],
     shard: _Shard,
 ) -> None:
     """Bind a cluster to a shard, before or in place of its first report; only removing the shard undoes it."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    request = pb.BindClusterRequest(cluster_id=cluster, shard_id=shard)
-    _call(calling, "BindCluster", request, pb.BindClusterResponse)
+    _call(
+        calling,
+        "BindCluster",
+        lambda: pb.BindClusterRequest(cluster_id=cluster, shard_id=shard),
+        pb.BindClusterResponse,
+    )
     typer.echo(f"{cluster} is bound to {shard}")
 
 
 @app.command(cls=SwitchCommand)
-@taking(Calling)
+@_calling
 def set_quota(
-    calling: Calling,
+    calling: AskingCoordinator,
     provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="Name of a provider.")],
     region: Annotated[str, typer.Argument(metavar="REGION", help="One of its regions.")],
     slots: _Slots = None,
@@ -118,15 +113,20 @@ def set_quota(
     """Divide a provider's slots in one region among shards; what is not named has none."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    allocation = pb.QuotaAllocation(provider=provider, region=region, per_shard=_slots_of(slots or []))
-    _call(calling, "SetQuota", pb.SetQuotaRequest(allocation=allocation), pb.SetQuotaResponse)
+    per_shard = _slots_of(slots or [])
+
+    def request() -> pb.SetQuotaRequest:
+        allocation = pb.QuotaAllocation(provider=provider, region=region, per_shard=per_shard)
+        return pb.SetQuotaRequest(allocation=allocation)
+
+    _call(calling, "SetQuota", request, pb.SetQuotaResponse)
     typer.echo(f"the quota of {provider} in {region} is {'set' if slots else 'deleted'}")
 
 
 @app.command(cls=SwitchCommand)
-@taking(Calling)
+@_calling
 def set_provider(
-    calling: Calling,
+    calling: AskingCoordinator,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What quotas call it.")],
     address: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="As shards name it in --provider-addr; none deletes the row.")
@@ -136,16 +136,22 @@ def set_provider(
     """Say where a provider listens, so that its slots are counted when they move between shards."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    provider = pb.ProviderEntry(name=name, address=address, region=region)
-    _call(calling, "UpsertProvider", pb.UpsertProviderRequest(provider=provider), pb.UpsertProviderResponse)
+    def request() -> pb.UpsertProviderRequest:
+        return pb.UpsertProviderRequest(provider=pb.ProviderEntry(name=name, address=address, region=region))
+
+    _call(calling, "UpsertProvider", request, pb.UpsertProviderResponse)
     typer.echo(f"{name} is {'set' if address else 'deleted'}")
 
 
-def _call(calling: Calling, method: str, request: "Message", answer: "type[Message]") -> None:
-    from bigfleet.cli.get.coordinator_asking import asked
-    from bigfleet.rpc.coordinator_client import CoordinatorCaller
+def _call(calling: AskingCoordinator, method: str, request: "Callable[[], Message]", answer: "type[Message]") -> None:
+    from bigfleet.cli.get.coordinator_asking import asked, caller_of
 
-    asked(CoordinatorCaller(calling.address(), tls=calling.tls()), method, request, answer)
+    try:
+        message = request()
+    except UnicodeEncodeError as error:
+        # An argument is any bytes, and a message holds text alone.
+        raise UsageFault(f"{error.object!r} is no UTF-8; names must be") from error
+    asked(caller_of(calling), method, message, answer)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -159,9 +165,12 @@ def _slots_of(texts: list[str]) -> dict[str, int]:
     slots_of: dict[str, int] = {}
     for text in texts:
         shard, _, number = text.rpartition("=")
-        if not (shard and number.isascii() and number.isdigit() and int(number) < 2**31):
-            raise UsageFault(f"{text!r} is no share of a quota; write SHARD=SLOTS, such as east-0=100")
+        is_number = number.isascii() and number.isdigit() and len(number) <= len(str(SLOTS_MAX))
+        if not (shard and is_number and int(number) <= SLOTS_MAX):
+            raise UsageFault(
+                f"{text!r} is no share of a quota; write SHARD=SLOTS, such as east-0=100, up to {SLOTS_MAX}"
+            )
         if shard in slots_of:
-            raise UsageFault(f"{shard!r} is named twice")
+            raise UsageFault(f"{shard!r} is named twice; write each shard once")
         slots_of[shard] = int(number)
     return slots_of

@@ -17,6 +17,7 @@ from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.shard import LOG_LEVELS
 from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.values import (
+    check_dialable,
     parse_address,
     parse_duration_seconds,
     parse_optional_address,
@@ -154,17 +155,18 @@ class Flags:
         from bigfleet.rpc.identity import Identity, Role
 
         listen = parse_address(self.listen, "--listen")
+        address = f"{socket.gethostname()}:{listen[1]}"
         if self.advertise_addr:
-            parse_address(self.advertise_addr, "--advertise-addr")
+            address = check_dialable(self.advertise_addr, "--advertise-addr")
         lease_seconds = parse_positive_duration_seconds(self.lease_ttl, "--lease-ttl")
-        if lease_seconds < 1 or lease_seconds != int(lease_seconds):
+        if lease_seconds < 1 or not lease_seconds.is_integer():
             raise UsageFault(f"--lease-ttl: {self.lease_ttl!r} must be whole seconds, one at least")
         store = parse_store(self.store)
         store_tls = read_store_tls(self.store_tls_cert, self.store_tls_key, self.store_tls_ca)
         if store_tls is not None and not isinstance(store, EtcdUrl):
             raise UsageFault("--store-tls-cert, --store-tls-key and --store-tls-ca are for etcd; --store names a file")
         return CoordinatorPlace(
-            me=Leader(self._name, self.advertise_addr or f"{socket.gethostname()}:{listen[1]}"),
+            me=Leader(self._name, address),
             store=store,
             store_tls=store_tls,
             lease_ttl_seconds=int(lease_seconds),
@@ -188,7 +190,8 @@ class Flags:
 def _share(text: str, flag: str) -> Fraction:
     """Return a share from 0 to 1, exactly as it is written."""
     try:
-        share = Fraction(text)
+        # Fraction writes out what an exponent stands for, however many digits that has.
+        share = Fraction("" if "e" in text.lower() else text)
     except (ValueError, ZeroDivisionError) as error:
         raise UsageFault(f"{flag}: {text!r} is no number; write 0.1") from error
     if not 0 <= share <= 1:

@@ -5,10 +5,8 @@ A clean stop gives leadership up last, so that the next leader stands at once. N
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 from grpc import aio
@@ -55,10 +53,6 @@ class CoordinatorPlace:
     export: Export | None = None
 
 
-async def _in_thread(work: Callable[[], Path]) -> Path:
-    return await asyncio.to_thread(work)
-
-
 async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettings) -> int:
     """Run the replica until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
@@ -86,15 +80,16 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
         )
         stack.push_async_callback(store.close)
         replica = Replica(
-            store, clock=clock, settings=settings, metrics=metrics, export_to=place.export, compute=_in_thread
+            store, clock=clock, settings=settings, metrics=metrics, export_to=place.export, compute=asyncio.to_thread
         )
         server = _grpc_server(replica, clock, metrics, registry, place.tls)
+        ready = replica
+        # Before gRPC, whose server would have to be stopped if this failed.
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: ready.is_ready))
         try:
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
-        ready = replica
-        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: ready.is_ready))
         _log.info("started", replica=place.me.replica, port=bound, advertised=place.me.address)
         await _run_until(stop, replica, server, clock)
     _log.info("stopped", replica=place.me.replica)

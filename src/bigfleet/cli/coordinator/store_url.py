@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.values import parse_address
 from bigfleet.coordinator.sqlite_store import SqliteStore, StoreFault
 from bigfleet.coordinator.store import Leader
 from bigfleet.model.clock import Clock
@@ -46,7 +47,10 @@ def parse_store(text: str, flag: str = "--store") -> EtcdUrl | SqliteUrl:
         hosts, _, prefix = rest.partition("/")
         endpoints = tuple(hosts.split(","))
         prefix = prefix.strip("/")
-        if all(_ENDPOINT.fullmatch(endpoint) for endpoint in endpoints) and prefix:
+        are_addresses = all(
+            _ENDPOINT.fullmatch(endpoint) and parse_address(endpoint, flag)[1] for endpoint in endpoints
+        )
+        if are_addresses and prefix:
             return EtcdUrl(endpoints, f"/{prefix}")
     raise UsageFault(f"{flag}: {text!r} names no store; {_ADVICE}")
 

@@ -94,9 +94,10 @@ def bindings(looking: LookingAtCoordinator) -> None:
 def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All = False) -> None:
     """List what shards are told and have not answered yet, and why; --all lists what is finished, too."""
     from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.cli.get.wanted import shard_id
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    request = pb.ListInstructionsRequest(shard_id=shard, include_finished=all_)
+    request = pb.ListInstructionsRequest(shard_id=shard_id(shard), include_finished=all_)
 
     def look() -> "Iterator[Record]":
         answer = asked(caller_of(looking), "ListInstructions", request, pb.ListInstructionsResponse)
@@ -109,13 +110,14 @@ def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All =
 def moves(looking: LookingAtCoordinator, shard: _Either = "") -> None:
     """List moves of machines between shards, finished ones and dry-run proposals included, and why they move."""
     from bigfleet.cli.get import coordinator_records as records
+    from bigfleet.cli.get.wanted import shard_id
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    request = pb.ListInstructionsRequest(include_finished=True)
+    request, wanted = pb.ListInstructionsRequest(include_finished=True), shard_id(shard)
 
     def look() -> "Iterator[Record]":
         answer = asked(caller_of(looking), "ListInstructions", request, pb.ListInstructionsResponse)
-        return records.move_records(answer, shard=shard)
+        return records.move_records(answer, shard=wanted)
 
     _show(look, records.MOVES, "move", looking)
 

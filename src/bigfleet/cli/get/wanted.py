@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.values import parse_address, parse_positive_duration_seconds
+from bigfleet.cli.values import address_text, parse_address, parse_positive_duration_seconds
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model.ids import identifier_fault
 from bigfleet.model.states import CapacityType, MachineState
@@ -26,7 +26,7 @@ def dialled(text: str, flag: str) -> str:
     if not port:
         raise UsageFault(f"{flag}: {text!r} names port 0, at which nobody can be called")
     host = "127.0.0.1" if text.startswith(":") else host
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_text(host, port)
 
 
 def output_form(text: str) -> str:
@@ -49,9 +49,18 @@ def watch_seconds(*, watch: bool, interval: str | None) -> float | None:
 
 def cluster_id(text: str) -> str:
     """Return a cluster id, "" for any cluster. Raises UsageFault for one that no cluster can have."""
+    return _identifier(text, "--cluster")
+
+
+def shard_id(text: str) -> str:
+    """Return a shard id, "" for any shard. Raises UsageFault for one that no shard can have."""
+    return _identifier(text, "--shard")
+
+
+def _identifier(text: str, flag: str) -> str:
     fault = identifier_fault(text) if text else None
     if fault is not None:
-        raise UsageFault(f"--cluster {fault}")
+        raise UsageFault(f"{flag} {fault}")
     return text
 
 

@@ -1,5 +1,5 @@
 """`bigfleet replay`: decides recorded cycles of a shard again, and shows whether and why they come to the same.
 
 `recorder` keeps the recorder of a running shard; `command` has the flags of the replay, `replaying` decides and
-compares, `changes` reads what is to be different, `tables` and `document` show it.
+compares, `single` makes one cycle a plan, `changes` reads what is to be different, `records` and `tables` show it.
 """

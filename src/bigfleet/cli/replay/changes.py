@@ -73,7 +73,7 @@ def _weight(text: str) -> tuple[str, float]:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        raise UsageFault(f"--weight: {name}: {value!r} is no number that is not negative")
+        raise UsageFault(f"--weight: {name}: {value!r} is no number that is not negative; write 0, 0.5 or 2")
     return name, number
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from bigfleet.cli.plan.planning import Difference, Plan
     from bigfleet.cli.replay.changes import Settings
-    from bigfleet.cli.replay.records import Record
     from bigfleet.cli.replay.replaying import Replayed
     from bigfleet.engine.explain import Explanation
     from bigfleet.shard.recording_reader import RecordedCycle
@@ -142,12 +141,18 @@ def _the_cycle(file: Path, number: int, epoch: int | None) -> "RecordedCycle":
 
 
 def _whereabouts(file: Path, numbers: list[int], epoch: int | None) -> str:
-    of_epoch = "" if epoch is None else f" of epoch {epoch}"
     if not numbers:
-        return f"{file} has no whole cycle{of_epoch}"
+        return f"{file}: {_nothing_text(epoch)}"
+    of_epoch = "" if epoch is None else f" of epoch {epoch}"
     return (
         f"{file} has cycles{of_epoch} from {min(numbers)} to {max(numbers)}; older ones may be in {file.name}.1 and on"
     )
+
+
+def _nothing_text(epoch: int | None) -> str:
+    if epoch is None:
+        return "no whole cycle to replay; wait until its shard has decided, or name an older file of it"
+    return f"no whole cycle of epoch {epoch} to replay; leave --epoch out to see which there are"
 
 
 # ---- all cycles --------------------------------------------------------------------------------------------------
@@ -160,7 +165,7 @@ def _replay_all(file: Path, epoch: int | None, settings: "Settings", engine: str
     replayed = (replayer.replay(recorded) for recorded in _cycles(file, epoch))
     shown = _write_json(replayed) if output == "json" else _write_table(replayed, settings)
     if shown is None:
-        raise UsageFault(f"{file}: no whole cycle{'' if epoch is None else f' of epoch {epoch}'} to replay")
+        raise UsageFault(f"{file}: {_nothing_text(epoch)}")
     return shown
 
 
@@ -191,13 +196,11 @@ def _write_table(replayed: "Iterator[Replayed]", settings: "Settings") -> bool |
     verdicts: list[tuple[int, Verdict]] = []
     missed = 0
     block: list[Replayed] = []
-    changed: list[Record] = []
+    changes: list[tuple[int, int]] = []
 
     def flush() -> None:
         if block:
-            records = [cycle_record(one) for one in block]
-            changed.extend(record for record in records if "what_if" in record)
-            table.write_block(records)
+            table.write_block([cycle_record(one) for one in block])
         for one in block:
             if one.difference:
                 tables.show_line(console, f"  cycle {one.recorded.cycle}: {one.difference}", "red")
@@ -215,6 +218,8 @@ def _write_table(replayed: "Iterator[Replayed]", settings: "Settings") -> bool |
             block.append(one)
             verdicts.append((one.recorded.cycle, one.verdict))
             missed += one.recorded.missed
+            if one.changed is not None:
+                changes.append((one.changed.added, one.changed.dropped))
             if len(block) == tables.BLOCK_MAX or not one.is_same:
                 flush()
     finally:
@@ -222,7 +227,7 @@ def _write_table(replayed: "Iterator[Replayed]", settings: "Settings") -> bool |
         if verdicts:
             tables.show_line(console, tables.verdict_text(verdicts, missed=missed))
         if settings and verdicts:
-            tables.show_line(console, tables.changed_text(changed))
+            tables.show_line(console, tables.changed_text(changes))
     return all(verdict is not Verdict.DIFFERENT for _cycle, verdict in verdicts) if verdicts else None
 
 
@@ -237,14 +242,14 @@ def _replay_one(
     engine: str,
     output: str,
 ) -> bool:
-    from bigfleet.cli.replay.replaying import Replayer
+    from bigfleet.cli.replay.replaying import Replayer, with_machines
     from bigfleet.cli.replay.single import difference_to, explained, plan_of
 
-    replayed = Replayer(engine).replay(recorded)
+    replayed = Replayer(engine).replay(with_machines(recorded))
     if replayed.decision is None:
         _show_one(replayed, None, None, None, settings, output)
         return replayed.is_same
-    base = plan_of(recorded, engine)
+    base = plan_of(replayed.recorded, replayed.decision)
     difference = difference_to(base, patches, settings, engine) if patches is not None or settings else None
     final = base if difference is None else difference.changed
     about = None if explain is None else explained(final, explain, base=base)

@@ -1,16 +1,14 @@
 """A replayed cycle as one record, for the table and for JSON alike. Nothing here decides or compares."""
 
-from typing import Any, Final
+from typing import Any
 
 from bigfleet.cli.get.records import time_text
 from bigfleet.cli.plan.document import plain
 from bigfleet.cli.replay.replaying import Replayed, cost_usd_per_hour, counts_of, machines_of
-from bigfleet.engine.decision import ActionKind
 from bigfleet.shard.recording_digest import digest_text
 from bigfleet.shard.recording_values import Outcome
 
 Record = dict[str, Any]
-KINDS: Final = tuple(ActionKind)
 
 
 def cycle_record(replayed: Replayed) -> Record:

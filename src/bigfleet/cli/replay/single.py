@@ -16,9 +16,9 @@ from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
 from bigfleet.cli.plan.patches import apply_patches
 from bigfleet.cli.plan.planning import Difference, Plan, PlanInput, decided_plan, difference_of
 from bigfleet.cli.replay.changes import Settings
-from bigfleet.cli.replay.replaying import new_engine, with_source
+from bigfleet.cli.replay.replaying import new_engine
 from bigfleet.engine.columnar.store import column_snapshot
-from bigfleet.engine.decision import Options
+from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.explain import Explanation
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
@@ -28,14 +28,10 @@ from bigfleet.shard.recording_reader import RecordedCycle
 _NAMED_MAX = 5
 
 
-def plan_of(recorded: RecordedCycle, engine: str) -> Plan:
-    """Return what the engine decides on the cycle as it was recorded. Raises what the engine raises.
-
-    Cost: an object per machine, some ten microseconds each.
-    """
-    view = with_source(recorded)
-    assert view.source is not None, "just made"
-    snapshot, options = view.source, recorded.options
+def plan_of(recorded: RecordedCycle, decision: Decision) -> Plan:
+    """Return a cycle `with_machines`, and what was decided on it now, as a plan."""
+    snapshot, options = recorded.view.source, recorded.options
+    assert snapshot is not None, "the caller has had the machines made"
     given = PlanInput(
         machines={
             machine_id: MachineGiven(
@@ -49,7 +45,6 @@ def plan_of(recorded: RecordedCycle, engine: str) -> Plan:
         needs=tuple(_named(recorded)),
         now_seconds=options.now_seconds,
     )
-    decision = new_engine(engine)(view, recorded.demand, options)
     return decided_plan(given, snapshot, recorded.demand, options, decision)
 
 

@@ -63,13 +63,12 @@ def verdict_text(verdicts: Sequence[tuple[int, Verdict]], *, missed: int) -> str
     return f"{told}: {some} DIFFERENT ({named}{rest}); --cycle {differing[0]} shows the decision."
 
 
-def changed_text(records: Sequence[Record]) -> str:
-    """Return one sentence about what changed settings change in all; the records have it."""
-    told = [record["what_if"] for record in records]
-    other = sum(bool(what_if["actions_added"] or what_if["actions_dropped"]) for what_if in told)
+def changed_text(changes: Sequence[tuple[int, int]]) -> str:
+    """Return one sentence about what changed settings change in all: of each cycle the actions added and dropped."""
+    other = sum(change != (0, 0) for change in changes)
     if not other:
         return "The change would have changed no action of any cycle."
-    added, dropped = (sum(what_if[name] for what_if in told) for name in ("actions_added", "actions_dropped"))
+    added, dropped = map(sum, zip(*changes, strict=True))
     return (
         f"The change would have changed {other:,} {'cycle' if other == 1 else 'cycles'}, each decided on what was "
         f"recorded: {added:,} actions only with it, {dropped:,} only without it."

@@ -4,6 +4,7 @@ Exit 0 when everything held, 1 for a violation or another course than the trace'
 print equal summaries; progress goes to standard error. It must never write a file that it was not told to write.
 """
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 FAULT_WORLD = "faults"
 SEEDS_MAX = 10_000_000
+_WHERE_CLOSED_LOOPS_ARE = f"beside {FAULT_WORLD}, scenarios are in tests/cases/sim of a checkout"
 
 app = typer.Typer(help="Run real code in a world of simulated time and faults.", no_args_is_help=True)
 
@@ -41,7 +43,14 @@ _Steps = Annotated[
         help="Length: ten virtual seconds with faults each, or cycles of a scenario; else as seed or file say.",
     ),
 ]
-_Jobs = Annotated[int, typer.Option("--jobs", min=1, max=256, help="Seeds that run at the same time.")]
+_FaultSteps = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, max=100_000, metavar="K", help="Length: ten virtual seconds with faults each."),
+]
+_Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, max=256, metavar="N", help="Of many seeds, so many at a time; 1 by default."),
+]
 _TraceOut = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace, for sim replay.")]
 _Timeline = Annotated[Path | None, typer.Option("--timeline", metavar="FILE", help="Write a page that shows the run.")]
 _For = Annotated[
@@ -62,18 +71,16 @@ def sim() -> None:
 @app.command("list")
 def list_scenarios() -> None:
     """Name what can be run, what may fail in it, and what must hold."""
-    from bigfleet.sim.closed_loop.scenario import ScenarioFault
-    from bigfleet.sim.closed_loop.scenarios import scenarios
     from bigfleet.sim.world.invariants import INVARIANTS
     from bigfleet.sim.world.liveness import CHECKS, L2_SENTENCE
     from bigfleet.sim.world.swarm import ALL_FAULTS
 
     typer.echo(f"{FAULT_WORLD}: one shard, its provider and its clusters under faults that the seed draws")
-    try:
-        for name in scenarios():
-            typer.echo(f"{name}: closed loop")
-    except ScenarioFault:
-        typer.echo("closed-loop scenarios: none here; they are in tests/cases/sim of a checkout")
+    closed_loops = _closed_loops()
+    for name in closed_loops:
+        typer.echo(f"{name}: closed loop")
+    if not closed_loops:
+        typer.echo(f"closed-loop scenarios: none here; {_WHERE_CLOSED_LOOPS_ARE}")
     typer.echo(f"\nfaults: {', '.join(ALL_FAULTS)}\n")
     sentences = [(each.name, each.sentence) for each in INVARIANTS]
     sentences += [(name, " ".join((check.__doc__ or "").split())) for name, check in CHECKS]
@@ -88,33 +95,39 @@ def run(
     seeds: _Seeds = None,
     duration: _For = None,
     steps: _Steps = None,
-    jobs: _Jobs = 1,
+    jobs: _Jobs = None,
     require_marks: _RequireMarks = False,
     trace: _TraceOut = None,
     page: _Timeline = None,
 ) -> None:
     """Run a scenario, or the fault world with one seed or with many."""
     first, is_many, writes = 1 if seed is None else seed, seeds is not None or duration is not None, trace or page
-    if scenario != FAULT_WORLD and (is_many or writes or require_marks):
-        raise UsageFault(
-            f"--seeds, --for, --require-marks, --trace and --timeline are for {FAULT_WORLD}, not for {scenario}"
-        )
+    of_many = require_marks or jobs is not None
+    if scenario != FAULT_WORLD:
+        _check_name(scenario)
+        if is_many or writes or of_many:
+            raise UsageFault(
+                f"--seeds, --for, --jobs, --require-marks, --trace and --timeline are for {FAULT_WORLD},"
+                f" not for {scenario}; leave them out"
+            )
     if seeds is not None and (seed is not None or duration is not None or writes):
         raise UsageFault("--seeds does not go with --seed, --for, --trace or --timeline; name one seed for those")
     if duration is not None and writes:
         raise UsageFault("--for does not go with --trace or --timeline; name one seed for those")
-    if require_marks and not is_many:
-        raise UsageFault("--require-marks is about many seeds: give --seeds or --for")
+    if of_many and not is_many:
+        raise UsageFault("--jobs and --require-marks are about many seeds: give --seeds or --for")
+    named = None if seeds is None else _range(seeds)
+    seconds = None if duration is None else parse_positive_duration_seconds(duration, "--for")
+    _check_writable(trace, page)
     _keep_kernels()
     if scenario != FAULT_WORLD:
         _run_scenario(scenario, first, steps)
-    elif seeds is not None:
-        _run_many(named := _range(seeds), steps, jobs, require_marks, known=len(named))
-    elif duration is not None:
+    elif named is not None:
+        _run_many(named, steps, jobs or 1, require_marks, known=len(named))
+    elif seconds is not None:
         from bigfleet.cli.runtime import SystemClock
 
-        seconds = parse_positive_duration_seconds(duration, "--for")
-        _run_many(_until(first, SystemClock(), seconds), steps, jobs, require_marks, known=None)
+        _run_many(_until(first, SystemClock(), seconds), steps, jobs or 1, require_marks, known=None)
     else:
         _run_one(first, steps, trace, page)
 
@@ -126,9 +139,9 @@ def _run_one(seed: int, steps: int | None, trace: Path | None, page: Path | None
 
     with _progress(f"seed {seed}", None):
         result = run_plan(plan_of(seed, steps))
-    _write(result, trace, page)
     for line in seed_lines(seed_run(result)):
         typer.echo(line)
+    _write(result, trace, page)
     if result.violations:
         raise typer.Exit(1)
 
@@ -147,13 +160,12 @@ def _run_many(seeds: Iterable[int], steps: int | None, jobs: int, require_marks:
     from bigfleet.cli.sim.seeds import Total, run_seeds
     from bigfleet.sim.world.marks import MARKS
 
-    total, hashes = Total(), list[str]()
+    total = Total()
     with _progress("seeds", known) as advance:
         for each in run_seeds(seeds, steps=steps, jobs=jobs):
             total.add(each)
-            hashes.append(each.trace_hash)
             advance()
-    for line in total_lines(total, iter(hashes), MARKS):
+    for line in total_lines(total, MARKS):
         typer.echo(line)
     if total.failures or (require_marks and not all(total.reached[mark] for mark in MARKS)):
         raise typer.Exit(1)
@@ -178,6 +190,8 @@ def _run_scenario(name: str, seed: int, cycles_max: int | None) -> None:
 @app.command()
 def replay(trace: _Trace) -> None:
     """Run a trace's plan again and say whether the course is the same, or where it first differs."""
+    from bigfleet.cli.sim.report import violation_lines
+    from bigfleet.cli.sim.seeds import seed_run
     from bigfleet.sim.world.traces import TraceFileFault, first_difference, read_trace
     from bigfleet.sim.world.world import run_plan
 
@@ -192,18 +206,20 @@ def replay(trace: _Trace) -> None:
     if difference is not None:
         for which, entry in zip(("the trace", "this run "), difference, strict=True):
             typer.echo(f"{which}: {entry.line if entry is not None else 'ends here'}")
-    for each in result.violations:
-        typer.echo(f"VIOLATION {each.invariant} at {each.at_nanos / 1e9:,.3f} s: {each.text}")
+    for line in violation_lines(seed_run(result)):
+        typer.echo(line)
     typer.echo(f"trace hash: {result.trace_hash}")
     if former.trace_hash != result.trace_hash:
         raise RunFault(f"the course differs from that of {trace}: the code or the program's libraries are others")
     typer.echo("the same course as in the trace")
+    if result.violations:
+        raise typer.Exit(1)
 
 
 @app.command()
 def shrink(
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="A seed that fails.")],
-    steps: _Steps = None,
+    steps: _FaultSteps = None,
     runs: Annotated[int, typer.Option("--runs", min=1, max=10_000, help="Runs that it may take.")] = 60,
     trace: _TraceOut = None,
     page: _Timeline = None,
@@ -213,6 +229,7 @@ def shrink(
     from bigfleet.cli.sim.seeds import plan_of, seed_run
     from bigfleet.sim.world.shrink import shrink as shrink_plan
 
+    _check_writable(trace, page)
     _keep_kernels()
     try:
         with _progress(f"shrinking seed {seed}", runs) as advance:
@@ -220,34 +237,84 @@ def shrink(
     except ValueError as fault:
         raise UsageFault(f"{fault}; name a seed that fails") from fault
     plan = result.plan
-    _write(result, trace, page)
     typer.echo(f"faults: {', '.join(plan.faults) or 'none'}")
     typer.echo(f"machines: {sum(pool.count for pool in plan.pools)} in {len(plan.pools)} pools")
     typer.echo(f"clusters: {', '.join('+'.join(kind.name for kind in kinds) for kinds in plan.clusters)}")
     for line in seed_lines(seed_run(result)):
         typer.echo(line)
+    _write(result, trace, page)
 
 
 def _write(result: "Result", trace: Path | None, page: Path | None) -> None:
     from bigfleet.sim.world.timeline import timeline
     from bigfleet.sim.world.traces import write_trace
 
-    try:
-        if trace is not None:
+    if trace is not None:
+        with _writing(trace):
             write_trace(trace, result)
-        if page is not None:
+    if page is not None:
+        with _writing(page):
             page.write_text(timeline(result), encoding="utf-8")
+
+
+def _check_writable(trace: Path | None, page: Path | None) -> None:
+    """Find out before a run that may take hours, not after it, that what it is to leave behind has no place.
+
+    Raises UsageFault. A file that is there is left as it is, and one that is not is not left behind.
+    """
+    if trace is not None and trace == page:
+        raise UsageFault(f"--trace and --timeline are both {trace}; name two files")
+    for path in (trace, page):
+        if path is None:
+            continue
+        with _writing(path):
+            if path.is_fifo() or path.is_char_device():  # whoever reads it would take it for the end
+                continue
+            file = Path(os.path.realpath(path))  # a link to nothing yet stays a link
+            is_new = not file.exists()
+            file.open("ab").close()
+            if is_new:
+                file.unlink()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tell a file that cannot be written in one line. Raises UsageFault."""
+    try:
+        yield
     except OSError as error:
-        raise UsageFault(f"{error.filename}: {error.strerror}; choose a file that can be written") from error
+        raise UsageFault(f"{path}: {error.strerror}; name a file that can be written") from error
+
+
+def _closed_loops() -> list[str]:
+    """Return the names of the closed-loop scenarios; none outside of a checkout."""
+    from bigfleet.sim.closed_loop.scenario import ScenarioFault
+    from bigfleet.sim.closed_loop.scenarios import scenarios
+
+    try:
+        return scenarios()
+    except ScenarioFault:
+        return []
+
+
+def _check_name(scenario: str) -> None:
+    """Raise UsageFault for a scenario that is not there, with those that are."""
+    known = _closed_loops()
+    if scenario not in known:
+        there_are = f"there are {', '.join([FAULT_WORLD, *known])}" if known else _WHERE_CLOSED_LOOPS_ARE
+        raise UsageFault(f"there is no scenario {scenario!r} here; {there_are}")
 
 
 def _range(text: str) -> range:
     first, dots, last = text.partition("..")
     if not (dots and first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and len(text) < 40):
         raise UsageFault(f"--seeds {text!r} is no range; write A..B, such as 1..200")
-    if not 0 < int(last) - int(first) + 1 <= SEEDS_MAX:
-        raise UsageFault(f"--seeds {text!r} names no seed, or more than {SEEDS_MAX:,}")
-    return range(int(first), int(last) + 1)
+    seeds = range(int(first), int(last) + 1)
+    if not seeds:
+        raise UsageFault(f"--seeds {text!r} names no seed; write the lower one first: {last}..{first}")
+    if int(last) - int(first) >= SEEDS_MAX:
+        raise UsageFault(f"--seeds {text!r} names more than {SEEDS_MAX:,} seeds; name fewer, or give --for")
+    return seeds
 
 
 def _keep_kernels() -> None:

@@ -1,9 +1,8 @@
-"""What `bigfleet sim` prints for people: one seed, many seeds, a scenario, the list of what can be run.
+"""What `bigfleet sim` prints of a run for people: one seed, many seeds, a closed-loop scenario.
 
 Plain lines; the last one of a run is `trace hash: <hex>`. Nothing here runs anything or decides what counts as failed.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,18 +25,20 @@ def seed_lines(run: SeedRun) -> Iterator[str]:
     yield f"actions: {_counted(run.actions)}"
     yield f"reached: {_counted(run.reached)}"
     if run.violations:
-        yield from _violations(run)
+        yield from violation_lines(run)
     else:
         yield "every invariant held"
     yield f"trace hash: {run.trace_hash}"
 
 
-def _violations(run: SeedRun) -> Iterator[str]:
-    for invariant, seconds, text in run.violations[:_SHOWN_MAX]:
-        yield f"VIOLATION {invariant} at {seconds:,.3f} s: {text}"
+def violation_lines(run: SeedRun) -> Iterator[str]:
+    """Yield the first broken invariants of a seed, each with its virtual time."""
+    yield from _first(
+        [f"VIOLATION {invariant} at {seconds:,.3f} s: {text}" for invariant, seconds, text in run.violations]
+    )
 
 
-def total_lines(total: Total, hashes: Iterator[str], marks: tuple[str, ...]) -> Iterator[str]:
+def total_lines(total: Total, marks: tuple[str, ...]) -> Iterator[str]:
     """Yield the summary of many seeds; the trace hash is one over all of theirs."""
     yield (
         f"{total.seeds:,} seeds, {total.simulated_seconds / 3600:,.1f} simulated hours, {total.cycles:,} cycles,"
@@ -55,8 +56,7 @@ def total_lines(total: Total, hashes: Iterator[str], marks: tuple[str, ...]) -> 
         yield f"VIOLATION {invariant} in seed {run.seed} at {seconds:,.3f} s: {text}"
         yield f"  again with: bigfleet sim run --seed {run.seed}"
     yield f"{total.failures:,} of {total.seeds:,} seeds failed" if total.failures else "every invariant held"
-    digest = hashlib.blake2b("\n".join(hashes).encode(), digest_size=16).hexdigest()
-    yield f"trace hash: {digest}"
+    yield f"trace hash: {total.trace_hash}"
 
 
 def outcome_lines(outcome: "Outcome") -> Iterator[str]:
@@ -66,8 +66,16 @@ def outcome_lines(outcome: "Outcome") -> Iterator[str]:
     for verdict in outcome.verdicts:
         arm = f"[{verdict.arm}] " if verdict.arm else ""
         yield f"  {'ok ' if verdict.is_met else 'NOT'} {arm}{verdict.text}: {verdict.value:g}"
-    yield from (f"  VIOLATION {violation}" for violation in outcome.violations[:_SHOWN_MAX])
+    if not outcome.verdicts:
+        yield "  not asked: what must hold, which is about the end of the whole scenario; leave out --steps for it"
+    yield from _first([f"  VIOLATION {violation}" for violation in outcome.violations])
     yield f"trace hash: {outcome.trace_hash}"
+
+
+def _first(lines: list[str]) -> Iterator[str]:
+    yield from lines[:_SHOWN_MAX]
+    if len(lines) > _SHOWN_MAX:
+        yield f"and {len(lines) - _SHOWN_MAX:,} more"
 
 
 def _counted(counts: Counter[str]) -> str:

@@ -4,6 +4,7 @@ One process per core, one world at a time in each; results come in the order of 
 by the kinds of things, not by the number of seeds. A seed must never give another result here than alone.
 """
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -47,9 +48,18 @@ class Total:
     failures: int = 0
     #: The first of them.
     failed: list[SeedRun] = field(default_factory=list)
+    _digest: hashlib.blake2b = field(init=False, default_factory=lambda: hashlib.blake2b(digest_size=16))
+
+    @property
+    def trace_hash(self) -> str:
+        """One hash over those of all seeds, in their order."""
+        return self._digest.hexdigest()
 
     def add(self, run: SeedRun) -> None:
         """Count a run."""
+        if self.seeds:
+            self._digest.update(b"\n")
+        self._digest.update(run.trace_hash.encode())
         self.seeds += 1
         self.simulated_seconds += run.simulated_seconds
         self.cycles += run.cycles

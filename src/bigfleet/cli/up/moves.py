@@ -12,6 +12,7 @@ from grpc import StatusCode, aio
 
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import Move, MoveState, moves_in
+from bigfleet.cli.up.observer import child_channel
 from bigfleet.model import labels
 from bigfleet.model.clock import Clock
 from bigfleet.rpc.gen import coordinator_pb2, coordinator_pb2_grpc
@@ -66,15 +67,7 @@ class CoordinatorWatch:
     def __init__(self, address: str, clock: Clock, *, moved_before: int = 0) -> None:
         """`moved_before` are the machines that former runs have seen move."""
         self._clock = clock
-        self._channel = aio.insecure_channel(
-            address,
-            options=(
-                # A child that is restarted answers within the second; waiting longer would only blind the view.
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 500),
-            ),
-        )
+        self._channel = child_channel(address)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.tally = MoveTally(moved_before=moved_before)
         #: Moves that are new or have got further, for somebody who tells them one by one; at most `MOVES_MAX`.

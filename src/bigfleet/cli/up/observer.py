@@ -229,22 +229,27 @@ class Watcher(Protocol):
         ...
 
 
+def child_channel(address: str) -> aio.Channel:
+    """Return a channel to a child process of this run."""
+    return aio.insecure_channel(
+        address,
+        options=(
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            # A child that is restarted answers within the second; waiting longer would only blind the view.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
+        ),
+    )
+
+
 class Observer:
     """Reads one shard; the last good answer is kept."""
 
     def __init__(self, shard_address: str, clusters: Sequence[str], clock: Clock) -> None:
         self._clock = clock
         self._clusters = tuple(clusters)
-        self._channel = aio.insecure_channel(
-            shard_address,
-            options=(
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-                # A child that is restarted answers within the second; waiting longer would only blind the view.
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 500),
-            ),
-        )
+        self._channel = child_channel(shard_address)
         self._stub = shardread_pb2_grpc.ShardReadStub(self._channel)
         self.figures = FleetFigures()
         self.actions = ActionTally()

@@ -44,7 +44,7 @@ PLAIN_LINE_SECONDS: Final = 5.0
 SCREENS_PER_SECOND: Final = 2
 SUMMARY_WIDTH: Final = 110
 OTHERS: Final = "the other shards load their engines …"
-#: Six reports of a shard are enough on any machine.
+#: Thirty reports of a shard are enough on any machine.
 ZONES_SECONDS_MAX: Final = 60.0
 ZONES_ASSIGNED: Final = "the coordinator gives each shard its zone …"
 #: Ends of sessions are told to a person by the view; dialling again is quick, as the shard is on this machine.
@@ -85,7 +85,7 @@ class _Parts:
     shard_metrics_ports: Mapping[str, int]
     #: How another terminal looks at the running fleet.
     look: str
-    stopwatch: "_Stopwatch"
+    stopwatch: _Stopwatch
 
 
 async def run_up(settings: UpSettings, console: Console) -> int:
@@ -263,7 +263,11 @@ async def _until_ready(parts: _Parts, console: Console, name: str, waiting: str)
 
 async def _get_zones(parts: _Parts, watch: CoordinatorWatch, console: Console) -> None:
     """Return once each shard that has its zone has read the machines in it; a run without them would begin starving."""
-    having = await watch.assign_zones(dict(zip(parts.settings.shard_ids, zones_of(parts.settings), strict=True)))
+    log = str(parts.state.logs / f"{COORDINATOR}.log")
+    try:
+        having = await watch.assign_zones(dict(zip(parts.settings.shard_ids, zones_of(parts.settings), strict=True)))
+    except RunFault as fault:
+        raise RunFault(f"{fault} (log: {log})") from fault
     started_seconds = parts.clock.monotonic_seconds()
 
     async def have_machines() -> bool:
@@ -273,7 +277,6 @@ async def _get_zones(parts: _Parts, watch: CoordinatorWatch, console: Console) -
             return True
         return parts.observer.answers and all(figures.shards[shard].machines for shard in having)
 
-    log = str(parts.state.logs / f"{COORDINATOR}.log")
     await until_ready(have_machines, parts.clock, console, log=log, waiting=ZONES_ASSIGNED)
 
 

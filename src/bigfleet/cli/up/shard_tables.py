@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -121,24 +121,11 @@ def move_line(move: Move) -> str:
     return f"move {move_words(move)}: {move.state.value}{f' ({move.reason})' if move.reason else ''}"
 
 
-class MovePanel:
-    """The newest moves, as many as the panel has lines."""
-
-    def __init__(self, moves: Sequence[Move]) -> None:
-        self._moves = moves
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield one line per move, newest first."""
-        table = Table.grid(padding=(0, 1), expand=True)
-        for _ in range(3):
-            table.add_column(no_wrap=True)
-        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        lines = max(1, options.height or 10)
-        for move in list(self._moves)[-lines:][::-1]:
-            table.add_row(
-                Text(move.state.value, style=_STATE_STYLES[move.state]),
-                f"{move.donor} → {move.recipient}",
-                f"{move.machines} {move.tier}",
-                Text(why_words(move), style="dim"),
-            )
-        yield table
+def move_cells(move: Move) -> tuple[Text, str, str, Text]:
+    """Return one move for a line of a panel."""
+    return (
+        Text(move.state.value, style=_STATE_STYLES[move.state]),
+        f"{move.donor} → {move.recipient}",
+        f"{move.machines} {move.tier}",
+        Text(why_words(move), style="dim"),
+    )

@@ -7,7 +7,7 @@ others counted and never waits for anything.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.layout import Layout
@@ -20,7 +20,7 @@ from bigfleet.cli.get.moves import Move
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text
 from bigfleet.cli.up.observer import LOST, RUNNING, FleetFigures, SeenAction, Watcher
 from bigfleet.cli.up.report import cluster_table, machine_table
-from bigfleet.cli.up.shard_tables import MovePanel, shard_table
+from bigfleet.cli.up.shard_tables import move_cells, shard_table
 from bigfleet.cli.up.supervisor import ChildStatus
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import UnmetReason
@@ -36,6 +36,8 @@ _MOVE_LINES_MIN: Final = 4
 _DECISION_LINES_MIN: Final = 3
 #: More would push what is amiss off the line; the ids are in the state directory, too.
 _CHILDREN_WITH_IDS_MAX: Final = 3
+
+T = TypeVar("T")
 
 #: What the engine's reasons say to a person (docs/spec/engine.md §11).
 _REASONS: Final[Mapping[str, str]] = {
@@ -139,7 +141,7 @@ class View:
         return [
             _cluster_panel(figures, cluster_rows),
             Layout(_panel(machine_table(figures), "machines"), size=_MACHINE_LINES),
-            Layout(_panel(_Decisions(self._observer), "last decisions")),
+            Layout(self._decision_panel()),
         ]
 
     def _shard_panels(self, status: Status, figures: FleetFigures, height: int) -> list[Layout]:
@@ -154,11 +156,14 @@ class View:
             _cluster_panel(figures, cluster_rows),
             *(machines if left >= _MACHINE_LINES else ()),
             Layout(
-                _panel(MovePanel(status.moves), f"moves: {figures.moved_machines} machines so far"),
+                _panel(_Newest(status.moves, move_cells), f"moves: {figures.moved_machines} machines so far"),
                 minimum_size=_MOVE_LINES_MIN,
             ),
-            Layout(_panel(_Decisions(self._observer), "last decisions"), minimum_size=_DECISION_LINES_MIN),
+            Layout(self._decision_panel(), minimum_size=_DECISION_LINES_MIN),
         ]
+
+    def _decision_panel(self) -> Panel:
+        return _panel(_Newest(self._observer.actions.recent, _decision_cells), "last decisions")
 
     def _header(self, status: Status) -> RenderableType:
         first = Text.assemble(
@@ -247,11 +252,13 @@ def short_words(figures: FleetFigures) -> str:
     return "; ".join(words)
 
 
-class _Decisions:
-    """The newest actions, as many as the panel has lines."""
+class _Newest(Generic[T]):
+    """The newest of some things, newest first, as many as the panel has lines."""
 
-    def __init__(self, observer: Watcher) -> None:
-        self._observer = observer
+    def __init__(self, things: Sequence[T], cells: Callable[[T], tuple[RenderableType, ...]]) -> None:
+        """`things` come oldest first; `cells` are the four of a line, of which the last takes what is left of it."""
+        self._things = things
+        self._cells = cells
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table.grid(padding=(0, 1), expand=True)
@@ -259,8 +266,8 @@ class _Decisions:
             table.add_column(no_wrap=True)
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         lines = max(1, options.height or 10)
-        for action in list(self._observer.actions.recent)[-lines:][::-1]:
-            table.add_row(*_decision_cells(action))
+        for thing in list(self._things)[-lines:][::-1]:
+            table.add_row(*self._cells(thing))
         yield table
 
 

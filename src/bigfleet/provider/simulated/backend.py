@@ -77,7 +77,7 @@ class SimulatedBackend:
         for count, machine_id in enumerate(cloud.machine_ids(), 1):
             host, slot = cloud.host(machine_id), slots.get(machine_id) or cloud.made(machine_id)
             if host is not None and slot is not None:
-                facts.append(_existing(slot, host))
+                facts.append(ExistingHost.of(slot, host_ref=host.ref, node_name=_node_name(host)))
             await self._breathe(count)
         # The first pass is whole and good: a fleet with a bad one would not start at all.
         if number and cloud.inventory_fault("inventory_partial", "", number):
@@ -250,20 +250,3 @@ def _broken_half_way(facts: Sequence[Slot]) -> Iterator[Slot]:
 
 def _node_name(host: SimulatedHost) -> str:
     return f"node-{host.ref}"
-
-
-def _existing(slot: Slot, host: SimulatedHost) -> ExistingHost:
-    return ExistingHost(
-        id=slot.id,
-        instance_type=slot.instance_type,
-        zone=slot.zone,
-        capacity_type=slot.capacity_type,
-        resources=slot.resources,
-        allocatable=slot.allocatable,
-        labels=slot.labels,
-        price_usd_per_hour=slot.price_usd_per_hour,
-        interruption_probability=slot.interruption_probability,
-        fixed=slot.fixed,
-        host_ref=host.ref,
-        node_name=_node_name(host),
-    )

@@ -5,7 +5,7 @@ the operator's own. It tells the shard what the cluster sees of its nodes. It mu
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from bigfleet.model import frames
@@ -39,7 +39,6 @@ class ClusterOperator:
         self.templates: dict[tuple[str, int], Template] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
         self._stamp_nanos = 0
-        self.verdict: frames.NeedStatusUpdate | None = None
         settings = SessionSettings(
             rollup_interval_seconds=rollup_interval_seconds, rollup_gap_seconds=ROLLUP_GAP_SECONDS
         )
@@ -53,15 +52,6 @@ class ClusterOperator:
             for task in self._draining.values():
                 task.cancel()
             await asyncio.gather(*self._draining.values(), return_exceptions=True)
-
-    @property
-    def demand(self) -> Mapping[str, int]:
-        """Milli-units that all pods together ask for, by resource."""
-        total: dict[str, int] = {}
-        for need in self._builder.rows():
-            for name, milli in need.aggregate.items():
-                total[name] = total.get(name, 0) + milli
-        return total
 
     # ---- what happens in the cluster -----------------------------------------------------------------------------
 
@@ -128,8 +118,7 @@ class ClusterOperator:
         """Nothing in a simulated cluster acts on a hint."""
 
     def need_status(self, update: frames.NeedStatusUpdate) -> None:
-        """Keep the verdict."""
-        self.verdict = update
+        """Nothing hangs on it: pods wait until there is a node."""
 
     def drain_started(self, drain: Drain) -> None:
         """Cordon the node and evict its pods; a machine without a node here is told as not found at once."""

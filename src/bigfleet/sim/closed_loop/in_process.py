@@ -60,8 +60,6 @@ class KitProvider:
         self.is_cut = False
         #: Mutating calls that reached the provider.
         self.calls = 0
-        #: Refusals because of an older token.
-        self.fenced = 0
 
     async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
         """Give a slot a host."""
@@ -118,7 +116,6 @@ class KitProvider:
         try:
             ack = await call()
         except Refused as refused:
-            self.fenced += refused.code is Code.FAILED_PRECONDITION
             raise _refusal(refused) from refused
         await self._cross()
         return TransitionAck(operation_id=ack.operation_id, record=Record(ack.record.machine, ack.record.metadata))

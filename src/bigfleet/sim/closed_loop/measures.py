@@ -6,7 +6,6 @@ runs. Nothing here may reach into the world.
 """
 
 import gc
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -234,11 +233,6 @@ class Watch:
         )
         decisions = " | ".join(self._decisions) or "no process"
         return f"{world.cycle}: {states}; {bound}/{pods} pods bound; short of {short or 'nothing'}; {decisions}"
-
-    @property
-    def trace_hash(self) -> str:
-        """SHA-256 over the journal."""
-        return hashlib.sha256("\n".join(self.journal).encode()).hexdigest()
 
     # ---- afterwards ----------------------------------------------------------------------------------------------
 

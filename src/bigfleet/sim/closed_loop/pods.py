@@ -8,7 +8,7 @@ than the workloads say.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bigfleet.engine.matching import matches
 from bigfleet.model.machine import Machine
@@ -270,13 +270,4 @@ def _victims(node: Node, template: Template) -> list[Pod] | None:
 
 
 def _request_of(pod: Pod) -> CapacityRequest:
-    request = pod.template.request
-    return CapacityRequest(
-        id=pod.id,
-        resources=request.resources,
-        requirements=request.requirements,
-        priority=request.priority,
-        interruption_bucket=request.interruption_bucket,
-        reclamation_bucket=request.reclamation_bucket,
-        co_location=request.co_location,
-    )
+    return replace(pod.template.request, id=pod.id)

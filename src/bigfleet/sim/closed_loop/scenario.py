@@ -4,6 +4,7 @@ docs/spec/simulation.md, "Closed-loop scenarios". A file is YAML; an unknown key
 that nothing carries are refused with file and place. Nothing here may run anything, or be read and then ignored.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -202,16 +203,8 @@ class Event(_Section, frozen=True, kw_only=True):
         return [name for name in _EVENT_KINDS if getattr(self, name) is not None]
 
 
-_EVENT_KINDS: Final = (
-    "resize",
-    "random_resize",
-    "lose",
-    "fail",
-    "shard_dies_for_cycles",
-    "zombie_for_cycles",
-    "coordinator_gone_for_cycles",
-    "store_cut_for_cycles",
-)
+#: Everything of an event but when it happens.
+_EVENT_KINDS: Final = tuple(name for name in Event.__struct_fields__ if name not in ("at", "every"))
 #: Of the coordinator: without one they cannot happen.
 COORDINATOR_EVENTS: Final = frozenset({"coordinator_gone_for_cycles", "store_cut_for_cycles"})
 
@@ -280,7 +273,6 @@ MEASURED: Final[Mapping[Measure, frozenset[str]]] = {
     Measure.GROWTH_PERCENT: frozenset(),
 }
 KINDS: Final = ("bootstrap", "provision", "reclaim", "preempt", "delete")
-_CALLS: Final = ("create", "configure", "drain", "delete")
 
 
 class Expectation(_Section, frozen=True, kw_only=True):
@@ -401,8 +393,8 @@ def _head_faults(scenario: Scenario) -> Iterator[str]:
         yield f"$.clusters: {len(scenario.clusters)} names, from 1 to {CLUSTERS_MAX} are wanted"
     if len(set(scenario.clusters)) < len(scenario.clusters) or EACH in scenario.clusters or "" in scenario.clusters:
         yield f"$.clusters: names must differ from each other, from {EACH!r} and from nothing"
-    if scenario.cycle_seconds <= 0:
-        yield f"$.cycle_seconds: {scenario.cycle_seconds:g} is not above 0"
+    if not 0 < scenario.cycle_seconds < math.inf:
+        yield f"$.cycle_seconds: {scenario.cycle_seconds:g} is not above 0, or has no end"
     if not 0 <= scenario.reclaim_cap <= 1:
         yield f"$.reclaim_cap: {scenario.reclaim_cap:g} is not from 0 to 1"
     if not scenario.must_hold:
@@ -437,7 +429,10 @@ def _crash_faults(scenario: Scenario, crashes: Crashes, place: str) -> Iterator[
             yield f"{place}.processes: there is no process {process!r}"
     if not 0 <= crashes.from_second <= crashes.to_second or min(crashes.every_seconds, crashes.down_seconds) <= 0:
         yield f"{place}: from_second must not be above to_second, nor every_seconds or down_seconds 0"
-    elif len(crashes.arms()) > CRASHES_MAX:
+    # The first before the arms are made: there may be too many to make.
+    elif (crashes.to_second - crashes.from_second) / crashes.every_seconds > CRASHES_MAX or (
+        len(crashes.arms()) > CRASHES_MAX
+    ):
         yield f"{place}: these are more than {CRASHES_MAX} arms"
 
 
@@ -488,8 +483,23 @@ def _event_faults(scenario: Scenario, event: Event, place: str) -> Iterator[str]
         yield f"{place}.{event.kinds[0]}: there is no coordinator; say coordinator: true"
     if event.zombie_for_cycles is not None and scenario.coordinator:
         yield f"{place}.zombie_for_cycles: with a coordinator a shard has a file, which no second process can open"
-    if event.fail is not None and event.fail.call not in _CALLS:
-        yield f"{place}.fail.call: {event.fail.call!r} is none of {', '.join(_CALLS)}"
+    if event.fail is not None and event.fail.call not in Takes.__struct_fields__:
+        yield f"{place}.fail.call: {event.fail.call!r} is none of {', '.join(Takes.__struct_fields__)}"
+    yield from _count_faults(event, place)
+
+
+def _count_faults(event: Event, place: str) -> Iterator[str]:
+    """Yield the numbers of an event with which nothing would happen, or nothing would end."""
+    if event.resize is not None and not 0 <= event.resize.pods <= PODS_MAX:
+        yield f"{place}.resize.pods: {event.resize.pods} is not from 0 to {PODS_MAX}"
+    if event.lose is not None and event.lose.machines < 1:
+        yield f"{place}.lose.machines: {event.lose.machines} is not above 0"
+    if event.fail is not None and not 1 <= event.fail.calls <= MACHINES_MAX:
+        yield f"{place}.fail.calls: {event.fail.calls} is not from 1 to {MACHINES_MAX}"
+    for name in event.kinds:
+        cycles = getattr(event, name)
+        if name.endswith("_for_cycles") and cycles < 1:
+            yield f"{place}.{name}: {cycles} is not above 0"
 
 
 def _expectation_faults(scenario: Scenario, expectation: Expectation, place: str) -> Iterator[str]:
@@ -500,6 +510,8 @@ def _expectation_faults(scenario: Scenario, expectation: Expectation, place: str
         yield f"{place}: {expectation.measure.value} cannot be narrowed by {', '.join(sorted(unknown))}"
     if expectation.measure is Measure.SHORTFALL and not expectation.resource:
         yield f"{place}.resource: a shortfall is one of a resource"
+    if expectation.measure is Measure.GROWTH_PERCENT and scenario.cycles < 2:
+        yield f"{place}: growth is from the middle to the end, of 2 cycles at least"
     if expectation.state and expectation.state.upper() not in MachineState.__members__:
         yield f"{place}.state: there is no state {expectation.state!r}"
     if expectation.kind and expectation.kind not in KINDS:

@@ -12,7 +12,8 @@ from typing import Final
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.machine import Machine
-from bigfleet.provider.backend import ExistingHost, Feed, Found, FoundKind, Host, Limits, MachineView, Op, Slot
+from bigfleet.provider.backend import ExistingHost, Feed, Found, Host, Limits, MachineView, Op, Slot
+from bigfleet.provider.fake import found_in_memory
 from bigfleet.provider.kinds import Kind
 from bigfleet.sim.closed_loop.scenario import Takes
 
@@ -59,7 +60,8 @@ class Substrate:
 
     async def inventory(self) -> Sequence[Slot]:
         """Return every slot, and the host of those that have one."""
-        return [*self.slots.values(), *(_existing(self.slots[i], ref) for i, ref in sorted(self.hosts.items()))]
+        hosts = (ExistingHost.of(self.slots[i], host_ref=ref) for i, ref in sorted(self.hosts.items()))
+        return [*self.slots.values(), *hosts]
 
     async def _begin(self, op: Op) -> None:
         self.calls[op.kind.value] += 1
@@ -99,14 +101,7 @@ class Substrate:
 
     async def adopt(self, machine: MachineView) -> Found:
         """Say what is there: a host that serves, a clean one, or none."""
-        ref = self.hosts.get(machine.id)
-        if ref is None:
-            return Found(kind=FoundKind.NO_HOST)
-        cluster = self.clusters.get(machine.id)
-        if cluster is None:
-            return Found(kind=FoundKind.CLEAN, host=Host(ref=ref))
-        kind = FoundKind.SERVING if cluster == machine.cluster else FoundKind.DIRTY
-        return Found(kind=kind, host=Host(ref=ref))
+        return found_in_memory(machine, self.hosts, self.clusters)
 
     async def feed(self, feed: Feed) -> None:
         """Push losses for as long as the provider runs."""
@@ -124,19 +119,3 @@ class Substrate:
         cluster = self.clusters.pop(machine_id, None)
         if cluster is not None:
             self._left(machine_id, cluster)
-
-
-def _existing(slot: Slot, ref: str) -> ExistingHost:
-    return ExistingHost(
-        id=slot.id,
-        instance_type=slot.instance_type,
-        zone=slot.zone,
-        capacity_type=slot.capacity_type,
-        resources=slot.resources,
-        allocatable=slot.allocatable,
-        labels=slot.labels,
-        price_usd_per_hour=slot.price_usd_per_hour,
-        interruption_probability=slot.interruption_probability,
-        fixed=slot.fixed,
-        host_ref=ref,
-    )

@@ -6,7 +6,6 @@ cycles has ended when it ends. It measures nothing and must never touch what the
 """
 
 import asyncio
-import random  # noqa: TID251 - every stream is seeded
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -35,6 +34,7 @@ from bigfleet.sim.closed_loop.pods import Template
 from bigfleet.sim.closed_loop.scenario import COORDINATOR, Crash, Event, Home, Scenario, Takes
 from bigfleet.sim.closed_loop.stock import Stocked, clusters_of, stamps_of, stocked, templates_of
 from bigfleet.sim.closed_loop.substrate import Substrate
+from bigfleet.sim.kernel.streams import seeded
 from bigfleet.sim.testkit import SeededIds, make_core
 from bigfleet.sim.virtual_time import LoopClock
 
@@ -121,7 +121,7 @@ class World:
         self._make_shard = make_shard
         self._ids = SeededIds(seed % _IDS_SEEDS)
         self._seed = seed
-        self._draws = self._rng("events")
+        self._draws = seeded(f"{seed}/events")
         self.stock = {each.slot.id: each for each in stocked(scenario)}
         self.templates: dict[tuple[str, int], Template] = {}
         for workload in scenario.workloads:
@@ -141,16 +141,13 @@ class World:
             incremental_reconcile=scenario.incremental_reconcile,
         )
 
-    def _rng(self, stream: str) -> random.Random:
-        return random.Random(f"{self._seed}/{stream}")  # noqa: S311 - a simulation, no secret
-
     def _operator(self, name: str) -> ClusterOperator:
         interval_seconds = _SELDOM_SECONDS if self.scenario.rotating_reports else self.scenario.cycle_seconds
         return ClusterOperator(
             cluster=ClusterId(name),
             dialer=LocalDialer(partial(self._serving, name), self._heard, self.clock),
             clock=self.clock,
-            rng=self._rng(f"operator/{name}"),
+            rng=seeded(f"{self._seed}/operator/{name}"),
             rollup_interval_seconds=interval_seconds,
         )
 
@@ -190,6 +187,7 @@ class World:
         crashing = asyncio.create_task(self._crash_once())
         try:
             yield self
+            _raise_fault_of(crashing)
         finally:
             crashing.cancel()
             for process in list(self.processes):
@@ -198,10 +196,12 @@ class World:
                 self.coordinator.stop()
             for task in sessions:
                 task.cancel()
-            _done, stuck = await asyncio.wait(sessions, timeout=_STOP_SECONDS_MAX)
+            ended, stuck = await asyncio.wait(sessions, timeout=_STOP_SECONDS_MAX)
             await self.core.stop()
             if stuck:
                 raise RuntimeError(f"{len(stuck)} operators did not stop in {_STOP_SECONDS_MAX:g} s when told to")
+            for task in ended:
+                _raise_fault_of(task)
 
     async def _hand_out_zones(self) -> None:
         """Let the coordinator give each of several shards its zones, and wait until all know of it."""
@@ -264,6 +264,7 @@ class World:
         """End a process at once: what it has in flight gets no answer, and no answer of it arrives."""
         process.provider.is_cut = True
         for task in process.tasks:
+            _raise_fault_of(task)
             task.cancel()
         process.shard.stop_sessions()
         if process.file is not None:
@@ -401,3 +402,9 @@ class World:
         await self._start_process(old.name)
         for session in old.shard.sessions:
             old.shard.sessions.close(session, CloseReason.GONE)
+
+
+def _raise_fault_of(task: asyncio.Task[None]) -> None:
+    """Raise what ended a task, so that no run goes on, or ends well, without a part of its world."""
+    if task.done() and not task.cancelled():
+        task.result()

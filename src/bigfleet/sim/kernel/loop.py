@@ -14,9 +14,8 @@ import math
 import sys
 import warnings
 from asyncio import events
-from collections.abc import Callable, Coroutine
-from random import Random  # noqa: TID251 - a type; the instance is handed in
-from typing import Any, TypeVar, TypeVarTuple
+from collections.abc import Callable, Coroutine, MutableSequence
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.sim.kernel.processes import CURRENT, Process
@@ -34,13 +33,16 @@ class Livelock(RuntimeError):
     """Tasks wake each other without end, and time does not move."""
 
 
-class _Task(asyncio.Task[Any]):
-    """A task that hashes by its number."""
+class Scheduler(Protocol):
+    """The part of `random.Random` that draws the ready order; an instance is handed in, seeded by the caller."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], number: int, **settings: Any) -> None:
-        # Before the task is known to anybody who may hash it.
-        self._number = number
-        super().__init__(coroutine, **settings)
+    def shuffle(self, x: MutableSequence[Any], /) -> None: ...
+
+
+class _Numbered:
+    """Hashes by its number, which is set before anybody may hash it."""
+
+    _number: int
 
     def __hash__(self) -> int:
         return self._number
@@ -49,18 +51,20 @@ class _Task(asyncio.Task[Any]):
         return self is other
 
 
-class _Future(asyncio.Future[Any]):
-    """A future that hashes by its number."""
+class _Task(_Numbered, asyncio.Task[Any]):
+    """A task of the loop."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], number: int, **settings: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **settings)
+
+
+class _Future(_Numbered, asyncio.Future[Any]):
+    """A future of the loop."""
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self._number = number
         super().__init__(loop=loop)
-
-    def __hash__(self) -> int:
-        return self._number
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
 
 _Ready = tuple[asyncio.Handle, Process | None]
@@ -69,7 +73,7 @@ _Ready = tuple[asyncio.Handle, Process | None]
 class KernelLoop(asyncio.AbstractEventLoop):
     """An asyncio loop on virtual nanoseconds from 0 on."""
 
-    def __init__(self, scheduler: Random) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.now_nanos = 0
         #: Callbacks that have run.
         self.steps = 0
@@ -252,10 +256,9 @@ class KernelClock:
         await asyncio.sleep(max(seconds, 0.0))  # noqa: TID251 - this is the clock that others take
 
 
-def run_kernel(main: Callable[[KernelLoop], Coroutine[Any, Any, T]], scheduler: Random) -> T:
+def run_kernel(main: Callable[[KernelLoop], Coroutine[Any, Any, T]], scheduler: Scheduler) -> T:
     """Run `main(loop)` to its end on a fresh loop and return its result; whatever still runs is dropped."""
-    # What is left abstract are sockets, processes and signals, and those have no place here.
-    loop = KernelLoop(scheduler)  # type: ignore[abstract]
+    loop = KernelLoop(scheduler)  # type: ignore[abstract] # left so: sockets, processes, signals; none has a place here
     collecting = gc.isenabled()
     # A collection in the middle would end what the dead left behind, at a moment that differs between processes.
     gc.disable()

@@ -9,10 +9,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from random import Random  # noqa: TID251 - a type; the instance is handed in
 from typing import Any, Generic, TypeVar
 
 from bigfleet.model.clock import Clock
+from bigfleet.model.ids import Rng
 from bigfleet.sim.kernel.processes import Process
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Link:
 class Network:
     """All links of the world, made when they are first used."""
 
-    def __init__(self, clock: Clock, rng: Random) -> None:
+    def __init__(self, clock: Clock, rng: Rng) -> None:
         self.clock = clock
         self._rng = rng
         self._links: dict[tuple[str, str], Link] = {}

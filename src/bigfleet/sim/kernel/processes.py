@@ -8,7 +8,7 @@ of it. A process must never be brought back to life: a restart is another proces
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -53,9 +53,7 @@ class Process:
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str = "") -> "asyncio.Task[T]":
         """Start a task of this process, whoever asks for it. A dead one never runs it."""
-        context = copy_context()
-        context.run(CURRENT.set, self)
-        return asyncio.get_running_loop().create_task(coroutine, name=name or None, context=context)
+        return asyncio.get_running_loop().create_task(coroutine, name=name or None, context=self._context())
 
     def adopt(self, task: "asyncio.Task[Any]") -> None:
         """Keep a task that was made in this process."""
@@ -99,10 +97,12 @@ class Process:
         loop = asyncio.get_running_loop()
         for handle in parked:
             # A handle runs in its own context, whoever starts it.
-            copy = _Again(handle)
-            context = copy_context()
-            context.run(CURRENT.set, self)
-            loop.call_soon(copy, context=context)
+            loop.call_soon(_Again(handle), context=self._context())
+
+    def _context(self) -> Context:
+        context = copy_context()
+        context.run(CURRENT.set, self)
+        return context
 
 
 class _Again:

@@ -9,6 +9,11 @@ import itertools
 import random  # noqa: TID251 - every generator is seeded from the root seed
 
 
+def seeded(seed: int | str) -> random.Random:
+    """Return a generator of its own; equal seeds draw equally in every process."""
+    return random.Random(seed)  # noqa: S311 - draws of a simulation are to be repeated, none keeps a secret
+
+
 class Streams:
     """All streams of one seed."""
 
@@ -21,7 +26,7 @@ class Streams:
         stream = self._streams.get(purpose)
         if stream is None:
             digest = hashlib.blake2b(f"{self.seed}\x1f{purpose}".encode(), digest_size=16).digest()
-            stream = self._streams[purpose] = random.Random(int.from_bytes(digest, "big"))  # noqa: S311 - no secrets
+            stream = self._streams[purpose] = seeded(int.from_bytes(digest, "big"))
         return stream
 
     def ids(self, owner: str) -> "SeededIds":

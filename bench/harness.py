@@ -5,6 +5,7 @@ an empty inventory proves nothing. Absolute times belong to the machine; compare
 kept as is in `bench.record`. Nothing here may choose a target: it stands beside the benchmark's definition.
 """
 
+import gc
 import hashlib
 import statistics
 import time
@@ -149,18 +150,27 @@ def measure(benchmark: Benchmark) -> Figures:
 
 
 def _timed(name: str, repeated: Repeated) -> tuple[list[float], str]:
-    """Return the times of the runs after the warm-ups, milliseconds, and the one checksum of all results."""
+    """Return the times of the runs after the warm-ups, milliseconds, and the one checksum of all results.
+
+    What benchmarks before it have left behind is not looked through meanwhile: the processes of a shard and of a
+    coordinator look for garbage when it is worth the pause, never because an object is made (docs/adr/0115).
+    """
     work = repeated.work
-    for _ in range(WARM_UPS):
-        repeated.before()
-        work()
     times_ms, checksums = [], set()
-    for _ in range(RUNS):
-        repeated.before()
-        started = time.perf_counter()
-        result = work()
-        times_ms.append((time.perf_counter() - started) * 1000)
-        checksums.add(hashlib.sha256(repr(result).encode()).hexdigest()[:12])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(WARM_UPS):
+            repeated.before()
+            work()
+        for _ in range(RUNS):
+            repeated.before()
+            started = time.perf_counter()
+            result = work()
+            times_ms.append((time.perf_counter() - started) * 1000)
+            checksums.add(hashlib.sha256(repr(result).encode()).hexdigest()[:12])
+    finally:
+        gc.enable()
     assert len(checksums) == 1, f"{name} computed different things in {RUNS} runs"
     return times_ms, checksums.pop()
 

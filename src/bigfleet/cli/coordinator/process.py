@@ -12,6 +12,7 @@ import structlog
 from grpc import aio
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
+from bigfleet.cli import interpreter
 from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl, open_store
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.runtime import SystemClock, serve_http, stop_on_signals
@@ -56,6 +57,7 @@ class CoordinatorPlace:
 async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettings) -> int:
     """Run the replica until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
+    interpreter.settle()
     stop = stop_on_signals()
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -119,12 +121,14 @@ def _grpc_server(
 async def _run_until(stop: asyncio.Event, replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
     running = asyncio.create_task(replica.run(), name="replica")
     telling = asyncio.create_task(_tell_health(replica, server, clock), name="health")
+    collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     await server.stop(CALL_GRACE_SECONDS)
-    for task in (running, telling, stopping):
+    tasks = (running, telling, collecting, stopping)
+    for task in tasks:
         task.cancel()
-    failure, *_ = await asyncio.gather(running, telling, stopping, return_exceptions=True)
+    failure, *_ = await asyncio.gather(*tasks, return_exceptions=True)
     if isinstance(failure, Exception):
         raise RunFault(f"the coordinator stopped by itself: {failure}") from failure
 

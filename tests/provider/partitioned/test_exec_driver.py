@@ -158,6 +158,7 @@ async def settled(provider: Provider, machine_id: str) -> Machine:
 
 
 async def test_a_provider_over_a_program_succeeds_retries_fails_and_times_out(folder: Path) -> None:
+    before = asyncio.all_tasks()
     (folder / "inventory.out").write_text('{"instances": []}')
     body = document({"n": node("g")})
     provider = Provider(body, driver=driver_in(folder), transition_timeout_seconds=4.0)
@@ -186,3 +187,6 @@ async def test_a_provider_over_a_program_succeeds_retries_fails_and_times_out(fo
     # All three keep their room.
     assert await provider.ids(MachineState.SPECULATIVE) == [names[3]]
     await provider.core.stop()
+    # What the deadline left behind kills its program and waits for its end: no loop may close before.
+    if left := asyncio.all_tasks() - before:
+        await asyncio.wait(left)

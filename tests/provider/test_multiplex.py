@@ -59,16 +59,7 @@ class Bare:
         slot = fake_slot(0, id="bare/0")
         yield slot
         if self.created:
-            yield ExistingHost(
-                id=slot.id,
-                instance_type=slot.instance_type,
-                zone=slot.zone,
-                capacity_type=slot.capacity_type,
-                resources=slot.resources,
-                allocatable=slot.allocatable,
-                price_usd_per_hour=slot.price_usd_per_hour,
-                host_ref="bare-host",
-            )
+            yield ExistingHost.of(slot, host_ref="bare-host")
 
     def create(self, machine: MachineView, op: Op) -> Host:
         self.created.add(machine.id)

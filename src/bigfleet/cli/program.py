@@ -33,6 +33,12 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
         sys.exit(fault.exit_code)
     except typer.TyperException as fault:
         _fail_usage(fault, name)
+    except UnicodeEncodeError as error:
+        # An argument may be any bytes; messages, logs and our own output hold text alone.
+        if not any("\udc80" <= char <= "\udcff" for char in error.object):
+            raise
+        typer.echo(f"{name}: {error.object!r} is no UTF-8; names must be", err=True)
+        sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -4,7 +4,6 @@ Exit 0 when it was done, or was so already; 1 when the coordinator cannot be rea
 Nothing here asks back: what cannot be undone wants its own flag.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -48,12 +47,8 @@ def assign_domain(calling: AskingCoordinator, domain: _Domain, shard: _Shard) ->
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
     key, value = _pair(domain)
-    _call(
-        calling,
-        "AssignDomain",
-        lambda: pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=shard),
-        pb.AssignDomainResponse,
-    )
+    request = pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=shard)
+    _call(calling, "AssignDomain", request, pb.AssignDomainResponse)
     typer.echo(f"{domain} is assigned to {shard}")
 
 
@@ -64,12 +59,8 @@ def unassign_domain(calling: AskingCoordinator, domain: _Domain) -> None:
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
     key, value = _pair(domain)
-    _call(
-        calling,
-        "UnassignDomain",
-        lambda: pb.UnassignDomainRequest(topology_key=key, topology_value=value),
-        pb.UnassignDomainResponse,
-    )
+    request = pb.UnassignDomainRequest(topology_key=key, topology_value=value)
+    _call(calling, "UnassignDomain", request, pb.UnassignDomainResponse)
     typer.echo(f"{domain} is being released; bigfleet get domains lists it until its shard has left it")
 
 
@@ -79,7 +70,8 @@ def remove_shard(calling: AskingCoordinator, shard: _Shard, force: _Force = Fals
     """Remove a shard that is gone for good, with its clusters, domains and quotas."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    _call(calling, "RemoveShard", lambda: pb.RemoveShardRequest(shard_id=shard, force=force), pb.RemoveShardResponse)
+    request = pb.RemoveShardRequest(shard_id=shard, force=force)
+    _call(calling, "RemoveShard", request, pb.RemoveShardResponse)
     typer.echo(f"{shard} is removed")
 
 
@@ -93,12 +85,8 @@ def bind_cluster(
     """Bind a cluster to a shard, before or in place of its first report; only removing the shard undoes it."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    _call(
-        calling,
-        "BindCluster",
-        lambda: pb.BindClusterRequest(cluster_id=cluster, shard_id=shard),
-        pb.BindClusterResponse,
-    )
+    request = pb.BindClusterRequest(cluster_id=cluster, shard_id=shard)
+    _call(calling, "BindCluster", request, pb.BindClusterResponse)
     typer.echo(f"{cluster} is bound to {shard}")
 
 
@@ -113,13 +101,8 @@ def set_quota(
     """Divide a provider's slots in one region among shards; what is not named has none."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    per_shard = _slots_of(slots or [])
-
-    def request() -> pb.SetQuotaRequest:
-        allocation = pb.QuotaAllocation(provider=provider, region=region, per_shard=per_shard)
-        return pb.SetQuotaRequest(allocation=allocation)
-
-    _call(calling, "SetQuota", request, pb.SetQuotaResponse)
+    allocation = pb.QuotaAllocation(provider=provider, region=region, per_shard=_slots_of(slots or []))
+    _call(calling, "SetQuota", pb.SetQuotaRequest(allocation=allocation), pb.SetQuotaResponse)
     typer.echo(f"the quota of {provider} in {region} is {'set' if slots else 'deleted'}")
 
 
@@ -136,22 +119,15 @@ def set_provider(
     """Say where a provider listens, so that its slots are counted when they move between shards."""
     from bigfleet.rpc.gen import coordinator_pb2 as pb
 
-    def request() -> pb.UpsertProviderRequest:
-        return pb.UpsertProviderRequest(provider=pb.ProviderEntry(name=name, address=address, region=region))
-
-    _call(calling, "UpsertProvider", request, pb.UpsertProviderResponse)
+    provider = pb.ProviderEntry(name=name, address=address, region=region)
+    _call(calling, "UpsertProvider", pb.UpsertProviderRequest(provider=provider), pb.UpsertProviderResponse)
     typer.echo(f"{name} is {'set' if address else 'deleted'}")
 
 
-def _call(calling: AskingCoordinator, method: str, request: "Callable[[], Message]", answer: "type[Message]") -> None:
+def _call(calling: AskingCoordinator, method: str, request: "Message", answer: "type[Message]") -> None:
     from bigfleet.cli.get.coordinator_asking import asked, caller_of
 
-    try:
-        message = request()
-    except UnicodeEncodeError as error:
-        # An argument is any bytes, and a message holds text alone.
-        raise UsageFault(f"{error.object!r} is no UTF-8; names must be") from error
-    asked(caller_of(calling), method, message, answer)
+    asked(caller_of(calling), method, request, answer)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -74,7 +74,7 @@ _Incremental = Annotated[
     bool, typer.Option("--incremental-reconcile", help="Read changes instead of the whole inventory.")
 ]
 _FullListEvery = Annotated[
-    int, typer.Option(min=1, help="Cycles between full Lists, of a provider that tells no removals.")
+    int, typer.Option(min=1, help="Cycles between full Lists; three times as many where a provider tells removals.")
 ]
 _CapFraction = Annotated[
     float, typer.Option(help="Share of a cluster's machines that one period may reclaim; 0 switches the rail off.")

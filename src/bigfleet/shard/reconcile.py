@@ -31,6 +31,9 @@ _log = structlog.get_logger("bigfleet.shard.reconcile")
 
 REVISITS_PER_CYCLE_MAX = 256
 REVISITS_AT_ONCE_MAX = 16
+#: A provider that tells every removal is still listed in full after so many times `full_list_every_cycles`: what a full
+#: answer has left out, because it was cut on its way, no later delta tells.
+GAPLESS_FULL_FACTOR = 3
 #: Records that are applied before other tasks get their turn, some milliseconds of work.
 RECORDS_PER_TURN_MAX = 500
 #: Known machines that are looked for among those shown before other tasks get their turn, about as long.
@@ -166,7 +169,8 @@ class Reconciler:
             return b""
         # A refused record is told again by no delta until it changes, sound or not.
         is_gapless = self._knows_tombstones and not self._has_refused
-        too_old = not is_gapless and self._cycles_since_full >= self._settings.full_list_every_cycles
+        every_cycles = self._settings.full_list_every_cycles * (GAPLESS_FULL_FACTOR if is_gapless else 1)
+        too_old = self._cycles_since_full >= every_cycles
         return b"" if too_old or self._widenings > self._widenings_read else self._cursor
 
     async def _read(self, listing: Listing, *, is_full: bool) -> "_Shown":

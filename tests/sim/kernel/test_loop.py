@@ -184,3 +184,29 @@ def test_a_draw_of_one_stream_moves_no_other() -> None:
     assert one.of("crash").random() == other.of("crash").random()
     assert one.of("crash").random() != one.of("network").random()
     assert one.ids("a").new_id() == other.ids("a").new_id() != one.ids("b").new_id()
+
+
+def test_who_runs_aside_moves_nobody_else() -> None:
+    """A process that runs aside changes neither the order of the others nor the numbers of what they make."""
+
+    def course(with_aside: bool) -> list[tuple[str, float]]:
+        async def main(loop: KernelLoop) -> list[tuple[str, float]]:
+            told: list[tuple[str, float]] = []
+
+            async def worker(name: str) -> None:
+                for _ in range(5):
+                    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0.001 * n)) for n in range(3)])
+                    told.append((name, loop.time()))
+
+            async def noise() -> None:
+                while True:
+                    await asyncio.gather(*(asyncio.sleep(0.0005) for _ in range(4)))
+
+            if with_aside:
+                Process("aside", is_aside=True).spawn(noise())
+            await asyncio.gather(*(worker(f"w{number}") for number in range(4)))
+            return told
+
+        return run(main)
+
+    assert course(True) == course(False)

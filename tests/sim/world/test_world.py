@@ -18,7 +18,7 @@ from bigfleet.sim.kernel.journal import Entry, Journal
 from bigfleet.sim.world.evidence import Violation
 from bigfleet.sim.world.provider import REFUSAL_KINDS
 from bigfleet.sim.world.shrink import shrink
-from bigfleet.sim.world.swarm import ALL_FAULTS, Plan, draw
+from bigfleet.sim.world.swarm import ALL_FAULTS, GONE, LIVE, NONE, Plan, draw
 from bigfleet.sim.world.timeline import timeline
 from bigfleet.sim.world.traces import TraceFileFault, first_difference, read_trace, write_trace
 from bigfleet.sim.world.world import Result, run_plan
@@ -70,7 +70,7 @@ def course(seed: int, hash_seed: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 30))]
+    "seed", [pytest.param(3), pytest.param(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 30))]
 )
 def test_equal_seeds_take_equal_courses_in_processes_with_other_hash_seeds(seed: int) -> None:
     """S19: the same trace hash, to the step."""
@@ -86,6 +86,13 @@ def test_seeds_differ_and_equal_seeds_draw_the_same() -> None:
     assert set(on) == set(ALL_FAULTS)
     assert max(on.values()) < 300
     assert {plan.posture for plan in plans} == {"execute", "paused", "dry-run"}
+    # Worlds of both sorts, and coordinators that are about and that are not.
+    several = [plan for plan in plans if plan.shards > 1]
+    assert 100 < len(several) < 200
+    assert {(plan.shards, plan.replicas, plan.coordinator) for plan in several} == {
+        (shards, replicas, coordinator) for shards in (2, 3) for replicas in (1, 2) for coordinator in (LIVE, GONE)
+    }
+    assert all(plan.coordinator == NONE for plan in plans if plan.shards == 1)
 
 
 def test_a_status_means_to_the_world_what_it_means_to_the_client() -> None:

@@ -71,11 +71,11 @@ def sim() -> None:
 @app.command("list")
 def list_scenarios() -> None:
     """Name what can be run, what may fail in it, and what must hold."""
-    from bigfleet.sim.world.invariants import INVARIANTS
+    from bigfleet.sim.world.handovers import INVARIANTS
     from bigfleet.sim.world.liveness import CHECKS, L2_SENTENCE
     from bigfleet.sim.world.swarm import ALL_FAULTS
 
-    typer.echo(f"{FAULT_WORLD}: one shard, its provider and its clusters under faults that the seed draws")
+    typer.echo(f"{FAULT_WORLD}: shards, coordinator, provider and clusters under faults that the seed draws")
     closed_loops = _closed_loops()
     for name in closed_loops:
         typer.echo(f"{name}: closed loop")

@@ -33,10 +33,14 @@ class Journal:
     def __init__(self, lines_max: int = LINES_MAX) -> None:
         self.entries: deque[Entry] = deque(maxlen=lines_max)
         self.counts: Counter[str] = Counter()
+        #: The run is over: what its remains still say while they are collected is no part of it.
+        self.is_closed = False
         self._digest = hashlib.blake2b(digest_size=16)
 
     def note(self, at_nanos: int, kind: str, subject: str, text: str = "") -> None:
-        """Write one entry."""
+        """Write one entry; after the end of the run nothing is written."""
+        if self.is_closed:
+            return
         entry = Entry(at_nanos, kind, subject, text)
         self._digest.update(f"{at_nanos}\x1f{kind}\x1f{subject}\x1f{text}\n".encode("utf-8", "surrogatepass"))
         self.counts[kind] += 1

@@ -67,22 +67,29 @@ class _Future(_Numbered, asyncio.Future[Any]):
         super().__init__(loop=loop)
 
 
+#: Above every number that the others may reach.
+_ASIDE_FIRST = 2**48
+
 _Ready = tuple[asyncio.Handle, Process | None]
 
 
 class KernelLoop(asyncio.AbstractEventLoop):
     """An asyncio loop on virtual nanoseconds from 0 on."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, aside: Scheduler | None = None) -> None:
+        """`aside` orders those who run aside; without it they keep the order in which they came."""
         self.now_nanos = 0
         #: Callbacks that have run.
         self.steps = 0
         #: What tasks that nobody awaits have raised.
         self.faults: list[BaseException] = []
         self._scheduler = scheduler
+        self._aside = aside
         self._ready: list[_Ready] = []
         self._timers: list[tuple[int, int, asyncio.TimerHandle, Process | None]] = []
         self._numbers = itertools.count(1)
+        #: Of processes that run aside: what they make takes no number from the others.
+        self._aside_numbers = itertools.count(_ASIDE_FIRST)
         self._steps_of_moment = 0
         self._is_running = self._is_stopping = self._is_closed = False
 
@@ -111,8 +118,14 @@ class KernelLoop(asyncio.AbstractEventLoop):
         if not self._ready:
             self._move_time()
         batch, self._ready = self._ready, []
+        aside = [each for each in batch if _is_aside(each[1])]
+        if aside:
+            batch = [each for each in batch if not _is_aside(each[1])]
         if len(batch) > 1:
             self._scheduler.shuffle(batch)
+        if len(aside) > 1 and self._aside is not None:
+            self._aside.shuffle(aside)
+        batch += aside
         for handle, process in batch:
             if handle.cancelled() or (process is not None and not process.admits(handle)):
                 continue
@@ -188,7 +201,8 @@ class KernelLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         context = contextvars.copy_context() if context is None else context
         handle = asyncio.TimerHandle(nanos / NANOS_PER_SECOND, callback, args, self, context)
-        heapq.heappush(self._timers, (nanos, next(self._numbers), handle, context.get(CURRENT)))
+        process = context.get(CURRENT)
+        heapq.heappush(self._timers, (nanos, self._number_for(process), handle, process))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -198,16 +212,19 @@ class KernelLoop(asyncio.AbstractEventLoop):
 
     def create_future(self) -> "asyncio.Future[Any]":
         """Return a new future."""
-        return _Future(next(self._numbers), self)
+        return _Future(self._number_for(CURRENT.get()), self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **_settings: Any) -> Any:
         """Start a task in the caller's process, or in the one that the context names."""
         process: Process | None = (CURRENT.get() if context is None else context.get(CURRENT)) or None
-        number = next(self._numbers)
+        number = self._number_for(process)
         task = _Task(coro, number, loop=self, name=name or f"task-{number}", context=context)
         if process is not None:
             process.adopt(task)
         return task
+
+    def _number_for(self, process: Process | None) -> int:
+        return next(self._aside_numbers if _is_aside(process) else self._numbers)
 
     def get_task_factory(self) -> None:
         """Return None: tasks are the loop's own."""
@@ -237,6 +254,10 @@ class KernelLoop(asyncio.AbstractEventLoop):
         raise RuntimeError(f"{func} asks for a thread; in the simulation work runs inline")
 
 
+def _is_aside(process: Process | None) -> bool:
+    return process is not None and process.is_aside
+
+
 class KernelClock:
     """A `Clock` on the running kernel loop."""
 
@@ -256,9 +277,12 @@ class KernelClock:
         await asyncio.sleep(max(seconds, 0.0))  # noqa: TID251 - this is the clock that others take
 
 
-def run_kernel(main: Callable[[KernelLoop], Coroutine[Any, Any, T]], scheduler: Scheduler) -> T:
+def run_kernel(
+    main: Callable[[KernelLoop], Coroutine[Any, Any, T]], scheduler: Scheduler, aside: Scheduler | None = None
+) -> T:
     """Run `main(loop)` to its end on a fresh loop and return its result; whatever still runs is dropped."""
-    loop = KernelLoop(scheduler)  # type: ignore[abstract] # left so: sockets, processes, signals; none has a place here
+    # What is left abstract are sockets, processes and signals, and those have no place here.
+    loop = KernelLoop(scheduler, aside)  # type: ignore[abstract] # left so: sockets, processes, signals
     collecting = gc.isenabled()
     # A collection in the middle would end what the dead left behind, at a moment that differs between processes.
     gc.disable()

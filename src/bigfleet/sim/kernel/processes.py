@@ -29,8 +29,10 @@ class Life(Enum):
 class Process:
     """One process; `spawn` starts what belongs to it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_aside: bool = False) -> None:
         self.name = name
+        #: It runs after everybody else of a round, in an order and with numbers of its own.
+        self.is_aside = is_aside
         self.life = Life.RUNNING
         #: Callbacks that have run in it.
         self.steps = 0

@@ -78,8 +78,9 @@ class ClusterSite:
         self.process.kill()
         self.cluster: LyingCluster | None = None
         self._twin: Process | None = None
+        #: To whom it reports.
+        self.shard = shard
         self._network = network
-        self._shard = shard
         self._clock = clock
         self._make_rng = make_rng
         self._rng = make_rng(f"cluster {name}")
@@ -110,7 +111,7 @@ class ClusterSite:
         rng = self._make_rng(f"operator {self.name}{which}")
         cluster = LyingCluster(
             cluster=self.name,
-            dialer=_Dialer(self._network, self._shard, process),
+            dialer=_Dialer(self._network, self.shard, process),
             clock=self._clock,
             rng=rng,
             settings=SESSION,

@@ -6,21 +6,26 @@ judges, unless an event says whose memory it shows. It must never change what it
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.instructions import CrossShardDrain
 from bigfleet.model.need import Need
+from bigfleet.model.ownership import Turn
 from bigfleet.provider.fence import Mark
 from bigfleet.provider.record import Record
 from bigfleet.provider.simulated.book import SimulatedHost
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.sim.kernel.journal import Journal
+from bigfleet.sim.world.titles import Title
 
 if TYPE_CHECKING:
+    from bigfleet.coordinator.soft import Answer
     from bigfleet.shard.controller import CycleReport
     from bigfleet.sim.world.shard import WatchedShard
 
@@ -121,6 +126,15 @@ class Cycled:
 
 
 @dataclass(frozen=True, slots=True)
+class Titled:
+    """A shard's disk took a change of what the shard owns or keeps for others."""
+
+    shard_id: ShardId
+    before: Title
+    after: Title
+
+
+@dataclass(frozen=True, slots=True)
 class Died:
     """A shard process was killed while actions of these machines were under way."""
 
@@ -128,7 +142,7 @@ class Died:
     in_flight: frozenset[str]
 
 
-Event = Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | Died
+Event = Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | Titled | Died
 
 
 @dataclass(slots=True)
@@ -148,12 +162,61 @@ class ShardMemory:
 
     clusters: dict[str, ClusterMemory] = field(default_factory=dict)
     calls: dict[int, Call] = field(default_factory=dict)
+    #: Of those, the ones that were not answered yet.
+    open_calls: set[int] = field(default_factory=set)
     audited: Counter[int] = field(default_factory=Counter)
     #: Reclaims enqueued since the last timer cycle, and the largest cap since then, by cluster.
     reclaims: Counter[str] = field(default_factory=Counter)
     caps: dict[str, int] = field(default_factory=dict)
     #: The newest action that was looked at.
     last_action_id: str = ""
+
+
+class Handed(NamedTuple):
+    """The answer that a shard was given last."""
+
+    term: int
+    #: What the shard had accepted when it was given.
+    accepted_term: int
+
+
+@dataclass(slots=True)
+class Moves:
+    """What was seen of machines that change shards: on disks, and on the wire between shards and coordinator."""
+
+    #: What each shard's disk says; empty in a world of one shard.
+    titles: dict[ShardId, Title] = field(default_factory=dict)
+    #: How long an adopted machine must stay.
+    cooldown_nanos: int = 0
+    handed: dict[ShardId, Handed] = field(default_factory=dict)
+    #: How often, and to how many processes of a shard, an instruction was delivered.
+    delivered: Counter[tuple[ShardId, str]] = field(default_factory=Counter)
+    delivered_to: dict[tuple[ShardId, str], int] = field(default_factory=dict)
+    #: Of instructions to drain: how many machines.
+    drain_counts: dict[tuple[ShardId, str], int] = field(default_factory=dict)
+    #: Machines that were ever reserved under an instruction.
+    drained: dict[tuple[ShardId, str], set[MachineId]] = field(default_factory=dict)
+    #: Turns under which a shard has given machines up, and machines that it has adopted under a turn.
+    releases: set[tuple[ShardId, Turn]] = field(default_factory=set)
+    adoptions: set[tuple[ShardId, MachineId, Turn]] = field(default_factory=set)
+    #: When a machine came to a shard from another one, and from which.
+    arrivals: dict[tuple[ShardId, MachineId], tuple[int, ShardId]] = field(default_factory=dict)
+    #: Shards that carry an instruction out at this moment.
+    busy: set[ShardId] = field(default_factory=set)
+    terms: list[int] = field(default_factory=list)
+    #: How often a machine changed shards, or who owns what changed otherwise.
+    changes: int = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a machine is between two shards, or is drained for another one."""
+        return any(title.released or title.reservations for title in self.titles.values())
+
+    def forget(self, shard_id: ShardId) -> None:
+        """A shard has lost its disk: it may do again what only the disk said."""
+        self.releases = {each for each in self.releases if each[0] != shard_id}
+        self.adoptions = {each for each in self.adoptions if each[0] != shard_id}
+        self.arrivals = {key: each for key, each in self.arrivals.items() if key[0] != shard_id}
 
 
 @dataclass(slots=True)
@@ -163,7 +226,10 @@ class Evidence:
     journal: Journal
     now_nanos: Callable[[], int]
     marks: dict[tuple[str, str], Mark] = field(default_factory=dict)
-    shards: dict[int, ShardMemory] = field(default_factory=dict)
+    shards: dict[tuple[str, int], ShardMemory] = field(default_factory=dict)
+    moves: Moves = field(default_factory=Moves)
+    #: What the provider's disk holds.
+    records: Mapping[str, Record] = field(default_factory=dict)
     #: Machines that the provider ever held.
     machines: set[str] = field(default_factory=set)
     fixed: set[str] = field(default_factory=set)
@@ -194,7 +260,35 @@ class Evidence:
 
     def memory(self, shard: "WatchedShard") -> ShardMemory:
         """Return what is known of a shard process."""
-        return self.shards.setdefault(shard.number, ShardMemory())
+        return self.shards.setdefault((shard.shard_id, shard.number), ShardMemory())
+
+    def led(self, term: int) -> None:
+        """Note that a replica has begun to lead."""
+        if self.moves.terms:
+            self.mark("another leader")
+            if any(title.released for title in self.moves.titles.values()):
+                self.mark("leader changed during a handover")
+        self.moves.terms.append(term)
+
+    def answered(self, shard_id: ShardId, answer: "Answer", *, is_old: bool) -> None:
+        """Note what a shard is given as the answer to its report."""
+        moves = self.moves
+        title = moves.titles[shard_id]
+        moves.handed[shard_id] = Handed(answer.term, title.accepted_term)
+        if answer.term < title.accepted_term:
+            self.mark("an answer of a former leader")
+        if is_old:
+            self.mark("an answer came again")
+        for instruction in answer.instructions:
+            key = (shard_id, instruction.instruction_id)
+            moves.delivered[key] += 1
+            if moves.delivered[key] > 1:
+                self.mark("an instruction redelivered")
+                if moves.delivered_to[key] != title.epoch:
+                    self.mark("an instruction redelivered to a new process")
+            moves.delivered_to[key] = title.epoch
+            if isinstance(instruction.payload, CrossShardDrain):
+                moves.drain_counts[key] = instruction.payload.selector.count
 
 
 def content_of(rows: Iterable[Need]) -> tuple[object, ...]:

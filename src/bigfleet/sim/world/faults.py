@@ -10,8 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bigfleet.sim.world.cluster import ClusterSite
+from bigfleet.sim.world.coordinator_faults import COORDINATOR_FAULTS
 from bigfleet.sim.world.provider import PROVIDER
-from bigfleet.sim.world.shard import SHARD
+from bigfleet.sim.world.shard import ShardSite
+from bigfleet.sim.world.swarm import LIVE
 
 if TYPE_CHECKING:
     from bigfleet.sim.world.world import World
@@ -27,6 +29,9 @@ async def chaos(world: "World") -> None:
     """Let faults of the plan come until cancelled; whoever is cancelled undoes what it did in `heal`."""
     rng = world.rng
     kinds = [name for name in FAULTS if name in world.plan.faults]
+    if world.plan.coordinator != LIVE:
+        # Whether nobody answers or nobody is asked, the world must take the same course.
+        kinds = [name for name in kinds if name not in COORDINATOR_FAULTS]
     running: set[asyncio.Task[None]] = set()
     if not kinds:
         return
@@ -55,8 +60,13 @@ async def _for_a_while(world: "World", seconds_max: float = 120.0) -> None:
 
 
 def _pair(world: "World") -> tuple[str, str]:
-    names = [PROVIDER, *(site.process.name for site in world.clusters)]
-    return SHARD, world.rng.choice(names)
+    shard = _shard(world)
+    names = [PROVIDER, *(site.process.name for site in world.clusters if site.shard is shard)]
+    return shard.name, world.rng.choice(names)
+
+
+def _shard(world: "World") -> ShardSite:
+    return world.shards[0] if len(world.shards) == 1 else world.rng.choice(world.shards)
 
 
 async def partition(world: "World") -> None:
@@ -96,7 +106,7 @@ async def slow_reader(world: "World") -> None:
     """An operator takes seconds for each frame."""
     site = _cluster(world)
     world.evidence.note("fault", "slow-reader", site.process.name)
-    link = world.network.link(SHARD, site.process.name)
+    link = world.network.link(site.shard.name, site.process.name)
     link.reads_seconds = world.rng.uniform(0.5, 5.0)
     await _for_a_while(world)
     link.reads_seconds = 0.0
@@ -143,43 +153,50 @@ async def provider_crash(world: "World") -> None:
 
 
 async def shard_crash(world: "World") -> None:
-    """The shard dies between two awaits, and starts again from its disk."""
-    process = world.shard.process
+    """A shard dies between two awaits, and starts again from its disk."""
+    site = _shard(world)
+    process = site.process
     process.dies_at_step = process.steps + world.rng.randrange(1, _DEATH_STEPS_MAX)
     await world.clock.sleep(world.rng.uniform(5.0, 30.0))
     process.kill()
-    world.evidence.note("fault", "shard-crash", f"step {process.steps}")
+    world.evidence.note("fault", "shard-crash", f"{_named(world, site)}step {process.steps}")
     await world.clock.sleep(world.rng.uniform(0.5, 30.0))
-    if not world.shard.process.is_alive:
-        world.shard.start(world.plan.settings())
+    if not site.process.is_alive:
+        site.start(world.plan.settings())
 
 
 async def shard_pause(world: "World") -> None:
-    """The shard stands still for a while and goes on, as after a long garbage collection."""
-    process = world.shard.process
-    world.evidence.note("fault", "shard-pause")
+    """A shard stands still for a while and goes on, as after a long garbage collection."""
+    site = _shard(world)
+    process = site.process
+    world.evidence.note("fault", "shard-pause", _named(world, site))
     process.pause()
     await _for_a_while(world)
     process.resume()
 
 
 async def shard_zombie(world: "World") -> None:
-    """The shard stands still, a successor starts, and the first one goes on and knows nothing of it."""
-    process = world.shard.process
+    """A shard stands still, a successor starts, and the first one goes on and knows nothing of it."""
+    site = _shard(world)
+    process = site.process
     if not process.is_alive or world.zombies:
         return
-    world.evidence.note("fault", "shard-zombie")
+    world.evidence.note("fault", "shard-zombie", _named(world, site))
     process.pause()
     world.zombies.append(process)
     await world.clock.sleep(world.rng.uniform(1.0, 20.0))
-    if world.shard.process is process:
-        world.shard.start(world.plan.settings())
+    if site.process is process:
+        site.start(world.plan.settings())
     await _for_a_while(world)
     process.resume()
     world.evidence.mark("a zombie went on")
     await _for_a_while(world)
     process.kill()
     world.zombies.remove(process)
+
+
+def _named(world: "World", site: ShardSite) -> str:
+    return "" if len(world.shards) == 1 else f"{site.name} "
 
 
 # ---- operators --------------------------------------------------------------------------------------------------
@@ -258,4 +275,5 @@ FAULTS: dict[str, Fault] = {
     "rollup-flapping": partial(_lie_of_operator, name="rollup-flapping"),
     "bootstrap-refused": partial(_lie_of_operator, name="bootstrap-refused"),
     "bootstrap-silent": partial(_lie_of_operator, name="bootstrap-silent"),
+    **COORDINATOR_FAULTS,
 }

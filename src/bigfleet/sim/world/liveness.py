@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 from bigfleet.engine.decision import RowResult
 from bigfleet.model import vector
 from bigfleet.model.clock import NANOS_PER_SECOND
+from bigfleet.model.ids import ShardId
 from bigfleet.model.machine import Machine
+from bigfleet.model.ownership import Domain, assigned_shard_of
 from bigfleet.model.profile import Requirement
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.provider.record import Record
+from bigfleet.sim.world.cluster import ClusterSite
 from bigfleet.sim.world.evidence import content_of
 from bigfleet.sim.world.shard import WatchedShard
+from bigfleet.sim.world.titles import owners
 
 if TYPE_CHECKING:
     from bigfleet.sim.world.world import World
@@ -32,6 +36,10 @@ _LOOK_SECONDS = 10.0
 #: A machine that failed may stay so where its provider cannot tell what runs on it (docs/spec/provider.md §14).
 FAILED_SECONDS_MAX = 1_200.0
 
+#: From healing on a machine may be nobody's for so many report cycles: adoptions that failed three times are tried
+#: again every ten.
+NOBODYS_REPORT_CYCLES_MAX = 30
+
 Check = Callable[["World", WatchedShard], Iterator[str]]
 
 
@@ -39,11 +47,14 @@ async def come_to_rest(world: "World") -> bool:
     """Wait until nothing has happened for a while; False when the time for it is over."""
     until_seconds = world.clock.monotonic_seconds() + REST_SECONDS_MAX
     quiet_since_seconds = world.clock.monotonic_seconds()
-    seen = -1
+    seen = (-1, -1)
+    alone_since_seconds: dict[str, float] = {}
     while world.clock.monotonic_seconds() < until_seconds and not world.evidence.violations:
         await world.clock.sleep(_LOOK_SECONDS)
         world.sample()
-        stirred = sum(world.evidence.actions.values())
+        for text in nobodys_for_long(world, alone_since_seconds):
+            world.evidence.breach("S5", text)
+        stirred = (sum(world.evidence.actions.values()), world.evidence.moves.changes)
         if stirred != seen or not _is_at_rest(world):
             seen, quiet_since_seconds = stirred, world.clock.monotonic_seconds()
         elif world.clock.monotonic_seconds() - quiet_since_seconds >= REST_SECONDS:
@@ -57,14 +68,21 @@ def _is_at_rest(world: "World") -> bool:
 
 def unrest(world: "World") -> str:
     """Return what keeps the world from its rest; empty for nothing."""
-    shard = world.shard.shard
-    if shard is None or not shard.is_ready or shard.view.cycle == 0:
-        return "the shard is not ready"
+    shards = [site.shard for site in world.shards if site.shard is not None]
+    if len(shards) < len(world.shards) or not all(shard.is_ready and shard.view.cycle for shard in shards):
+        return "a shard is not ready"
     records = sorted(world.provider.store.records.values(), key=lambda record: record.id)
     moving = [f"{each.id} is {each.state.label}" for each in records if _is_moving(world, each)]
-    held = [f"{machine_id} is held" for machine_id in sorted(shard.strikes.held())]
-    in_flight = [f"{machine_id} has an action under way" for machine_id in sorted(shard.actuator.in_flight())]
-    return ", ".join([*moving, *held, *in_flight][:5])
+    held = [f"{machine_id} is held" for shard in shards for machine_id in sorted(shard.strikes.held())]
+    in_flight = [
+        f"{machine_id} has an action under way" for shard in shards for machine_id in sorted(shard.actuator.in_flight())
+    ]
+    between = [
+        f"{machine_id} is between {name} and another"
+        for name, title in world.evidence.moves.titles.items()
+        for machine_id in sorted((*title.released, *title.reservations))
+    ]
+    return ", ".join([*moving, *held, *in_flight, *between][:5])
 
 
 def _is_moving(world: "World", record: Record) -> bool:
@@ -76,18 +94,82 @@ def _is_moving(world: "World", record: Record) -> bool:
 
 def last_words(world: "World") -> Iterator[tuple[str, str]]:
     """Yield (invariant, sentence) for everything that is not as it must be at the end."""
-    shard = world.shard.shard
-    if shard is None or not shard.is_ready:
-        yield "L5", "no shard is ready"
-        return
-    for name, check in CHECKS:
-        for text in check(world, shard):
-            yield name, text
+    for site in world.shards:
+        shard = site.shard
+        if shard is None or not shard.is_ready:
+            yield "L5", f"{site.name} is not ready"
+            return
+        for name, check in CHECKS:
+            for text in check(world, shard):
+                yield name, text
+    for text in every_machine_has_one_owner(world):
+        yield "L5", text
+
+
+def every_machine_has_one_owner(world: "World") -> Iterator[str]:
+    """After healing every machine has exactly one owner, but for what lies free in a domain that is being left."""
+    for record, found in _unclear(world):
+        yield f"{record.id}, {record.state.label}, belongs to {', '.join(found) or 'nobody'}: {_rows(world, record)}"
+
+
+def nobodys_for_long(world: "World", since_seconds: dict[str, float]) -> Iterator[str]:
+    """Machines are conserved: in a handover one is nobody's for a bounded time, while nothing fails."""
+    now_seconds, bound_seconds = world.clock.monotonic_seconds(), NOBODYS_REPORT_CYCLES_MAX * world.plan.report_seconds
+    alone = {record.id: record for record, found in _unclear(world) if not found}
+    for machine_id in since_seconds.keys() - alone.keys():
+        del since_seconds[machine_id]
+    for machine_id, record in alone.items():
+        since = since_seconds.setdefault(machine_id, now_seconds)
+        if now_seconds - since > bound_seconds:
+            yield f"{machine_id} has been nobody's for {now_seconds - since:.0f} s: {_rows(world, record)}"
+
+
+def _unclear(world: "World") -> Iterator[tuple[Record, list[ShardId]]]:
+    """Yield the machines without exactly one owner, with those who own them."""
+    titles = world.evidence.moves.titles
+    leaving = [(name, domain) for name, title in titles.items() for domain in title.owned.leaving]
+    left = [domain for name, domain in leaving if _serves_in(world, name, domain)]
+    for record in sorted(world.provider.store.records.values(), key=lambda record: record.id) if titles else ():
+        found = owners(titles, record.machine, assigned_shard_of(record.metadata))
+        # A shard that leaves acquires nothing there any more, and another must wait until it serves nobody from there.
+        is_left = not found and any(record.machine.attribute(key) == value for key, value in left)
+        if len(found) != 1 and not is_left:
+            yield record, found
+
+
+def _rows(world: "World", record: Record) -> str:
+    rows = {name: title.owned.rows.get(record.machine.id) for name, title in world.evidence.moves.titles.items()}
+    return ", ".join(f"{name} says {row.kind.value if row is not None else 'nothing'}" for name, row in rows.items())
+
+
+def _serves_in(world: "World", shard_id: ShardId, domain: Domain) -> bool:
+    """Say whether machines of a domain are bound by a shard."""
+    return any(
+        record.machine.cluster
+        and assigned_shard_of(record.metadata) == shard_id
+        and record.machine.attribute(domain.topology_key) == domain.topology_value
+        for record in world.provider.store.records.values()
+    )
+
+
+def _of_shard(world: "World", shard: WatchedShard) -> list[Record]:
+    """Return the provider's records of the machines that are a shard's, by id."""
+    title = world.evidence.moves.titles.get(shard.shard_id)
+    records = sorted(world.provider.store.records.values(), key=lambda record: record.id)
+    return [
+        record
+        for record in records
+        if title is None or title.owns(shard.shard_id, record.machine, assigned_shard_of(record.metadata))
+    ]
+
+
+def _clusters_of(world: "World", shard: WatchedShard) -> list[ClusterSite]:
+    return [site for site in world.clusters if site.shard.name == shard.shard_id]
 
 
 def every_machine_has_its_owner(world: "World", shard: WatchedShard) -> Iterator[str]:
     """After healing every machine has exactly one owner, who knows it as it is."""
-    truth = {record.id: record.machine for record in world.provider.store.records.values()}
+    truth = {record.id: record.machine for record in _of_shard(world, shard)}
     for machine_id in sorted(truth.keys() ^ set(shard.inventory.ids)):
         yield f"{machine_id} is known to the {'provider' if machine_id in truth else 'shard'} alone"
     for known in shard.inventory:
@@ -99,13 +181,13 @@ def every_machine_has_its_owner(world: "World", shard: WatchedShard) -> Iterator
             )
 
 
-def clusters_know_their_machines(world: "World", _shard: WatchedShard) -> Iterator[str]:
+def clusters_know_their_machines(world: "World", shard: WatchedShard) -> Iterator[str]:
     """After healing every cluster knows exactly the machines that are bound to it."""
     bound: defaultdict[str, set[str]] = defaultdict(set)
     for record in world.provider.store.records.values():
         if record.state is S.CONFIGURED:
             bound[record.machine.cluster].add(record.id)
-    for site in world.clusters:
+    for site in _clusters_of(world, shard):
         believed = site.believed()
         for machine_id in sorted(bound[site.name] ^ believed):
             who = "the cluster" if machine_id in believed else "the provider"
@@ -114,7 +196,7 @@ def clusters_know_their_machines(world: "World", _shard: WatchedShard) -> Iterat
 
 def nothing_is_on_its_way(world: "World", shard: WatchedShard) -> Iterator[str]:
     """No machine stays in a transitional state beyond its bound without being surfaced."""
-    for record in sorted(world.provider.store.records.values(), key=lambda record: record.id):
+    for record in _of_shard(world, shard):
         if record.state in TRANSITIONAL_STATES and not shard.stuck.is_stuck(record.machine.id):
             yield f"{record.id} is {record.state.label} at the provider"
 
@@ -123,18 +205,23 @@ def every_hold_ends(world: "World", shard: WatchedShard) -> Iterator[str]:
     """Every hold, quarantine, reservation and cooldown ends."""
     for machine_id in sorted(shard.strikes.held()):
         yield f"{machine_id} is held"
-    for site in world.clusters:
+    for site in _clusters_of(world, shard):
         if shard.intake.is_quarantined(site.name):
             yield f"a roll-up of {site.name} is quarantined"
     for row in sorted(shard.refusals.backed_off()):
         yield f"the row {row} is backed off"
     for machine_id in sorted(shard.actuator.in_flight()):
         yield f"{machine_id} has an action in flight"
+    title = world.evidence.moves.titles.get(shard.shard_id)
+    for machine_id in sorted(title.reservations) if title is not None else ():
+        yield f"{machine_id} is kept for another shard"
+    for machine_id in sorted(shard.ownership.handover.cooling) if shard.ownership is not None else ():
+        yield f"{machine_id} may not be given on yet"
 
 
 def the_demand_in_force_is_true(world: "World", shard: WatchedShard) -> Iterator[str]:
     """Satisfiable demand is bound: first of all the shard has to know what is wanted."""
-    for site in world.clusters:
+    for site in _clusters_of(world, shard):
         if content_of(shard.intake.table.rows_of(site.name)) != content_of(site.truth()):
             yield f"{site.name}: the demand in force is not what the cluster wants"
 
@@ -145,7 +232,7 @@ def satisfiable_demand_is_bound(world: "World", shard: WatchedShard) -> Iterator
     if decided is None:
         yield "nothing was decided"
         return
-    truth = [record.machine for record in world.provider.store.records.values()]
+    truth = [record.machine for record in _of_shard(world, shard)]
     free = [machine for machine in truth if machine.state in (S.IDLE, S.SPECULATIVE)]
     supplied: defaultdict[str, vector.Vector] = defaultdict(lambda: vector.ZERO)
     for machine in truth:
@@ -190,7 +277,7 @@ def excess_is_reclaimed(world: "World", shard: WatchedShard) -> Iterator[str]:
     if decided is None:
         return
     claimed = {machine_id: row.need.cluster for row in decided.rows for machine_id in row.claimed}
-    for record in sorted(world.provider.store.records.values(), key=lambda record: record.id):
+    for record in _of_shard(world, shard):
         if record.state is S.CONFIGURED and claimed.get(record.machine.id) != record.machine.cluster:
             yield f"{record.id} serves {record.machine.cluster}, and no row of it claims the machine"
 

@@ -7,8 +7,10 @@ decide anything.
 from typing import Final
 
 from bigfleet.engine.decision import ActionKind
+from bigfleet.model.ownership import RowKind
 from bigfleet.model.states import MachineState
-from bigfleet.sim.world.evidence import Committed, Cycled, Died, Event, Evidence
+from bigfleet.shard.demand import RollUpOutcome
+from bigfleet.sim.world.evidence import Committed, Cycled, Died, Event, Evidence, RolledUp, Titled
 
 S = MachineState
 #: Every mark that a long run must reach.
@@ -41,6 +43,24 @@ MARKS: Final = (
     "a mangled record",
     "an operator refused to bootstrap",
     "a drain without an operator",
+    "a machine moved between shards",
+    "a slot moved between shards",
+    "a machine drained for another shard",
+    "a machine that was drained for another shard moved",
+    "a domain left",
+    "another leader",
+    "leader changed during a handover",
+    "roll-up quarantined during a handover",
+    "a shard died over an instruction",
+    "an instruction accepted",
+    "an instruction rejected_invalid",
+    "an instruction failed",
+    "an instruction redelivered",
+    "an instruction redelivered to a new process",
+    "an answer came again",
+    "an answer of a former leader",
+    "a commit of unknown outcome",
+    "a shard's disk took nothing",
 )
 _KIND_MARKS = {
     ActionKind.PROVISION: "a machine provisioned",
@@ -61,8 +81,33 @@ def observe(event: Event, evidence: Evidence) -> None:
                 evidence.mark("a host lost while it served")
             if before.state is S.FAILED and after.state is not S.FAILED:
                 evidence.mark("a failed machine recovered")
-        case Died(_shard, in_flight) if in_flight:
-            evidence.mark("a shard died with actions under way")
+        case RolledUp() if event.outcome is RollUpOutcome.HELD and evidence.moves.under_way:
+            evidence.mark("roll-up quarantined during a handover")
+        case Titled():
+            _titled(event, evidence)
+        case Died(shard, in_flight):
+            if in_flight:
+                evidence.mark("a shard died with actions under way")
+            if shard.shard_id in evidence.moves.busy:
+                evidence.mark("a shard died over an instruction")
+
+
+def _titled(event: Titled, evidence: Evidence) -> None:
+    before, after = event.before, event.after
+    for machine_id, row in after.owned.rows.items():
+        known = before.owned.rows.get(machine_id)
+        if known is not None and known.turn == row.turn:
+            continue
+        if row.kind is RowKind.ADOPTED:
+            record = evidence.records.get(machine_id)
+            is_slot = record is not None and not record.machine.host.is_present
+            evidence.mark("a slot moved between shards" if is_slot else "a machine moved between shards")
+        elif row.kind is RowKind.RELEASED and machine_id in before.reservations:
+            evidence.mark("a machine that was drained for another shard moved")
+    for _machine_id in after.reservations.keys() - before.reservations.keys():
+        evidence.mark("a machine drained for another shard")
+    for _domain in before.owned.leaving - after.owned.leaving - after.owned.domains:
+        evidence.mark("a domain left")
 
 
 def _cycled(event: Cycled, evidence: Evidence) -> None:

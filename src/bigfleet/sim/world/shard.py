@@ -1,7 +1,7 @@
 """A shard of the world: the real `Shard` with its session servicer, watched, in a process that dies and starts again.
 
-Only its epoch outlives it, as the file of docs/spec/shard.md §2 would. Work runs inline. The watch reads what the shard
-tells (cycle reports, outcomes of roll-ups, audit lines) and must never decide or change anything.
+Only its disk outlives it: its epoch and, with several shards, what it owns. Work runs inline. The watch reads what the
+shard tells (cycle reports, outcomes of roll-ups, audit lines) and must never decide or change anything.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from bigfleet.engine.decision import ActionKind, Decision
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource, ShardId
+from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.session_server import SessionServicer
 from bigfleet.shard.controller import CycleReport, Shard
@@ -38,10 +39,11 @@ from bigfleet.sim.world.evidence import (
     content_of,
     new_actions,
 )
+from bigfleet.sim.world.link import ShardLink
 from bigfleet.sim.world.provider import ProviderSite, RemoteProvider
 from bigfleet.sim.world.stores import KeptAudit
+from bigfleet.sim.world.titles import HeldFile, ShardDisk
 
-SHARD = ShardId("shard-0")
 _SUSPICIOUS_ROWS_MIN, _SUSPICIOUS_FACTOR = 10, 10
 
 
@@ -129,6 +131,7 @@ class ShardSite:
 
     def __init__(
         self,
+        name: ShardId,
         *,
         network: Network,
         provider: ProviderSite,
@@ -136,9 +139,14 @@ class ShardSite:
         make_ids: Callable[[str], IdSource],
         evidence: Evidence,
         tell: Callable[[Event], None],
+        disk: ShardDisk | None = None,
+        link: ShardLink | None = None,
     ) -> None:
+        """Without a disk all is the shard's and only its epoch is kept; without a link it knows no coordinator."""
+        self.name = name
         self.epoch = 0
-        self.process = Process(SHARD)
+        self.disk = disk
+        self.process = Process(name)
         self.process.kill()
         self.shard: WatchedShard | None = None
         #: Every audit log that was ever written.
@@ -149,15 +157,30 @@ class ShardSite:
         self._make_ids = make_ids
         self._evidence = evidence
         self._tell = tell
+        self._link = link
 
     def start(self, settings: ShardSettings) -> None:
         """Start a process with the next epoch; the one before may still be about."""
-        self.epoch += 1
-        process = self.process = Process(SHARD)
-        self._evidence.note("start", SHARD, f"epoch {self.epoch}")
-        process.spawn(self._run(settings, self.epoch), name="shard")
+        file = None if self.disk is None else self.disk.open()
+        self.epoch = self.epoch + 1 if self.disk is None else self.disk.epoch
+        process = self.process = Process(self.name)
+        self._evidence.note("start", self.name, f"epoch {self.epoch}")
+        process.spawn(self._run(settings, self.epoch, file), name="shard")
 
-    async def _run(self, settings: ShardSettings, epoch: int) -> None:
+    def lose_disk(self) -> None:
+        """Kill the process, and put an empty disk in place of its own."""
+        assert self.disk is not None, "a shard alone keeps its epoch outside of the world"
+        self.process.kill()
+        self._evidence.moves.forget(self.name)
+        self.disk.lose()
+
+    def owns(self, machine: Machine, assigned_shard: str) -> bool:
+        """Say whether a machine is this shard's by its disk; without one everything is."""
+        if self.disk is None:
+            return True
+        return self.disk.title.owns(self.name, machine, assigned_shard)
+
+    async def _run(self, settings: ShardSettings, epoch: int, file: HeldFile | None) -> None:
         shard: WatchedShard
         process = self.process
 
@@ -173,34 +196,46 @@ class ShardSite:
         log = KeptAudit(on_line)
         self.logs.append(log)
         shard = WatchedShard(
-            shard_id=SHARD,
+            shard_id=self.name,
             epoch=epoch,
             settings=settings,
             provider=RemoteProvider(
-                site=self._provider, network=self._network, clock=self._clock, caller=SHARD, on_call=on_call
+                site=self._provider, network=self._network, clock=self._clock, caller=self.name, on_call=on_call
             ),
             clock=self._clock,
-            ids=self._make_ids(f"{SHARD}.{epoch}"),
+            ids=self._make_ids(f"{self.name}.{epoch}"),
             compute=compute_inline,
             registry=CollectorRegistry(),
             audit_log=log,
+            ownership_file=file,
         )
         shard.number, shard.tell, shard.evidence = epoch, self._tell, self._evidence
         self.shard = shard
-        process.on_death = lambda: self._tell(Died(shard, frozenset(map(str, shard.actuator.in_flight()))))
+        process.on_death = lambda: self._died(shard)
+        if self._link is not None and file is not None:
+            self._link.spawn(shard, file, process)
         try:
             await shard.run()
         except Exception as error:
             self._evidence.breach("S0", f"the shard of epoch {epoch} ended by itself: {type(error).__name__}: {error}")
 
+    def _died(self, shard: WatchedShard) -> None:
+        memory = self._evidence.memory(shard)
+        called = {memory.calls[sequence].machine_id for sequence in memory.open_calls}
+        self._tell(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
+        self._evidence.moves.busy.discard(self.name)
+
     def _called(self, shard: WatchedShard, call: Call, answer: str) -> None:
         name = f"{call.method} {call.epoch}/{call.sequence} {answer}".rstrip()
         self._evidence.note("call", call.machine_id, name)
+        memory = self._evidence.memory(shard)
         if answer:
+            memory.open_calls.discard(call.sequence)
             self._evidence.mark(f"a call answered {answer}")
             return
         self._tell(Called(call))
-        self._evidence.memory(shard).calls[call.sequence] = call
+        memory.calls[call.sequence] = call
+        memory.open_calls.add(call.sequence)
 
     async def serve(self, connection: "Connection[bytes, bytes]") -> None:
         """Serve one session's stream until either side ends it; run in the shard's process."""

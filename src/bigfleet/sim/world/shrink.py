@@ -1,8 +1,8 @@
 """Makes the plan of a failing run smaller, for as long as the same invariant fails.
 
-Fewer faults, clusters, kinds of pods, pools and machines, and a shorter course: each is taken away in turn and stays
-away when the run fails as before (docs/spec/simulation.md). A smaller plan is another world with other draws, so a
-step that no longer fails is only not taken. It must never take another failure for the one that was asked about.
+Fewer faults, clusters, replicas, kinds of pods, pools and machines, and a shorter course: each is taken away in turn
+and stays away when the run fails as before (docs/spec/simulation.md). A smaller plan is another world with other draws,
+so a step that no longer fails is only not taken. It must never take another failure for the one that was asked about.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +59,10 @@ def _smaller(plan: Plan, *, at_seconds: float) -> Iterator[Plan]:
         yield msgspec.structs.replace(plan, faults=_without(plan.faults, place))
     if len(plan.clusters) > 1:
         for place in range(len(plan.clusters)):
-            yield msgspec.structs.replace(plan, clusters=_without(plan.clusters, place))
+            homes = _without(plan.homes, place) if plan.homes else ()
+            yield msgspec.structs.replace(plan, clusters=_without(plan.clusters, place), homes=homes)
+    if plan.replicas > 1:
+        yield msgspec.structs.replace(plan, replicas=plan.replicas - 1)
     if len(plan.pools) > 1:
         for place in range(len(plan.pools)):
             yield msgspec.structs.replace(plan, pools=_without(plan.pools, place))

@@ -10,8 +10,10 @@ from typing import Final
 
 import msgspec
 
+from bigfleet.coordinator.term import CoordinatorSettings
 from bigfleet.provider.simulated.world import Dwell, Dwells, Faults, Interruption, Pool, Stockout
 from bigfleet.provider.simulated.world import World as CloudWorld
+from bigfleet.shard.handover import COOLDOWN_REPORT_CYCLES
 from bigfleet.shard.ports import JoinGate, ShardSettings
 from bigfleet.sim.kernel.streams import Streams
 
@@ -58,8 +60,34 @@ EVENTS: Final = (
     "bootstrap-refused",
     "bootstrap-silent",
 )
-ALL_FAULTS: Final = (*CLOUD_FAULTS, *NETWORK_FAULTS, *EVENTS)
+#: Those that a world of one shard may draw.
+SHARD_FAULTS: Final = (*CLOUD_FAULTS, *NETWORK_FAULTS, *EVENTS)
+#: Faults that come and go between several shards, their coordinator and its store.
+COORDINATOR_EVENTS: Final = (
+    "coordinator-partition",
+    "coordinator-partition-one-way",
+    "coordinator-crash",
+    "coordinator-pause",
+    "coordinators-away",
+    "store-leaderless",
+    "store-partition",
+    "lease-lost",
+    "commit-unknown",
+    "watch-gap",
+    "report-twice",
+    "answer-again",
+    "shard-crash-over-instruction",
+    "shard-disk-full",
+    "shard-disk-lost",
+    "domain-moved",
+)
+ALL_FAULTS: Final = (*SHARD_FAULTS, *COORDINATOR_EVENTS)
+#: How a coordinator is about: it lives, nobody ever answers, or no shard knows of any.
+LIVE, GONE, NONE = "live", "gone", "none"
+#: Of the seeds, those with several shards.
+SEVERAL_SHARE = 0.5
 _ZONES: Final = ("a", "b")
+_ZONES_OF_SHARDS: Final = ("a", "b", "c")
 
 
 class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +135,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     #: execute, paused or dry-run; until the faults end.
     posture: str = "execute"
     join_gate: str = "observe"
+    shards: int = 1
+    #: The shard of each cluster, by number; empty with one shard.
+    homes: tuple[int, ...] = ()
+    #: The zones, and the shard that each is for; empty with one shard.
+    zones: tuple[tuple[str, int], ...] = ()
+    #: live, gone or none; none with one shard.
+    coordinator: str = NONE
+    replicas: int = 0
+    #: The disks of the shards say from the start whose each zone is; else a coordinator has to.
+    is_settled: bool = True
+    report_seconds: float = 10.0
+
+    def home(self, cluster: int) -> int:
+        """Return the number of the shard to which a cluster reports."""
+        return self.homes[cluster] if self.homes else 0
+
+    def coordinator_settings(self) -> CoordinatorSettings:
+        """Return the settings of a replica: those of the command line, at the pace of this world's reports."""
+        return CoordinatorSettings(
+            report_interval_seconds=self.report_seconds,
+            rebalance_interval_seconds=5 * self.report_seconds,
+            cooldown_seconds=COOLDOWN_REPORT_CYCLES * self.report_seconds,
+        )
 
     def settings(self, *, is_healed: bool = False) -> ShardSettings:
         """Return the settings of a shard of this world."""
@@ -132,6 +183,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             join_gate=JoinGate(self.join_gate),
             join_deadline_seconds=300.0,
             cluster_silence_seconds=120.0,
+            report_interval_seconds=self.report_seconds,
         )
 
     def cloud(self) -> CloudWorld:
@@ -182,12 +234,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(seed: int) -> Plan:
-    """Return the plan of a seed."""
+    """Return the plan of a seed: of one shard, or of several."""
+    alone = _of_one_shard(seed)
+    rng = Streams(seed).of("swarm of shards")
+    return _of_several(alone, rng) if rng.random() < SEVERAL_SHARE else alone
+
+
+def _of_one_shard(seed: int) -> Plan:
     rng = Streams(seed).of("swarm")
     machines = _pools(rng)
     clusters = tuple(_kinds(rng, number) for number in range(rng.randint(1, 3)))
     eagerness = rng.choice((0.15, 0.3, 0.5))
-    faults = tuple(fault for fault in ALL_FAULTS if rng.random() < eagerness)
+    faults = tuple(fault for fault in SHARD_FAULTS if rng.random() < eagerness)
     return Plan(
         seed=seed,
         faults=faults,
@@ -259,3 +317,71 @@ def _kinds(rng: Random, cluster: int) -> tuple[KindPlan, ...]:
             KindPlan(name=f"row-{number:02d}", count=1, cpu_milli=100, priority=200 + number) for number in range(14)
         ]
     return tuple(kinds)
+
+
+# ---- several shards ----------------------------------------------------------------------------------------------
+
+
+def _of_several(alone: Plan, rng: Random) -> Plan:
+    """Return a plan of two or three shards, of which one starves beside another that has machines to spare."""
+    shards = rng.choice((2, 2, 3))
+    starving = rng.randrange(shards)
+    eagerness = rng.choice((0.15, 0.3, 0.5))
+    coordinator = rng.choice((LIVE,) * 7 + (GONE,))
+    homes = list(range(shards))
+    if rng.random() < 0.3:
+        # A shard that serves nobody: its machines are for the others, and its zone can be left at once.
+        homes.remove(rng.choice([number for number in homes if number != starving]))
+    if rng.random() < 0.4:
+        homes.append(rng.choice(homes))
+    faults = (*alone.faults, *(fault for fault in COORDINATOR_EVENTS if rng.random() < eagerness))
+    zones = _ZONES_OF_SHARDS[:shards]
+    return msgspec.structs.replace(
+        alone,
+        faults=faults,
+        pools=tuple(pool for number, zone in enumerate(zones) for pool in _zone(rng, zone, number == starving)),
+        clusters=tuple(_wants(rng, number, home == starving) for number, home in enumerate(homes)),
+        safety_seconds=float(rng.choice((500, 900))),
+        change_seconds_mean=float(rng.choice((40, 100, 200))),
+        cycle_interval_seconds=float(rng.choice((5, 10))),
+        shards=shards,
+        homes=tuple(homes),
+        zones=tuple((zone, number) for number, zone in enumerate(zones)),
+        coordinator=coordinator,
+        replicas=rng.randint(1, 2),
+        is_settled=coordinator == GONE or rng.random() < 0.6,
+        report_seconds=rng.choice((5.0, 10.0)),
+    )
+
+
+def _zone(rng: Random, zone: str, is_poor: bool) -> tuple[PoolPlan, ...]:
+    def pool(instance_type: str, capacity_type: str, count: int, probability: float = 0.0) -> PoolPlan:
+        cpu, price = (4, 0.2) if instance_type == "small" else (16, 0.7)
+        factor = {"bare_metal": 0.2, "reserved": 0.6, "on_demand": 1.0, "spot": 0.3}[capacity_type]
+        return PoolPlan(
+            instance_type=instance_type,
+            zone=zone,
+            capacity_type=capacity_type,
+            count=count,
+            cpu=cpu,
+            price_usd_per_hour=price * factor,
+            probability=probability,
+        )
+
+    if is_poor:
+        return (pool("small", rng.choice(("bare_metal", "on_demand")), rng.randint(1, 2)),)
+    pools = [pool("small", rng.choice(("bare_metal", "bare_metal", "reserved")), rng.randint(4, 7))]
+    if rng.random() < 0.5:
+        pools.append(pool("small", "on_demand", rng.randint(2, 5)))
+    if rng.random() < 0.3:
+        pools.append(pool("large", rng.choice(("reserved", "spot")), rng.randint(1, 3), 0.1))
+    return tuple(pools)
+
+
+def _wants(rng: Random, cluster: int, is_starving: bool) -> tuple[KindPlan, ...]:
+    if not is_starving:
+        return _kinds(rng, cluster)
+    return (
+        KindPlan(name="web", count=rng.randint(8, 16), cpu_milli=1000, priority=1000 + cluster, penalty_dollars=16),
+        KindPlan(name="service", count=rng.randint(2, 6), cpu_milli=2000, priority=2000, penalty_dollars=64),
+    )

@@ -1,4 +1,4 @@
-"""The world of faults put together: one shard, its provider and its clusters, in two phases, on the kernel.
+"""The world of faults put together: shards, coordinator, provider and clusters, in two phases, on the kernel.
 
 In the first phase faults of the plan come, and every event is held against the invariants; then all heals, and the
 world must come to rest in a bounded time (docs/spec/simulation.md). `run_plan` is a function of its plan alone. Nothing
@@ -10,9 +10,10 @@ import sys
 from collections import Counter
 from collections.abc import MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import structlog
 
 from bigfleet.model import labels
@@ -29,15 +30,18 @@ from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Streams
 from bigfleet.sim.world import liveness, marks
 from bigfleet.sim.world.cluster import ClusterSite
-from bigfleet.sim.world.evidence import Committed, Event, Evidence, Hosted, Marked, Violation
+from bigfleet.sim.world.evidence import Committed, Event, Evidence, Hosted, Marked, Titled, Violation
 from bigfleet.sim.world.faults import chaos
-from bigfleet.sim.world.invariants import by_event
+from bigfleet.sim.world.fleet import Fleet, shard_name
+from bigfleet.sim.world.handovers import by_event, remember
 from bigfleet.sim.world.provider import ProviderSite
 from bigfleet.sim.world.shard import ShardSite
-from bigfleet.sim.world.swarm import KindPlan, Plan
+from bigfleet.sim.world.swarm import GONE, NONE, KindPlan, Plan
 
 #: How often the timeline is sampled.
 SAMPLE_SECONDS = 10.0
+#: S12, which is looked at between two runs.
+SILENCE_CHANGES_NOTHING = "With the coordinator gone, no shard's decisions differ from those of one that never had one."
 
 
 class Sample(NamedTuple):
@@ -104,19 +108,28 @@ class World:
         self.provider.store.on_record = self._recorded
         self.provider.store.on_mark = self._marked
         self.provider.book.on_host = self._hosted
-        self.shard = ShardSite(
-            network=self.network,
-            provider=self.provider,
-            clock=self.clock,
-            make_ids=streams.ids,
-            evidence=self.evidence,
-            tell=self.tell,
-        )
+        self.evidence.records = self.provider.store.records
+        self.fleet = Fleet(plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, tell=self.tell)
+        names = [shard_name(number) for number in range(plan.shards)]
+        self.shards = [
+            ShardSite(
+                name,
+                network=self.network,
+                provider=self.provider,
+                clock=self.clock,
+                make_ids=streams.ids,
+                evidence=self.evidence,
+                tell=self.tell,
+                disk=self.fleet.disks.get(name),
+                link=self.fleet.links.get(name),
+            )
+            for name in names
+        ]
         self.clusters = [
             ClusterSite(
                 name=f"c{number}",
                 network=self.network,
-                shard=self.shard,
+                shard=self.shards[plan.home(number)],
                 clock=self.clock,
                 make_rng=streams.of,
                 evidence=self.evidence,
@@ -134,6 +147,8 @@ class World:
             evidence.checks[name] += 1
             for text in check(event, evidence):
                 evidence.breach(name, text)
+        if isinstance(event, Titled):
+            remember(event, evidence)
 
     def _recorded(self, before: Record | None, after: Record | None) -> None:
         known = after or before
@@ -155,9 +170,8 @@ class World:
     def sample(self) -> None:
         """Note how the world is, for the timeline."""
         machines = Counter(record.state.label for record in self.provider.store.records.values())
-        shard = self.shard.shard
-        decision = shard.last_decision if shard is not None else None
-        short = sum(bool(row.unresolved) for row in decision.rows) if decision is not None else 0
+        decisions = [site.shard.last_decision for site in self.shards if site.shard is not None]
+        short = sum(bool(row.unresolved) for decision in decisions if decision is not None for row in decision.rows)
         actions = sum(self.evidence.actions.values())
         self.samples.append(Sample(self.clock.monotonic_seconds(), dict(sorted(machines.items())), short, actions))
 
@@ -171,7 +185,9 @@ class World:
                 pod.id: pod for kind in self.plan.clusters[number] for pod in _pods(site.name, kind, kind.count)
             }
             site.start()
-        self.shard.start(self.plan.settings())
+        for shard in self.shards:
+            shard.start(self.plan.settings())
+        self.fleet.start()
         tasks = [asyncio.create_task(chaos(self)), asyncio.create_task(self._change_demand())]
         await self._safety_phase()
         for task in (*tasks, *self.faults_running):
@@ -224,13 +240,15 @@ class World:
                 site.cluster.apply()
         self.provider.process.kill()
         self.provider.start(is_calm=True)
-        process, shard = self.shard.process, self.shard.shard
-        process.dies_at_step = None
-        process.resume()
-        is_held = shard is not None and shard.is_held_until_restart()
-        if not process.is_alive or self.plan.posture != "execute" or is_held:
-            process.kill()
-            self.shard.start(self.plan.settings(is_healed=True))
+        self.fleet.heal()
+        for shard_site in self.shards:
+            process, shard = shard_site.process, shard_site.shard
+            process.dies_at_step = None
+            process.resume()
+            is_held = shard is not None and shard.is_held_until_restart()
+            if not process.is_alive or self.plan.posture != "execute" or is_held:
+                process.kill()
+                shard_site.start(self.plan.settings(is_healed=True))
 
     async def _last_words(self, is_at_rest: bool) -> None:
         evidence = self.evidence
@@ -275,7 +293,26 @@ def _pods(cluster: str, kind: KindPlan, count: int) -> list[CapacityRequest]:
 
 
 def run_plan(plan: Plan) -> Result:
-    """Run a plan from its start to its end. Equal plans give equal results in any process."""
+    """Run a plan from its start to its end. Equal plans give equal results in any process.
+
+    Where no coordinator ever answers, it is run again with shards that know of none, and held against that (S12).
+    """
+    result = _run(plan)
+    if plan.coordinator != GONE or result.violations:
+        return result
+    alone = _run(msgspec.structs.replace(plan, coordinator=NONE))
+    result.checks["S12"] += len(alone.journal.entries)
+    pairs = zip(result.journal.entries, alone.journal.entries, strict=False)
+    found = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if found is None and result.trace_hash == alone.trace_hash:
+        return result
+    told = "one of them went on longer" if found is None else f"{found[0].line!r} and {found[1].line!r}"
+    at_nanos = found[0].at_nanos if found is not None else result.journal.entries[-1].at_nanos
+    text = f"{SILENCE_CHANGES_NOTHING} With and without a silent coordinator: {told}"
+    return replace(result, violations=(Violation("S12", at_nanos, text),))
+
+
+def _run(plan: Plan) -> Result:
     streams = Streams(plan.seed)
     worlds: list[World] = []
 
@@ -286,6 +323,7 @@ def run_plan(plan: Plan) -> Result:
         for fault in loop.faults:
             world.evidence.breach("S0", f"a task ended by {type(fault).__name__}: {fault}")
         evidence = world.evidence
+        world.journal.is_closed = True
         return Result(
             plan=plan,
             violations=tuple(evidence.violations),
@@ -313,7 +351,7 @@ def run_plan(plan: Plan) -> Result:
         cache_logger_on_first_use=False,
     )
     try:
-        return run_kernel(main, streams.of("scheduler"))
+        return run_kernel(main, streams.of("scheduler"), streams.of("scheduler aside"))
     finally:
         worlds.clear()
         drop_all()

@@ -5,10 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from bigfleet.sim.world.world import run_plan
+from tests.sim.world import planted_fleet
 from tests.sim.world.planted import BUDGET, DEFECTS, Defect, world
 
 #: Short ones that run with every change; all of them run in the slow suite.
-QUICK = ("the reclaim cap is off", "every third audit record is lost", "a pause is ignored")
+QUICK = (
+    "the reclaim cap is off",
+    "every third audit record is lost",
+    "a pause is ignored",
+    "ownership is not asked for by reconcile",
+)
 
 
 def found_by(defect: Defect) -> tuple[int, str] | None:
@@ -42,10 +48,10 @@ def test_every_planted_defect_is_found(
 
 
 def test_there_are_enough_defects_and_each_has_its_name() -> None:
-    """At least 25, of at least 18 invariants."""
-    assert len(DEFECTS) >= 25
+    """At least 40, of at least 21 invariants."""
+    assert len(DEFECTS) >= 40
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
-    assert len({defect.invariant for defect in DEFECTS}) >= 18
+    assert len({defect.invariant for defect in DEFECTS}) >= 21
 
 
 @pytest.mark.slow
@@ -55,4 +61,4 @@ def test_the_worlds_of_the_defects_are_sound_without_them() -> None:
     found = [violation for plan in plans.values() for violation in run_plan(plan).violations]
 
     assert found == []
-    assert run_plan(world(1)).violations == ()
+    assert run_plan(world(1)).violations == run_plan(planted_fleet.fleet(1)).violations == ()

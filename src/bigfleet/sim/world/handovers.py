@@ -73,9 +73,10 @@ def a_shard_calls_for_its_own_machines(event: Called, evidence: Evidence) -> Ite
 @invariant("S5", Marked)
 def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Evidence) -> Iterator[str]:
     """A provider takes no token of a shard for a machine that this shard has given up."""
-    mark = event.mark
-    title = evidence.moves.titles.get(ShardId(mark.shard_id))
-    if title is not None and mark.machine_id in title.released:
+    mark, me = event.mark, ShardId(event.mark.shard_id)
+    title = evidence.moves.titles.get(me)
+    row = None if title is None else title.owned.rows.get(MachineId(mark.machine_id))
+    if row is not None and row.kind is not RowKind.ADOPTED and (me, row.turn) in evidence.moves.releases:
         yield f"{mark.machine_id}: a call of {mark.shard_id} was taken after it had given the machine up"
 
 

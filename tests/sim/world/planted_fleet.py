@@ -1,0 +1,195 @@
+"""Defects between shards and their coordinator, as those of `planted`, each with the invariant that has to find it.
+
+Their world has two shards of one provider: the first starves, the second has machines to spare, and both change their
+minds. None of this is reachable from the product.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from bigfleet.coordinator import squaring
+from bigfleet.coordinator.leader import Leader
+from bigfleet.link.client import Client
+from bigfleet.link.inbox import Inbox
+from bigfleet.link.reporter import Reporter
+from bigfleet.model.ownership import RowKind
+from bigfleet.rpc.etcd_store import EtcdStore
+from bigfleet.shard import rails
+from bigfleet.shard.belonging import Belonging
+from bigfleet.shard.handover import Done, Handover
+from bigfleet.shard.ownership_file import OwnershipFile
+from bigfleet.sim.world.swarm import GONE, LIVE, KindPlan, Plan, PoolPlan
+from tests.sim.world.planted import DEFECTS, Defect, Plant
+
+_POOLS = (
+    PoolPlan(instance_type="small", zone="a", capacity_type="bare_metal", count=4, cpu=4, price_usd_per_hour=0.04),
+    PoolPlan(instance_type="small", zone="b", capacity_type="bare_metal", count=8, cpu=4, price_usd_per_hour=0.04),
+    PoolPlan(instance_type="small", zone="b", capacity_type="on_demand", count=5, cpu=4, price_usd_per_hour=0.2),
+)
+_C0 = (
+    KindPlan(name="web", count=16, cpu_milli=1000, priority=1000, penalty_dollars=16),
+    KindPlan(name="service", count=4, cpu_milli=2000, priority=2000, penalty_dollars=64),
+)
+_C1 = (KindPlan(name="web", count=8, cpu_milli=1000, priority=100),)
+
+
+#: Work that fills a zone and may be drained for others.
+_CHEAP = (KindPlan(name="web", count=34, cpu_milli=1000, priority=100),)
+
+
+def fleet(seed: int, *faults: str, **changes: Any) -> Plan:
+    """Return a small world of two shards with these faults."""
+    plan = Plan(
+        seed=seed,
+        faults=faults,
+        pools=_POOLS,
+        clusters=(_C0, _C1),
+        safety_seconds=500.0,
+        fault_seconds_mean=10.0,
+        change_seconds_mean=60.0,
+        cycle_interval_seconds=5.0,
+        shards=2,
+        homes=(0, 1),
+        zones=(("a", 0), ("b", 1)),
+        coordinator=LIVE,
+        replicas=2,
+        report_seconds=5.0,
+    )
+    return msgspec.structs.replace(plan, **changes)
+
+
+def defect(name: str, invariant: str, *faults: str, **changes: Any) -> Callable[[Plant], Plant]:
+    """Register a defect with its world."""
+
+    def register(plant: Plant) -> Plant:
+        DEFECTS.append(Defect(name, invariant, plant, lambda seed: fleet(seed, *faults, **changes)))
+        return plant
+
+    return register
+
+
+# ---- one owner --------------------------------------------------------------------------------------------------
+
+
+@defect("ownership is not asked for by reconcile", "S5")
+def _not_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Belonging, "owns", lambda _self, _record: True)
+    patch.setattr(Belonging, "foreign", lambda _self, _records: set())
+
+
+def _gives_up(before: Any, after: Any) -> bool:
+    return any(
+        row.kind is RowKind.RELEASED and before.rows.get(machine_id) is not row
+        for machine_id, row in after.rows.items()
+    )
+
+
+@defect("what is given up is not written", "S5")
+def _not_written(patch: pytest.MonkeyPatch) -> None:
+    before = OwnershipFile.commit
+
+    def commit(self: Any, owned: Any, reservations: Any = None) -> None:
+        if _gives_up(self.owned, owned):
+            self.owned = owned
+        else:
+            before(self, owned, reservations)
+
+    patch.setattr(OwnershipFile, "commit", commit)
+
+
+@defect("a machine is taken over before it was given up", "S5")
+def _too_early(patch: pytest.MonkeyPatch) -> None:
+    before = Handover._commit
+
+    def commit(self: Any, owned: Any, reservations: Any = None) -> None:
+        file, former = self._file, self._file.owned
+        if not _gives_up(former, owned):
+            before(self, owned, reservations)
+            return
+        file.owned = owned
+
+        async def later() -> None:
+            await self._clock.sleep(20.0)
+            told, file.owned = file.owned, former
+            before(self, told)
+
+        self._later = asyncio.ensure_future(later())
+
+    patch.setattr(Handover, "_commit", commit)
+
+
+@defect("what was given up is handed to nobody", "S5")
+def _to_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(squaring, "_hand_on", lambda *_arguments: None)
+
+
+# ---- instructions -----------------------------------------------------------------------------------------------
+
+
+@defect("an instruction that comes again acts again", "S15", "answer-again", "coordinator-partition-one-way")
+def _again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Handover, "_given_up_at", lambda _self, _turn: Done())
+    patch.setattr(Inbox, "_answer", Inbox._judged)
+
+
+@defect(
+    "who has lost the lease leads on, and terms are checked by nobody",
+    "S15",
+    "lease-lost",
+    "store-partition",
+    "coordinator-partition",
+    fault_seconds_mean=6.0,
+    change_seconds_mean=20.0,
+)
+def _any_term(patch: pytest.MonkeyPatch) -> None:
+    async def exchange(self: Any) -> bool:
+        report = self._report()
+        answer = await self._client.send(report)
+        if answer is None:
+            return False
+        # Whoever answers is obeyed, as at first.
+        self._inbox.accepted_term = 0
+        self._inbox.carried(report.acks)
+        self._acknowledged = None
+        return bool(await self._handle(answer))
+
+    async def leads(_self: Any) -> bool:
+        return True
+
+    async def ignore(_self: Any, _report: Any) -> None:
+        return None
+
+    patch.setattr(Reporter, "exchange", exchange)
+    patch.setattr(EtcdStore, "_step_down", lambda _self, _why: None)
+    patch.setattr(EtcdStore, "is_leader", leads)
+    patch.setattr(Leader, "_outrun", ignore)
+
+
+@defect("a reservation never ends", "L4", clusters=(_C0, _CHEAP), change_seconds_mean=60.0)
+def _kept_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Handover, "_tended", lambda _self, kept: kept)
+
+
+# ---- nobody answers ---------------------------------------------------------------------------------------------
+
+
+@defect("who hears nothing of the coordinator does one thing at a time", "S12", coordinator=GONE)
+def _silence(patch: pytest.MonkeyPatch) -> None:
+    before_send, before_choose = Client.send, rails.choose
+
+    async def send(self: Any, report: Any) -> Any:
+        answer = await before_send(self, report)
+        # The loop lasts as long as the run.
+        asyncio.get_running_loop().is_silent = answer is None  # type: ignore[attr-defined]
+        return answer
+
+    def choose(actions: Any, **given: Any) -> Any:
+        is_silent = getattr(asyncio.get_running_loop(), "is_silent", False)
+        return before_choose(actions[:1] if is_silent else actions, **given)
+
+    patch.setattr(Client, "send", send)
+    patch.setattr(rails, "choose", choose)

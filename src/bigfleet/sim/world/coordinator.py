@@ -26,7 +26,8 @@ from bigfleet.link.client import CALL_SECONDS, NotAnswered
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
 from bigfleet.rpc.convert_coordinator import answer_from_wire, report_to_wire
-from bigfleet.rpc.coordinator_server import LEADER_HINT, CoordinatorServicer
+from bigfleet.rpc.coordinator_client import LEADER_HINT
+from bigfleet.rpc.coordinator_server import CoordinatorServicer
 from bigfleet.rpc.etcd_store import EtcdStore
 from bigfleet.rpc.gen import coordinator_pb2
 from bigfleet.sim.kernel.network import ConnectionLost, Network

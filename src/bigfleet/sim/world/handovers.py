@@ -6,9 +6,10 @@ off the provider's; `remember` keeps what later events are held against. None ma
 
 from collections.abc import Iterator, Mapping
 
+from bigfleet.model import labels
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.ownership import Row, RowKind, assigned_shard_of
+from bigfleet.model.ownership import Row, RowKind
 from bigfleet.sim.world.evidence import Called, Committed, Cycled, Evidence, Marked, Titled
 from bigfleet.sim.world.invariants import INVARIANTS as INVARIANTS
 from bigfleet.sim.world.invariants import by_event as by_event
@@ -34,7 +35,7 @@ def never_two_owners_of_what_is_bound(event: Committed, evidence: Evidence) -> I
 
 def _two_owners(machine_id: str, evidence: Evidence) -> Iterator[str]:
     record = evidence.records[machine_id]
-    found = owners(evidence.moves.titles, record.machine, assigned_shard_of(record.metadata))
+    found = owners(evidence.moves.titles, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
     if len(found) > 1:
         rows = {name: evidence.moves.titles[name].owned.rows.get(record.machine.id) for name in found}
         yield f"{machine_id} belongs to {', '.join(found)}: {rows}"
@@ -49,7 +50,7 @@ def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Evidence) -> It
         return
     for known in shard.inventory:
         record = evidence.records.get(known.id)
-        binder = "" if record is None or not known.cluster else assigned_shard_of(record.metadata)
+        binder = "" if record is None or not known.cluster else record.metadata.get(labels.ASSIGNED_SHARD, "")
         if record is not None and known.cluster and record.machine.cluster != known.cluster:
             # The provider has gone on meanwhile; whose it was then nobody knows now.
             continue

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from bigfleet.engine.decision import RowResult
-from bigfleet.model import vector
+from bigfleet.model import labels, vector
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ShardId
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Domain, assigned_shard_of
+from bigfleet.model.ownership import Domain
 from bigfleet.model.profile import Requirement
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.provider.record import Record
@@ -130,7 +130,7 @@ def _unclear(world: "World") -> Iterator[tuple[Record, list[ShardId]]]:
     leaving = [(name, domain) for name, title in titles.items() for domain in title.owned.leaving]
     left = [domain for name, domain in leaving if _serves_in(world, name, domain)]
     for record in sorted(world.provider.store.records.values(), key=lambda record: record.id) if titles else ():
-        found = owners(titles, record.machine, assigned_shard_of(record.metadata))
+        found = owners(titles, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
         # A shard that leaves acquires nothing there any more, and another must wait until it serves nobody from there.
         is_left = not found and any(record.machine.attribute(key) == value for key, value in left)
         if len(found) != 1 and not is_left:
@@ -146,7 +146,7 @@ def _serves_in(world: "World", shard_id: ShardId, domain: Domain) -> bool:
     """Say whether machines of a domain are bound by a shard."""
     return any(
         record.machine.cluster
-        and assigned_shard_of(record.metadata) == shard_id
+        and record.metadata.get(labels.ASSIGNED_SHARD, "") == shard_id
         and record.machine.attribute(domain.topology_key) == domain.topology_value
         for record in world.provider.store.records.values()
     )
@@ -159,7 +159,7 @@ def _of_shard(world: "World", shard: WatchedShard) -> list[Record]:
     return [
         record
         for record in records
-        if title is None or title.owns(shard.shard_id, record.machine, assigned_shard_of(record.metadata))
+        if title is None or title.owns(shard.shard_id, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
     ]
 
 

@@ -6,6 +6,7 @@ minds. None of this is reachable from the product.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 
 from bigfleet.coordinator import squaring
 from bigfleet.coordinator.leader import Leader
+from bigfleet.coordinator.term import CoordinatorSettings
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import Reporter
@@ -35,7 +37,12 @@ _C0 = (
     KindPlan(name="service", count=4, cpu_milli=2000, priority=2000, penalty_dollars=64),
 )
 _C1 = (KindPlan(name="web", count=8, cpu_milli=1000, priority=100),)
-
+#: What one zone has and both clusters want in turns.
+_EVEN_POOLS = tuple(
+    PoolPlan(instance_type="small", zone=zone, capacity_type="bare_metal", count=4, cpu=4, price_usd_per_hour=0.04)
+    for zone in "ab"
+)
+_EVEN = (KindPlan(name="web", count=16, cpu_milli=1000, priority=1000, penalty_dollars=16),)
 
 #: Work that fills a zone and may be drained for others.
 _CHEAP = (KindPlan(name="web", count=34, cpu_milli=1000, priority=100),)
@@ -172,6 +179,27 @@ def _any_term(patch: pytest.MonkeyPatch) -> None:
 @defect("a reservation never ends", "L4", clusters=(_C0, _CHEAP), change_seconds_mean=60.0)
 def _kept_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Handover, "_tended", lambda _self, kept: kept)
+
+
+@defect(
+    "nobody keeps a cooldown",
+    "S17",
+    pools=_EVEN_POOLS,
+    clusters=(_EVEN, _EVEN),
+    change_seconds_mean=40.0,
+    cycle_interval_seconds=2.0,
+    report_seconds=15.0,
+    safety_seconds=1200.0,
+)
+def _no_cooldown(patch: pytest.MonkeyPatch) -> None:
+    before = Plan.coordinator_settings
+
+    def eager(self: Plan) -> CoordinatorSettings:
+        # Passes that come with every report: the pace is no defect, and without it a machine seldom goes back in time.
+        return replace(before(self), cooldown_seconds=0.0, rebalance_interval_seconds=self.report_seconds)
+
+    patch.setattr(Handover, "_cools_down", lambda _self, _machine_id: False)
+    patch.setattr(Plan, "coordinator_settings", eager)
 
 
 # ---- nobody answers ---------------------------------------------------------------------------------------------

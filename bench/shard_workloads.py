@@ -57,15 +57,19 @@ def answer_of(machines: Iterable[Machine]) -> list[bytes]:
 class ListedProvider:
     """Implements `bigfleet.shard.ports.Provider` for one that is only read: List answers what stands in `listing`.
 
-    With `content` it reads that instead, as the client of a provider does.
+    With `content` it reads that instead, as the client of a provider does. With `delta` that is the answer to whoever
+    has a cursor.
     """
 
     def __init__(self) -> None:
         self.listing = Listing(records=())
+        self.delta: Listing | None = None
         self.content = b""
 
     async def list(self, since_revision: bytes) -> Listing:
-        """Return the listing."""
+        """Return the listing, or what has changed."""
+        if since_revision and self.delta is not None:
+            return self.delta
         return await read_listing(self.content, SystemClock()) if self.content else self.listing
 
     async def get(self, machine_id: MachineId) -> Record:

@@ -236,8 +236,8 @@ async def serve_sessions(clusters: int) -> int:
     shard = WatchedShard(watch, **shard_parts(provider))
 
     def listed() -> None:
-        # From now on nothing changes, as a delta says.
-        provider.listing = Listing(records=(), revision=b"2", tombstones=True)
+        # From now on nothing changes, as a delta says; the whole is read once in a while all the same.
+        provider.delta = Listing(records=(), revision=b"2", tombstones=True)
         gc.freeze()
         is_listed.set()
 

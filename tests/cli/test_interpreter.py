@@ -32,7 +32,7 @@ def test_a_settled_process_collects_nothing_by_itself() -> None:
 
     assert not gc.isenabled()
     assert gc.get_freeze_count() > 0
-    assert sys.getswitchinterval() == pytest.approx(0.0005)
+    assert sys.getswitchinterval() == pytest.approx(0.0001)
 
 
 @pytest.mark.parametrize(

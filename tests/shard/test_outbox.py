@@ -205,8 +205,9 @@ operations = st.one_of(
 @given(frames_max=st.integers(1, 5), story=st.lists(operations, max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_the_outbox_follows_its_model(frames_max: int, story: list[tuple[object, ...]]) -> None:
-    """Against a plain list: order, coalescing to the tail, what is dropped and when the session ends."""
-    outbox, model, is_over, dropped = Outbox(frames_max), list[ShardFrame](), False, 0
+    """Against a plain list: order, coalescing to the tail, what is dropped, when the session ends, who waits."""
+    waiting = set[Outbox]()
+    outbox, model, is_over, dropped = Outbox(frames_max, waiting=waiting), list[ShardFrame](), False, 0
     for step in story:
         match step:
             case ("node", str(name), MachineState() as state):
@@ -235,4 +236,5 @@ def test_the_outbox_follows_its_model(frames_max: int, story: list[tuple[object,
                 assert taken == (model.pop(0) if model else None)
         assert len(outbox) <= frames_max
         assert (len(outbox), outbox.closed is not None, outbox.dropped) == (len(model), is_over, dropped)
+        assert waiting == ({outbox} if model else set())
     assert read(outbox) == model

@@ -22,6 +22,7 @@ from bigfleet.model.frames import (
 from bigfleet.model.states import MachineState
 from bigfleet.shard.outbox import CloseReason, Outbox
 from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.sessions import Sessions
 from tests.shard.world import FakeOperator, ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time
@@ -93,6 +94,20 @@ async def test_a_late_removal_never_evicts_the_successor() -> None:
 
     assert world.shard.sessions.of("c1") is new.session
     assert world.metric("session_lifecycle_total", event="removed") == 0
+
+
+async def test_the_fullest_outbox_is_known_without_asking_every_session() -> None:
+    """Frames that were taken, and those of a session that has ended, wait no more."""
+    sessions = Sessions(epoch=1, outbox_frames_max=8)
+    quiet, busy = (sessions.open(Hello(cluster_id=name)) for name in ("quiet", "busy"))
+    sessions.acknowledge_hello(busy)
+    both = sessions.fullest_outbox
+    await busy.outbox.next()
+    await busy.outbox.next()
+    one = sessions.fullest_outbox
+    sessions.close(quiet, CloseReason.GONE)
+
+    assert (both, one, sessions.fullest_outbox) == (2, 1, 0)
 
 
 async def test_a_stopping_shard_ends_every_session() -> None:

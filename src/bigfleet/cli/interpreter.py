@@ -16,8 +16,8 @@ import structlog
 
 from bigfleet.model.clock import Clock
 
-#: How long a thread that computes keeps the interpreter when another one wants it; by default it is ten times that.
-TURN_SECONDS = 0.0005
+#: How long a thread that computes keeps the interpreter when another one wants it; by default it is fifty times that.
+TURN_SECONDS = 0.0001
 
 #: How often it is asked whether to look for garbage.
 LOOK_SECONDS = 10.0

@@ -333,18 +333,16 @@ class Shard:
         unjoined = self.telling.look(table.clusters)
         # What follows is one moment; each part of it that grows with the clusters is a moment of its own.
         await self._clock.sleep(0)
-        if is_timer:
-            self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
-            await self._clock.sleep(0)
         computed_at_unix_nanos = self._clock.unix_nanos()
         snapshot = await self._snapshot()
         if is_timer:
+            self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
             self.stuck.look(snapshot, self.actuator, self.cycle)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.telling.judged()
         options = Options(
             now_seconds=self._clock.monotonic_seconds(),
-            reported=frozenset(self.intake.reported),
+            reported=self.intake.reported_by_now(),
             reserved=self.belonging.reserved,
             unjoined=unjoined,
             parking_ages=self._ages.parking,

@@ -263,8 +263,16 @@ class Intake:
         self.table = NeedsTable()
         #: Clusters that have reported since this process started, held reports included.
         self.reported: set[str] = set()
+        self._reported_by_now: frozenset[str] = frozenset()
         self._guard = guard
         self._clusters: dict[str, _ClusterIntake] = {}
+
+    def reported_by_now(self) -> frozenset[str]:
+        """Return the clusters that have reported by now: the same object until another one reports."""
+        # Nothing ever leaves them.
+        if len(self._reported_by_now) < len(self.reported):
+            self._reported_by_now = frozenset(self.reported)
+        return self._reported_by_now
 
     def digest_of(self, cluster: str) -> bytes | None:
         """Return the digest of the cluster's last accepted roll-up; None before there is one."""

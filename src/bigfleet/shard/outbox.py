@@ -56,14 +56,17 @@ class Outbox:
         frames_max: int,
         on_overflow: Callable[[], None] = lambda: None,
         on_loss: Callable[[], None] = lambda: None,
+        waiting: "set[Outbox] | None" = None,
     ) -> None:
         """Hold at most `frames_max` frames.
 
         `on_overflow` hears that a frame that must be delivered found no room, `on_loss` that another one was dropped.
+        `waiting` holds this outbox for as long as frames wait in it.
         """
         self._frames_max = frames_max
         self._on_overflow = on_overflow
         self._on_loss = on_loss
+        self._waiting = set() if waiting is None else waiting
         self._frames: OrderedDict[int, ShardFrame] = OrderedDict()
         self._by_key: dict[str, int] = {}
         self._next_number = 0
@@ -111,6 +114,7 @@ class Outbox:
             return
         self._next_number += 1
         self._frames[self._next_number] = frame
+        self._waiting.add(self)
         if key is not None:
             self._by_key[key] = self._next_number
         self._wakeup.set()
@@ -131,6 +135,7 @@ class Outbox:
         if self.closed is None:
             self.closed = reason
             self._frames.clear()
+            self._waiting.discard(self)
             self._by_key.clear()
             self._resync = None
             self._wakeup.set()
@@ -157,6 +162,8 @@ class Outbox:
         # Queued frames go first: a resync renders the present, so nothing older may follow it for the same machine.
         if self._frames:
             _number, frame = self._frames.popitem(last=False)
+            if not self._frames:
+                self._waiting.discard(self)
             key = _supersedes_key(frame)
             if key is not None:
                 self._by_key.pop(key, None)

@@ -98,6 +98,8 @@ class Sessions:
         #: By (instruction, machine): the cluster whose operator has to answer, and where its answer goes.
         self._drains: dict[tuple[str, str], tuple[str, asyncio.Future[DrainResult]]] = {}
         self._stopping = False
+        #: Of the sessions' outboxes, those in which frames wait.
+        self._waiting: set[Outbox] = set()
         #: Sessions that lost frames, by cluster, until they are told anew.
         self._lossy: dict[str, Session] = {}
         #: The coordinator's term that the shard has accepted, 0 before the first.
@@ -122,8 +124,8 @@ class Sessions:
 
     @property
     def fullest_outbox(self) -> int:
-        """How many frames wait in the fullest outbox."""
-        return max([len(session.outbox) for session in self._sessions.values()], default=0)
+        """How many frames wait in the fullest outbox. Cost: the outboxes in which any wait."""
+        return max(map(len, self._waiting), default=0)
 
     def overflowed(self) -> list[Session]:
         """Return the sessions that lost frames and have room to be told anew."""
@@ -149,6 +151,7 @@ class Sessions:
                 self._outbox_frames_max,
                 on_overflow=lambda: self.close(session, CloseReason.OVERFLOWED),
                 on_loss=lambda: self._lossy.update({session.cluster: session}),
+                waiting=self._waiting,
             ),
         )
         self._sessions[hello.cluster_id] = session

@@ -211,8 +211,9 @@ class Telling:
         """
         now_seconds = self._clock.monotonic_seconds()
         unjoined = self.joins.judge(self._sessions, self._inventory.kept, now_seconds=now_seconds)
-        clusters = demanding | self._inventory.clusters
-        silent = self.silence.look(clusters, self._sessions, now_seconds=now_seconds)
+        silent = self.silence.look(
+            demanding, self._inventory.clusters, sessions=self._sessions, now_seconds=now_seconds
+        )
         self._metrics.machines_unjoined.set(len(unjoined))
         self._metrics.clusters_silent.set(len(silent))
         return self.joins.for_engine()

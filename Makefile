@@ -47,7 +47,7 @@ test-long: $(STAMP) ## prove the engines on many more random fleets: make test-l
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine $(ARGS)
 
 soak: $(STAMP) ## run the world of faults, seed after seed: make soak FOR=8h SEED=100000
-	@$(BIN)/bigfleet sim run --for $(FOR) --seed $(SEED) --jobs $$(nproc) --require-marks
+	@$(BIN)/bigfleet sim run --for $(FOR) --seed $(SEED) --jobs $$(nproc) --twice-every 20 --require-marks
 
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

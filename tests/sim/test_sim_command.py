@@ -1,6 +1,7 @@
 """`bigfleet sim` on the command line."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.sim.command import app
-from bigfleet.cli.sim.seeds import plan_of
+from bigfleet.cli.sim.seeds import plan_of, seed_run
 from bigfleet.sim.closed_loop.scenarios import scenarios
 from bigfleet.sim.world.evidence import Violation
 from bigfleet.sim.world.traces import write_trace
@@ -38,6 +39,33 @@ def test_the_list_names_the_world_its_faults_and_what_must_hold() -> None:
     assert listed.exit_code == 0
     for word in ("faults:", "shard-zombie", "S1 ", "S18", "L6", "A gang's machines are in one domain."):
         assert word in listed.output
+    first, second, tenth = (listed.output.index(f"\n{name} ") for name in ("S1", "S2", "S10"))
+    assert first < second < tenth
+    assert "impossible-gang: One gang wants eight machines in one rack, and racks hold four.\n" in listed.output
+
+
+def test_of_many_seeds_some_run_twice_and_another_course_is_a_breach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S19, of every second seed."""
+    call = ["run", "--seeds", "2..3", "--steps", "2", "--twice-every", "2"]
+    same = RUNNER.invoke(app, call)
+    runs = count(1)
+    monkeypatch.setattr(
+        "bigfleet.cli.sim.seeds.run_seed",
+        lambda seed, steps: seed_run(run_plan(plan_of(seed + 100 * (next(runs) == 3), steps))),
+    )
+    other = RUNNER.invoke(app, call)
+
+    assert (same.exit_code, other.exit_code) == (0, 1), other.output
+    assert "A second run took another course" in other.output
+
+
+def test_two_processes_run_seeds_as_one_does() -> None:
+    """In the order of the seeds, whichever is done first; those that run twice run beside each other."""
+    call = ["run", "--seeds", "2..4", "--steps", "2"]
+    alone, together = RUNNER.invoke(app, call), RUNNER.invoke(app, [*call, "--jobs", "2", "--twice-every", "1"])
+
+    assert (alone.exit_code, together.exit_code) == (0, 0), together.output
+    assert alone.output.splitlines()[-1] == together.output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +80,7 @@ def test_the_list_names_the_world_its_faults_and_what_must_hold() -> None:
         (["run", "--for", "1s", "--trace", "t"], "does not go with"),
         (["run", "--require-marks"], "many seeds"),
         (["run", "--jobs", "2"], "many seeds"),
+        (["run", "--twice-every", "2"], "many seeds"),
         (["run", "no-such-scenario"], "no scenario 'no-such-scenario' here; there are faults, bound-counts"),
         (["run", "no-such-scenario", "--trace", "t"], "there are faults, bound-counts"),
         (["run", "steady-state", "--seeds", "1..2"], "are for faults"),

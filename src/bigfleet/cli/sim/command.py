@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ from bigfleet.cli.values import parse_positive_duration_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bigfleet.cli.sim.seeds import SeedRun
     from bigfleet.model.clock import Clock
     from bigfleet.sim.world.world import Result
 
@@ -51,6 +53,10 @@ _Jobs = Annotated[
     int | None,
     typer.Option("--jobs", min=1, max=256, metavar="N", help="Of many seeds, so many at a time; 1 by default."),
 ]
+_TwiceEvery = Annotated[
+    int | None,
+    typer.Option("--twice-every", min=1, metavar="N", help="Of many seeds, run each N-th twice."),
+]
 _TraceOut = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace, for sim replay.")]
 _Timeline = Annotated[Path | None, typer.Option("--timeline", metavar="FILE", help="Write a page that shows the run.")]
 _For = Annotated[
@@ -74,17 +80,20 @@ def list_scenarios() -> None:
     from bigfleet.sim.world.handovers import INVARIANTS
     from bigfleet.sim.world.liveness import CHECKS, L2_SENTENCE
     from bigfleet.sim.world.swarm import ALL_FAULTS
+    from bigfleet.sim.world.world import SILENCE_CHANGES_NOTHING
 
     typer.echo(f"{FAULT_WORLD}: shards, coordinator, provider and clusters under faults that the seed draws")
     closed_loops = _closed_loops()
     for name in closed_loops:
-        typer.echo(f"{name}: closed loop")
+        typer.echo(f"{name}: {_told_of(name)}")
     if not closed_loops:
         typer.echo(f"closed-loop scenarios: none here; {_WHERE_CLOSED_LOOPS_ARE}")
     typer.echo(f"\nfaults: {', '.join(ALL_FAULTS)}\n")
     sentences = [(each.name, each.sentence) for each in INVARIANTS]
     sentences += [(name, " ".join((check.__doc__ or "").split())) for name, check in CHECKS]
-    for name, sentence in sorted({*sentences, ("L2", L2_SENTENCE)}, key=lambda pair: (pair[0][0] == "L", pair)):
+    sentences += [("S12", SILENCE_CHANGES_NOTHING), ("L2", L2_SENTENCE)]
+    # Safety before liveness, S2 before S10.
+    for name, sentence in sorted(set(sentences), key=lambda pair: (pair[0][0] == "L", int(pair[0][1:]), pair[1])):
         typer.echo(f"{name:<4} {sentence}")
 
 
@@ -96,18 +105,21 @@ def run(
     duration: _For = None,
     steps: _Steps = None,
     jobs: _Jobs = None,
+    twice_every: _TwiceEvery = None,
     require_marks: _RequireMarks = False,
     trace: _TraceOut = None,
     page: _Timeline = None,
 ) -> None:
     """Run a scenario, or the fault world with one seed or with many."""
+    from bigfleet.cli.sim.seeds import run_seeds
+
     first, is_many, writes = 1 if seed is None else seed, seeds is not None or duration is not None, trace or page
-    of_many = require_marks or jobs is not None
+    of_many = require_marks or jobs is not None or twice_every is not None
     if scenario != FAULT_WORLD:
         _check_name(scenario)
         if is_many or writes or of_many:
             raise UsageFault(
-                f"--seeds, --for, --jobs, --require-marks, --trace and --timeline are for {FAULT_WORLD},"
+                f"--seeds, --for, --jobs, --twice-every, --require-marks, --trace and --timeline are for {FAULT_WORLD},"
                 f" not for {scenario}; leave them out"
             )
     if seeds is not None and (seed is not None or duration is not None or writes):
@@ -115,19 +127,20 @@ def run(
     if duration is not None and writes:
         raise UsageFault("--for does not go with --trace or --timeline; name one seed for those")
     if of_many and not is_many:
-        raise UsageFault("--jobs and --require-marks are about many seeds: give --seeds or --for")
+        raise UsageFault("--jobs, --twice-every and --require-marks are about many seeds: give --seeds or --for")
     named = None if seeds is None else _range(seeds)
     seconds = None if duration is None else parse_positive_duration_seconds(duration, "--for")
     _check_writable(trace, page)
     _keep_kernels()
+    each_of = partial(run_seeds, steps=steps, jobs=jobs or 1, twice_every=twice_every)
     if scenario != FAULT_WORLD:
         _run_scenario(scenario, first, steps)
     elif named is not None:
-        _run_many(named, steps, jobs or 1, require_marks, known=len(named))
+        _run_many(each_of(named), require_marks, known=len(named))
     elif seconds is not None:
         from bigfleet.cli.runtime import SystemClock
 
-        _run_many(_until(first, SystemClock(), seconds), steps, jobs or 1, require_marks, known=None)
+        _run_many(each_of(_until(first, SystemClock(), seconds)), require_marks, known=None)
     else:
         _run_one(first, steps, trace, page)
 
@@ -155,14 +168,14 @@ def _until(first: int, clock: "Clock", seconds: float) -> Iterator[int]:
         yield seed
 
 
-def _run_many(seeds: Iterable[int], steps: int | None, jobs: int, require_marks: bool, *, known: int | None) -> None:
+def _run_many(runs: Iterable["SeedRun"], require_marks: bool, *, known: int | None) -> None:
     from bigfleet.cli.sim.report import total_lines
-    from bigfleet.cli.sim.seeds import Total, run_seeds
+    from bigfleet.cli.sim.seeds import Total
     from bigfleet.sim.world.marks import MARKS
 
     total = Total()
     with _progress("seeds", known) as advance:
-        for each in run_seeds(seeds, steps=steps, jobs=jobs):
+        for each in runs:
             total.add(each)
             advance()
     for line in total_lines(total, MARKS):
@@ -295,6 +308,18 @@ def _closed_loops() -> list[str]:
         return scenarios()
     except ScenarioFault:
         return []
+
+
+def _told_of(scenario: str) -> str:
+    """Return the first sentence of what a closed-loop scenario says of itself, or what is wrong with its file."""
+    from bigfleet.sim.closed_loop.scenario import ScenarioFault
+    from bigfleet.sim.closed_loop.scenarios import scenario_of
+
+    try:
+        about = " ".join(scenario_of(scenario).about.split())
+    except ScenarioFault as fault:
+        return str(fault)
+    return f"{about.partition('. ')[0].rstrip('.')}."
 
 
 def _check_name(scenario: str) -> None:

@@ -9,6 +9,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -105,19 +107,39 @@ def plan_of(seed: int, steps: int | None = None) -> "Plan":
     return plan if steps is None else msgspec.structs.replace(plan, safety_seconds=steps * SAMPLE_SECONDS)
 
 
-def run_seeds(seeds: Iterable[int], *, steps: int | None = None, jobs: int = 1) -> Iterator[SeedRun]:
-    """Yield the run of each seed, in order; a seed is asked for when a process is about to have nothing to do."""
+def run_seeds(
+    seeds: Iterable[int], *, steps: int | None = None, jobs: int = 1, twice_every: int | None = None
+) -> Iterator[SeedRun]:
+    """Yield the run of each seed, in order; a seed is asked for when a process is about to have nothing to do.
+
+    Each `twice_every`-th runs twice, by several processes as a rule in two of them, and both runs are held against each
+    other (S19).
+    """
+    times = (1 if twice_every is None or number % twice_every else 2 for number in count(1))
     if jobs <= 1:
-        yield from (run_seed(seed, steps) for seed in seeds)
+        for seed, runs in zip(seeds, times, strict=False):
+            yield compared(*(run_seed(seed, steps) for _ in range(runs)))
         return
-    with ProcessPoolExecutor(jobs, initializer=_begin) as pool:
-        waiting: deque[Future[SeedRun]] = deque()
-        for seed in seeds:
-            waiting.append(pool.submit(run_seed, seed, steps))
+    # Processes that begin anew, so that each has a hash seed of its own.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin) as pool:
+        waiting: deque[tuple[Future[SeedRun], ...]] = deque()
+        for seed, runs in zip(seeds, times, strict=False):
+            waiting.append(tuple(pool.submit(run_seed, seed, steps) for _ in range(runs)))
             if len(waiting) > jobs:
-                yield waiting.popleft().result()
+                yield compared(*(future.result() for future in waiting.popleft()))
         while waiting:
-            yield waiting.popleft().result()
+            yield compared(*(future.result() for future in waiting.popleft()))
+
+
+def compared(run: SeedRun, again: SeedRun | None = None) -> SeedRun:
+    """Return the first run of a seed, with a breach of S19 when there was a second one that took another course."""
+    if again is None:
+        return run
+    checks = run.checks + Counter(S19=1)
+    if again.trace_hash == run.trace_hash:
+        return run._replace(checks=checks)
+    text = f"A second run took another course: its trace hash is {again.trace_hash}, not {run.trace_hash}."
+    return run._replace(checks=checks, violations=(*run.violations, ("S19", run.simulated_seconds, text)))
 
 
 def _begin() -> None:

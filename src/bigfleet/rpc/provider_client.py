@@ -46,16 +46,6 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
-_KINDS: Mapping[grpc.StatusCode, RefusalKind] = {
-    grpc.StatusCode.FAILED_PRECONDITION: RefusalKind.FENCED,
-    grpc.StatusCode.NOT_FOUND: RefusalKind.NOT_FOUND,
-    grpc.StatusCode.UNIMPLEMENTED: RefusalKind.NOT_SUPPORTED,
-    grpc.StatusCode.UNAVAILABLE: RefusalKind.UNKNOWN_OUTCOME,
-    grpc.StatusCode.DEADLINE_EXCEEDED: RefusalKind.UNKNOWN_OUTCOME,
-    grpc.StatusCode.CANCELLED: RefusalKind.UNKNOWN_OUTCOME,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: RefusalKind.EXHAUSTED,
-}
-
 M = TypeVar("M", bound=Message)
 
 
@@ -229,7 +219,7 @@ class GrpcProvider:
         except aio.AioRpcError as error:
             code = error.code()
             details = (error.details() or "")[:_DETAILS_CHARACTERS_MAX]
-            kind = _KINDS.get(code, RefusalKind.REFUSED)
+            kind = RefusalKind.of_status(code.name)
             raise ProviderRefusal(kind, f"{code.name}: {details}" if details else code.name) from error
         except aio.UsageError as error:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "the connection to the provider is closed") from error

@@ -77,6 +77,22 @@ class RefusalKind(Enum):
     #: Nothing was applied, for any other reason.
     REFUSED = "refused"
 
+    @classmethod
+    def of_status(cls, name: str) -> "RefusalKind":
+        """Return what an answer with that gRPC status, such as `NOT_FOUND`, means."""
+        return _KINDS_OF_STATUS.get(name, cls.REFUSED)
+
+
+_KINDS_OF_STATUS: Mapping[str, RefusalKind] = {
+    "FAILED_PRECONDITION": RefusalKind.FENCED,
+    "NOT_FOUND": RefusalKind.NOT_FOUND,
+    "UNIMPLEMENTED": RefusalKind.NOT_SUPPORTED,
+    "UNAVAILABLE": RefusalKind.UNKNOWN_OUTCOME,
+    "DEADLINE_EXCEEDED": RefusalKind.UNKNOWN_OUTCOME,
+    "CANCELLED": RefusalKind.UNKNOWN_OUTCOME,
+    "RESOURCE_EXHAUSTED": RefusalKind.EXHAUSTED,
+}
+
 
 class ProviderRefusal(Exception):
     """A provider call that did not succeed."""

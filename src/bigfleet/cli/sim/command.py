@@ -240,6 +240,7 @@ def shrink(
     """Find the smallest world in which a seed still fails in the same invariant."""
     from bigfleet.cli.sim.report import seed_lines
     from bigfleet.cli.sim.seeds import plan_of, seed_run
+    from bigfleet.sim.world.shrink import NothingFails
     from bigfleet.sim.world.shrink import shrink as shrink_plan
 
     _check_writable(trace, page)
@@ -247,7 +248,7 @@ def shrink(
     try:
         with _progress(f"shrinking seed {seed}", runs) as advance:
             result = shrink_plan(plan_of(seed, steps), runs_max=runs, on_run=lambda *_run: advance())
-    except ValueError as fault:
+    except NothingFails as fault:
         raise UsageFault(f"{fault}; name a seed that fails") from fault
     plan = result.plan
     typer.echo(f"faults: {', '.join(plan.faults) or 'none'}")

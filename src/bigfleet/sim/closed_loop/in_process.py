@@ -23,7 +23,7 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.provider.core import Ack, CapacityCore
 from bigfleet.provider.fence import Token
-from bigfleet.provider.refusal import Code, Refused
+from bigfleet.provider.refusal import Refused
 from bigfleet.rpc.convert_session import (
     ReceivedRollUp,
     operator_frame_from_bytes,
@@ -39,14 +39,6 @@ from bigfleet.sim.testkit import settled
 
 #: One way between two processes.
 WIRE_SECONDS: Final = 0.002
-
-_KINDS: Final[Mapping[Code, RefusalKind]] = {
-    Code.FAILED_PRECONDITION: RefusalKind.FENCED,
-    Code.NOT_FOUND: RefusalKind.NOT_FOUND,
-    Code.UNIMPLEMENTED: RefusalKind.NOT_SUPPORTED,
-    Code.UNAVAILABLE: RefusalKind.UNKNOWN_OUTCOME,
-    Code.RESOURCE_EXHAUSTED: RefusalKind.EXHAUSTED,
-}
 
 
 class KitProvider:
@@ -127,7 +119,7 @@ class KitProvider:
 
 
 def _refusal(refused: Refused) -> ProviderRefusal:
-    return ProviderRefusal(_KINDS.get(refused.code, RefusalKind.REFUSED), f"{refused.code.name}: {refused.message}")
+    return ProviderRefusal(RefusalKind.of_status(refused.code.name), f"{refused.code.name}: {refused.message}")
 
 
 class LocalDialer:

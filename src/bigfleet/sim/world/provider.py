@@ -38,14 +38,6 @@ from bigfleet.sim.world.stores import KeptStore, WatchedBook
 PROVIDER = "provider"
 #: Earlier answers that a stale List may repeat.
 _KEPT_MAX = 6
-#: What a status means to a shard, as `bigfleet.rpc.provider_client` reads it; everything else is a refusal.
-REFUSAL_KINDS: Mapping[Code, RefusalKind] = {
-    Code.FAILED_PRECONDITION: RefusalKind.FENCED,
-    Code.NOT_FOUND: RefusalKind.NOT_FOUND,
-    Code.UNIMPLEMENTED: RefusalKind.NOT_SUPPORTED,
-    Code.UNAVAILABLE: RefusalKind.UNKNOWN_OUTCOME,
-    Code.RESOURCE_EXHAUSTED: RefusalKind.EXHAUSTED,
-}
 
 
 class ProviderSite:
@@ -258,7 +250,7 @@ class RemoteProvider:
         except ConnectionLost as lost:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, f"UNAVAILABLE: {lost}") from lost
         except Refused as refused:
-            kind = REFUSAL_KINDS.get(refused.code, RefusalKind.REFUSED)
+            kind = RefusalKind.of_status(refused.code.name)
             raise ProviderRefusal(kind, f"{refused.code.value}: {refused.message}") from refused
 
 

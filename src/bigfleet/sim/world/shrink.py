@@ -16,6 +16,10 @@ from bigfleet.sim.world.world import Result, run_plan
 RUNS_MAX = 200
 
 
+class NothingFails(Exception):
+    """The plan holds every invariant, so there is nothing to make smaller; the message names its seed."""
+
+
 def shrink(
     plan: Plan,
     *,
@@ -25,11 +29,11 @@ def shrink(
 ) -> Result:
     """Return the result of the smallest plan that was found to fail in the invariant in which `plan` fails first.
 
-    Raises ValueError when the plan does not fail at all. `on_run` hears each attempt and whether it failed the same.
+    Raises NothingFails when the plan does not fail at all. `on_run` hears each attempt and whether it failed the same.
     """
     best = run(plan)
     if not best.violations:
-        raise ValueError(f"seed {plan.seed} fails in nothing")
+        raise NothingFails(f"seed {plan.seed} fails in nothing")
     wanted = best.violations[0].invariant
     number, is_better = 0, True
     while is_better:

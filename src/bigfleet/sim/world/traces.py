@@ -55,7 +55,10 @@ def read_trace(path: Path) -> Trace:
             content = file.read(BYTES_MAX + 1)
         if len(content) > BYTES_MAX:
             raise TraceFileFault(f"{path}: holds more than {BYTES_MAX} bytes; this is no trace of ours")
-        first, *middle, last = content.splitlines()
+        lines = content.splitlines()
+        if len(lines) < 2:
+            raise TraceFileFault(f"{path}: it ends before the hash; name a trace that was written to its end")
+        first, *middle, last = lines
         head = msgspec.json.decode(first, type=_Head)
         if head.format != FORMAT:
             raise TraceFileFault(f"{path}: its format is {head.format!r}, this program reads {FORMAT!r}")

@@ -4,7 +4,6 @@ A record is a frozen value: whoever changes a machine makes a new one. `invarian
 update; a record that breaks it is refused and the last good one stays.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -141,13 +140,14 @@ def invariant_fault(machine: Machine) -> tuple[InvariantFault, str] | None:
     if problem:
         return InvariantFault.STRUCTURAL, problem
     probability = machine.interruption_probability
-    if math.isnan(probability) or not 0.0 <= probability <= 1.0:
+    # NaN is in no range and not above anything.
+    if not 0.0 <= probability <= 1.0:
         return (
             InvariantFault.INTERRUPTION_PROBABILITY,
             f"interruption_probability is {probability}, it must be in [0, 1]",
         )
     price = machine.price_usd_per_hour
-    if math.isnan(price) or price < 0:
+    if not price >= 0:
         return InvariantFault.PRICE, f"price_per_hour is {price}, it must be a number that is not negative"
     return None
 

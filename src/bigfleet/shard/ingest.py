@@ -117,7 +117,7 @@ class Ingest:
         if not self.owns(record):
             self.let_go(record, moment)
             return True
-        return self._take(record, moment)
+        return self.take(record, moment)
 
     def let_go(self, record: Record, moment: Moment | None = None) -> None:
         """Take a machine that is not ours out of the inventory, if it is there; it is not gone."""
@@ -127,10 +127,11 @@ class Ingest:
             return
         if known.cluster:
             # What became of it concerns the cluster that it served, and whoever times its transition.
-            self._take(record, moment)
+            self.take(record, moment)
         self.leave(machine_id)
 
-    def _take(self, record: Record, moment: Moment | None) -> bool:
+    def take(self, record: Record, moment: Moment | None = None) -> bool:
+        """Take what the provider shows of a machine that is ours, as `observe` does; nobody asks again whose it is."""
         shown = record.machine
         machine_id = shown.id
         known = self._inventory.kept(machine_id)

@@ -252,7 +252,7 @@ class Reconciler:
                     self._one(record, actuator, moment)
                     continue
                 is_known = machine_id not in changed or (
-                    self._observe(record, moment) and self._ingest.is_as_told(machine_id)
+                    self._judged(self._ingest.take(record, moment)) and self._ingest.is_as_told(machine_id)
                 )
                 if digest and is_known:
                     # The record says all that is known of the machine: its like need not be read again.
@@ -402,6 +402,8 @@ class Reconciler:
 
     def _observe(self, record: Record, moment: Moment) -> bool:
         """Take a record; say whether it was taken."""
-        is_taken = self._ingest.observe(record, moment)
+        return self._judged(self._ingest.observe(record, moment))
+
+    def _judged(self, is_taken: bool) -> bool:
         self._has_refused = self._has_refused or not is_taken
         return is_taken

@@ -5,7 +5,7 @@ clusters and groups. A row that victims cover is no shortfall. Nothing here deci
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bigfleet.engine.decision import RowResult
 from bigfleet.model import vector
@@ -72,27 +72,28 @@ def record(ledger: Ledger, results: Iterable[RowResult], *, advance: bool) -> di
     What is new has age 1; what was present ages by one when `advance` is True (a timer cycle) and keeps its age
     otherwise; what is absent is dropped in any cycle, so a relapse starts at 1.
     """
-    current: dict[Fingerprint, Shortfall] = {}
+    profiles: dict[Fingerprint, Profile] = {}
+    deficits: dict[Fingerprint, Vector] = {}
+    units: dict[Fingerprint, Vector] = {}
     for result in results:
         if not result.unresolved:
             continue
-        profile = result.need.profile
-        known = current.get(profile.fingerprint)
-        if known is None:
-            current[profile.fingerprint] = Shortfall(
-                profile=profile, deficit=result.unresolved, min_unit=result.need.min_unit
-            )
-        else:
-            current[profile.fingerprint] = replace(
-                known,
-                deficit=vector.add(known.deficit, result.unresolved),
-                min_unit=vector.maximum(known.min_unit, result.need.min_unit),
-            )
+        profile, unit = result.need.profile, result.need.min_unit
+        fingerprint = profile.fingerprint
+        if fingerprint not in profiles:
+            profiles[fingerprint], deficits[fingerprint], units[fingerprint] = profile, result.unresolved, unit
+            continue
+        deficits[fingerprint] = vector.add(deficits[fingerprint], result.unresolved)
+        if units[fingerprint] is not unit:
+            units[fingerprint] = vector.maximum(units[fingerprint], unit)
     return {
-        fingerprint: replace(shortfall, age=ledger[fingerprint].age + int(advance))
-        if fingerprint in ledger
-        else shortfall
-        for fingerprint, shortfall in current.items()
+        fingerprint: Shortfall(
+            profile=profile,
+            deficit=deficits[fingerprint],
+            min_unit=units[fingerprint],
+            age=ledger[fingerprint].age + int(advance) if fingerprint in ledger else 1,
+        )
+        for fingerprint, profile in profiles.items()
     }
 
 

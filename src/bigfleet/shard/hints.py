@@ -8,6 +8,8 @@ and no decision ever looks at one.
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import compress
+from operator import is_not
 from typing import NamedTuple
 
 import numpy as np
@@ -93,9 +95,10 @@ class Offers:
         changed: set[HintKey] = set()
         for cluster in self._rows.keys() - demand.keys():
             self._forget(cluster)
-        for cluster, rows in demand.items():
-            if self._rows.get(cluster) is rows:
-                continue
+        # Of thousands of clusters some have reported anew, which is seen without a step of Python for each.
+        is_new = map(is_not, map(self._rows.get, demand), demand.values())
+        for cluster in list(compress(demand, is_new)):
+            rows = demand[cluster]
             before = self._asked.get(cluster, {})
             self._forget(cluster)
             self._rows[cluster] = rows

@@ -4,7 +4,7 @@ Both compare equal to the tuples of the reference engine's decision, and read li
 looks at some entries, pays for those alone. An answer keeps what it was made of and never changes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
@@ -26,6 +26,7 @@ from bigfleet.model.vector import Vector
 Entry = TypeVar("Entry")
 
 
+_IDLE, _SPECULATIVE = int(MachineState.IDLE), int(MachineState.SPECULATIVE)
 _FROM_IDLE = (ActionKind.BOOTSTRAP, "phase1.idle")
 _FROM_SPECULATIVE = (ActionKind.PROVISION, "phase1.speculative")
 
@@ -201,8 +202,9 @@ class Answer:
         if self._tails is None:
             self._tails = _Tails(self)
         tails, need, ids = self._tails, self.need(row), self.view.ids
-        claimed = tails.claimed(row)
-        states = self.view.columns.state[claimed]
+        rows = tails.claimed(row)
+        # A row that is short holds few machines as a rule, and arrays of few cost more than lists.
+        claimed, states = rows.tolist(), self.view.columns.state[rows].tolist()
         held = self._unscaled(tails.held[row])
         deficit = vector.subtract(need.aggregate, held)
         domain = int(self.work.domain[row])
@@ -212,14 +214,14 @@ class Answer:
         if deficit:
             freed = self._unscaled(tails.freed[row])
             unresolved = vector.subtract(vector.subtract(deficit, freed), self._unscaled(tails.coming[row]))
-            victims = _names(ids, tails.victims(row))
+            victims = _names(ids, tails.victims(row).tolist())
         return RowResult(
             need=need,
             members=(need,) if need is self._first(row) else self.members(row),
             folded=bool(self.folded.members[row]),
             claimed=_names(ids, claimed),
-            bootstraps=_names(ids, np.sort(claimed[states == MachineState.IDLE])),
-            provisions=_names(ids, np.sort(claimed[states == MachineState.SPECULATIVE])),
+            bootstraps=_names(ids, _in_state(_IDLE, claimed, states)),
+            provisions=_names(ids, _in_state(_SPECULATIVE, claimed, states)),
             held=held,
             deficit=deficit,
             domain=self.values[self.rows.key[row]][domain] if domain >= 0 else "",
@@ -354,5 +356,12 @@ def _sums(answer: Answer, machines: Int32s, starts: Int64s, stops: Int64s) -> In
     return sums
 
 
-def _names(ids: Sequence[Any], machines: Int32s) -> tuple[MachineId, ...]:
-    return tuple(ids[machine] for machine in machines.tolist())
+def _names(ids: Sequence[Any], machines: Iterable[int]) -> tuple[MachineId, ...]:
+    return tuple([ids[machine] for machine in machines])
+
+
+def _in_state(state: int, machines: list[int], states: list[int]) -> list[int]:
+    """Return the machines that are in a state, ascending."""
+    if state not in states:
+        return []
+    return sorted(machine for machine, its_state in zip(machines, states, strict=True) if its_state == state)

@@ -1,10 +1,11 @@
 """Fixtures and markers that every test may use."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import structlog
 
 from bigfleet.cli.kernel_cache import keep_kernels
 from bigfleet.sim.virtual_time import VirtualTimeLoop
@@ -45,6 +46,22 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("virtual_time") is not None:
         return {"virtual": VirtualTimeLoop}
     return {"real": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_as_it_is() -> Iterator[None]:
+    """Fail a test that leaves logging otherwise configured: a later one of its process would hear nothing."""
+    before = _logging()
+    yield
+    after = _logging()
+    structlog.configure(**before)
+    assert after == before
+
+
+def _logging() -> dict[str, Any]:
+    """Return how logging is configured now."""
+    config = structlog.get_config()
+    return {**config, "processors": list(config["processors"])}
 
 
 def _properties(terminalreporter: pytest.TerminalReporter, kind: str) -> list[Any]:

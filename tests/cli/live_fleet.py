@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import grpc
 
+from bigfleet.cli import runtime
 from bigfleet.cli.main import main
 from bigfleet.engine.columnar.engine import warm_up
 from bigfleet.rpc.gen import capacity_pb2, shard_pb2, shard_pb2_grpc
@@ -53,9 +54,13 @@ DEMAND = {
 
 
 def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, as `tests.processes.run_bigfleet` does in one of its own, a second faster."""
+    """Run a command in this process, as `tests.processes.run_bigfleet` does in one of its own, a second faster.
+
+    It logs nothing: how a process logs would stay with the tests that follow.
+    """
     out, err, code = StringIO(), StringIO(), 0
-    with patch.object(sys, "argv", ["bigfleet", *arguments]), redirect_stdout(out), redirect_stderr(err):
+    silent = patch.object(runtime, "configure_logging", lambda *_arguments: None)
+    with silent, patch.object(sys, "argv", ["bigfleet", *arguments]), redirect_stdout(out), redirect_stderr(err):
         try:
             main()
         except SystemExit as end:

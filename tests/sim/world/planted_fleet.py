@@ -22,6 +22,7 @@ from bigfleet.model.ownership import RowKind
 from bigfleet.rpc.etcd_store import EtcdStore
 from bigfleet.shard import rails
 from bigfleet.shard.belonging import Belonging
+from bigfleet.shard.grounds import ShardGrounds
 from bigfleet.shard.handover import Done, Handover
 from bigfleet.shard.ownership_file import OwnershipFile
 from bigfleet.sim.world.swarm import GONE, LIVE, KindPlan, Plan, PoolPlan
@@ -41,6 +42,11 @@ _C1 = (KindPlan(name="web", count=8, cpu_milli=1000, priority=100),)
 _EVEN_POOLS = tuple(
     PoolPlan(instance_type="small", zone=zone, capacity_type="bare_metal", count=4, cpu=4, price_usd_per_hour=0.04)
     for zone in "ab"
+)
+#: One zone that is poor and one that is rich, and both want as much.
+_UNEVEN_POOLS = tuple(
+    PoolPlan(instance_type="small", zone=zone, capacity_type="bare_metal", count=count, cpu=4, price_usd_per_hour=0.04)
+    for zone, count in (("a", 2), ("b", 10))
 )
 _EVEN = (KindPlan(name="web", count=16, cpu_milli=1000, priority=1000, penalty_dollars=16),)
 
@@ -127,6 +133,25 @@ def _too_early(patch: pytest.MonkeyPatch) -> None:
         self._later = asyncio.ensure_future(later())
 
     patch.setattr(Handover, "_commit", commit)
+
+
+@defect(
+    "older processes of a shard are not fenced off what it gives up",
+    "S5",
+    "shard-zombie",
+    "shard-pause",
+    "slow-reader",
+    pools=_UNEVEN_POOLS,
+    clusters=((_C0[0],), (KindPlan(name="web", count=16, cpu_milli=1000, priority=100),)),
+    safety_seconds=700.0,
+    fault_seconds_mean=5.0,
+    change_seconds_mean=20.0,
+)
+def _open_doors(patch: pytest.MonkeyPatch) -> None:
+    async def close_door(_self: Any, _machine_id: Any, _instruction_id: Any) -> None:
+        return None
+
+    patch.setattr(ShardGrounds, "close_door", close_door)
 
 
 @defect("what was given up is handed to nobody", "S5")

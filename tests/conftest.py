@@ -33,8 +33,11 @@ PROOFS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers of this suite, and let compiled kernels outlive the run."""
+    """Register the markers of this suite, let compiled kernels outlive the run, and log errors as they are."""
     keep_kernels()
+    # Drawn with every local of every frame an error takes longer to log than the calls of some tests may take.
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     config.addinivalue_line("markers", "virtual_time: run the async test on a loop whose clock jumps to the next timer")
     config.addinivalue_line("markers", "slow: half a minute or more; left to `make test-slow`")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from bigfleet.cli import runtime
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.provider import app
 from bigfleet.cli.provider_simulated import SimulatedWorld
@@ -14,8 +15,9 @@ from bigfleet.provider.options import CoreOptions
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state file is locked before the files of a world are read."""
+    """A state file is locked before the files of a world are read; how a process logs would stay with later tests."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runtime, "configure_logging", lambda *_arguments: None)
 
 
 def run(*arguments: str) -> object:

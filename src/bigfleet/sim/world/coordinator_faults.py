@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bigfleet.sim.world.etcd import ETCD
+from bigfleet.sim.world.swarm import QUARANTINE_OVER_HANDOVER, is_crowd
 
 if TYPE_CHECKING:
     from bigfleet.sim.world.coordinator import CoordinatorSite
@@ -194,6 +195,23 @@ async def domain_moved(world: "World") -> None:
     await world.clock.sleep(0.0)
 
 
+async def quarantine_over_handover(world: "World") -> None:
+    """While a machine is between two shards, an operator says that it wants nothing, or next to nothing."""
+    end_seconds = world.clock.monotonic_seconds() + 240.0
+    while not world.evidence.moves.under_way:
+        if world.clock.monotonic_seconds() >= end_seconds:
+            return
+        await world.clock.sleep(0.5)
+    crowds = [number for number, kinds in enumerate(world.plan.clusters) if is_crowd(kinds)]
+    site, lie = world.clusters[world.rng.choice(crowds)], world.rng.choice(("rollup-empty", "rollup-truncated"))
+    world.evidence.note("fault", QUARANTINE_OVER_HANDOVER, f"{site.process.name} {lie}")
+    site.lies.add(lie)
+    if site.cluster is not None:
+        site.cluster.apply()
+    await _for_a_while(world)
+    site.lies.discard(lie)
+
+
 COORDINATOR_FAULTS: dict[str, Fault] = {
     "coordinator-partition": coordinator_partition,
     "coordinator-partition-one-way": coordinator_partition_one_way,
@@ -211,4 +229,5 @@ COORDINATOR_FAULTS: dict[str, Fault] = {
     "shard-disk-full": shard_disk_full,
     "shard-disk-lost": shard_disk_lost,
     "domain-moved": domain_moved,
+    QUARANTINE_OVER_HANDOVER: quarantine_over_handover,
 }

@@ -7,6 +7,7 @@ that no provider should send. Nothing here may make the provider itself do what 
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from random import Random  # noqa: TID251 - a type; the instance is handed in
 from typing import Any
 
@@ -44,7 +45,15 @@ class ProviderSite:
     """One provider's disks and its process of the moment."""
 
     def __init__(
-        self, *, cloud_world: CloudWorld, seed: int, clock: Clock, ids: IdSource, rng: Random, evidence: Evidence
+        self,
+        *,
+        cloud_world: CloudWorld,
+        has_short_queues: bool,
+        seed: int,
+        clock: Clock,
+        ids: IdSource,
+        rng: Random,
+        evidence: Evidence,
     ) -> None:
         self.store = KeptStore()
         self.book = WatchedBook()
@@ -58,6 +67,7 @@ class ProviderSite:
         self.fault: BaseException | None = None
         self._cloud_world = cloud_world
         self._seed = seed
+        self._has_short_queues = has_short_queues
         self._clock = clock
         self._ids = ids
         self._rng = rng
@@ -81,8 +91,14 @@ class ProviderSite:
             clock=self._clock,
             is_calm=is_calm,
         )
+        backend = SimulatedBackend(cloud, provider=PROVIDER, clock=self._clock)
+        if self._has_short_queues and not is_calm:
+            kinds = {
+                kind: replace(limits, concurrency_max=1, queue_max=1) for kind, limits in backend.limits.kinds.items()
+            }
+            backend.limits = replace(backend.limits, kinds=kinds)
         core = CapacityCore(
-            SimulatedBackend(cloud, provider=PROVIDER, clock=self._clock),
+            backend,
             readiness=SimulatedReadiness(cloud, time_scale=1.0),
             store=self.store,
             clock=self._clock,

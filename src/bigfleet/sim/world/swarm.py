@@ -31,6 +31,8 @@ CLOUD_FAULTS: Final = (
     "slow-boot",
     "interruptions",
 )
+#: The provider takes hardly more operations of a kind than it carries out at a time, all the time.
+SHORT_QUEUES: Final = "queues-short"
 #: Faults that the network has all the time.
 NETWORK_FAULTS: Final = ("net-reset", "net-slow")
 #: Faults that come and go; `bigfleet.sim.world.faults` says how.
@@ -62,6 +64,8 @@ EVENTS: Final = (
 )
 #: Those that a world of one shard may draw.
 SHARD_FAULTS: Final = (*CLOUD_FAULTS, *NETWORK_FAULTS, *EVENTS)
+#: While a machine is between two shards, an operator says that it wants nothing, or next to nothing.
+QUARANTINE_OVER_HANDOVER: Final = "quarantine-over-handover"
 #: Faults that come and go between several shards, their coordinator and its store.
 COORDINATOR_EVENTS: Final = (
     "coordinator-partition",
@@ -81,7 +85,9 @@ COORDINATOR_EVENTS: Final = (
     "shard-disk-lost",
     "domain-moved",
 )
-ALL_FAULTS: Final = (*SHARD_FAULTS, *COORDINATOR_EVENTS)
+#: Faults for states that the others hardly ever reach. Drawn apart: no other draw moves with them.
+RARE_FAULTS: Final = (SHORT_QUEUES, QUARANTINE_OVER_HANDOVER)
+ALL_FAULTS: Final = (*SHARD_FAULTS, *COORDINATOR_EVENTS, *RARE_FAULTS)
 #: How a coordinator is about: it lives, nobody ever answers, or no shard knows of any.
 LIVE, GONE, NONE = "live", "gone", "none"
 #: Of the seeds, those with several shards.
@@ -237,7 +243,32 @@ def draw(seed: int) -> Plan:
     """Return the plan of a seed: of one shard, or of several."""
     alone = _of_one_shard(seed)
     rng = Streams(seed).of("swarm of shards")
-    return _of_several(alone, rng) if rng.random() < SEVERAL_SHARE else alone
+    plan = _of_several(alone, rng) if rng.random() < SEVERAL_SHARE else alone
+    return _with_rare_faults(plan, Streams(seed).of("swarm of rare faults"))
+
+
+def _with_rare_faults(plan: Plan, rng: Random) -> Plan:
+    faults, clusters = plan.faults, list(plan.clusters)
+    if rng.random() < 0.15:
+        faults += (SHORT_QUEUES,)
+    if plan.coordinator == LIVE and rng.random() < 0.3:
+        faults += (QUARANTINE_OVER_HANDOVER,)
+        if not any(map(is_crowd, clusters)):
+            number = rng.randrange(len(clusters))
+            clusters[number] += _crowd()
+    return msgspec.structs.replace(plan, faults=faults, clusters=tuple(clusters))
+
+
+def _crowd() -> tuple[KindPlan, ...]:
+    """Return rows enough for a roll-up that can shrink suspiciously."""
+    return tuple(
+        KindPlan(name=f"row-{number:02d}", count=1, cpu_milli=100, priority=200 + number) for number in range(14)
+    )
+
+
+def is_crowd(kinds: tuple[KindPlan, ...]) -> bool:
+    """Say whether a cluster has rows enough for a roll-up that can shrink suspiciously."""
+    return any(kind.name == "row-00" for kind in kinds)
 
 
 def _of_one_shard(seed: int) -> Plan:
@@ -312,10 +343,7 @@ def _kinds(rng: Random, cluster: int) -> tuple[KindPlan, ...]:
     if rng.random() < 0.5:
         kinds.append(KindPlan(name="gang", count=rng.randint(2, 4), cpu_milli=3000, priority=5000, is_gang=True))
     if rng.random() < 0.3:
-        # Rows enough for a roll-up that can shrink suspiciously.
-        kinds += [
-            KindPlan(name=f"row-{number:02d}", count=1, cpu_milli=100, priority=200 + number) for number in range(14)
-        ]
+        kinds += _crowd()
     return tuple(kinds)
 
 

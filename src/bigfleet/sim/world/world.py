@@ -36,7 +36,7 @@ from bigfleet.sim.world.fleet import Fleet, shard_name
 from bigfleet.sim.world.handovers import by_event, remember
 from bigfleet.sim.world.provider import ProviderSite
 from bigfleet.sim.world.shard import ShardSite
-from bigfleet.sim.world.swarm import GONE, NONE, KindPlan, Plan
+from bigfleet.sim.world.swarm import GONE, NONE, SHORT_QUEUES, KindPlan, Plan
 
 #: How often the timeline is sampled.
 SAMPLE_SECONDS = 10.0
@@ -97,6 +97,7 @@ class World:
             self.network.usual.delay_seconds_max = 2.0
         self.provider = ProviderSite(
             cloud_world=plan.cloud(),
+            has_short_queues=SHORT_QUEUES in plan.faults,
             seed=plan.seed,
             clock=self.clock,
             ids=streams.ids("provider"),

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 import pytest
@@ -233,16 +234,16 @@ def _no_cooldown(patch: pytest.MonkeyPatch) -> None:
 @defect("who hears nothing of the coordinator does one thing at a time", "S12", coordinator=GONE)
 def _silence(patch: pytest.MonkeyPatch) -> None:
     before_send, before_choose = Client.send, rails.choose
+    #: The loops whose shards heard nothing; each lasts as long as its run.
+    silent: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     async def send(self: Any, report: Any) -> Any:
         answer = await before_send(self, report)
-        # The loop lasts as long as the run.
-        asyncio.get_running_loop().is_silent = answer is None  # type: ignore[attr-defined]
+        (silent.add if answer is None else silent.discard)(asyncio.get_running_loop())
         return answer
 
     def choose(actions: Any, **given: Any) -> Any:
-        is_silent = getattr(asyncio.get_running_loop(), "is_silent", False)
-        return before_choose(actions[:1] if is_silent else actions, **given)
+        return before_choose(actions[:1] if asyncio.get_running_loop() in silent else actions, **given)
 
     patch.setattr(Client, "send", send)
     patch.setattr(rails, "choose", choose)

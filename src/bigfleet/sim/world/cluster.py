@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from random import Random  # noqa: TID251 - a type; the instance is handed in
 from typing import Any, Final
 
 from bigfleet.model.clock import Clock
@@ -25,6 +24,7 @@ from bigfleet.rpc.gen import shard_pb2
 from bigfleet.sim.cluster import SimulatedCluster
 from bigfleet.sim.kernel.network import Connection, ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.world.evidence import Evidence
 from bigfleet.sim.world.shard import ShardSite
 

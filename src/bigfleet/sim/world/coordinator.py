@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
-from random import Random  # noqa: TID251 - a type; the instance is handed in
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -32,6 +31,7 @@ from bigfleet.rpc.etcd_store import EtcdStore
 from bigfleet.rpc.gen import coordinator_pb2
 from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.world.etcd import EtcdWire, KeptEtcd
 from bigfleet.sim.world.evidence import Evidence
 

@@ -4,11 +4,20 @@ As in `bigfleet.sim.world.faults`, whose stream they draw from. An administrator
 may touch the state of the code that is tried.
 """
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from bigfleet.sim.world.etcd import ETCD
+from bigfleet.sim.world.fault_parts import (
+    Fault,
+    come_back,
+    crash,
+    cut,
+    for_a_while,
+    lie,
+    lie_of_operator,
+    stand_still,
+)
 from bigfleet.sim.world.swarm import QUARANTINE_OVER_HANDOVER, is_crowd
 
 if TYPE_CHECKING:
@@ -16,13 +25,10 @@ if TYPE_CHECKING:
     from bigfleet.sim.world.shard import ShardSite
     from bigfleet.sim.world.world import World
 
-Fault = Callable[["World"], Awaitable[None]]
+#: How long what is undone again lasts.
+_LASTS_SECONDS_MAX = 90.0
 #: Callbacks that a shard may still run once it was given an instruction.
 _DEATH_STEPS_MAX = 60
-
-
-async def _for_a_while(world: "World", seconds_max: float = 90.0) -> None:
-    await world.clock.sleep(world.rng.uniform(2.0, seconds_max))
 
 
 def _replica(world: "World") -> "CoordinatorSite":
@@ -57,20 +63,13 @@ async def store_partition(world: "World") -> None:
 
 async def _cut(world: "World", name: str, ways: list[tuple[str, str]]) -> None:
     world.evidence.note("fault", name, " ".join(ways[0]))
-    links = [world.fleet.network.link(*way) for way in ways]
-    for link in links:
-        link.is_cut = True
-    await _for_a_while(world)
-    for link in links:
-        link.is_cut = False
+    await cut(world, [world.fleet.network.link(*way) for way in ways], _LASTS_SECONDS_MAX)
 
 
 async def _on_the_way(world: "World", name: str) -> None:
     """Reports arrive twice, or answers come again, for a while."""
     world.evidence.note("fault", name)
-    world.fleet.faults.add(name)
-    await _for_a_while(world, 180.0)
-    world.fleet.faults.discard(name)
+    await lie(world, world.fleet.faults, name, 180.0)
 
 
 # ---- replicas ---------------------------------------------------------------------------------------------------
@@ -79,24 +78,22 @@ async def _on_the_way(world: "World", name: str) -> None:
 async def coordinator_crash(world: "World") -> None:
     """A replica dies between two awaits, and starts again knowing nothing but what is written."""
     site = _replica(world)
-    process = site.process
-    process.dies_at_step = process.steps + world.rng.randrange(1, 200)
-    await world.clock.sleep(world.rng.uniform(1.0, 20.0))
-    process.kill()
-    world.evidence.note("fault", "coordinator-crash", f"{site.name} step {process.steps}")
-    await world.clock.sleep(world.rng.uniform(0.5, 30.0))
-    if not site.process.is_alive:
-        site.start(world.plan.coordinator_settings())
+    await crash(
+        world,
+        "coordinator-crash",
+        site,
+        lambda: site.start(world.plan.coordinator_settings()),
+        who=site.name,
+        steps_max=200,
+        dies_seconds=(1.0, 20.0),
+    )
 
 
 async def coordinator_pause(world: "World") -> None:
     """A replica stands still, for longer than its lease or not, and goes on knowing nothing of it."""
     site = _replica(world)
-    process = site.process
     world.evidence.note("fault", "coordinator-pause", site.name)
-    process.pause()
-    await _for_a_while(world, 60.0)
-    process.resume()
+    await stand_still(world, site.process, 60.0)
 
 
 async def coordinators_away(world: "World") -> None:
@@ -104,7 +101,7 @@ async def coordinators_away(world: "World") -> None:
     world.evidence.note("fault", "coordinators-away")
     for site in world.fleet.replicas:
         site.process.kill()
-    await _for_a_while(world, 240.0)
+    await for_a_while(world, 240.0)
     for site in world.fleet.replicas:
         if not site.process.is_alive:
             site.start(world.plan.coordinator_settings())
@@ -117,7 +114,7 @@ async def store_leaderless(world: "World") -> None:
     """No member of the store leads: it can be neither read nor written."""
     world.evidence.note("fault", "store-leaderless")
     world.fleet.store.is_down = True
-    await _for_a_while(world, 40.0)
+    await for_a_while(world, 40.0)
     world.fleet.store.is_down = False
 
 
@@ -133,7 +130,7 @@ async def commit_unknown(world: "World") -> None:
     site = _replica(world)
     world.evidence.note("fault", "commit-unknown", site.name)
     site.loses_answers = True
-    await _for_a_while(world)
+    await for_a_while(world, _LASTS_SECONDS_MAX)
     site.loses_answers = False
 
 
@@ -141,7 +138,7 @@ async def watch_gap(world: "World") -> None:
     """Watches of the store miss what happens."""
     world.evidence.note("fault", "watch-gap")
     world.fleet.store.misses_events = True
-    await _for_a_while(world)
+    await for_a_while(world, _LASTS_SECONDS_MAX)
     world.fleet.store.misses_events = False
 
 
@@ -159,12 +156,10 @@ async def shard_crash_over_instruction(world: "World") -> None:
             process.dies_at_step = process.steps + world.rng.randrange(1, _DEATH_STEPS_MAX)
 
     link.on_instruction = doom
-    await _for_a_while(world, 240.0)
+    await for_a_while(world, 240.0)
     link.on_instruction = lambda: None
     world.evidence.note("fault", "shard-crash-over-instruction", f"{site.name} step {site.process.steps}")
-    await world.clock.sleep(world.rng.uniform(0.5, 20.0))
-    if not site.process.is_alive:
-        site.start(world.plan.settings())
+    await come_back(world, site, lambda: site.start(world.plan.settings()), 20.0)
 
 
 async def shard_disk_full(world: "World") -> None:
@@ -173,7 +168,7 @@ async def shard_disk_full(world: "World") -> None:
     assert disk is not None, "several shards have disks"
     world.evidence.note("fault", "shard-disk-full", disk.shard_id)
     disk.is_full = True
-    await _for_a_while(world)
+    await for_a_while(world, _LASTS_SECONDS_MAX)
     disk.is_full = False
 
 
@@ -182,9 +177,7 @@ async def shard_disk_lost(world: "World") -> None:
     site = _shard(world)
     world.evidence.note("fault", "shard-disk-lost", site.name)
     site.lose_disk()
-    await world.clock.sleep(world.rng.uniform(0.5, 30.0))
-    if not site.process.is_alive:
-        site.start(world.plan.settings())
+    await come_back(world, site, lambda: site.start(world.plan.settings()), 30.0)
 
 
 async def domain_moved(world: "World") -> None:
@@ -203,13 +196,9 @@ async def quarantine_over_handover(world: "World") -> None:
             return
         await world.clock.sleep(0.5)
     crowds = [number for number, kinds in enumerate(world.plan.clusters) if is_crowd(kinds)]
-    site, lie = world.clusters[world.rng.choice(crowds)], world.rng.choice(("rollup-empty", "rollup-truncated"))
-    world.evidence.note("fault", QUARANTINE_OVER_HANDOVER, f"{site.process.name} {lie}")
-    site.lies.add(lie)
-    if site.cluster is not None:
-        site.cluster.apply()
-    await _for_a_while(world)
-    site.lies.discard(lie)
+    site, name = world.clusters[world.rng.choice(crowds)], world.rng.choice(("rollup-empty", "rollup-truncated"))
+    world.evidence.note("fault", QUARANTINE_OVER_HANDOVER, f"{site.process.name} {name}")
+    await lie_of_operator(world, site, name)
 
 
 COORDINATOR_FAULTS: dict[str, Fault] = {

@@ -7,7 +7,6 @@ was committed must never be lost or take effect twice.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from random import Random  # noqa: TID251 - a type; the instance is handed in
 from typing import TypeVar
 
 from bigfleet.model.clock import Clock
@@ -15,6 +14,7 @@ from bigfleet.rpc.etcd_client import CALL_SECONDS, EtcdClient, EtcdUnavailable, 
 from bigfleet.rpc.gen import etcd_pb2
 from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
 
 T = TypeVar("T")
 

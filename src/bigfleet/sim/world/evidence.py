@@ -171,6 +171,11 @@ class ShardMemory:
     #: The newest action that was looked at.
     last_action_id: str = ""
 
+    @property
+    def called(self) -> set[str]:
+        """The machines about which a call was not answered yet."""
+        return {self.calls[sequence].machine_id for sequence in self.open_calls}
+
 
 class Handed(NamedTuple):
     """The answer that a shard was given last."""

@@ -5,12 +5,12 @@ made from the stream of faults. None may touch the state of the code that is tri
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from bigfleet.sim.world.cluster import ClusterSite
 from bigfleet.sim.world.coordinator_faults import COORDINATOR_FAULTS
+from bigfleet.sim.world.fault_parts import Fault, crash, cut, for_a_while, lie, lie_of_operator, stand_still
 from bigfleet.sim.world.provider import PROVIDER
 from bigfleet.sim.world.shard import ShardSite
 from bigfleet.sim.world.swarm import LIVE
@@ -18,9 +18,8 @@ from bigfleet.sim.world.swarm import LIVE
 if TYPE_CHECKING:
     from bigfleet.sim.world.world import World
 
-Fault = Callable[["World"], Awaitable[None]]
-#: A process that dies may run so many more callbacks first, so that deaths fall between any two awaits.
-_DEATH_STEPS_MAX = 400
+#: How long what is undone again lasts.
+_LASTS_SECONDS_MAX = 120.0
 #: Faults that run at the same time.
 AT_ONCE_MAX = 4
 
@@ -52,10 +51,6 @@ async def _one(world: "World", name: str) -> None:
     world.evidence.note("fault", name, "over")
 
 
-async def _for_a_while(world: "World", seconds_max: float = 120.0) -> None:
-    await world.clock.sleep(world.rng.uniform(2.0, seconds_max))
-
-
 # ---- the network ------------------------------------------------------------------------------------------------
 
 
@@ -74,11 +69,7 @@ async def partition(world: "World") -> None:
     one, other = _pair(world)
     world.evidence.note("fault", "partition", f"{one} {other}")
     links = (world.network.link(one, other), world.network.link(other, one))
-    for link in links:
-        link.is_cut = True
-    await _for_a_while(world)
-    for link in links:
-        link.is_cut = False
+    await cut(world, links, _LASTS_SECONDS_MAX)
 
 
 async def partition_one_way(world: "World") -> None:
@@ -86,10 +77,7 @@ async def partition_one_way(world: "World") -> None:
     ends = list(_pair(world))
     world.rng.shuffle(ends)
     world.evidence.note("fault", "partition-one-way", " ".join(ends))
-    link = world.network.link(*ends)
-    link.is_cut = True
-    await _for_a_while(world)
-    link.is_cut = False
+    await cut(world, [world.network.link(*ends)], _LASTS_SECONDS_MAX)
 
 
 async def stall(world: "World") -> None:
@@ -108,7 +96,7 @@ async def slow_reader(world: "World") -> None:
     world.evidence.note("fault", "slow-reader", site.process.name)
     link = world.network.link(site.shard.name, site.process.name)
     link.reads_seconds = world.rng.uniform(0.5, 5.0)
-    await _for_a_while(world)
+    await for_a_while(world, _LASTS_SECONDS_MAX)
     link.reads_seconds = 0.0
 
 
@@ -124,29 +112,21 @@ async def reconnect_storm(world: "World") -> None:
 
 async def _lie_of_list(world: "World", name: str) -> None:
     world.evidence.note("fault", name)
-    world.provider.lies.add(name)
-    await _for_a_while(world)
-    world.provider.lies.discard(name)
+    await lie(world, world.provider.lies, name, _LASTS_SECONDS_MAX)
 
 
 async def store_down(world: "World") -> None:
     """The provider's disk takes nothing."""
     world.evidence.note("fault", "store-down")
     world.provider.store.is_down = True
-    await _for_a_while(world, 30.0)
+    await for_a_while(world, 30.0)
     world.provider.store.is_down = False
 
 
 async def provider_crash(world: "World") -> None:
     """The provider dies between two awaits, and starts again over its disk."""
-    process = world.provider.process
-    process.dies_at_step = process.steps + world.rng.randrange(1, _DEATH_STEPS_MAX)
-    await world.clock.sleep(world.rng.uniform(5.0, 60.0))
-    process.kill()
-    world.evidence.note("fault", "provider-crash", f"step {process.steps}")
-    await world.clock.sleep(world.rng.uniform(0.5, 30.0))
-    if not world.provider.process.is_alive:
-        world.provider.start()
+    site = world.provider
+    await crash(world, "provider-crash", site, site.start, dies_seconds=(5.0, 60.0))
 
 
 # ---- the shard --------------------------------------------------------------------------------------------------
@@ -155,24 +135,14 @@ async def provider_crash(world: "World") -> None:
 async def shard_crash(world: "World") -> None:
     """A shard dies between two awaits, and starts again from its disk."""
     site = _shard(world)
-    process = site.process
-    process.dies_at_step = process.steps + world.rng.randrange(1, _DEATH_STEPS_MAX)
-    await world.clock.sleep(world.rng.uniform(5.0, 30.0))
-    process.kill()
-    world.evidence.note("fault", "shard-crash", f"{_named(world, site)}step {process.steps}")
-    await world.clock.sleep(world.rng.uniform(0.5, 30.0))
-    if not site.process.is_alive:
-        site.start(world.plan.settings())
+    await crash(world, "shard-crash", site, lambda: site.start(world.plan.settings()), who=_named(world, site))
 
 
 async def shard_pause(world: "World") -> None:
     """A shard stands still for a while and goes on, as after a long garbage collection."""
     site = _shard(world)
-    process = site.process
     world.evidence.note("fault", "shard-pause", _named(world, site))
-    process.pause()
-    await _for_a_while(world)
-    process.resume()
+    await stand_still(world, site.process, _LASTS_SECONDS_MAX)
 
 
 async def shard_zombie(world: "World") -> None:
@@ -187,16 +157,16 @@ async def shard_zombie(world: "World") -> None:
     await world.clock.sleep(world.rng.uniform(1.0, 20.0))
     if site.process is process:
         site.start(world.plan.settings())
-    await _for_a_while(world)
+    await for_a_while(world, _LASTS_SECONDS_MAX)
     process.resume()
     world.evidence.mark("a zombie went on")
-    await _for_a_while(world)
+    await for_a_while(world, _LASTS_SECONDS_MAX)
     process.kill()
     world.zombies.remove(process)
 
 
 def _named(world: "World", site: ShardSite) -> str:
-    return "" if len(world.shards) == 1 else f"{site.name} "
+    return "" if len(world.shards) == 1 else site.name
 
 
 # ---- operators --------------------------------------------------------------------------------------------------
@@ -209,24 +179,14 @@ def _cluster(world: "World") -> ClusterSite:
 async def operator_crash(world: "World") -> None:
     """An operator dies and starts again from what Kubernetes holds."""
     site = _cluster(world)
-    process = site.process
-    process.dies_at_step = process.steps + world.rng.randrange(1, _DEATH_STEPS_MAX)
-    await world.clock.sleep(world.rng.uniform(5.0, 30.0))
-    process.kill()
-    world.evidence.note("fault", "operator-crash", process.name)
-    await world.clock.sleep(world.rng.uniform(0.5, 60.0))
-    if not site.process.is_alive:
-        site.start()
+    await crash(world, "operator-crash", site, site.start, who=site.process.name, back_seconds_max=60.0)
 
 
 async def operator_silent(world: "World") -> None:
     """An operator says nothing for a while, and then tells the whole of a demand that has changed."""
     site = _cluster(world)
     world.evidence.note("fault", "operator-silent", site.process.name)
-    process = site.process
-    process.pause()
-    await _for_a_while(world, 240.0)
-    process.resume()
+    await stand_still(world, site.process, 240.0)
 
 
 async def operator_twin(world: "World") -> None:
@@ -236,18 +196,14 @@ async def operator_twin(world: "World") -> None:
         return
     world.evidence.note("fault", "operator-twin", site.process.name)
     site.start_twin()
-    await _for_a_while(world)
+    await for_a_while(world, _LASTS_SECONDS_MAX)
     site.stop_twin()
 
 
 async def _lie_of_operator(world: "World", name: str) -> None:
     site = _cluster(world)
     world.evidence.note("fault", name, site.process.name)
-    site.lies.add(name)
-    if site.cluster is not None:
-        site.cluster.apply()
-    await _for_a_while(world, 90.0)
-    site.lies.discard(name)
+    await lie_of_operator(world, site, name)
 
 
 FAULTS: dict[str, Fault] = {

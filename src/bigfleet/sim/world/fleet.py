@@ -5,7 +5,6 @@ by the real calls, again and again until the tables say what is wanted. Nothing 
 """
 
 from collections.abc import Callable
-from random import Random  # noqa: TID251 - a type; the instance is handed in
 from typing import Final
 
 from bigfleet.model import labels
@@ -16,6 +15,7 @@ from bigfleet.rpc.gen import coordinator_pb2 as pb
 from bigfleet.shard.handover import COOLDOWN_REPORT_CYCLES
 from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.world.coordinator import CoordinatorSite, asked
 from bigfleet.sim.world.etcd import KeptEtcd
 from bigfleet.sim.world.evidence import Event, Evidence, Titled

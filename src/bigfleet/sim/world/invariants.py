@@ -210,8 +210,7 @@ def a_record_tells_of_one_call(event: Audited, evidence: Evidence) -> Iterator[s
 def no_call_goes_unrecorded(event: Cycled, evidence: Evidence) -> Iterator[str]:
     """Every mutating call has exactly one audit record, once its action is over."""
     memory = evidence.memory(event.shard)
-    called = {memory.calls[sequence].machine_id for sequence in memory.open_calls}
-    yield from _unrecorded(memory.calls, memory.audited, event.shard.actuator.in_flight() | called)
+    yield from _unrecorded(memory.calls, memory.audited, event.shard.actuator.in_flight() | memory.called)
 
 
 @invariant("S14", Died)

@@ -6,7 +6,6 @@ it ends, and must never change either.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from random import Random  # noqa: TID251 - a type; the instance is handed in
 
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
@@ -19,6 +18,7 @@ from bigfleet.shard.controller import Shard
 from bigfleet.shard.handover import Done, Handover
 from bigfleet.shard.ownership_file import OwnershipFile
 from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.world.coordinator import CoordinatorSite, RemoteCoordinators
 from bigfleet.sim.world.evidence import Evidence
 

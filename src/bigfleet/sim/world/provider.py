@@ -8,7 +8,6 @@ that no provider should send. Nothing here may make the provider itself do what 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from random import Random  # noqa: TID251 - a type; the instance is handed in
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -33,6 +32,7 @@ from bigfleet.rpc.provider_server import encode_list_entry, join_list
 from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
 from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.world.evidence import Evidence
 from bigfleet.sim.world.stores import KeptStore, WatchedBook
 

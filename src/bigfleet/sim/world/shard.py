@@ -220,8 +220,7 @@ class ShardSite:
             self._evidence.breach("S0", f"the shard of epoch {epoch} ended by itself: {type(error).__name__}: {error}")
 
     def _died(self, shard: WatchedShard) -> None:
-        memory = self._evidence.memory(shard)
-        called = {memory.calls[sequence].machine_id for sequence in memory.open_calls}
+        called = self._evidence.memory(shard).called
         self._tell(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
         self._evidence.moves.busy.discard(self.name)
 

@@ -5,7 +5,6 @@ A swarm: each seed draws which faults are on, not only how often, so that one fa
 run again. Equal seeds must give equal plans.
 """
 
-from random import Random  # noqa: TID251 - a type; the instance is handed in
 from typing import Final
 
 import msgspec
@@ -15,7 +14,7 @@ from bigfleet.provider.simulated.world import Dwell, Dwells, Faults, Interruptio
 from bigfleet.provider.simulated.world import World as CloudWorld
 from bigfleet.shard.handover import COOLDOWN_REPORT_CYCLES
 from bigfleet.shard.ports import JoinGate, ShardSettings
-from bigfleet.sim.kernel.streams import Streams
+from bigfleet.sim.kernel.streams import Random, Streams
 
 #: Faults that the cloud of a world has all the time.
 CLOUD_FAULTS: Final = (

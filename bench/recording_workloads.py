@@ -23,13 +23,13 @@ from bench.shard_workloads import CLUSTERS, ListedProvider, answer_of, new_shard
 from bigfleet.cli.replay.replaying import Replayer
 from bigfleet.engine.decision import Action, ActionKind, Decision
 from bigfleet.model.frames import Hello
-from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Host, Machine
-from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.states import MachineState
-from bigfleet.shard.ports import Listing, Record, ShardSettings, compute_inline
+from bigfleet.rpc.gen import provider_pb2
+from bigfleet.shard.ports import ShardSettings, compute_inline
 from bigfleet.shard.recording import Recorder
 from bigfleet.shard.recording_digest import digest_text
 from bigfleet.shard.recording_file import RecordingFile
@@ -100,8 +100,9 @@ class _World:
     def __init__(self, machines: int, changed: int, *, is_incremental: bool) -> None:
         fleet = fleet_machines(machines, CLUSTERS)
         self.machines = {machine.id: machine for machine in fleet}
-        #: What a full List tells of each; empty where deltas are read.
-        self._told = {} if is_incremental else dict(zip(self.machines, answer_of(fleet), strict=True))
+        self._is_incremental = is_incremental
+        #: What a full List tells of each.
+        self._told: dict[MachineId, bytes] = {}
         self.provider = ListedProvider()
         # Nothing is carried out by calls: the provider shows what was.
         settings = ShardSettings(incremental_reconcile=is_incremental, actuation_paused=True)
@@ -110,7 +111,7 @@ class _World:
         self._per_cluster = machines * 8 // 10 // CLUSTERS
         self._changed = range(0, CLUSTERS, CLUSTERS // changed)
         self._turn = 0
-        self._show(fleet, revision=b"1")
+        self._show(fleet)
         self.sessions = {
             name: self.shard.sessions.open(Hello(cluster_id=name, capabilities=frozenset()))
             for name in (_name(cluster) for cluster in range(CLUSTERS))
@@ -141,18 +142,18 @@ class _World:
         for action in self._decided:
             machine = self.machines[action.machine_id] = _done(self.machines[action.machine_id], action)
             shown.append(machine)
-        self._show(shown, revision=b"2")
         self._turn += 1
+        self._show(shown)
         for cluster in self._changed:
             self._report(cluster, 103 if self._turn % 2 else 107)
 
-    def _show(self, machines: Sequence[Machine], *, revision: bytes) -> None:
-        if self._told:
-            self._told.update(zip((machine.id for machine in machines), answer_of(machines), strict=True))
-            self.provider.content = b"".join(self._told.values())
-            return
-        records = [Record(machine, encode_metadata(machine) if machine.cluster else {}) for machine in machines]
-        self.provider.listing = Listing(records=records, revision=revision, tombstones=True)
+    def _show(self, machines: Sequence[Machine]) -> None:
+        """Have machines told as they are now: the client of a provider reads either answer from its bytes."""
+        changed = dict(zip((machine.id for machine in machines), answer_of(machines), strict=True))
+        self._told.update(changed)
+        told = changed if self._is_incremental and self._turn else self._told
+        cursor = provider_pb2.MachineList(revision=b"%d" % self._turn, tombstones=self._is_incremental)
+        self.provider.content = b"".join((*told.values(), cursor.SerializeToString()))
 
     def _report(self, cluster: int, percent: int) -> None:
         name = _name(cluster)

@@ -35,6 +35,16 @@ def _placed(place: np.int64, value: np.int64) -> np.int64:
     return np.int64(mixed ^ (mixed >> _SHIFT))
 
 
+@inlined(INT(INT, I4_T))
+def _sum(place: np.int64, values: Int32s) -> np.int64:
+    """Return the sum of the numbers of values at a place and at those that follow it."""
+    total = np.int64(0)
+    for i in range(len(values)):
+        # An index that may be negative keeps the compiler from taking several at once: four times the time.
+        total += _placed(place + i, values[np.uint64(i)])
+    return total
+
+
 #: Of the arguments of `mix_rows`, in their order.
 _TYPES: Final = (
     *(I8_T, I8_T, I8_T),
@@ -84,12 +94,10 @@ def mix_rows(
         if domain[row] >= 0:
             of_domains = _mixed(_mixed(of_domains, place), values[value_start[key[row]] + domain[row]])
         # Where each row's machines end keeps one from passing for a machine of the next row.
-        for claim in range(credit_from[row], credit_to[row]):
-            of_claims += _placed(claimed, credited[claim])
-            claimed += 1
-        for claim in range(acquire_from[row], acquire_to[row]):
-            of_claims += _placed(claimed, acquired[claim])
-            claimed += 1
+        of_claims += _sum(claimed, credited[credit_from[row] : credit_to[row]])
+        claimed += credit_to[row] - credit_from[row]
+        of_claims += _sum(claimed, acquired[acquire_from[row] : acquire_to[row]])
+        claimed += acquire_to[row] - acquire_from[row]
         of_rows = _mixed(of_rows, claimed)
     numbers[ROWS] = of_rows
     numbers[CLAIMS] = of_claims

@@ -102,10 +102,10 @@ class Tracker:
 
     def _differing(self, columns: Columns, rows: Rows | None) -> Rows:
         """Return the rows that differ from the copy, looking at some or at all."""
-        among: npt.NDArray[np.int64] | slice = slice(None) if rows is None else rows
         differs = np.zeros(len(columns.state) if rows is None else len(rows), np.bool_)
         for mine, theirs in zip(_as_numbers(self._columns), _as_numbers(columns), strict=True):
-            differs |= mine[among] != theirs[among]
+            # Half the time of an index, which does the same.
+            differs |= mine != theirs if rows is None else mine.take(rows) != theirs.take(rows)
         found = np.flatnonzero(differs)
         return found if rows is None else rows[found]
 

@@ -180,7 +180,7 @@ class CycleRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 def rows_bytes(rows: npt.NDArray[np.integer]) -> bytes:
     """Return row numbers as they are written."""
-    return rows.astype("<i4").tobytes()
+    return rows.astype("<i4", copy=False).tobytes()
 
 
 def rows_of(content: bytes) -> Rows:
@@ -192,12 +192,12 @@ def columns_bytes(columns: Columns, rows: Rows) -> tuple[bytes, bytes, bytes, by
     """Return some rows of the columns as they are written."""
     state, cluster, shape, offer, stamp, idle_since_seconds = columns
     return (
-        state[rows].tobytes(),
-        rows_bytes(cluster[rows]),
-        rows_bytes(shape[rows]),
-        rows_bytes(offer[rows]),
-        rows_bytes(stamp[rows]),
-        idle_since_seconds[rows].astype("<f8").tobytes(),
+        state.take(rows).tobytes(),
+        rows_bytes(cluster.take(rows)),
+        rows_bytes(shape.take(rows)),
+        rows_bytes(offer.take(rows)),
+        rows_bytes(stamp.take(rows)),
+        idle_since_seconds.take(rows).astype("<f8", copy=False).tobytes(),
     )
 
 
@@ -217,7 +217,7 @@ _TYPES: Final = ("u1", "<i4", "<i4", "<i4", "<i4", "<f8")
 
 def shape_entry(shape: Shape) -> ShapeEntry:
     """Return a shape as it is written."""
-    supply = tuple((name, _number(milli)) for name, milli in sorted(shape.supply))
+    supply = _amounts(sorted(shape.supply))
     return ShapeEntry(shape.instance_type, shape.zone, tuple(sorted(shape.labels)), supply)
 
 
@@ -287,12 +287,12 @@ def need_entry(need: Need, profile: int) -> NeedEntry:
     return NeedEntry(
         need.cluster,
         profile,
-        _amounts(need.aggregate),
-        _amounts(need.min_unit),
+        _amounts(need.aggregate.items()),
+        _amounts(need.min_unit.items()),
         need.arrival_unix_nanos,
         need.group,
         need.parked,
-        tuple((name, family.value) for name, family in need.families.items()),
+        tuple([(name, family.value) for name, family in need.families.items()]) if need.families else (),
     )
 
 
@@ -310,16 +310,12 @@ def need_of(entry: NeedEntry, profile: Profile) -> Need:
     )
 
 
-def _amounts(vector: Vector) -> _Amounts:
-    return tuple((name, _number(milli)) for name, milli in vector.items())
+def _amounts(pairs: Iterable[tuple[str, int]]) -> _Amounts:
+    return tuple([(name, milli if milli in _INT64 else str(milli)) for name, milli in pairs])
 
 
 def _vector(amounts: _Amounts) -> Vector:
     return {name: int(milli) for name, milli in amounts}
-
-
-def _number(value: int) -> int | str:
-    return value if value in _INT64 else str(value)
 
 
 # ---- options -----------------------------------------------------------------------------------------------------

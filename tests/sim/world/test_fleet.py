@@ -20,7 +20,7 @@ from bigfleet.sim.world.etcd import KeptEtcd
 from bigfleet.sim.world.evidence import Evidence, Titled
 from bigfleet.sim.world.handovers import remember, what_has_come_stays_for_a_while
 from bigfleet.sim.world.shrink import shrink
-from bigfleet.sim.world.swarm import GONE, NONE
+from bigfleet.sim.world.swarm import GONE, LEASE_LOST_OVER_PREEMPTION, NONE, draw
 from bigfleet.sim.world.titles import ShardDisk, Title
 from bigfleet.sim.world.world import run_plan
 from tests.sim.world.planted_fleet import fleet
@@ -48,6 +48,17 @@ def test_machines_move_between_shards_and_every_invariant_holds() -> None:
     assert result.checks["S5"] > 100
     assert result.checks["S15"]
     assert result.checks["S17"]
+
+
+def test_a_leader_changes_while_a_gang_is_preempted() -> None:
+    """A seed that ends every lease while a machine is being taken from a gang: the next leader finds it half done."""
+    plan = draw(1035)
+    assert LEASE_LOST_OVER_PREEMPTION in plan.faults
+
+    result = run_plan(plan)
+
+    assert result.violations == ()
+    assert result.reached["gang preempted during a leader change"]
 
 
 def test_shards_whose_coordinator_never_answers_take_the_course_of_those_that_have_none() -> None:

@@ -4,6 +4,7 @@ As in `bigfleet.sim.world.faults`, whose stream they draw from. An administrator
 may touch the state of the code that is tried.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from bigfleet.sim.world.fault_parts import (
     lie_of_operator,
     stand_still,
 )
-from bigfleet.sim.world.swarm import QUARANTINE_OVER_HANDOVER, is_crowd
+from bigfleet.sim.world.swarm import LEASE_LOST_OVER_PREEMPTION, QUARANTINE_OVER_HANDOVER, is_crowd
 
 if TYPE_CHECKING:
     from bigfleet.sim.world.coordinator import CoordinatorSite
@@ -190,15 +191,31 @@ async def domain_moved(world: "World") -> None:
 
 async def quarantine_over_handover(world: "World") -> None:
     """While a machine is between two shards, an operator says that it wants nothing, or next to nothing."""
-    end_seconds = world.clock.monotonic_seconds() + 240.0
-    while not world.evidence.moves.under_way:
-        if world.clock.monotonic_seconds() >= end_seconds:
-            return
-        await world.clock.sleep(0.5)
+    moves = world.evidence.moves
+    if not await _comes(world, lambda: moves.under_way):
+        return
     crowds = [number for number, kinds in enumerate(world.plan.clusters) if is_crowd(kinds)]
     site, name = world.clusters[world.rng.choice(crowds)], world.rng.choice(("rollup-empty", "rollup-truncated"))
     world.evidence.note("fault", QUARANTINE_OVER_HANDOVER, f"{site.process.name} {name}")
     await lie_of_operator(world, site, name)
+
+
+async def lease_lost_over_preemption(world: "World") -> None:
+    """While a machine is being taken from a gang every lease ends, and somebody has to lead anew."""
+    moves = world.evidence.moves
+    if await _comes(world, lambda: bool(moves.taken_from_gangs)):
+        world.evidence.note("fault", LEASE_LOST_OVER_PREEMPTION)
+        world.fleet.store.end_leases()
+
+
+async def _comes(world: "World", state: Callable[[], bool]) -> bool:
+    """Wait for a state some minutes long; say whether it came."""
+    end_seconds = world.clock.monotonic_seconds() + 240.0
+    while not state():
+        if world.clock.monotonic_seconds() >= end_seconds:
+            return False
+        await world.clock.sleep(0.5)
+    return True
 
 
 COORDINATOR_FAULTS: dict[str, Fault] = {
@@ -219,4 +236,5 @@ COORDINATOR_FAULTS: dict[str, Fault] = {
     "shard-disk-lost": shard_disk_lost,
     "domain-moved": domain_moved,
     QUARANTINE_OVER_HANDOVER: quarantine_over_handover,
+    LEASE_LOST_OVER_PREEMPTION: lease_lost_over_preemption,
 }

@@ -209,6 +209,8 @@ class Moves:
     #: Shards that carry an instruction out at this moment.
     busy: set[ShardId] = field(default_factory=set)
     terms: list[int] = field(default_factory=list)
+    #: Machines that are being taken from a gang for somebody more important.
+    taken_from_gangs: set[MachineId] = field(default_factory=set)
     #: How often a machine changed shards, or who owns what changed otherwise.
     changes: int = 0
 
@@ -273,6 +275,8 @@ class Evidence:
             self.mark("another leader")
             if any(title.released for title in self.moves.titles.values()):
                 self.mark("leader changed during a handover")
+            if self.moves.taken_from_gangs:
+                self.mark("gang preempted during a leader change")
         self.moves.terms.append(term)
 
     def answered(self, shard_id: ShardId, answer: "Answer", *, is_old: bool) -> None:

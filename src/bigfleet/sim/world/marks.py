@@ -50,6 +50,7 @@ MARKS: Final = (
     "a domain left",
     "another leader",
     "leader changed during a handover",
+    "gang preempted during a leader change",
     "roll-up quarantined during a handover",
     "a shard died over an instruction",
     "an instruction accepted",
@@ -69,6 +70,8 @@ _KIND_MARKS = {
     ActionKind.PREEMPT: "a machine preempted",
     ActionKind.DELETE: "a machine released",
 }
+#: States of a machine whose pods may still run.
+_HELD = (S.CONFIGURED, S.DRAINING)
 
 
 def observe(event: Event, evidence: Evidence) -> None:
@@ -77,6 +80,8 @@ def observe(event: Event, evidence: Evidence) -> None:
         case Cycled():
             _cycled(event, evidence)
         case Committed(before, after) if before is not None and after is not None:
+            if after.state not in _HELD:
+                evidence.moves.taken_from_gangs.discard(after.id)
             if before.state is S.CONFIGURED and after.state is S.FAILED:
                 evidence.mark("a host lost while it served")
             if before.state is S.FAILED and after.state is not S.FAILED:
@@ -113,8 +118,13 @@ def _titled(event: Titled, evidence: Evidence) -> None:
 def _cycled(event: Cycled, evidence: Evidence) -> None:
     shard, decision = event.shard, event.report.decision
     for record in event.actions:
-        if not record.disposition:
-            evidence.mark("a transition driven again" if record.is_redrive else _KIND_MARKS[record.action.kind])
+        if record.disposition:
+            continue
+        evidence.mark("a transition driven again" if record.is_redrive else _KIND_MARKS[record.action.kind])
+        known = evidence.records.get(record.action.machine_id)
+        is_of_gang = known is not None and known.state in _HELD and record.group
+        if is_of_gang and record.action.kind is ActionKind.PREEMPT:
+            evidence.moves.taken_from_gangs.add(record.action.machine_id)
     if event.report.cycle == 1 and shard.epoch > 1:
         evidence.mark("a shard went on after a death")
     if len(shard.strikes):

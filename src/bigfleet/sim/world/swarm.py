@@ -65,6 +65,8 @@ EVENTS: Final = (
 SHARD_FAULTS: Final = (*CLOUD_FAULTS, *NETWORK_FAULTS, *EVENTS)
 #: While a machine is between two shards, an operator says that it wants nothing, or next to nothing.
 QUARANTINE_OVER_HANDOVER: Final = "quarantine-over-handover"
+#: While a machine is being taken from a gang, every lease of the coordinator's store ends.
+LEASE_LOST_OVER_PREEMPTION: Final = "lease-lost-over-preemption"
 #: Faults that come and go between several shards, their coordinator and its store.
 COORDINATOR_EVENTS: Final = (
     "coordinator-partition",
@@ -85,7 +87,7 @@ COORDINATOR_EVENTS: Final = (
     "domain-moved",
 )
 #: Faults for states that the others hardly ever reach. Drawn apart: no other draw moves with them.
-RARE_FAULTS: Final = (SHORT_QUEUES, QUARANTINE_OVER_HANDOVER)
+RARE_FAULTS: Final = (SHORT_QUEUES, QUARANTINE_OVER_HANDOVER, LEASE_LOST_OVER_PREEMPTION)
 ALL_FAULTS: Final = (*SHARD_FAULTS, *COORDINATOR_EVENTS, *RARE_FAULTS)
 #: How a coordinator is about: it lives, nobody ever answers, or no shard knows of any.
 LIVE, GONE, NONE = "live", "gone", "none"
@@ -255,6 +257,9 @@ def _with_rare_faults(plan: Plan, rng: Random) -> Plan:
         if not any(map(is_crowd, clusters)):
             number = rng.randrange(len(clusters))
             clusters[number] += _crowd()
+    if plan.coordinator == LIVE and rng.random() < 0.3:
+        faults += (LEASE_LOST_OVER_PREEMPTION,)
+        clusters = [_in_gangs(kinds) for kinds in clusters]
     return msgspec.structs.replace(plan, faults=faults, clusters=tuple(clusters))
 
 
@@ -268,6 +273,16 @@ def _crowd() -> tuple[KindPlan, ...]:
 def is_crowd(kinds: tuple[KindPlan, ...]) -> bool:
     """Say whether a cluster has rows enough for a roll-up that can shrink suspiciously."""
     return any(kind.name == "row-00" for kind in kinds)
+
+
+def _in_gangs(kinds: tuple[KindPlan, ...]) -> tuple[KindPlan, ...]:
+    """Return gangs, for which nearly everything is more important, in place of what a cluster with enough wants."""
+    if all(kind.name != "batch" for kind in kinds):
+        return kinds
+    herds = tuple(
+        KindPlan(name=f"herd-{number}", count=2, cpu_milli=3000, priority=5, is_gang=True) for number in range(3)
+    )
+    return herds + tuple(kind for kind in kinds if kind.name.startswith("row-"))
 
 
 def _of_one_shard(seed: int) -> Plan:

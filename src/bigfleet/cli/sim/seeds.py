@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Failing seeds that are told one by one; the others are counted.
 FAILED_KEPT_MAX = 10
+#: Runs that wait or go on at a time, for each process: they are told in order, and a long one must leave none idle.
+_AHEAD = 4
 
 
 class SeedRun(NamedTuple):
@@ -125,7 +127,7 @@ def run_seeds(
         waiting: deque[tuple[Future[SeedRun], ...]] = deque()
         for seed, runs in zip(seeds, times, strict=False):
             waiting.append(tuple(pool.submit(run_seed, seed, steps) for _ in range(runs)))
-            if len(waiting) > jobs:
+            if len(waiting) > _AHEAD * jobs:
                 yield compared(*(future.result() for future in waiting.popleft()))
         while waiting:
             yield compared(*(future.result() for future in waiting.popleft()))

@@ -6,6 +6,7 @@ python tests/e2e/wire_client.py PROVIDER_ADDRESS SHARD_ADDRESS
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from queue import Queue
 from typing import Any
@@ -133,11 +134,15 @@ def explain(read: shardread_pb2_grpc.ShardReadStub, bound: str) -> None:
 def converse(
     outgoing: "Queue[shard_pb2.OperatorMessage | None]", replies: Iterator[shard_pb2.ShardMessage]
 ) -> tuple[list[str], set[str]]:
-    """Say what an operator says until a machine is Configured; return the acks and the states seen."""
+    """Say what an operator says until a machine is Configured with its bootstrap data; return the acks and its states.
+
+    The shard may have listed the provider while another machine was bound by `drive_provider`, and shows that one too.
+    """
     need = capacity_pb2.CapacityNeed(aggregate_resources={"cpu": "1"}, min_unit={"cpu": "1"}, priority=100)
     rollup = capacity_pb2.ClusterCapacityNeeds(cluster_id="wire", timestamp_unix_nanos=time.time_ns(), needs=[need])
     echoes: list[str] = []
-    states: set[str] = set()
+    states: defaultdict[str, set[str]] = defaultdict(set)
+    booted = ""
     for message in replies:
         kind = message.WhichOneof("payload")
         if kind == "ack":
@@ -145,15 +150,17 @@ def converse(
             if message.ack.echo == "hello":
                 outgoing.put(shard_pb2.OperatorMessage(rollup=rollup))
         elif kind == "bootstrap_request":
+            booted = message.bootstrap_request.machine_id
             answer = shard_pb2.BootstrapBlobResponse(
                 request_id=message.bootstrap_request.request_id, user_data=b"#cloud-config", ttl_seconds=600
             )
             outgoing.put(shard_pb2.OperatorMessage(bootstrap_response=answer))
         elif kind == "node_state_update":
-            states.add(provider_pb2.MachineState.Name(message.node_state_update.state))
-            if message.node_state_update.state == provider_pb2.MACHINE_STATE_CONFIGURED:
+            update = message.node_state_update
+            states[update.machine_id].add(provider_pb2.MachineState.Name(update.state))
+            if update.machine_id == booted and update.state == provider_pb2.MACHINE_STATE_CONFIGURED:
                 outgoing.put(None)
-                return echoes, states
+                return echoes, states[booted]
     raise SystemExit("the shard ended the session before a machine was Configured")
 
 

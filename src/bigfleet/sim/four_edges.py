@@ -137,10 +137,9 @@ class FourEdges(RuleBasedStateMachine):
         assert operation_id not in self._told, "an operation id came twice"
         self._told.add(operation_id)
         record = self._run(self._arrived(kind, machine_id, cluster, operation_id, is_interrupted=is_interrupted))
-        if is_interrupted and record.state is MachineState.FAILED:
-            assert record.machine.last_error.startswith("RESTARTED: "), record.machine.last_error
-        else:
-            assert record.state is edge.target, f"{kind.method} ended so: {_told(record)}"
+        is_given_up = is_interrupted and record.machine.last_error.startswith("RESTARTED: ")
+        expected_state = MachineState.FAILED if is_given_up else edge.target
+        assert record.state is expected_state, f"{kind.method} ended so: {_told(record)}"
         bound = cluster if kind is Kind.CONFIGURE else known.cluster
         is_freed = kind is Kind.DRAIN and record.state is edge.target
         self._known[machine_id] = _Known(record.state, kind, operation_id, "" if is_freed else bound)

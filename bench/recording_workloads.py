@@ -101,7 +101,7 @@ class _World:
         fleet = fleet_machines(machines, CLUSTERS)
         self.machines = {machine.id: machine for machine in fleet}
         self._is_incremental = is_incremental
-        #: What a full List tells of each.
+        #: What a full List tells of each; empty where deltas are read.
         self._told: dict[MachineId, bytes] = {}
         self.provider = ListedProvider()
         # Nothing is carried out by calls: the provider shows what was.
@@ -149,9 +149,10 @@ class _World:
 
     def _show(self, machines: Sequence[Machine]) -> None:
         """Have machines told as they are now: the client of a provider reads either answer from its bytes."""
-        changed = dict(zip((machine.id for machine in machines), answer_of(machines), strict=True))
-        self._told.update(changed)
-        told = changed if self._is_incremental and self._turn else self._told
+        told = dict(zip((machine.id for machine in machines), answer_of(machines), strict=True))
+        if not self._is_incremental:
+            self._told.update(told)
+            told = self._told
         cursor = provider_pb2.MachineList(revision=b"%d" % self._turn, tombstones=self._is_incremental)
         self.provider.content = b"".join((*told.values(), cursor.SerializeToString()))
 

@@ -1,15 +1,18 @@
 """`bigfleet sim` on the command line."""
 
+from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Self
 
 import pytest
 from typer.testing import CliRunner
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.sim.command import app
-from bigfleet.cli.sim.seeds import plan_of, seed_run
+from bigfleet.cli.sim.seeds import SeedRun, plan_of, run_seeds, seed_run
 from bigfleet.sim.closed_loop.scenarios import scenarios
 from bigfleet.sim.world.evidence import Violation
 from bigfleet.sim.world.traces import write_trace
@@ -66,6 +69,46 @@ def test_two_processes_run_seeds_as_one_does() -> None:
 
     assert (alone.exit_code, together.exit_code) == (0, 0), together.output
     assert alone.output.splitlines()[-1] == together.output.splitlines()[-1]
+
+
+class _Pool:
+    """In place of processes: the first run lasts until five others were begun, which are over at once."""
+
+    def __init__(self, *_args: object, **_kinds: object) -> None:
+        self.begun: list[Future[SeedRun]] = []
+        self.going_on: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        assert all(run.done() for run in self.begun)
+
+    def submit(self, _run: object, seed: int, _steps: object) -> Future[SeedRun]:
+        self.begun.append(Future())
+        self.going_on.append(sum(not run.done() for run in self.begun))
+        if seed > 1:
+            self.begun[-1].set_result(_seed_run(seed))
+        if seed == 6:
+            self.begun[0].set_result(_seed_run(1))
+        return self.begun[-1]
+
+
+def _seed_run(seed: int) -> SeedRun:
+    return SeedRun(seed, f"hash {seed}", (), 1.0, 1, Counter(), Counter(), Counter(), Counter())
+
+
+def test_a_long_run_leaves_no_process_idle_and_no_seed_is_asked_for_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds behind a long one are run meanwhile, and told after it; `--for` begins none that nobody has time for."""
+    pool = _Pool()
+    monkeypatch.setattr("bigfleet.cli.sim.seeds.ProcessPoolExecutor", lambda *_args, **_kinds: pool)
+
+    runs = run_seeds(range(1, 9), jobs=2)
+
+    assert next(runs).seed == 1
+    assert len(pool.begun) == 6
+    assert [run.seed for run in runs] == [2, 3, 4, 5, 6, 7, 8]
+    assert max(pool.going_on) <= 3
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,7 @@ def need_of(entry: NeedEntry, profile: Profile) -> Need:
 
 
 def _amounts(pairs: Iterable[tuple[str, int]]) -> _Amounts:
+    # Of a list, for a generator takes half as long again: once for every row of demand that came.
     return tuple([(name, milli if milli in _INT64 else str(milli)) for name, milli in pairs])
 
 

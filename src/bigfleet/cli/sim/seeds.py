@@ -7,7 +7,7 @@ by the kinds of things, not by the number of seeds. A seed must never give anoth
 import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing import get_context
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Failing seeds that are told one by one; the others are counted.
 FAILED_KEPT_MAX = 10
-#: Runs that wait or go on at a time, for each process: they are told in order, and a long one must leave none idle.
-_AHEAD = 4
 
 
 class SeedRun(NamedTuple):
@@ -127,10 +125,12 @@ def run_seeds(
         waiting: deque[tuple[Future[SeedRun], ...]] = deque()
         for seed, runs in zip(seeds, times, strict=False):
             waiting.append(tuple(pool.submit(run_seed, seed, steps) for _ in range(runs)))
-            if len(waiting) > _AHEAD * jobs:
-                yield compared(*(future.result() for future in waiting.popleft()))
+            while len(going_on := [run for of_seed in waiting for run in of_seed if not run.done()]) > jobs:
+                wait(going_on, return_when=FIRST_COMPLETED)
+            while waiting and all(run.done() for run in waiting[0]):
+                yield compared(*(run.result() for run in waiting.popleft()))
         while waiting:
-            yield compared(*(future.result() for future in waiting.popleft()))
+            yield compared(*(run.result() for run in waiting.popleft()))
 
 
 def compared(run: SeedRun, again: SeedRun | None = None) -> SeedRun:

@@ -1,7 +1,7 @@
 """Interesting states by name: a nightly run that never reached one of them has tested less than it says.
 
-`observe` derives them from events; what a fault brings about by itself is marked where it happens. A mark must never
-decide anything.
+`observe` derives them from events, and keeps what later ones need to know. A state that a fault causes directly is
+marked where it happens. A mark must never decide anything.
 """
 
 from typing import Final
@@ -122,8 +122,8 @@ def _cycled(event: Cycled, evidence: Evidence) -> None:
             continue
         evidence.mark("a transition driven again" if record.is_redrive else _KIND_MARKS[record.action.kind])
         known = evidence.records.get(record.action.machine_id)
-        is_of_gang = known is not None and known.state in _HELD and record.group
-        if is_of_gang and record.action.kind is ActionKind.PREEMPT:
+        is_taken = record.action.kind is ActionKind.PREEMPT and known is not None and known.state in _HELD
+        if is_taken and record.group:
             evidence.moves.taken_from_gangs.add(record.action.machine_id)
     if event.report.cycle == 1 and shard.epoch > 1:
         evidence.mark("a shard went on after a death")

@@ -278,11 +278,12 @@ def is_crowd(kinds: tuple[KindPlan, ...]) -> bool:
 def _in_gangs(kinds: tuple[KindPlan, ...]) -> tuple[KindPlan, ...]:
     """Return gangs, for which nearly everything is more important, in place of what a cluster with enough wants."""
     if all(kind.name != "batch" for kind in kinds):
+        # It starves: what it wants is what machines are taken from gangs for.
         return kinds
     herds = tuple(
         KindPlan(name=f"herd-{number}", count=2, cpu_milli=3000, priority=5, is_gang=True) for number in range(3)
     )
-    return herds + tuple(kind for kind in kinds if kind.name.startswith("row-"))
+    return herds + (_crowd() if is_crowd(kinds) else ())
 
 
 def _of_one_shard(seed: int) -> Plan:

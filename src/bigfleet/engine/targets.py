@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bigfleet.model import labels as keys
 from bigfleet.model.machine import Machine
+from bigfleet.model.need import RowKey
 from bigfleet.model.states import CapacityType
 
 
@@ -22,6 +24,14 @@ class ClassKey(NamedTuple):
     interruption_probability: float
     labels: tuple[tuple[str, str], ...]
     supply: tuple[tuple[str, int], ...]
+
+    def attribute(self, key: str) -> str | None:
+        """Return what a requirement on `key` is compared with, or None when it is absent."""
+        if key == keys.INSTANCE_TYPE and self.instance_type:
+            return self.instance_type
+        if key == keys.ZONE and self.zone:
+            return self.zone
+        return dict(self.labels).get(key)
 
 
 def class_key(machine: Machine) -> ClassKey:
@@ -38,8 +48,29 @@ def class_key(machine: Machine) -> ClassKey:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetClaim:
+    """Pods of one shape on a run of machines of one class.
+
+    Machines of a class are numbered from 0: those that the cluster holds in hosting order, then those that it acquires.
+    """
+
+    machine_class: ClassKey
+    first: int
+    machines: int
+    #: (cluster, fingerprint, group) of the row, and the place in its shapes.
+    row: RowKey
+    shape: int
+    #: Pods on each of the machines.
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """What one cluster should hold."""
+    """What one cluster should hold, and a packing that shows that its pods fit."""
 
     #: Machines of each class in all, held ones included.
     counts: Mapping[ClassKey, int]
+    claims: tuple[TargetClaim, ...] = ()
+    #: Who leads the best composition of another type, and what it costs more, dollars an hour; None without one.
+    runner_up: str = ""
+    runner_up_costs_more_usd_per_hour: float | None = None

@@ -6,14 +6,18 @@ acquires nothing.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from bigfleet.engine.plain.choice import Choice, Prices, choose, reference_prices
-from bigfleet.engine.plain.fleet import Fleet
+from bigfleet.engine.plain.fleet import Fleet, sort_hosts
 from bigfleet.engine.plain.hosting import capacity, clear_row, fitting, may_host, place, place_row, spread_counts
-from bigfleet.engine.plain.repack import repack
+from bigfleet.engine.plain.repack import SEARCHED_HOSTS_MAX, repack
 from bigfleet.engine.plain.state import Cluster, Host, Offer, PodGroup, Row
 from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.model.states import CapacityType, MachineState
+
+#: Times that a cluster is credited and acquires again within one decision.
+SETTLING_ROUNDS_MAX: Final = 4
 
 
 def acquire(fleet: Fleet) -> None:
@@ -24,10 +28,13 @@ def acquire(fleet: Fleet) -> None:
             _acquire(row, fleet, prices[row.cluster.id])
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
         repack(cluster, fleet)
+        _search_offers(cluster, fleet)
         if cluster.id not in fleet.options.targets:
             _drop_unnecessary(cluster, fleet)
+            _settle(cluster, fleet, prices.get(cluster.id))
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
         _complete_target(cluster, fleet)
+        repack(cluster, fleet)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
 
@@ -35,6 +42,52 @@ def acquire(fleet: Fleet) -> None:
 def _prices(cluster: Cluster, fleet: Fleet) -> Prices:
     totals = fleet.totals(cluster.id)
     return reference_prices(cluster.rows, fleet.offers, totals, fleet.free(), fleet.dimensions.pods)
+
+
+def _search_offers(cluster: Cluster, fleet: Fleet) -> None:
+    """Look for machines that host what has no place yet when lower rows hold what only they could use.
+
+    A higher row that took the only machine of a kind may run elsewhere. Small clusters are searched over what they hold
+    and what is left on offer together.
+    """
+    rows = [row for row in cluster.rows if row.may_acquire]
+    if not any(row.has_left for row in rows) or len(cluster.hosts) >= SEARCHED_HOSTS_MAX:
+        return
+    usable = [o for o in fleet.offers if o.available and any(row.may_use(o.example, o.shape) for row in rows)]
+    usable.sort(key=lambda o: (o.example.price_usd_per_hour, o.machines[o.taken].id))
+    added: list[Host] = []
+    for offer in usable:
+        while offer.available and len(cluster.hosts) < SEARCHED_HOSTS_MAX:
+            added.append(_take(cluster, offer, fleet))
+    if added:
+        repack(cluster, fleet)
+    for host in reversed(added):
+        if not host.is_claimed:
+            _give_back(host, cluster)
+
+
+def _settle(cluster: Cluster, fleet: Fleet, prices: Prices | None) -> None:
+    """Credit the cluster as the next cycle will, and acquire what that leaves without a place.
+
+    Pods are placed beside the machine that was acquired for them; the next cycle places them in hosting order. Without
+    this step a fleet comes to rest only after several cycles.
+    """
+    for _ in range(SETTLING_ROUNDS_MAX):
+        if not cluster.acquired or prices is None:
+            return
+        rows = [row for row in cluster.rows if row.same_key is None]
+        for row in rows:
+            clear_row(row, cluster.hosts)
+        sort_hosts(cluster)
+        for row in rows:
+            place_row(row, cluster.hosts)
+        repack(cluster, fleet)
+        acquired = len(cluster.acquired)
+        for row in cluster.rows:
+            if row.has_left and row.may_acquire:
+                _acquire(row, fleet, prices)
+        if len(cluster.acquired) == acquired:
+            return
 
 
 # ---- one row -----------------------------------------------------------------------------------------------------
@@ -187,10 +240,15 @@ def _drop_unnecessary(cluster: Cluster, fleet: Fleet) -> None:
     for host in acquired:
         if host.is_claimed and not _move_away(host, cluster):
             continue
-        cluster.hosts.remove(host)
-        cluster.acquired.remove(host)
-        assert host.offer is not None, f"{host.machine.id} was not acquired in this decision"
-        host.offer.give_back(host.machine)
+        _give_back(host, cluster)
+
+
+def _give_back(host: Host, cluster: Cluster) -> None:
+    """Undo an acquisition; nothing may claim the machine."""
+    assert host.offer is not None, f"{host.machine.id} was not acquired in this decision"
+    cluster.hosts.remove(host)
+    cluster.acquired.remove(host)
+    host.offer.give_back(host.machine)
 
 
 def _price_to_use(host: Host) -> float:

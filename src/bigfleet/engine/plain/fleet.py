@@ -45,7 +45,6 @@ _HELD = (MachineState.CONFIGURED, MachineState.CONFIGURING, MachineState.CREATIN
 class HostOrder(NamedTuple):
     """Sort key of a cluster's machines: the least first."""
 
-    is_surplus: bool
     state: int
     fleet_cost: float
     kept_penalty: float
@@ -235,12 +234,17 @@ def _add_hosts(fleet: Fleet, usable: Sequence[Machine]) -> None:
             orphans[(machine.assigned_need_fingerprint, machine.assigned_group)].append(machine)
     fleet.orphans.update(orphans)
     for cluster in fleet.clusters.values():
-        hosts = [fleet.host(cluster, machine) for machine in by_cluster[cluster.id]]
-        wanted = _wanted(cluster)
-        cluster.hosts = sorted(hosts, key=lambda host: _order(host, wanted))
+        cluster.hosts = [fleet.host(cluster, machine) for machine in by_cluster[cluster.id]]
+        sort_hosts(cluster)
         target = fleet.options.targets.get(cluster.id)
         if target is not None:
             _mark_targets(cluster, target)
+
+
+def sort_hosts(cluster: Cluster) -> None:
+    """Put the cluster's machines in hosting order; what is acquired counts as Configured."""
+    wanted = _wanted(cluster)
+    cluster.hosts.sort(key=lambda host: _order(host, wanted))
 
 
 def _wanted(cluster: Cluster) -> dict[int, int]:
@@ -266,8 +270,7 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
 def _order(host: Host, wanted: Mapping[int, int]) -> HostOrder:
     machine = host.machine
     return HostOrder(
-        is_surplus=False,
-        state=_HELD.index(machine.state),
+        state=_HELD.index(machine.state) if machine.state in _HELD else 0,
         fleet_cost=fleet_cost(machine.price_usd_per_hour, host.total, wanted),
         kept_penalty=-machine.assigned_reclamation_penalty_dollars,
         id=machine.id,

@@ -24,6 +24,8 @@ class DomainRank(NamedTuple):
     #: Shares of the gang on what the cluster holds and on the gang's own machines, negative.
     held: Fraction
     own: Fraction
+    #: Whether the target composition has the gang elsewhere.
+    is_off_target: bool
     #: What the machines to acquire cost, dollars an hour.
     cost: float
     value: str
@@ -113,8 +115,18 @@ def _judge(row: Row, fleet: Fleet, value: str, offers: Sequence[Offer], prices: 
     if total == 0:
         return None
     is_whole = total == 1
-    rank = DomainRank(not is_whole, Fraction(0) if is_whole else -total, -held, -own, cost, value)
+    is_off_target = value not in _planned_domains(row, fleet)
+    rank = DomainRank(not is_whole, Fraction(0) if is_whole else -total, -held, -own, is_off_target, cost, value)
     return Domain(value=value, rank=rank, wanted=wanted)
+
+
+def _planned_domains(row: Row, fleet: Fleet) -> set[str | None]:
+    """Return the domains in which the target composition has the gang."""
+    target = fleet.options.targets.get(row.cluster.id)
+    key = row.same_key
+    assert key is not None, "only a gang has a domain"
+    claims = () if target is None else target.claims
+    return {claim.machine_class.attribute(key) for claim in claims if claim.row == row.need.key}
 
 
 def _wanted(row: Row) -> Sequence[int]:

@@ -1,9 +1,11 @@
 """Packs a cluster again where the placement by precedence left something without a place.
 
-First everything is placed largest first; if all of it fits, that packing counts. Otherwise small clusters are searched
+First everything is placed as the target composition says, then largest first; if all of it fits, that packing counts.
+Otherwise small clusters are searched
 exhaustively, row by row in precedence order, with a counted effort. A row never loses a place to a lower one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +13,7 @@ from typing import Final
 from bigfleet.engine.plain.fleet import Fleet
 from bigfleet.engine.plain.hosting import capacity, clear_row, fitting, may_host, place, place_row
 from bigfleet.engine.plain.state import Cluster, Host, PodGroup, Row
+from bigfleet.engine.targets import ClassKey, Target, class_key
 
 #: Clusters up to this size are searched.
 SEARCHED_HOSTS_MAX: Final = 12
@@ -24,6 +27,11 @@ def repack(cluster: Cluster, fleet: Fleet) -> None:
     if not cluster.hosts or not any(row.has_left for row in cluster.rows):
         return
     before = _save(cluster)
+    target = fleet.options.targets.get(cluster.id)
+    if target is not None and target.claims:
+        if _pack_as_planned(cluster, target):
+            return
+        _restore(cluster, before)
     if _pack_largest_first(cluster):
         return
     _restore(cluster, before)
@@ -51,6 +59,31 @@ def _pack_largest_first(cluster: Cluster) -> bool:
     for row in rows:
         if row.divisible is not None:
             place_row(row, cluster.hosts)
+    return not any(row.has_left for row in cluster.rows)
+
+
+def _pack_as_planned(cluster: Cluster, target: Target) -> bool:
+    """Place all rows as the target's claims say; returns whether everything has a place."""
+    numbered: dict[tuple[ClassKey, int], Host] = {}
+    sizes: Counter[ClassKey] = Counter()
+    for host in cluster.hosts:
+        key = class_key(host.machine)
+        numbered[(key, sizes[key])] = host
+        sizes[key] += 1
+    rows = [row for row in cluster.rows if not _is_fixed(row)]
+    groups = {(row.need.key, group.index): group for row in rows for group in row.groups if not group.is_waiting}
+    for row in rows:
+        clear_row(row, cluster.hosts)
+    for claim in target.claims:
+        group = groups.get((claim.row, claim.shape))
+        if group is None:
+            continue
+        for number in range(claim.first, claim.first + claim.machines):
+            planned = numbered.get((claim.machine_class, number))
+            if planned is not None and may_host(group, planned):
+                place(group, planned, min(claim.count, capacity(group, planned)))
+    for row in rows:
+        place_row(row, cluster.hosts)
     return not any(row.has_left for row in cluster.rows)
 
 

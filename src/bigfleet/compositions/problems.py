@@ -9,14 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bigfleet.engine.plain.fleet import Fleet
-from bigfleet.engine.plain.choice import is_paid_for
-from bigfleet.engine.plain.state import UNLIMITED, Cluster, Host, Offer, PodGroup, Row
+from bigfleet.engine.shapes.choice import is_paid_for
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.state import UNLIMITED, Cluster, Host, Offer, PodGroup, Row
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim, class_key
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.planner.composition import Composition
-from bigfleet.planner.problem import BILLION, NANO, QUANTITY_MAX, MachineClass, Problem, SchedulerOrder, Shape, Spread, mask_of
+from bigfleet.planner.problem import (
+    BILLION,
+    NANO,
+    QUANTITY_MAX,
+    MachineClass,
+    Problem,
+    SchedulerOrder,
+    Shape,
+    Spread,
+    mask_of,
+)
 
 #: Penalties and prices above this count as this: their products must fit the planner's integers.
 DOLLARS_MAX: Final = 1_000_000.0
@@ -62,10 +72,14 @@ def problem_of(
     classes = tuple(
         _machine_class(kind, held[kind], stock[kind], fleet, cluster, keys, number) for number, kind in enumerate(kinds)
     )
-    groups = tuple(group for row in rows for group in row.groups if not group.is_waiting)
-    shapes = tuple(_shape(group, kinds, rank, dimensions) for rank, row in enumerate(rows) for group in row.groups if not group.is_waiting)
+    ranked = [(rank, group) for rank, row in enumerate(rows) for group in row.groups if not group.is_waiting]
+    groups = tuple(group for _, group in ranked)
     problem = Problem(
-        dimensions=fleet.dimensions.names, classes=classes, shapes=shapes, order=order, may_exchange=may_exchange
+        dimensions=fleet.dimensions.names,
+        classes=classes,
+        shapes=tuple(_shape(group, kinds, rank, dimensions) for rank, group in ranked),
+        order=order,
+        may_exchange=may_exchange,
     )
     return ClusterProblem(problem=problem, kinds=tuple(kinds), groups=groups)
 
@@ -117,8 +131,9 @@ def _machine_class(
         offer = Offer(example=machine, shape=kind.shape, machines=[machine])
         cost = 0 if is_paid_for(offer) else int(price / fleet.options.idle_head_start)
     values = ((key, machine.attribute(key)) for key in keys)
+    source = "idle" if kind.is_idle else "offer"
     return MachineClass(
-        key=f"{machine.instance_type}/{machine.zone}/{machine.capacity_type.label}/{'idle' if kind.is_idle else 'offer'}/{number:05d}",
+        key=f"{machine.instance_type}/{machine.zone}/{machine.capacity_type.label}/{source}/{number:05d}",
         supply=_bounded(total),
         allocatable=_bounded(bare),
         cost=cost,

@@ -1,13 +1,14 @@
 """Plans the target compositions of all clusters of a decision, in process.
 
-Clusters are planned in the order of their highest row; what a cluster's composition acquires is not offered to the next.
+Clusters are planned in the order of their highest row; what a cluster's composition acquires is not offered to the
+next.
 """
 
 from collections.abc import Mapping, Sequence
 
 from bigfleet.compositions.problems import added_by_offer, problem_of, target_of
 from bigfleet.engine.decision import Options
-from bigfleet.engine.plain.fleet import build
+from bigfleet.engine.shapes.fleet import build
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
 from bigfleet.model.need import Need
@@ -36,5 +37,3 @@ def targets_of(
         for place, count in added_by_offer(asked, answer, fleet).items():
             left[place] -= count
     return targets
-
-

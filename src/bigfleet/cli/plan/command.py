@@ -13,9 +13,12 @@ import typer
 from bigfleet.cli.faults import UsageFault
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bigfleet.cli.plan.bound import Bound
-    from bigfleet.cli.plan.planning import Difference, Plan
+    from bigfleet.cli.plan.planning import Difference, Plan, PlanInput
     from bigfleet.engine.explain import Explanation
+    from bigfleet.planner.problem import SchedulerOrder
 
 OUTPUTS: Final = ("table", "json")
 #: Width of the tables where there is no terminal.
@@ -24,7 +27,14 @@ WIDTH: Final = 120
 _Inventory = Annotated[
     Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, Parquet, or nodes of a GPU trace.")
 ]
-_Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand: a YAML or JSON list.")]
+_Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand, and overheads: YAML or JSON.")]
+_Scheduler = Annotated[
+    str,
+    typer.Option(metavar="ORDER", help="Node order of the clusters' schedulers: least-allocated or most-allocated."),
+]
+_UntilSettled = Annotated[
+    bool, typer.Option("--until-settled", help="Decide and apply until nothing happens; show the fleet at rest.")
+]
 _Now = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Time on the clock of idle_since; by default the latest of them."),
@@ -46,10 +56,12 @@ def plan(
     explain: _Explain = None,
     what_if: _WhatIf = None,
     bound: _Bound = False,
+    scheduler: _Scheduler = "least-allocated",
+    until_settled: _UntilSettled = False,
     output: _Output = "table",
 ) -> None:
     """Show what BigFleet would do with these machines and this demand, what it costs and what stays short."""
-    from bigfleet.cli.plan.inputs import read_machines, read_needs
+    from bigfleet.cli.plan.inputs import read_demand, read_machines
     from bigfleet.cli.plan.patches import apply_patches
     from bigfleet.cli.plan.planning import difference_of, make_plan, plan_input
 
@@ -57,8 +69,13 @@ def plan(
         raise UsageFault(f"--output: {output!r} is unknown; choose one of {', '.join(OUTPUTS)}")
     if now is not None and not math.isfinite(now):
         raise UsageFault(f"--now: {now} is no time; write seconds")
-    given = plan_input(read_machines(inventory), read_needs(demand), now_seconds=now)
+    given = plan_input(read_machines(inventory), read_demand(demand), now_seconds=now, order=_order(scheduler))
     changed = apply_patches(given, what_if) if what_if is not None else None
+    if until_settled:
+        if bound or explain is not None:
+            raise UsageFault("--until-settled: shows a fleet at rest; leave --bound and --explain out")
+        _print_settled(given if changed is None else changed, output)
+        return
     base = make_plan(given)
     difference = None if changed is None else difference_of(base, make_plan(changed))
     final = base if difference is None else difference.changed
@@ -75,6 +92,32 @@ def plan(
         _print_tables(answer)
 
 
+def _order(name: str) -> "SchedulerOrder":
+    from bigfleet.planner.problem import SchedulerOrder
+
+    try:
+        return SchedulerOrder(name)
+    except ValueError:
+        known = ", ".join(order.value for order in SchedulerOrder)
+        raise UsageFault(f"--scheduler: {name!r} is unknown; choose one of {known}") from None
+
+
+def _print_settled(given: "PlanInput", output: str) -> None:
+    from bigfleet.cli.plan.settling import settle
+
+    settled = settle(given)
+    if output == "json":
+        import json
+
+        from bigfleet.cli.plan.document import settled_document
+
+        typer.echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
+        return
+    from bigfleet.cli.plan.tables import show_settled
+
+    show_settled(_console(), settled)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     """Everything that one call shows."""
@@ -84,7 +127,7 @@ class _Answer:
     #: The plan with the change, if there is one: what is explained and bounded.
     final: "Plan"
     #: The explanation, and the id that was asked for.
-    about: "tuple[Explanation, str] | None"
+    about: "tuple[Explanation | list[str], str] | None"
     bound: "Bound | None"
 
 
@@ -94,7 +137,7 @@ def _bound_of(plan: "Plan") -> "Bound":
     return bound_of(plan)
 
 
-def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation, str]":
+def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation | list[str], str]":
     """Find what is to be explained: a row, else a machine, unless a prefix says which; `base` has no change."""
     kind, colon, name = asked.partition(":")
     if not colon or kind not in ("need", "machine"):
@@ -112,13 +155,9 @@ def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation, str
 
 
 def _print_tables(answer: _Answer) -> None:
-    from rich.console import Console
-
     from bigfleet.cli.plan.tables import show_bound, show_difference, show_explanation, show_plan
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=WIDTH, highlight=False)
+    console = _console()
     show_plan(console, answer.base)
     if answer.difference is not None:
         show_difference(console, answer.difference)
@@ -126,6 +165,13 @@ def _print_tables(answer: _Answer) -> None:
         show_bound(console, answer.bound)
     if answer.about is not None:
         show_explanation(console, answer.final, *answer.about)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=WIDTH, highlight=False)
 
 
 def _print_document(answer: _Answer) -> None:

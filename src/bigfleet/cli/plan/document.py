@@ -11,8 +11,10 @@ from typing import Any
 
 from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.cli.plan.settling import Settled
+from bigfleet.engine.decision import RowResult
 from bigfleet.engine.explain import Explanation
-from bigfleet.engine.explain_text import sentences, shortfall_sentences
+from bigfleet.engine.explain_text import sentences
 from bigfleet.model.vector import format_vector
 
 
@@ -22,6 +24,43 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "actions": [_action(planned) for planned in plan.actions],
         "cost_before": _cost(plan.before),
         "cost_after": _cost(plan.after),
+        "shortfalls": [_shortfall(short, plan) for short in plan.shortfalls],
+    }
+
+
+def settled_document(settled: Settled) -> dict[str, Any]:
+    """Return what each cluster holds at rest with the pods that run there, the cost, and the shortfalls."""
+    claims = settled.claims()
+    plan = settled.last
+    families = {name: row.need.families for name, row in zip(plan.names, plan.decision.rows, strict=True)}
+    return {
+        "at_rest": settled.is_at_rest,
+        "cycles": settled.cycles,
+        "actions": settled.actions,
+        "cost_usd_per_hour": plain(settled.cost_usd_per_hour),
+        "clusters": {
+            cluster: {
+                "machines": [
+                    {
+                        "id": machine.id,
+                        "instance_type": machine.instance_type,
+                        "zone": machine.zone,
+                        "capacity_type": machine.capacity_type.label,
+                        "price_per_hour": plain(machine.price_usd_per_hour),
+                        "claims": [
+                            {
+                                "row": name,
+                                "resources": format_vector(amounts, families[name]),
+                                **({} if shape is None else {"count": shape.count}),
+                            }
+                            for name, shape, amounts in claims.get(machine.id, ())
+                        ],
+                    }
+                    for machine in machines
+                ]
+            }
+            for cluster, machines in settled.clusters.items()
+        },
         "shortfalls": [_shortfall(short, plan) for short in plan.shortfalls],
     }
 
@@ -51,8 +90,10 @@ def bound_document(bound: Bound) -> dict[str, Any]:
     }
 
 
-def explanation_document(plan: Plan, explanation: Explanation, about: str) -> dict[str, Any]:
-    """Return an explanation as sentences and as values."""
+def explanation_document(plan: Plan, explanation: Explanation | list[str], about: str) -> dict[str, Any]:
+    """Return an explanation as sentences and, of a decision over aggregates, as values."""
+    if isinstance(explanation, list):
+        return {"about": about, "sentences": explanation}
     return {"about": about, "sentences": sentences(explanation, row_name=plan.row_name), "values": plain(explanation)}
 
 
@@ -91,6 +132,31 @@ def _action(planned: PlannedAction) -> dict[str, Any]:
     return record
 
 
+def _pods_short(row: RowResult) -> dict[str, Any]:
+    """Return the pods that have no place and those that are set aside, for a row with shapes."""
+    shapes = (*row.need.shapes, *row.need.waiting)
+    if not shapes:
+        return {}
+    return {
+        "unplaced": [
+            {"resources": format_vector(shapes[index].resources, row.need.families), "count": count}
+            for index, count in row.unplaced
+        ],
+        "impossible": [
+            {
+                "reason": "request_too_large" if entry.dimension else "no_machine_matches",
+                "resources": format_vector(shapes[entry.shape].resources, row.need.families),
+                "count": shapes[entry.shape].count,
+                "dimension": entry.dimension,
+                "wanted": format_vector({entry.dimension: entry.wanted}).get(entry.dimension, "0"),
+                "largest": format_vector({entry.dimension: entry.largest}).get(entry.dimension, "0"),
+            }
+            for entry in row.impossible
+            if entry.shape is not None
+        ],
+    }
+
+
 def _cost(cost: Cost) -> dict[str, Any]:
     return {
         "serving_usd_per_hour": plain(cost.serving_usd_per_hour),
@@ -103,7 +169,6 @@ def _cost(cost: Cost) -> dict[str, Any]:
 
 def _shortfall(short: Shortfall, plan: Plan) -> dict[str, Any]:
     families = short.row.need.families
-    told = short.explanation
     return {
         "row": short.need_id,
         "cluster": short.row.need.cluster,
@@ -111,5 +176,6 @@ def _shortfall(short: Shortfall, plan: Plan) -> dict[str, Any]:
         "lacks": format_vector(short.lacks, families),
         "lacks_before_preemption": format_vector(short.row.deficit, families),
         "waits_for": list(short.waits_for),
-        "reasons": [] if told is None else shortfall_sentences(told, row_name=plan.row_name),
+        "reasons": plan.shortfall_reasons(short),
+        **_pods_short(short.row),
     }

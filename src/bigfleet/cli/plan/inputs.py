@@ -2,14 +2,15 @@
 
 Machines: JSON lines, CSV or Parquet with the field names of docs/spec/engine.md §1.1, or the nodes of a GPU cluster
 trace.
-Demand: a YAML or JSON list. Nothing is skipped or guessed: what is wrong is told with file, line or row, and field.
+Demand: a YAML or JSON list of rows, or a mapping of rows and overheads. Nothing is skipped or guessed: what is wrong
+is told with file, line or row, and field.
 """
 
 import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,9 +22,21 @@ from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, S
 from bigfleet.cli.faults import UsageFault
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.penalty import ORDINALS
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.quantity import Family
+from bigfleet.model.shapes import (
+    COUNT_MAX,
+    LIMIT_MAX,
+    SHAPES_MAX,
+    DemandShape,
+    Overhead,
+    canonical_overheads,
+    canonical_shapes,
+    missing_in,
+    overhead_fault,
+)
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector, vector_faults
 from bigfleet.sim.fleet import trace_fleet
@@ -84,12 +97,37 @@ class SpreadEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     mode: str
 
 
+class ShapeEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Equal pods of a row as they are written."""
+
+    resources: dict[str, str | int]
+    count: int
+    max_per_machine: int = 0
+
+
+class OverheadEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What DaemonSets take of every matching machine of a cluster, as it is written."""
+
+    cluster: str
+    resources: dict[str, str | int]
+    requirements: list[RequirementEntry] = []
+
+
+class DemandEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A demand file that is a mapping."""
+
+    rows: list[Any]
+    overheads: list[OverheadEntry] = []
+
+
 class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One row of demand as it is written; fields and defaults as in docs/planning.md."""
 
     id: str
     cluster: str
-    aggregate: dict[str, str | int]
+    aggregate: dict[str, str | int] = {}
+    shapes: list[ShapeEntry] = []
+    waiting: list[ShapeEntry] = []
     min_unit: dict[str, str | int] = {}
     priority: int = 0
     interruption_bucket: int = 1
@@ -301,11 +339,32 @@ def _trace_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
 # ---- demand ------------------------------------------------------------------------------------------------------
 
 
-def read_needs(path: Path) -> list[NeedGiven]:
-    """Return the rows of a file in its order, ids different. Raises UsageFault naming file, row and field."""
-    rows = read_document(path)
-    if not isinstance(rows, list):
-        raise UsageFault(f"{path}: a list of rows is expected, each with id, cluster and aggregate")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemandGiven:
+    """What a demand file holds."""
+
+    #: In the order of the file, ids different.
+    needs: tuple[NeedGiven, ...]
+    #: By cluster, in canonical order.
+    overheads: Mapping[str, tuple[Overhead, ...]]
+
+
+def read_demand(path: Path) -> DemandGiven:
+    """Return the rows and overheads of a file. Raises UsageFault naming file, row and field.
+
+    The file is a list of rows, or a mapping of `rows` and `overheads`.
+    """
+    document = read_document(path)
+    if isinstance(document, dict):
+        entry = converted(document, DemandEntry, str(path))
+        return DemandGiven(needs=tuple(_needs(entry.rows, path)), overheads=_overheads(entry.overheads, path))
+    if not isinstance(document, list):
+        raise UsageFault(f"{path}: a list of rows is expected, each with id, cluster and shapes or aggregate")
+    return DemandGiven(needs=tuple(_needs(document, path)), overheads={})
+
+
+def _needs(rows: list[Any], path: Path) -> list[NeedGiven]:
+    """Return the rows in their order. Raises UsageFault naming file, row and field."""
     if len(rows) > NEEDS_MAX:
         raise UsageFault(f"{path}: {len(rows):,} rows, at most {NEEDS_MAX:,} are planned")
     found: dict[str, int] = {}
@@ -320,6 +379,22 @@ def read_needs(path: Path) -> list[NeedGiven]:
         found[given.id] = number
         needs.append(given)
     return needs
+
+
+def _overheads(entries: Sequence[OverheadEntry], path: Path) -> Mapping[str, tuple[Overhead, ...]]:
+    found: dict[str, list[Overhead]] = {}
+    for number, entry in enumerate(entries):
+        place = f"{path} overheads[{number}]"
+        fault = identifier_fault(entry.cluster)
+        if fault:
+            raise UsageFault(f"{place}: cluster {fault}")
+        _check_quantities(entry.resources, f"{place}: resources")
+        requirements = _requirements(entry.requirements, place)
+        fault = overhead_fault(requirements)
+        if fault:
+            raise UsageFault(f"{place}: requirements: {fault}; leave it out")
+        found.setdefault(entry.cluster, []).append(Overhead(tuple(requirements), parse_vector(_texts(entry.resources))))
+    return {cluster: canonical_overheads(overheads) for cluster, overheads in found.items()}
 
 
 def in_list_order(needs: Iterable[NeedGiven]) -> list[NeedGiven]:
@@ -343,14 +418,7 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
         raise UsageFault(f"{place}: {f'cluster {fault}' if fault else 'id is empty'}")
     for name, quantities in (("aggregate", entry.aggregate), ("min_unit", entry.min_unit)):
         _check_quantities(quantities, f"{place}: {name}")
-    requirements = [
-        Requirement(
-            requirement.key,
-            _named(requirement.operator, _OPERATORS, f"{place}: requirements[{number}]"),
-            tuple(requirement.values),
-        )
-        for number, requirement in enumerate(entry.requirements)
-    ]
+    requirements = _requirements(entry.requirements, place)
     spreads = [
         TopologySpread(
             spread.key,
@@ -367,17 +435,64 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
         reclamation_bucket=_bucket(entry.reclamation_bucket, f"{place}: reclamation_bucket"),
     )
     aggregate = _texts(entry.aggregate)
+    shapes = _shapes(entry.shapes, f"{place}: shapes")
+    amounts = amounts_of(shapes, aggregate=parse_vector(aggregate), min_unit=parse_vector(_texts(entry.min_unit)))
+    if not entry.shapes and not entry.aggregate:
+        raise UsageFault(f"{place}: neither shapes nor aggregate is given; give shapes")
+    if entry.shapes and entry.aggregate and (differs := missing_in(amounts.shapes, amounts.aggregate)) is not None:
+        name, in_shapes, in_aggregate = differs
+        raise UsageFault(
+            f"{place}: aggregate.{name} is {in_aggregate}m, the shapes add up to {in_shapes}m; leave the aggregate out"
+        )
     need = Need(
         cluster=ClusterId(entry.cluster),
         profile=profile,
-        aggregate=parse_vector(aggregate),
-        min_unit=parse_vector(_texts(entry.min_unit)),
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
         arrival_unix_nanos=entry.arrival,
         group=entry.group,
         parked=entry.parked,
-        families=families(aggregate),
+        families=families(aggregate) if aggregate else _families(entry.shapes),
+        shapes=amounts.shapes,
+        waiting=canonical_shapes(_shapes(entry.waiting, f"{place}: waiting")),
     )
     return NeedGiven(id=entry.id, need=need)
+
+
+def _requirements(entries: Sequence[RequirementEntry], place: str) -> list[Requirement]:
+    return [
+        Requirement(
+            requirement.key,
+            _named(requirement.operator, _OPERATORS, f"{place}: requirements[{number}]"),
+            tuple(requirement.values),
+        )
+        for number, requirement in enumerate(entries)
+    ]
+
+
+def _shapes(entries: Sequence[ShapeEntry], place: str) -> list[DemandShape]:
+    if len(entries) > SHAPES_MAX:
+        raise UsageFault(
+            f"{place}: {len(entries)} shapes, at most {SHAPES_MAX} are planned; merge similar ones upwards"
+        )
+    shapes = []
+    for number, entry in enumerate(entries):
+        where = f"{place}[{number}]"
+        _check_quantities(entry.resources, f"{where}.resources")
+        if not 1 <= entry.count <= COUNT_MAX:
+            raise UsageFault(f"{where}.count: {entry.count} is no number of pods; write 1 to {COUNT_MAX:,}")
+        if not 0 <= entry.max_per_machine <= LIMIT_MAX:
+            raise UsageFault(f"{where}.max_per_machine: {entry.max_per_machine} is no limit; write 0 to {LIMIT_MAX:,}")
+        resources = parse_vector(_texts(entry.resources))
+        shapes.append(DemandShape(resources, entry.count, entry.max_per_machine))
+    return shapes
+
+
+def _families(entries: Sequence[ShapeEntry]) -> dict[str, Family]:
+    found: dict[str, Family] = {}
+    for entry in reversed(entries):
+        found.update(families(_texts(entry.resources)))
+    return found
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

@@ -6,19 +6,27 @@ has no row in the demand is silent, and silence gives nothing back; one that was
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
+from bigfleet.cli.plan.inputs import DemandGiven, MachineGiven, NeedGiven, in_list_order
+from bigfleet.compositions.targets import targets_of
+from bigfleet.engine import reference
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
 from bigfleet.engine.explain import Explanation, NeedExplanation, explain_needs
+from bigfleet.engine.explain_text import shortfall_sentences
 from bigfleet.engine.records import RowRef
-from bigfleet.engine.reference import decide
+from bigfleet.engine.shapes.decide import decide_with_fleet
+from bigfleet.engine.shapes.explain import Explained, names_by_key
+from bigfleet.engine.shapes.explain import shortfall_sentences as shortfall_sentences_of_shapes
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
+from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
+from bigfleet.planner.problem import SchedulerOrder
 
 #: Short rows whose reasons a plan works out, the most urgent first.
 SHORTFALLS_EXPLAINED_MAX = 20
@@ -50,6 +58,9 @@ class PlanInput:
     now_seconds: float
     #: Clusters that want nothing and say so.
     removed_clusters: frozenset[str] = frozenset()
+    overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
+    #: The order in which the clusters' schedulers prefer machines.
+    order: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,34 +128,55 @@ class Plan:
     shortfalls: tuple[Shortfall, ...]
     #: Rows of the demand by their ids.
     needs_by_id: Mapping[str, Need] = field(repr=False)
+    #: Explains a decision over demand shapes; None for a decision over aggregates.
+    explained: Explained | None = field(default=None, repr=False)
 
     def row_name(self, row: RowRef) -> str:
         """Return the name of a row of the folded list."""
         return self.names[row.position]
 
-    def explain_need(self, need_id: str) -> Explanation:
-        """Return why a row got what it got. The row must be in the demand."""
-        return self.decision.explain(self.needs_by_id[need_id])
+    def explain_need(self, need_id: str) -> Explanation | list[str]:
+        """Return why a row got what it got, sentences for a decision over shapes. The row must be in the demand."""
+        need = self.needs_by_id[need_id]
+        return self.decision.explain(need) if self.explained is None else self.explained.row(need.key)
 
-    def explain_machine(self, machine_id: str) -> Explanation:
+    def explain_machine(self, machine_id: str) -> Explanation | list[str]:
         """Return why a machine serves whom it serves. The machine must be in the inventory."""
+        if self.explained is not None:
+            return self.explained.machine(machine_id)
         return self.decision.explain(MachineId(machine_id))
+
+    def shortfall_reasons(self, short: Shortfall) -> list[str]:
+        """Return why a row is short, in sentences."""
+        if self.explained is not None:
+            return shortfall_sentences_of_shapes(short.row)
+        return [] if short.explanation is None else shortfall_sentences(short.explanation, row_name=self.row_name)
 
 
 def plan_input(
-    machines: Sequence[MachineGiven], needs: Sequence[NeedGiven], *, now_seconds: float | None = None
+    machines: Sequence[MachineGiven],
+    demand: DemandGiven,
+    *,
+    now_seconds: float | None = None,
+    order: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED,
 ) -> PlanInput:
     """Return the input of a plan; without a time it is that of the latest idle-since stamp."""
     stamps = [given.idle_since_seconds for given in machines if given.idle_since_seconds is not None]
     return PlanInput(
         machines={given.machine.id: given for given in machines},
-        needs=tuple(needs),
+        needs=demand.needs,
         now_seconds=max(stamps, default=0.0) if now_seconds is None else now_seconds,
+        overheads=demand.overheads,
+        order=order,
     )
 
 
-def make_plan(given: PlanInput) -> Plan:
-    """Decide one cycle and return everything that a person asks of it."""
+def make_plan(given: PlanInput, targets: Mapping[str, Target] | None = None) -> Plan:
+    """Decide one cycle and return everything that a person asks of it.
+
+    A demand with shapes is decided pod by pod, towards target compositions that are planned first unless `targets` are
+    given; a demand without any is decided by its aggregates.
+    """
     demand = tuple(need.need for need in in_list_order(given.needs))
     snapshot = Snapshot.of(
         [one.machine for one in given.machines.values()],
@@ -159,12 +191,32 @@ def make_plan(given: PlanInput) -> Plan:
         reported=frozenset(need.cluster for need in demand) | given.removed_clusters,
         unjoined=frozenset(machine_id for machine_id, one in given.machines.items() if one.unjoined),
         reserved=frozenset(machine_id for machine_id, one in given.machines.items() if one.reserved),
+        overheads=given.overheads,
     )
-    return decided_plan(given, snapshot, demand, options, decide(snapshot, demand, options))
+    if not has_shapes(demand):
+        return decided_plan(given, snapshot, demand, options, reference.decide(snapshot, demand, options))
+    if targets is None:
+        orders: dict[str, SchedulerOrder] = dict.fromkeys((need.cluster for need in demand), given.order)
+        targets = targets_of(snapshot, demand, options, orders=orders)
+    options = replace(options, targets=targets)
+    decision, fleet = decide_with_fleet(snapshot, demand, options)
+    names = names_by_key({need.need.key: need.id for need in given.needs})
+    return decided_plan(given, snapshot, demand, options, decision, explained=Explained(decision, fleet, names))
+
+
+def has_shapes(demand: Iterable[Need]) -> bool:
+    """Return whether any row says which pods it consists of."""
+    return any(need.shapes or need.waiting for need in demand)
 
 
 def decided_plan(
-    given: PlanInput, snapshot: Snapshot, demand: tuple[Need, ...], options: Options, decision: Decision
+    given: PlanInput,
+    snapshot: Snapshot,
+    demand: tuple[Need, ...],
+    options: Options,
+    decision: Decision,
+    *,
+    explained: Explained | None = None,
 ) -> Plan:
     """Return everything that a person asks of a decision on some input; its rows are the very objects of the input."""
     ids = {id(need.need): need.id for need in given.needs}
@@ -179,8 +231,9 @@ def decided_plan(
         actions=_planned(decision, snapshot, names),
         before=cost_of(snapshot.machines.values()),
         after=cost_of(snapshot.machines.values(), {a.machine_id: STATE_AFTER[a.kind] for a in decision.actions}),
-        shortfalls=_shortfalls(decision, names, snapshot, demand, options),
+        shortfalls=_shortfalls(decision, names, snapshot, demand, options, has_records=explained is None),
         needs_by_id={need.id: need.need for need in given.needs},
+        explained=explained,
     )
 
 
@@ -227,11 +280,17 @@ def _planned(decision: Decision, snapshot: Snapshot, names: Sequence[str]) -> tu
 
 
 def _shortfalls(
-    decision: Decision, names: Sequence[str], snapshot: Snapshot, demand: Sequence[Need], options: Options
+    decision: Decision,
+    names: Sequence[str],
+    snapshot: Snapshot,
+    demand: Sequence[Need],
+    options: Options,
+    *,
+    has_records: bool,
 ) -> tuple[Shortfall, ...]:
     short = [(name, row) for name, row in zip(names, decision.rows, strict=True) if row.deficit]
     short.sort(key=lambda entry: entry[1].need.profile.precedence, reverse=True)
-    asked = [row for _name, row in short if row.unresolved][:SHORTFALLS_EXPLAINED_MAX]
+    asked = [] if not has_records else [row for _name, row in short if row.unresolved][:SHORTFALLS_EXPLAINED_MAX]
     told = explain_needs(snapshot, demand, options, [row.members[0] for row in asked]) if asked else []
     explained = {id(row): explanation for row, explanation in zip(asked, told, strict=True)}
     return tuple(

@@ -5,6 +5,7 @@ anything but sums.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -15,9 +16,10 @@ from rich.text import Text
 
 from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.cli.plan.settling import Settled
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.explain import Explanation
-from bigfleet.engine.explain_text import amounts_text, dollars_text, sentences, shortfall_sentences
+from bigfleet.engine.explain_text import amounts_text, dollars_text, sentences
 
 #: Machines that a line of the table names.
 NAMED_MAX: Final = 2
@@ -69,6 +71,28 @@ def show_difference(console: Console, difference: Difference) -> None:
         _print(console, f"{name} lacks {amounts_text(changed)}; without the change {amounts_text(base)}.")
 
 
+def show_settled(console: Console, settled: Settled) -> None:
+    """Print what every cluster holds at rest, what it costs, and what has no place."""
+    _title(console, "At rest")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("cluster", "instance type", "zone", "paid as"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("n", justify="right")
+    table.add_column("$/h", justify="right")
+    for cluster, machines in settled.clusters.items():
+        kinds = Counter((m.instance_type, m.zone, m.capacity_type.label, m.price_usd_per_hour) for m in machines)
+        for (kind, zone, paid_as, price), count in sorted(kinds.items()):
+            table.add_row(cluster, kind, zone, paid_as, f"{count:,}", dollars_text(price * count))
+    console.print(table)
+    after = "" if settled.is_at_rest else f" It has not come to rest after {settled.cycles:,} cycles."
+    _print(
+        console,
+        f"In all {dollars_text(settled.cost_usd_per_hour)}/h after {settled.cycles:,} cycles and"
+        f" {settled.actions:,} actions.{after}",
+    )
+    _show_shortfalls(console, settled.last)
+
+
 def show_bound(console: Console, bound: Bound) -> None:
     """Print how far the cost of what is taken anew is from the least conceivable."""
     console.print()
@@ -93,11 +117,12 @@ def show_bound(console: Console, bound: Bound) -> None:
     )
 
 
-def show_explanation(console: Console, plan: Plan, explanation: Explanation, about: str) -> None:
+def show_explanation(console: Console, plan: Plan, explanation: Explanation | list[str], about: str) -> None:
     """Print why a row or a machine is decided as it is."""
     console.print()
     _title(console, f"Why {about}")
-    for sentence in sentences(explanation, row_name=plan.row_name):
+    said = explanation if isinstance(explanation, list) else sentences(explanation, row_name=plan.row_name)
+    for sentence in said:
         _print(console, sentence)
 
 
@@ -193,9 +218,8 @@ def _show_shortfalls(console: Console, plan: Plan) -> None:
         _print(console, f"{one.need_id} of {one.row.need.cluster} lacks {amounts_text(one.lacks)}.")
         if one.waits_for:
             _print(console, _waiting_sentence(one), indent=2)
-        if one.explanation is not None:
-            for sentence in shortfall_sentences(one.explanation, row_name=plan.row_name):
-                _print(console, sentence, indent=2)
+        for sentence in plan.shortfall_reasons(one):
+            _print(console, sentence, indent=2)
 
 
 def _waiting_sentence(short: Shortfall) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
-from bigfleet.engine.plain.state import (
+from bigfleet.engine.shapes.state import (
     ONE_POD,
     PODS,
     UNLIMITED,
@@ -51,6 +51,21 @@ class HostOrder(NamedTuple):
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChoiceNote:
+    """Why one machine was acquired."""
+
+    row: Row
+    #: What the machine costs by the hour at the margin, with what it was chosen to host; Idle ones after the head
+    #: start.
+    cost_usd_per_hour: float
+    #: The machine that would have been taken otherwise, "" for none, and what it costs more for the same pods.
+    runner_up: str
+    costs_more_usd_per_hour: float
+    #: Whether the choice was among the classes of the cluster's target alone.
+    is_by_target: bool
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Fleet:
     """Everything that the phases of one decision share."""
@@ -68,6 +83,8 @@ class Fleet:
     orphans: dict[tuple[str, str], list[Machine]]
     #: Machine id → the row that the machine drains for, or is a victim of.
     taken: dict[str, Row]
+    #: Machine id → why it was acquired; machines that complete a target without a claim have none.
+    notes: dict[str, "ChoiceNote"]
     _totals: dict[tuple[str, int], Room]
     _overheads: Mapping[str, Sequence[tuple[frozenset[int], Vector]]]
 
@@ -119,6 +136,7 @@ def build(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Fleet
         offers=offers_of([m for m in usable if m.state in (MachineState.IDLE, MachineState.SPECULATIVE)], shapes),
         orphans={},
         taken={},
+        notes={},
         _totals={},
         _overheads={
             cluster: [(_matching(shapes, o), o.resources) for o in overheads]
@@ -165,6 +183,8 @@ def _add_rows(fleet: Fleet, demand: Sequence[Need]) -> None:
         cluster.rows.append(row)
         fleet.rows.append(row)
     fleet.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
+    for rank, row in enumerate(fleet.rows):
+        row.rank = rank
     for cluster in fleet.clusters.values():
         cluster.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
 

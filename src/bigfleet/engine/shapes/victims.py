@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bigfleet.engine.plain.fleet import Fleet
-from bigfleet.engine.plain.hosting import clear_row, place_row
-from bigfleet.engine.plain.state import UNLIMITED, Host, Row, largest
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.hosting import clear_row, place_row
+from bigfleet.engine.shapes.state import UNLIMITED, Host, Row, largest
 from bigfleet.model.machine import Machine
 from bigfleet.model.penalty import bucket_upper_dollars
 
@@ -274,7 +274,7 @@ def _penalties(host: Host, fleet: Fleet) -> float:
     """Return the reclamation and interruption penalties of what runs on the machine, dollars."""
     rows = host.rows()
     if host.machine.cluster in fleet.options.reported and rows:
-        profiles = [row.need.profile for row in sorted(rows, key=lambda r: r.position)]
+        profiles = [row.need.profile for row in sorted(rows, key=lambda r: r.rank)]
         return sum(
             bucket_upper_dollars(p.interruption_bucket) + bucket_upper_dollars(p.reclamation_bucket) for p in profiles
         )

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from bigfleet.engine.plain.choice import Prices, choose, reference_prices
-from bigfleet.engine.plain.fleet import Fleet
-from bigfleet.engine.plain.hosting import clear_row, place_first_fit
-from bigfleet.engine.plain.state import Host, Offer, Row
+from bigfleet.engine.shapes.choice import Prices, choose, reference_prices
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
+from bigfleet.engine.shapes.state import Host, Offer, Row
 
 
 class DomainRank(NamedTuple):

@@ -3,11 +3,11 @@
 Rows are taken by precedence, so a higher row never lacks room that a lower row has. Acquiring is `acquire`'s business.
 """
 
-from bigfleet.engine.plain.fleet import Fleet
-from bigfleet.engine.plain.gangs import credit_gang
-from bigfleet.engine.plain.hosting import place_first_fit, place_row
-from bigfleet.engine.plain.repack import repack
-from bigfleet.engine.plain.state import Row
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.gangs import credit_gang
+from bigfleet.engine.shapes.hosting import place_first_fit, place_row
+from bigfleet.engine.shapes.repack import repack
+from bigfleet.engine.shapes.state import Row
 
 
 def credit(fleet: Fleet) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from bigfleet.engine.plain.hosting import fitting
-from bigfleet.engine.plain.state import Offer, PodGroup, Request, Room, Row, dominant_share
+from bigfleet.engine.shapes.hosting import fitting
+from bigfleet.engine.shapes.state import Offer, PodGroup, Request, Room, Row, dominant_share
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Idle machines of these types would be released otherwise, so they cost what they cost; all others are paid for
@@ -144,8 +144,20 @@ class Choice(NamedTuple):
     fill: Fill
     #: Marginal cost ÷ value; the runner-up's as well, infinite when there is none.
     ratio: float
-    runner_up: Offer | None
+    value: float
+    #: The lowest id of the runner-up, "" for none.
+    runner_up: str
     runner_up_ratio: float
+
+    @property
+    def cost_usd_per_hour(self) -> float:
+        """Return the marginal cost of the machine."""
+        return self.ratio * self.value
+
+    @property
+    def runner_up_costs_more_usd_per_hour(self) -> float:
+        """Return what the runner-up costs more for the same value; infinite without one."""
+        return math.inf if self.runner_up_ratio == math.inf else (self.runner_up_ratio - self.ratio) * self.value
 
 
 RankKey = tuple[float, float, float, float, float, bool, str]
@@ -211,4 +223,8 @@ def choose(
             second = (key, offer)
     if best is None:
         return None
-    return Choice(best[1], best[2], best[0][0], second[1] if second else None, second[0][0] if second else math.inf)
+    value = prices.value(best[2])
+    if second is None:
+        return Choice(best[1], best[2], best[0][0], value, "", math.inf)
+    other = second[1]
+    return Choice(best[1], best[2], best[0][0], value, other.machines[other.taken].id, second[0][0])

@@ -5,7 +5,7 @@ A placement is a claim (row, shape, machine, count). Nothing here acquires or re
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from bigfleet.engine.plain.state import Host, PodGroup, Request, Room, Row
+from bigfleet.engine.shapes.state import Host, PodGroup, Request, Room, Row
 from bigfleet.model.profile import TopologySpread
 
 

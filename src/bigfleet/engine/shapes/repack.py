@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bigfleet.engine.plain.fleet import Fleet
-from bigfleet.engine.plain.hosting import capacity, clear_row, fitting, may_host, place, place_row
-from bigfleet.engine.plain.state import Cluster, Host, PodGroup, Row
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row
+from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row
 from bigfleet.engine.targets import ClassKey, Target, class_key
 
 #: Clusters up to this size are searched.
@@ -48,7 +48,7 @@ def _pack_largest_first(cluster: Cluster) -> bool:
     rows = [row for row in cluster.rows if not _is_fixed(row)]
     for row in rows:
         clear_row(row, cluster.hosts)
-    groups = sorted((group for row in rows for group in row.groups), key=lambda g: (-g.size, g.row.position, g.index))
+    groups = sorted((group for row in rows for group in row.groups), key=lambda g: (-g.size, g.row.rank, g.index))
     for group in groups:
         if not group.left:
             continue
@@ -170,7 +170,7 @@ def _search(cluster: Cluster) -> None:
 
 def _feasible(wanted: dict[PodGroup, int], hosts: Sequence[Host]) -> dict[PodGroup, list[int]] | None:
     """Return pods of each group by host such that all have a place, None when the search found no such packing."""
-    groups = sorted((g for g, n in wanted.items() if n), key=lambda g: (-g.size, g.row.position, g.index))
+    groups = sorted((g for g, n in wanted.items() if n), key=lambda g: (-g.size, g.row.rank, g.index))
     pods = [group for group in groups for _ in range(wanted[group])]
     rooms = [list(host.room) for host in hosts]
     counts = {group: [0] * len(hosts) for group in wanted}

@@ -1,7 +1,7 @@
 """Finds the best decision for one tiny cluster by trying every assignment of pods to machines.
 
-The best serves as many pods as possible, group by group in order of precedence, then costs least. It shares no code with
-the engine.
+The best serves as many pods as possible, group by group in order of precedence, then costs least. It shares no code
+with the engine.
 """
 
 from collections.abc import Sequence

@@ -8,11 +8,11 @@ acquires nothing.
 from collections.abc import Sequence
 from typing import Final
 
-from bigfleet.engine.plain.choice import Choice, Prices, choose, reference_prices
-from bigfleet.engine.plain.fleet import Fleet, sort_hosts
-from bigfleet.engine.plain.hosting import capacity, clear_row, fitting, may_host, place, place_row, spread_counts
-from bigfleet.engine.plain.repack import SEARCHED_HOSTS_MAX, repack
-from bigfleet.engine.plain.state import Cluster, Host, Offer, PodGroup, Row
+from bigfleet.engine.shapes.choice import Choice, Prices, choose, reference_prices
+from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
+from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row, spread_counts
+from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack
+from bigfleet.engine.shapes.state import Cluster, Host, Offer, PodGroup, Row
 from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -100,11 +100,19 @@ def _acquire(row: Row, fleet: Fleet, prices: Prices) -> None:
     if cluster.acquired:
         _place_on(row, cluster.acquired)
     while row.has_left:
-        choice = _choose(row, fleet, prices)
-        if choice is None:
+        found = _choose(row, fleet, prices)
+        if found is None:
             return
+        choice, is_by_target = found
         for _ in range(_repetitions(row, choice)):
-            _take(cluster, choice.offer, fleet)
+            host = _take(cluster, choice.offer, fleet)
+            fleet.notes[host.machine.id] = ChoiceNote(
+                row=row,
+                cost_usd_per_hour=choice.cost_usd_per_hour,
+                runner_up=choice.runner_up,
+                costs_more_usd_per_hour=choice.runner_up_costs_more_usd_per_hour,
+                is_by_target=is_by_target,
+            )
             _place_on(row, cluster.hosts[-1:])
 
 
@@ -126,19 +134,19 @@ def _take(cluster: Cluster, offer: Offer, fleet: Fleet) -> Host:
     return host
 
 
-def _choose(row: Row, fleet: Fleet, prices: Prices) -> Choice | None:
-    """Return the next machine: of the target's classes while those help, else of any."""
+def _choose(row: Row, fleet: Fleet, prices: Prices) -> tuple[Choice, bool] | None:
+    """Return the next machine, of the target's classes while those help, else of any; and whether a target chose."""
     cluster = row.cluster
     offers = _open_offers(row, fleet)
     totals = fleet.totals(cluster.id)
     others = _others(row)
     missing = _missing(cluster, fleet)
     preferred = [offer for offer in offers if missing.get(class_key(offer.example), 0) > 0]
-    for candidates in (preferred, offers):
+    for candidates, is_by_target in ((preferred, True), (offers, False)):
         left = _left_to_spread(row, fleet)
         choice = choose(row, others, candidates, totals, prices, left=left, head_start=fleet.options.idle_head_start)
         if choice is not None:
-            return choice
+            return choice, is_by_target
     return None
 
 
@@ -263,9 +271,7 @@ def _move_away(host: Host, cluster: Cluster) -> bool:
     if host.shares or bound:
         return False
     moved: list[tuple[PodGroup, Host, int]] = []
-    for group, count in sorted(
-        host.claims.items(), key=lambda item: (-item[0].size, item[0].row.position, item[0].index)
-    ):
+    for group, count in sorted(host.claims.items(), key=lambda item: (-item[0].size, item[0].row.rank, item[0].index)):
         left = count
         for other in cluster.hosts:
             if other is host or not left or not may_host(group, other):

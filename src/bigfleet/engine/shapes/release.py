@@ -7,8 +7,8 @@ nothing: a cluster that has not reported since the process started keeps everyth
 from collections.abc import Iterator
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind
-from bigfleet.engine.plain.fleet import Fleet
 from bigfleet.engine.reclaim import hold_seconds_left
+from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState

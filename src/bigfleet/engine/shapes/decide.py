@@ -19,15 +19,16 @@ from bigfleet.engine.decision import (
     RowResult,
 )
 from bigfleet.engine.parking import stamp_parked
-from bigfleet.engine.plain.acquire import acquire
-from bigfleet.engine.plain.credit import credit
-from bigfleet.engine.plain.fleet import Fleet, build
-from bigfleet.engine.plain.release import reclaims, releases
-from bigfleet.engine.plain.state import PODS, Host, Row
-from bigfleet.engine.plain.victims import preempt
 from bigfleet.engine.preempt import grace_seconds
+from bigfleet.engine.shapes.acquire import acquire
+from bigfleet.engine.shapes.credit import credit
+from bigfleet.engine.shapes.fleet import Fleet, build
+from bigfleet.engine.shapes.release import reclaims, releases
+from bigfleet.engine.shapes.state import PODS, Host, Row
+from bigfleet.engine.shapes.victims import preempt
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
+from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
@@ -35,26 +36,32 @@ from bigfleet.model.vector import Vector
 
 def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Decision:
     """Return the decision of one cycle; `demand` is in list order."""
+    return decide_with_fleet(snapshot, demand, options)[0]
+
+
+def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> tuple[Decision, Fleet]:
+    """Return the decision and the working state that it left, from which it can be explained."""
     fleet = build(snapshot, stamp_parked(list(demand), options.parking_ages), options)
     credit(fleet)
     acquire(fleet)
     outcomes = [_outcome(row) for row in fleet.rows]
     hosts = [host for cluster in fleet.clusters.values() for host in cluster.hosts]
     claimed = frozenset(host.machine.id for host in hosts if host.is_claimed or host.is_target)
-    binding = _bindings(fleet)
+    bound = _bound_for(fleet)
     preempt(fleet)
     actions = [
-        *binding,
+        *(action for row in fleet.rows for action in _bindings(row, bound[row.position])),
         *(action for row in fleet.rows for action in _preemptions(row, fleet)),
         *reclaims(fleet, claimed),
         *releases(fleet, claimed),
     ]
-    results = {outcome.row.position: _result(outcome, fleet) for outcome in outcomes}
-    return Decision(
+    results = {outcome.row.position: _result(outcome, fleet, bound[outcome.row.position]) for outcome in outcomes}
+    decision = Decision(
         actions=tuple(actions),
         rows=tuple(results[position] for position in sorted(results)),
         basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot),
     )
+    return decision, fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,8 @@ def _outcome(row: Row) -> _Outcome:
 # ---- actions -----------------------------------------------------------------------------------------------------
 
 
-def _bindings(fleet: Fleet) -> list[Action]:
-    """Return Bootstraps and Provisions by the row that each machine is bound for: its highest claim, in row order."""
+def _bound_for(fleet: Fleet) -> dict[int, list[Host]]:
+    """Return the machines that are bound for each row, by its position: each machine for its highest claim."""
     of_row: dict[int, list[Host]] = {row.position: [] for row in fleet.rows}
     for cluster in fleet.clusters.values():
         for host in cluster.acquired:
@@ -92,25 +99,29 @@ def _bindings(fleet: Fleet) -> list[Action]:
                 row for row in cluster.rows if row.may_acquire and row.may_use(host.machine, host.shape)
             ]
             of_row[owners[0].position].append(host)
-    actions = []
-    for row in fleet.rows:
-        for state, kind in (
-            (MachineState.IDLE, ActionKind.BOOTSTRAP),
-            (MachineState.SPECULATIVE, ActionKind.PROVISION),
-        ):
-            machines = sorted(h.machine.id for h in of_row[row.position] if h.machine.state is state)
-            actions += [
-                Action(
-                    kind=kind,
-                    machine_id=machine_id,
-                    cluster=row.need.cluster,
-                    reason="phase1.idle" if state is MachineState.IDLE else "phase1.speculative",
-                    profile=row.need.profile,
-                    group=row.need.group,
-                )
-                for machine_id in machines
-            ]
-    return actions
+    return of_row
+
+
+def _in_state(hosts: Sequence[Host], state: MachineState) -> list[MachineId]:
+    return sorted(host.machine.id for host in hosts if host.machine.state is state)
+
+
+def _bindings(row: Row, hosts: Sequence[Host]) -> list[Action]:
+    """Return the row's Bootstraps, then its Provisions, each by id."""
+    need = row.need
+    kinds = {MachineState.IDLE: ActionKind.BOOTSTRAP, MachineState.SPECULATIVE: ActionKind.PROVISION}
+    return [
+        Action(
+            kind=kind,
+            machine_id=machine_id,
+            cluster=need.cluster,
+            reason="phase1.idle" if state is MachineState.IDLE else "phase1.speculative",
+            profile=need.profile,
+            group=need.group,
+        )
+        for state, kind in kinds.items()
+        for machine_id in _in_state(hosts, state)
+    ]
 
 
 def _preemptions(row: Row, fleet: Fleet) -> list[Action]:
@@ -132,7 +143,7 @@ def _preemptions(row: Row, fleet: Fleet) -> list[Action]:
 # ---- results -----------------------------------------------------------------------------------------------------
 
 
-def _result(outcome: _Outcome, fleet: Fleet) -> RowResult:
+def _result(outcome: _Outcome, fleet: Fleet, bound: Sequence[Host]) -> RowResult:
     row, names = outcome.row, fleet.dimensions.names
     shapes = [*row.need.shapes, *row.need.waiting]
     held = _sum([(shapes[index].resources, count) for _, index, count in outcome.claims])
@@ -149,8 +160,8 @@ def _result(outcome: _Outcome, fleet: Fleet) -> RowResult:
         need=row.need,
         members=(row.need,),
         claimed=tuple(machines),
-        bootstraps=tuple(sorted(m.id for m in machines.values() if m.state is MachineState.IDLE)),
-        provisions=tuple(sorted(m.id for m in machines.values() if m.state is MachineState.SPECULATIVE)),
+        bootstraps=tuple(_in_state(bound, MachineState.IDLE)),
+        provisions=tuple(_in_state(bound, MachineState.SPECULATIVE)),
         held=held,
         deficit=deficit,
         domain=row.domain or "",

@@ -17,7 +17,7 @@ SHARED = (MachineState.CONFIGURED, MachineState.CONFIGURING)
 
 def violations(machines: Sequence[Machine], demand: Sequence[Need], options: Options, decision: Decision) -> list[str]:
     """Return one sentence for each claim or action that must not be."""
-    by_id = {machine.id: machine for machine in machines}
+    by_id: dict[str, Machine] = {machine.id: machine for machine in machines}
     found = [*_actions(by_id, options, decision), *_results(demand, decision)]
     used: defaultdict[str, Counter[str]] = defaultdict(Counter)
     owner: dict[str, str] = {}
@@ -54,8 +54,7 @@ def _taken(result: RowResult) -> Iterator[tuple[str, Mapping[str, int]]]:
     for placement in result.placements:
         pods = {name: milli * placement.count for name, milli in shapes[placement.shape].resources.items()}
         yield placement.machine_id, {**pods, "pods": 1000 * placement.count}
-    for machine_id, amounts in result.shares:
-        yield machine_id, amounts
+    yield from result.shares
 
 
 def _room(machine: Machine, cluster: str, taken: Mapping[str, int], options: Options) -> Iterator[str]:
@@ -170,4 +169,5 @@ def _actions(by_id: Mapping[str, Machine], options: Options, decision: Decision)
             for result in decision.rows:
                 is_on_it = any(machine_id == machine.id for machine_id, _ in _taken(result))
                 if is_on_it and result.need.profile.priority >= action.preemptor_priority:
-                    yield f"{machine.id} hosts priority {result.need.profile.priority} and is preempted for {action.preemptor_priority}"
+                    priority = result.need.profile.priority
+                    yield f"{machine.id} hosts priority {priority}, preempted for {action.preemptor_priority}"

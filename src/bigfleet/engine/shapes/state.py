@@ -130,6 +130,8 @@ class Row:
     need: Need
     #: Place in the demand, from 0.
     position: int
+    #: Place in processing order, from 0.
+    rank: int = 0
     cluster: "Cluster"
     #: Shapes of machines that the row may use: the profile matches; of a Same row, those of its domain.
     matching: frozenset[int]

@@ -15,6 +15,7 @@ from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
+from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import CapacityType
 from bigfleet.model.vector import Vector
 
@@ -128,6 +129,8 @@ class Options:
     drain_seconds: float = 30.0
     #: Stalled cycles of each class of gangs (§9); absent is 0.
     parking_ages: Mapping[ParkingKey, int] = field(default_factory=dict)
+    #: What DaemonSets take of every matching machine of a cluster; canonical, without clusters where it is nothing.
+    overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from bigfleet.model.frames import (
     MalformedMessage,
 )
 from bigfleet.model.need import Need
+from bigfleet.model.shapes import Overhead
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.rollup_lane import ROWS_ON_LOOP_MAX
@@ -87,6 +88,36 @@ async def test_a_row_that_was_there_keeps_its_arrival() -> None:
     old, new = world.shard.intake.table.in_list_order()
 
     assert new.arrival_unix_nanos - old.arrival_unix_nanos == 60_000_000_000
+
+
+async def test_overheads_are_in_force_with_the_rows_beside_them() -> None:
+    """Those of a roll-up that is held are not; one whose overheads alone differ is not the same."""
+    world = World()
+    operator = world.connect("c1")
+    daemons = (Overhead((), {"cpu": 100}),)
+
+    def report(count: int, overheads: tuple[Overhead, ...]) -> RollUpOutcome:
+        return world.shard.take_rollup(operator.session, Offer("c1", rows(count), said_overheads=overheads))
+
+    assert report(30, ()) is RollUpOutcome.ACCEPTED
+    assert report(30, daemons) is RollUpOutcome.ACCEPTED
+    assert report(30, daemons) is RollUpOutcome.UNCHANGED
+    assert report(0, ()) is RollUpOutcome.HELD
+    assert world.shard.intake.table.overheads_by_cluster() == {"c1": daemons}
+
+
+async def test_a_cycle_decides_with_the_overheads_in_force() -> None:
+    """They reach the engine beside the demand."""
+    world = World()
+    await world.cycle()
+    operator = world.connect("c1")
+    daemons = (Overhead((), {"cpu": 100}),)
+    world.shard.take_rollup(operator.session, Offer("c1", rows(1), said_overheads=daemons))
+    report = await world.cycle()
+
+    assert report.decision is not None
+    assert report.decision.basis is not None
+    assert report.decision.basis.options.overheads == {"c1": daemons}
 
 
 async def test_a_malformed_roll_up_is_refused_whole() -> None:

@@ -130,7 +130,7 @@ class Options:
     drain_seconds: float = 30.0
     #: Stalled cycles of each class of gangs (§9); absent is 0.
     parking_ages: Mapping[ParkingKey, int] = field(default_factory=dict)
-    #: What DaemonSets take of the machines of each cluster.
+    #: What DaemonSets take of every matching machine of a cluster; canonical, without clusters where it is nothing.
     overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
     #: Target composition of each cluster; absent is none.
     targets: Mapping[str, Target] = field(default_factory=dict)

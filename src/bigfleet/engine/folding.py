@@ -34,8 +34,12 @@ def _folded_requirement(requirement: Requirement) -> Requirement:
 
 
 def folded_need(need: Need) -> Need:
-    """Return the folded row of one Same row: folded profile, the whole aggregate as min unit, no group, not parked."""
-    return replace(need, profile=folded_profile(need.profile), min_unit=need.aggregate, group="", parked=False)
+    """Return the folded row of one Same row: folded profile, the whole aggregate as min unit, no group, not parked.
+
+    One machine hosts all of it, so the row has no shapes.
+    """
+    profile = folded_profile(need.profile)
+    return replace(need, profile=profile, min_unit=need.aggregate, group="", parked=False, shapes=(), waiting=())
 
 
 def proving_shapes(folded: Need, pool: Pool) -> frozenset[int]:

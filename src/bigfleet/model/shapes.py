@@ -7,6 +7,7 @@ stand in one canonical order, so that equal demand is equal data whatever order 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd
 from typing import Final
 
@@ -75,16 +76,17 @@ def canonical_shapes(shapes: Iterable[DemandShape]) -> tuple[DemandShape, ...]:
     Groups of 10 and 2 pods stay apart, for 12 pods with limit 2 would fit on 6 machines.
     """
     given = tuple(shapes)
-    if len(given) < 2:
+    requests = [vector.vector_key(shape.resources) for shape in given]
+    if all(larger > smaller for larger, smaller in pairwise(requests)):
         return given
-    joined: dict[tuple[tuple[tuple[str, int], ...], int, int], list[DemandShape]] = defaultdict(list)
-    for shape in given:
+    joined: dict[ShapeKey, list[DemandShape]] = defaultdict(list)
+    for request, shape in zip(requests, given, strict=True):
         fraction = (0, 0)
         if shape.max_per_machine:
             # Groups of an equal ratio fill as many machines as their sum: each takes its part of every machine.
             divisor = gcd(shape.count, shape.max_per_machine)
             fraction = (shape.count // divisor, shape.max_per_machine // divisor)
-        joined[(vector.vector_key(shape.resources), *fraction)].append(shape)
+        joined[(request, *fraction)].append(shape)
     merged = [same[0] if len(same) == 1 else _sum(same) for same in joined.values()]
     merged.sort(key=lambda shape: (shape.max_per_machine, shape.count))
     merged.sort(key=lambda shape: vector.vector_key(shape.resources), reverse=True)

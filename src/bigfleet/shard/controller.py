@@ -346,6 +346,7 @@ class Shard:
             reserved=self.belonging.reserved,
             unjoined=unjoined,
             parking_ages=self._ages.parking,
+            overheads=table.overheads_by_cluster(),
         )
         asked = Asked(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
         decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, lap.decided))

@@ -70,14 +70,18 @@ class RollUpLane:
             self._sessions.acknowledge_rollup(session, offer, held=False)
             return RollUpOutcome.UNCHANGED
         try:
-            needs = offer.needs()
+            needs, overheads = offer.needs(), offer.overheads()
         except MalformedMessage as fault:
             self._metrics.rollups_rejected.labels(session.cluster).inc()
             _log.warning("rollup_rejected", cluster=session.cluster, place=fault.place, fault=fault.fault)
             self._sessions.reject_rollup(session, offer, str(fault))
             return RollUpOutcome.REJECTED
         verdict = self._intake.offer(
-            session.cluster, needs, digest=offer.digest, now_unix_nanos=self._clock.unix_nanos()
+            session.cluster,
+            needs,
+            overheads=overheads,
+            digest=offer.digest,
+            now_unix_nanos=self._clock.unix_nanos(),
         )
         if not verdict.is_accepted:
             _log.warning("rollup_held", cluster=session.cluster, verdict=verdict.value, rows=len(needs))

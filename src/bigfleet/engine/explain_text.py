@@ -461,10 +461,10 @@ def _outcome_sentence(outcome: MachineRecord, row_name: RowName) -> str:
 
 def _spared_sentence(record: MachineSpared, row_name: RowName) -> str:
     start = f"{record.machine} is not reclaimed from {record.cluster}"
-    if record.row is not None:
+    if record.bound_for is not None:
         return (
-            f"{start}: it was bound for {row_name(record.row)}, which lacks {amounts_text(record.deficit)}, and a row "
-            "that is short keeps the machines that were bound for it."
+            f"{start}: it was bound for {row_name(record.bound_for)}, which lacks {amounts_text(record.deficit)}, and "
+            "a row that is short keeps the machines that were bound for it."
         )
     if record.reason is SparedReason.PREEMPTED:
         return f"{start}, because it is preempted."

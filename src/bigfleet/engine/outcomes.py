@@ -90,7 +90,7 @@ def spared_for(machine: Machine, row: Row) -> MachineSpared:
         machine=machine.id,
         cluster=machine.cluster,
         reason=SparedReason.ROW_SHORT,
-        row=ref(row),
+        bound_for=ref(row),
         deficit=row.deficit,
     )
 

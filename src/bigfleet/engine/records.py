@@ -374,7 +374,7 @@ class MachineSpared:
     cluster: str
     reason: SparedReason
     #: `row_short` only: the short row that the machine is stamped for, and what Phase 1 left it short of.
-    row: RowRef | None = None
+    bound_for: RowRef | None = None
     deficit: Vector = field(default_factory=lambda: vector.ZERO)
 
 

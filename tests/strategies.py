@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from bigfleet.engine.decision import Options
+from bigfleet.engine.folding import folded_need
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
@@ -183,6 +184,8 @@ def machines(
     bound = state in (MachineState.CONFIGURING, MachineState.CONFIGURED, MachineState.DRAINING)
     stamped = bound or state is MachineState.CREATING
     row = draw(st.none() | st.sampled_from(rows)) if rows and stamped else None
+    if row is not None and row.profile.same_key is not None and draw(st.integers(0, 3)) == 0:
+        row = folded_need(row)
     rack = draw(st.sampled_from([None, "r0", "r1", "r2", ""]))
     is_creating, is_draining = state is MachineState.CREATING, state is MachineState.DRAINING
     return Machine(

@@ -146,6 +146,25 @@ def test_explain_answers_for_a_row_and_for_a_machine(files: Files) -> None:
     assert "s1 stays with shop: web holds it." in files.text("--explain", "machine:s1")
 
 
+def test_one_impossible_pod_reclaims_no_machine_of_its_row_and_the_plan_says_why(files: Files) -> None:
+    stamp = {"assigned_need_fingerprint": "p=100|ipb=1|rpb=1|reqs=|spr="}
+    files.write_machines([{**SERVING, **stamp, "id": f"s{number:02}"} for number in range(13)])
+    web = {"id": "web", "cluster": "shop", "priority": 100}
+    files.write_needs([{**web, "aggregate": {"cpu": "200"}, "min_unit": {"cpu": "1"}}])
+    assert files.document()["plan"]["actions"] == []
+
+    # One pod of 500 cpu has joined the 200 that run: `min_unit` is the maximum of both.
+    files.write_needs([{**web, "aggregate": {"cpu": "700"}, "min_unit": {"cpu": "500"}}])
+
+    assert files.document()["plan"]["actions"] == []
+    said = files.document("--explain", "s07")["explanation"]
+    assert said["sentences"][0] == (
+        "s07 is not reclaimed from shop: it was bound for web, which lacks cpu 700, and a row that is short keeps the "
+        "machines that were bound for it."
+    )
+    assert said["values"]["outcome"]["reason"] == "row_short"
+
+
 def test_gangs_that_fold_share_a_row_and_are_explained_by_either_id(files: Files) -> None:
     gang = {"cluster": "lab", "requirements": [["topology.kubernetes.io/zone", "Same"]], "aggregate": {"cpu": "16"}}
     files.write_needs([{**gang, "id": "ga", "group": "a"}, {**gang, "id": "gb", "group": "b"}])

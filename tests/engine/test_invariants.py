@@ -148,6 +148,22 @@ def test_claimed_machines_stay_and_parked_rows_do_nothing(fleet: FleetInput) -> 
 
 
 @EXAMPLES
+@given(fleets())
+def test_no_reclaim_of_a_machine_stamped_for_a_short_row(fleet: FleetInput) -> None:
+    """A machine that joined is not reclaimed while the row of its cluster that it is stamped for, or a gang folded into
+    that row, is short; every other machine that nobody holds or takes is."""
+    decision = decision_of(fleet)
+    short = {need.key for row in decision.rows if not row.satisfied for need in (row.need, *row.members)}
+    used = {machine_id for row in decision.rows for machine_id in (*row.claimed, *row.victims)}
+    reclaimed = {action.machine_id for action in decision.actions if action.kind is ActionKind.RECLAIM}
+    for machine in fleet.snapshot.of_state(MachineState.CONFIGURED):
+        stamp = (machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group)
+        stays = stamp in short and machine.id not in fleet.options.unjoined
+        is_excess = machine.id not in used and machine.cluster in fleet.options.reported
+        assert (machine.id in reclaimed) == (is_excess and not stays)
+
+
+@EXAMPLES
 @given(fleets(), st.randoms(use_true_random=False))
 def test_order_matters_only_among_equals(fleet: FleetInput, random: st.DataObject) -> None:
     """Permuting the list changes nothing as long as rows of equal precedence keep their order (and nothing folds

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from bigfleet.engine.decision import Action, ActionKind, Decision, Preemptor
@@ -242,6 +243,19 @@ def _equal(patch: pytest.MonkeyPatch) -> None:
         return replace(decision, actions=tuple(actions))
 
     _decides(patch, taken)
+
+
+#: Now and then a pod that no machine can host joins the row that has everything else of its cluster.
+_POISONED = (
+    KindPlan(name="web", count=10, cpu_milli=1000, priority=100),
+    KindPlan(name="huge", count=1, cpu_milli=20_000, priority=100),
+)
+
+
+@defect("one impossible pod has its whole row evicted", "S20", clusters=(_POISONED, _C1))
+def _evicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("bigfleet.engine.reference.rows_by_stamp_when_short", lambda _rows: {})
+    patch.setattr("bigfleet.engine.columnar.cycle.short_stamps", lambda *_given: np.zeros(0, np.int64))
 
 
 # ---- rails ------------------------------------------------------------------------------------------------------

@@ -7,12 +7,15 @@ further than the event shows, and none may repeat that code's own reasoning wher
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from bigfleet.engine import reference
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model import vector
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
 from bigfleet.model.states import TRANSITIONS, MachineState
 from bigfleet.provider.simulated.life import cluster_of, is_there
 from bigfleet.shard.demand import RollUpOutcome
@@ -351,6 +354,41 @@ def incremental_equals_full(event: Cycled, _evidence: Evidence) -> Iterator[str]
             f"cycle {event.report.cycle}: {len(ours)} actions, the reference has {len(theirs)};"
             f" not in it {sorted(map(str, ours - theirs))[:2]}, only in it {sorted(map(str, theirs - ours))[:2]}"
         )
+
+
+@invariant("S20", Cycled)
+def a_short_row_keeps_its_machines(event: Cycled, _evidence: Evidence) -> Iterator[str]:
+    """No machine is reclaimed as excess while the row that it was bound for is short."""
+    reclaims = [record.action for record in event.actions if not record.is_redrive]
+    reclaims = [action for action in reclaims if action.reason == "phase3.excess"]
+    decision = event.report.decision
+    if not reclaims or decision is None or decision.basis is None:
+        return
+    machines = decision.basis.snapshot().machines
+    for action in reclaims:
+        machine = machines.get(action.machine_id)
+        if machine is None:
+            continue
+        stamp = (action.cluster, machine.assigned_need_fingerprint, machine.assigned_group)
+        for need in decision.basis.demand:
+            if need.key == stamp and is_beyond_reach(need, machines.values()):
+                yield f"{machine.id} is reclaimed, and no choice of machines covers the row {stamp} it was bound for"
+
+
+def is_beyond_reach(need: Need, machines: Iterable[Machine]) -> bool:
+    """Say whether a row is short whoever gets what: all that its cluster has and all that is free does not cover it.
+
+    Summed here and not read from the decision, which is what is judged. A machine counts when it meets the
+    requirements and hosts the min unit; claims of other rows, domains and spreads only make a row shorter.
+    """
+    within_reach: vector.Vector = vector.ZERO
+    for machine in machines:
+        is_bound = machine.state in (S.CONFIGURED, S.CONFIGURING) and machine.cluster == need.cluster
+        is_reachable = is_bound or machine.state in (S.CREATING, S.IDLE, S.SPECULATIVE)
+        holds = all(each.holds(machine.attribute(each.key)) for each in need.profile.requirements)
+        if is_reachable and holds and vector.covers(machine.supply, need.min_unit):
+            within_reach = vector.add(within_reach, machine.supply)
+    return not vector.covers(within_reach, need.aggregate)
 
 
 @invariant("S0", Cycled)

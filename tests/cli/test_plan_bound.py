@@ -16,7 +16,7 @@ from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.main import app
 from bigfleet.cli.plan import bound as bound_module
 from bigfleet.cli.plan.bound import Bound, bound_of
-from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven
+from bigfleet.cli.plan.inputs import DemandGiven, MachineGiven, NeedGiven
 from bigfleet.cli.plan.planning import make_plan, plan_input
 from bigfleet.cli.plan.tables import show_bound
 from tests.engine_cases import Entry, machine_of, need_of
@@ -28,7 +28,7 @@ SLOT = {"st": "Speculative", "type": "t4", "ct": "OnDemand"}
 def bounded(machines: list[Entry], needs: list[Entry]) -> Bound:
     given = [MachineGiven(machine=machine_of(entry, entry["id"], {})) for entry in machines]
     rows = [NeedGiven(id=f"row {number}", need=need_of(entry)) for number, entry in enumerate(needs)]
-    return bound_of(make_plan(plan_input(given, rows)))
+    return bound_of(make_plan(plan_input(given, DemandGiven(needs=tuple(rows), overheads={}))))
 
 
 def slot(machine_id: str, price: float, **fields: Any) -> Entry:
@@ -143,10 +143,13 @@ def test_a_bound_of_nothing_says_no_share() -> None:
 @settings(max_examples=60, deadline=None)
 @given(fleets(flags=False))
 def test_no_plan_costs_less_than_its_bound(fleet: FleetInput) -> None:
-    """The plan's own acquisitions are one point of the relaxation, whatever the rows are."""
+    """The plan's own acquisitions are one point of the relaxation, whatever the rows without shapes are."""
     machines = [MachineGiven(machine=machine) for machine in fleet.snapshot.machines.values()]
-    needs = [NeedGiven(id=f"row {number}", need=need) for number, need in enumerate(fleet.demand)]
+    needs = [
+        NeedGiven(id=f"row {number}", need=replace(need, shapes=(), waiting=()))
+        for number, need in enumerate(fleet.demand)
+    ]
 
-    bound = bound_of(make_plan(plan_input(machines, needs)))
+    bound = bound_of(make_plan(plan_input(machines, DemandGiven(needs=tuple(needs), overheads={}))))
 
     assert 0.0 <= bound.least_usd_per_hour <= bound.ours_usd_per_hour + 1e-6

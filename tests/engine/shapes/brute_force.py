@@ -40,15 +40,13 @@ def groups_of(demand: Sequence[Need], machines: Sequence[Machine]) -> list[tuple
             most[name] = max(most.get(name, 0), milli)
     order = sorted(range(len(demand)), key=lambda n: demand[n].profile.precedence, reverse=True)
 
-    def size(row: int, shape: int) -> float:
+    def key(group: tuple[int, int]) -> tuple[int, float, int]:
+        row, shape = group
         items = demand[row].shapes[shape].resources.items()
-        return max((milli / most[name] if most.get(name) else float("inf") for name, milli in items), default=0.0)
+        shares = (milli / most[name] if most.get(name) else float("inf") for name, milli in items)
+        return (order.index(row), -max(shares, default=0.0), shape)
 
-    return [
-        (row, shape)
-        for row in order
-        for shape in sorted(range(len(demand[row].shapes)), key=lambda n, row=row: (-size(row, n), n))
-    ]
+    return sorted(((row, shape) for row in order for shape in range(len(demand[row].shapes))), key=key)
 
 
 def best(demand: Sequence[Need], machines: Sequence[Machine]) -> Best:

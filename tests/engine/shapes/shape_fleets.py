@@ -69,7 +69,7 @@ def profile(rng: random.Random, *, gang: bool = False) -> Profile:
         )
     if gang:
         requirements.append(Requirement(ZONE, Operator.SAME, ()))
-    spreads = ()
+    spreads: tuple[TopologySpread, ...] = ()
     if not gang and rng.random() < 0.15:
         spreads = (TopologySpread(ZONE, rng.choice([1, 2]), SpreadMode.DO_NOT_SCHEDULE),)
     return Profile(

@@ -134,6 +134,8 @@ class _Answer:
 def _bound_of(plan: "Plan") -> "Bound":
     from bigfleet.cli.plan.bound import bound_of
 
+    if plan.explained is not None:
+        raise UsageFault("--bound: bounds plans of aggregates, this demand has shapes; leave --bound out")
     return bound_of(plan)
 
 

@@ -125,7 +125,7 @@ class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     id: str
     cluster: str
-    aggregate: dict[str, str | int] = {}
+    aggregate: dict[str, str | int] | None = None
     shapes: list[ShapeEntry] = []
     waiting: list[ShapeEntry] = []
     min_unit: dict[str, str | int] = {}
@@ -416,7 +416,9 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
     fault = identifier_fault(entry.cluster)
     if fault or not entry.id:
         raise UsageFault(f"{place}: {f'cluster {fault}' if fault else 'id is empty'}")
-    for name, quantities in (("aggregate", entry.aggregate), ("min_unit", entry.min_unit)):
+    if entry.aggregate is None and not entry.shapes:
+        raise UsageFault(f"{place}: neither shapes nor aggregate is given; give shapes")
+    for name, quantities in (("aggregate", entry.aggregate or {}), ("min_unit", entry.min_unit)):
         _check_quantities(quantities, f"{place}: {name}")
     requirements = _requirements(entry.requirements, place)
     spreads = [
@@ -434,11 +436,9 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
         interruption_bucket=_bucket(entry.interruption_bucket, f"{place}: interruption_bucket"),
         reclamation_bucket=_bucket(entry.reclamation_bucket, f"{place}: reclamation_bucket"),
     )
-    aggregate = _texts(entry.aggregate)
+    aggregate = _texts(entry.aggregate or {})
     shapes = _shapes(entry.shapes, f"{place}: shapes")
     amounts = amounts_of(shapes, aggregate=parse_vector(aggregate), min_unit=parse_vector(_texts(entry.min_unit)))
-    if not entry.shapes and not entry.aggregate:
-        raise UsageFault(f"{place}: neither shapes nor aggregate is given; give shapes")
     if entry.shapes and entry.aggregate and (differs := missing_in(amounts.shapes, amounts.aggregate)) is not None:
         name, in_shapes, in_aggregate = differs
         raise UsageFault(

@@ -58,7 +58,7 @@ def difference_to(base: Plan, patches: Path | None, settings: Settings, engine: 
     return difference_of(base, decided_plan(given, snapshot, demand, options, decision))
 
 
-def explained(plan: Plan, asked: str, *, base: Plan) -> tuple[Explanation, str]:
+def explained(plan: Plan, asked: str, *, base: Plan) -> tuple[Explanation | list[str], str]:
     """Return why a row or a machine is decided as it is, and its name.
 
     `asked` is a machine's id, or a row's name or how its id begins, with or without its cluster; need: or machine:

@@ -14,17 +14,18 @@ from bigfleet.cli.faults import UsageFault
 
 if TYPE_CHECKING:
     from bigfleet.cli.plan.bound import Bound
-    from bigfleet.cli.plan.planning import Difference, Plan
+    from bigfleet.cli.plan.planning import Difference, Plan, PlanInput
     from bigfleet.engine.explain import Explanation
 
 OUTPUTS: Final = ("table", "json")
 #: Width of the tables where there is no terminal.
 WIDTH: Final = 120
+SETTLED_WIDTH: Final = 80
 
 _Inventory = Annotated[
     Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, Parquet, or nodes of a GPU trace.")
 ]
-_Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand: a YAML or JSON list.")]
+_Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand, and overheads: YAML or JSON.")]
 _Now = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Time on the clock of idle_since; by default the latest of them."),
@@ -36,6 +37,12 @@ _WhatIf = Annotated[Path | None, typer.Option(metavar="FILE", help="Patches; sho
 _Bound = Annotated[
     bool, typer.Option("--bound", help="Say how far the cost of what is taken is from a lower bound (needs scipy).")
 ]
+_UntilSettled = Annotated[
+    bool,
+    typer.Option(
+        "--until-settled", help="Decide and apply until nothing happens; show what each cluster holds at rest."
+    ),
+]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
 
 
@@ -46,10 +53,11 @@ def plan(
     explain: _Explain = None,
     what_if: _WhatIf = None,
     bound: _Bound = False,
+    until_settled: _UntilSettled = False,
     output: _Output = "table",
 ) -> None:
     """Show what BigFleet would do with these machines and this demand, what it costs and what stays short."""
-    from bigfleet.cli.plan.inputs import read_machines, read_needs
+    from bigfleet.cli.plan.inputs import read_demand, read_machines
     from bigfleet.cli.plan.patches import apply_patches
     from bigfleet.cli.plan.planning import difference_of, make_plan, plan_input
 
@@ -57,7 +65,13 @@ def plan(
         raise UsageFault(f"--output: {output!r} is unknown; choose one of {', '.join(OUTPUTS)}")
     if now is not None and not math.isfinite(now):
         raise UsageFault(f"--now: {now} is no time; write seconds")
-    given = plan_input(read_machines(inventory), read_needs(demand), now_seconds=now)
+    if until_settled and (bound or explain is not None or what_if is not None):
+        raise UsageFault("--until-settled shows a fleet at rest; leave out --explain, --what-if and --bound")
+    machines, wanted = read_machines(inventory), read_demand(demand)
+    given = plan_input(machines, wanted.needs, overheads=wanted.overheads, now_seconds=now)
+    if until_settled:
+        _print_settled(given, output)
+        return
     changed = apply_patches(given, what_if) if what_if is not None else None
     base = make_plan(given)
     difference = None if changed is None else difference_of(base, make_plan(changed))
@@ -109,6 +123,27 @@ def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation, str
     if (kind != "machine" and name in base.needs_by_id) or (kind != "need" and name in base.snapshot.machines):
         raise UsageFault(f"--explain: {name!r} is gone with the change; ask about it without --what-if")
     raise UsageFault(f"--explain: {name!r} is the id of no {kind or 'row and of no machine'}")
+
+
+def _print_settled(given: "PlanInput", output: str) -> None:
+    from bigfleet.cli.plan.settling import settle
+
+    settled = settle(given)
+    if output == "json":
+        import json
+
+        from bigfleet.cli.plan.document import settled_document
+
+        typer.echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+
+    from bigfleet.cli.plan.tables import show_settled
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=SETTLED_WIDTH, highlight=False)
+    show_settled(console, settled)
 
 
 def _print_tables(answer: _Answer) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.cli.plan.settling import Settled
+from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.explain import Explanation
 from bigfleet.engine.explain_text import sentences, shortfall_sentences
 from bigfleet.model.vector import format_vector
@@ -23,6 +25,36 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "cost_before": _cost(plan.before),
         "cost_after": _cost(plan.after),
         "shortfalls": [_shortfall(short, plan) for short in plan.shortfalls],
+    }
+
+
+def settled_document(settled: Settled) -> dict[str, Any]:
+    """Return what every cluster holds at rest, what that costs, and what it took to get there."""
+    row_of = settled.row_of
+    at_rest = settled.plan.before
+    return {
+        "clusters": {
+            cluster: {
+                "machines": [
+                    {
+                        "id": machine.id,
+                        "row": row_of.get(machine.id, ""),
+                        "instance_type": machine.instance_type,
+                        "zone": machine.zone,
+                        "capacity_type": machine.capacity_type.label,
+                        "price_per_hour": plain(machine.price_usd_per_hour),
+                    }
+                    for machine in machines
+                ]
+            }
+            for cluster, machines in settled.clusters.items()
+        },
+        "cost_usd_per_hour": plain(at_rest.serving_usd_per_hour),
+        "idle_usd_per_hour": plain(at_rest.idle_usd_per_hour),
+        "idle_machines": at_rest.idle_machines,
+        "cycles": settled.cycles,
+        "actions": {kind.label: settled.actions.get(kind, 0) for kind in ActionKind},
+        "shortfalls": [_shortfall(short, settled.plan) for short in settled.plan.shortfalls],
     }
 
 

@@ -7,6 +7,7 @@ has no row in the demand is silent, and silence gives nothing back; one that was
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
@@ -17,6 +18,7 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
+from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 
@@ -50,6 +52,8 @@ class PlanInput:
     now_seconds: float
     #: Clusters that want nothing and say so.
     removed_clusters: frozenset[str] = frozenset()
+    #: What DaemonSets take of each machine, by cluster.
+    overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +136,39 @@ class Plan:
 
 
 def plan_input(
-    machines: Sequence[MachineGiven], needs: Sequence[NeedGiven], *, now_seconds: float | None = None
+    machines: Sequence[MachineGiven],
+    needs: Sequence[NeedGiven],
+    *,
+    overheads: Mapping[str, tuple[Overhead, ...]] | None = None,
+    now_seconds: float | None = None,
 ) -> PlanInput:
     """Return the input of a plan; without a time it is that of the latest idle-since stamp."""
     stamps = [given.idle_since_seconds for given in machines if given.idle_since_seconds is not None]
     return PlanInput(
         machines={given.machine.id: given for given in machines},
         needs=tuple(needs),
+        overheads=overheads or {},
         now_seconds=max(stamps, default=0.0) if now_seconds is None else now_seconds,
     )
 
 
 def make_plan(given: PlanInput) -> Plan:
     """Decide one cycle and return everything that a person asks of it."""
+    asked = question_of(given)
+    return decided_plan(given, asked.snapshot, asked.demand, asked.options, decide(*asked))
+
+
+class Question(NamedTuple):
+    """What an engine is asked."""
+
+    snapshot: Snapshot
+    #: In list order.
+    demand: tuple[Need, ...]
+    options: Options
+
+
+def question_of(given: PlanInput) -> Question:
+    """Return what one cycle on an input is decided on."""
     demand = tuple(need.need for need in in_list_order(given.needs))
     snapshot = Snapshot.of(
         [one.machine for one in given.machines.values()],
@@ -159,8 +183,9 @@ def make_plan(given: PlanInput) -> Plan:
         reported=frozenset(need.cluster for need in demand) | given.removed_clusters,
         unjoined=frozenset(machine_id for machine_id, one in given.machines.items() if one.unjoined),
         reserved=frozenset(machine_id for machine_id, one in given.machines.items() if one.reserved),
+        overheads=given.overheads,
     )
-    return decided_plan(given, snapshot, demand, options, decide(snapshot, demand, options))
+    return Question(snapshot, demand, options)
 
 
 def decided_plan(

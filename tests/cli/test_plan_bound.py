@@ -16,7 +16,7 @@ from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.main import app
 from bigfleet.cli.plan import bound as bound_module
 from bigfleet.cli.plan.bound import Bound, bound_of
-from bigfleet.cli.plan.inputs import DemandGiven, MachineGiven, NeedGiven
+from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven
 from bigfleet.cli.plan.planning import make_plan, plan_input
 from bigfleet.cli.plan.tables import show_bound
 from tests.engine_cases import Entry, machine_of, need_of
@@ -28,7 +28,7 @@ SLOT = {"st": "Speculative", "type": "t4", "ct": "OnDemand"}
 def bounded(machines: list[Entry], needs: list[Entry]) -> Bound:
     given = [MachineGiven(machine=machine_of(entry, entry["id"], {})) for entry in machines]
     rows = [NeedGiven(id=f"row {number}", need=need_of(entry)) for number, entry in enumerate(needs)]
-    return bound_of(make_plan(plan_input(given, DemandGiven(needs=tuple(rows), overheads={}))))
+    return bound_of(make_plan(plan_input(given, rows)))
 
 
 def slot(machine_id: str, price: float, **fields: Any) -> Entry:
@@ -150,6 +150,6 @@ def test_no_plan_costs_less_than_its_bound(fleet: FleetInput) -> None:
         for number, need in enumerate(fleet.demand)
     ]
 
-    bound = bound_of(make_plan(plan_input(machines, DemandGiven(needs=tuple(needs), overheads={}))))
+    bound = bound_of(make_plan(plan_input(machines, needs)))
 
     assert 0.0 <= bound.least_usd_per_hour <= bound.ours_usd_per_hour + 1e-6

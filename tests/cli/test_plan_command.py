@@ -146,25 +146,6 @@ def test_explain_answers_for_a_row_and_for_a_machine(files: Files) -> None:
     assert "s1 stays with shop: web holds it." in files.text("--explain", "machine:s1")
 
 
-def test_one_impossible_pod_reclaims_no_machine_of_its_row_and_the_plan_says_why(files: Files) -> None:
-    stamp = {"assigned_need_fingerprint": "p=100|ipb=1|rpb=1|reqs=|spr="}
-    files.write_machines([{**SERVING, **stamp, "id": f"s{number:02}"} for number in range(13)])
-    web = {"id": "web", "cluster": "shop", "priority": 100}
-    files.write_needs([{**web, "aggregate": {"cpu": "200"}, "min_unit": {"cpu": "1"}}])
-    assert files.document()["plan"]["actions"] == []
-
-    # One pod of 500 cpu has joined the 200 that run: `min_unit` is the maximum of both.
-    files.write_needs([{**web, "aggregate": {"cpu": "700"}, "min_unit": {"cpu": "500"}}])
-
-    assert files.document()["plan"]["actions"] == []
-    said = files.document("--explain", "s07")["explanation"]
-    assert said["sentences"][0] == (
-        "s07 is not reclaimed from shop: it was bound for web, which lacks cpu 700, and a row that is short keeps the "
-        "machines that were bound for it."
-    )
-    assert said["values"]["outcome"]["reason"] == "row_short"
-
-
 def test_gangs_that_fold_share_a_row_and_are_explained_by_either_id(files: Files) -> None:
     gang = {"cluster": "lab", "requirements": [["topology.kubernetes.io/zone", "Same"]], "aggregate": {"cpu": "16"}}
     files.write_needs([{**gang, "id": "ga", "group": "a"}, {**gang, "id": "gb", "group": "b"}])
@@ -300,7 +281,7 @@ def test_a_plan_of_a_recorded_fleet_is_the_engine_s_decision(tmp_path: Path, fle
     inventory.write_text("".join(json.dumps(machine) + "\n" for machine in fleet["inventory"]), encoding="utf-8")
     demand.write_text(json.dumps(fleet["demand"]), encoding="utf-8")
 
-    given = plan_input(read_machines(inventory), read_demand(demand), now_seconds=fleet["options"]["now"])
+    given = plan_input(read_machines(inventory), read_demand(demand).needs, now_seconds=fleet["options"]["now"])
 
     plan, options = make_plan(given), fleet_options_of(fleet)
     assert plan.snapshot == fleet_snapshot_of(fleet)
@@ -369,7 +350,7 @@ ROW = {"id": "n", "cluster": "c", "aggregate": {"cpu": "1"}}
     [
         ("text", ": a list of rows is expected"),
         ([3], "[0]: Expected `object`, got `int`"),
-        ([{"id": "n", "cluster": "c"}], "[0] (n): neither shapes nor aggregate is given"),
+        ([{"id": "n", "cluster": "c"}], "[0] (n): aggregate is missing; give the aggregate of the row or its shapes"),
         ([{**ROW, "cluster": ""}], "[0] (n): cluster is empty"),
         ([{**ROW, "aggregate": {"cpu": 1.5}}], "[0] (n): Expected `int | str`, got `float`"),
         ([{**ROW, "aggregate": {"cpu": "-1"}}], "[0] (n): aggregate.cpu: '-1' is negative"),
@@ -480,7 +461,7 @@ def test_an_unbounded_price_stays_a_plan_that_can_be_written(files: Files) -> No
 def test_a_price_factor_leaves_an_unbounded_price_unbounded(files: Files) -> None:
     files.write_machines([{**CPU, "id": "i1", "price_per_hour": "+Inf"}])
     files.write_patches([{"price_factor": {"factor": 0}}])
-    given = plan_input(read_machines(files.inventory), read_demand(files.demand))
+    given = plan_input(read_machines(files.inventory), read_demand(files.demand).needs)
 
     changed = apply_patches(given, files.patches)
 

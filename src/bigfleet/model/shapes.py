@@ -7,7 +7,8 @@ stand in one canonical order, so that equal demand is equal data whatever order 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from heapq import heapify, heappop, heappush
+from itertools import count, pairwise
 from math import gcd
 from typing import Final
 
@@ -24,10 +25,12 @@ OVERHEADS_MAX: Final = 64
 COUNT_MAX: Final = 10**9
 LIMIT_MAX: Final = 2**31 - 1
 
-#: Leading bits that numbers of one cell share, from the finest grid to the coarsest of this kind.
+#: More shapes than these are joined on a grid before they are cut into cells, which takes some tens of milliseconds.
+_CUT_MAX: Final = 512
+#: Leading bits that numbers of one cell of that grid share, from the finest grid to the coarsest.
 _LEADING_BITS: Final = range(12, 0, -1)
-#: Beyond, so many powers of two share a cell.
-_POWERS: Final = (2, 4, 8, 16, 32, 64, 128)
+#: Of shares that are kept as integers.
+_SCALE: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,70 +142,114 @@ def missing_in(shapes: Sequence[DemandShape], aggregate: Vector) -> tuple[str, i
 def merged_upwards(shapes: Iterable[DemandShape], shapes_max: int = SHAPES_MAX) -> tuple[DemandShape, ...]:
     """Return at most so many shapes, in canonical order, such that what hosts these can host the given ones.
 
-    Shapes in one cell of a grid become one shape that requests, in each dimension, the largest request in the cell. The
-    grid is made coarser until few enough remain. Groups that exclude themselves are rounded up to as many pods as fill
-    the machines of the largest group in the cell. Up to `shapes_max` shapes, which is at least 2, are returned as they
-    are.
+    Shapes of one cell become one shape that requests, in each dimension, the largest request of the cell. Groups that
+    exclude themselves are first rounded up to as many pods as fill the machines of the largest group of the cell. All
+    shapes begin in one cell for each set of dimensions; the cut that saves most of what rounding adds is made until
+    there are `shapes_max` cells, which is at least 2. Up to so many shapes are returned as they are.
     """
     exact = canonical_shapes(shapes)
     if len(exact) <= shapes_max:
         return exact
-    cells: list[Callable[[int], object]] = [_leading(bits) for bits in _LEADING_BITS]
-    cells += [_powers(powers) for powers in _POWERS]
-    for cell in cells:
-        # Groups of equal requests and nearly equal counts first: joining them leaves every request as it is.
-        for resource_cell in (_same, cell):
-            merged = _merged_by(exact, resource_cell, cell)
-            if len(merged) <= shapes_max:
-                return merged
-    # Only shapes that name other dimensions are left apart.
-    everything = _merged_by(exact, None, _any)
-    assert len(everything) <= shapes_max, "one cell with a limit and one without remain"
-    return everything
+    few = _gridded(exact)
+    groups: dict[object, list[DemandShape]] = defaultdict(list)
+    for shape in few:
+        groups[(bool(shape.max_per_machine), frozenset(shape.resources))].append(shape)
+    if len(groups) > shapes_max:
+        # So many sets of dimensions that pods must be given what they do not ask for.
+        groups = defaultdict(list)
+        for shape in few:
+            groups[bool(shape.max_per_machine)].append(shape)
+    totals = {name: milli for name, milli in total_of(few).items() if milli}
+    pods = sum(shape.count for shape in few)
+    # Largest saving first; the number tells equal savings apart.
+    cells = [_Cell(each, totals, pods) for each in groups.values()]
+    waiting = [(-cell.saving, number, cell) for number, cell in enumerate(cells)]
+    heapify(waiting)
+    numbers = count(len(waiting))
+    while len(waiting) < shapes_max:
+        saving, number, cell = heappop(waiting)
+        if not saving:
+            heappush(waiting, (saving, number, cell))
+            break
+        for part in cell.parts:
+            half = _Cell(part, totals, pods)
+            heappush(waiting, (-half.saving, next(numbers), half))
+    return canonical_shapes(_rounded_up(cell.shapes) for _saving, _number, cell in waiting)
 
 
-def _same(milli: int) -> object:
-    return milli
+class _Cell:
+    """Shapes that become one, and the best cut through them."""
+
+    __slots__ = ("parts", "saving", "shapes")
+
+    def __init__(self, shapes: Sequence[DemandShape], totals: Vector, pods: int) -> None:
+        self.shapes = shapes
+        #: What the cut saves of that which rounding adds, as a share of the row's total in each dimension.
+        self.saving = 0
+        self.parts: tuple[Sequence[DemandShape], Sequence[DemandShape]] = (shapes, ())
+        if len(shapes) < 2:
+            return
+        orders: list[Callable[[DemandShape], int]] = [
+            lambda shape, name=name: shape.resources.get(name, 0)  # type: ignore[misc]
+            for name in sorted({name for shape in shapes for name in shape.resources})
+        ]
+        if shapes[0].max_per_machine:
+            orders.append(_machines_filled)
+        for order in orders:
+            line = sorted(shapes, key=order)
+            before = _added(line, totals, pods)
+            behind = _added(line[::-1], totals, pods)
+            for cut in range(1, len(line)):
+                saving = before[-1] - before[cut - 1] - behind[len(line) - cut - 1]
+                if saving > self.saving:
+                    self.saving, self.parts = saving, (line[:cut], line[cut:])
 
 
-def _any(_number: int) -> object:
-    return None
+def _added(line: Sequence[DemandShape], totals: Vector, pods: int) -> list[int]:
+    """Return what rounding adds when the first shapes become one, for each number of them from 1 on."""
+    largest: dict[str, int] = {}
+    sums: dict[str, int] = {}
+    filled = limit = asked = 0
+    added = []
+    for shape in line:
+        asked += shape.count
+        limit += shape.max_per_machine
+        if shape.max_per_machine:
+            filled = max(filled, _machines_filled(shape))
+        for name, milli in shape.resources.items():
+            largest[name] = max(largest.get(name, 0), milli)
+            sums[name] = sums.get(name, 0) + milli * shape.count
+        rounded = filled * limit if limit else asked
+        share = (rounded - asked) * _SCALE // pods
+        for name, milli in largest.items():
+            share += (milli * rounded - sums[name]) * _SCALE // totals[name]
+        added.append(share)
+    return added
 
 
-def _leading(bits: int) -> Callable[[int], object]:
-    """Put numbers into one cell that have the same size and the same leading bits."""
-
-    def cell(number: int) -> object:
-        size = number.bit_length()
-        return (size, number >> max(0, size - bits))
-
-    return cell
-
-
-def _powers(powers: int) -> Callable[[int], object]:
-    def cell(number: int) -> object:
-        return number.bit_length() // powers
-
-    return cell
+def _gridded(shapes: Sequence[DemandShape]) -> Sequence[DemandShape]:
+    """Join shapes whose numbers share their leading bits, as few of these as leave few enough shapes to cut well."""
+    for bits in _LEADING_BITS:
+        if len(shapes) <= _CUT_MAX:
+            break
+        joined: dict[object, list[DemandShape]] = defaultdict(list)
+        for shape in shapes:
+            requests = tuple((name, _leading(milli, bits)) for name, milli in vector.vector_key(shape.resources))
+            filled = _leading(_machines_filled(shape), bits) if shape.max_per_machine else None
+            joined[(requests, filled)].append(shape)
+        shapes = [_rounded_up(same) for same in joined.values()]
+    return shapes
 
 
-def _merged_by(
-    shapes: Sequence[DemandShape],
-    resource_cell: Callable[[int], object] | None,
-    count_cell: Callable[[int], object],
-) -> tuple[DemandShape, ...]:
-    """Join the shapes of each cell; without a cell for resources all requests are in one, whatever they name."""
-    joined: dict[object, list[DemandShape]] = defaultdict(list)
-    for shape in shapes:
-        resources: object = None
-        if resource_cell is not None:
-            resources = tuple((name, resource_cell(milli)) for name, milli in vector.vector_key(shape.resources))
-        filled = count_cell(_machines_filled(shape)) if shape.max_per_machine else None
-        joined[(resources, bool(shape.max_per_machine), filled)].append(shape)
-    return canonical_shapes(same[0] if len(same) == 1 else _rounded_up(same) for same in joined.values())
+def _leading(number: int, bits: int) -> tuple[int, int]:
+    """Return what numbers share that have the same size and the same leading bits."""
+    size = number.bit_length()
+    return (size, number >> max(0, size - bits))
 
 
 def _rounded_up(shapes: Sequence[DemandShape]) -> DemandShape:
+    if len(shapes) == 1:
+        return shapes[0]
     largest = largest_of(shapes)
     if not shapes[0].max_per_machine:
         return DemandShape(largest, sum(shape.count for shape in shapes))

@@ -13,8 +13,6 @@ import typer
 from bigfleet.cli.faults import UsageFault
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bigfleet.cli.plan.bound import Bound
     from bigfleet.cli.plan.planning import Difference, Plan, PlanInput
     from bigfleet.engine.explain import Explanation
@@ -23,18 +21,12 @@ if TYPE_CHECKING:
 OUTPUTS: Final = ("table", "json")
 #: Width of the tables where there is no terminal.
 WIDTH: Final = 120
+SETTLED_WIDTH: Final = 80
 
 _Inventory = Annotated[
     Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, Parquet, or nodes of a GPU trace.")
 ]
 _Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand, and overheads: YAML or JSON.")]
-_Scheduler = Annotated[
-    str,
-    typer.Option(metavar="ORDER", help="Node order of the clusters' schedulers: least-allocated or most-allocated."),
-]
-_UntilSettled = Annotated[
-    bool, typer.Option("--until-settled", help="Decide and apply until nothing happens; show the fleet at rest.")
-]
 _Now = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Time on the clock of idle_since; by default the latest of them."),
@@ -46,6 +38,15 @@ _WhatIf = Annotated[Path | None, typer.Option(metavar="FILE", help="Patches; sho
 _Bound = Annotated[
     bool, typer.Option("--bound", help="Say how far the cost of what is taken is from a lower bound (needs scipy).")
 ]
+_UntilSettled = Annotated[
+    bool,
+    typer.Option(
+        "--until-settled", help="Decide and apply until nothing happens; show what each cluster holds at rest."
+    ),
+]
+_Scheduler = Annotated[
+    str, typer.Option(metavar="ORDER", help="Which nodes schedulers prefer: least-allocated or most-allocated.")
+]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
 
 
@@ -56,8 +57,8 @@ def plan(
     explain: _Explain = None,
     what_if: _WhatIf = None,
     bound: _Bound = False,
-    scheduler: _Scheduler = "least-allocated",
     until_settled: _UntilSettled = False,
+    scheduler: _Scheduler = "least-allocated",
     output: _Output = "table",
 ) -> None:
     """Show what BigFleet would do with these machines and this demand, what it costs and what stays short."""
@@ -69,13 +70,15 @@ def plan(
         raise UsageFault(f"--output: {output!r} is unknown; choose one of {', '.join(OUTPUTS)}")
     if now is not None and not math.isfinite(now):
         raise UsageFault(f"--now: {now} is no time; write seconds")
-    given = plan_input(read_machines(inventory), read_demand(demand), now_seconds=now, order=_order(scheduler))
-    changed = apply_patches(given, what_if) if what_if is not None else None
+    if until_settled and (bound or explain is not None or what_if is not None):
+        raise UsageFault("--until-settled shows a fleet at rest; leave out --explain, --what-if and --bound")
+    order = _order(scheduler)
+    machines, wanted = read_machines(inventory), read_demand(demand)
+    given = plan_input(machines, wanted.needs, overheads=wanted.overheads, now_seconds=now, scheduler=order)
     if until_settled:
-        if bound or explain is not None:
-            raise UsageFault("--until-settled: shows a fleet at rest; leave --bound and --explain out")
-        _print_settled(given if changed is None else changed, output)
+        _print_settled(given, output)
         return
+    changed = apply_patches(given, what_if) if what_if is not None else None
     base = make_plan(given)
     difference = None if changed is None else difference_of(base, make_plan(changed))
     final = base if difference is None else difference.changed
@@ -100,22 +103,6 @@ def _order(name: str) -> "SchedulerOrder":
     except ValueError:
         known = ", ".join(order.value for order in SchedulerOrder)
         raise UsageFault(f"--scheduler: {name!r} is unknown; choose one of {known}") from None
-
-
-def _print_settled(given: "PlanInput", output: str) -> None:
-    from bigfleet.cli.plan.settling import settle
-
-    settled = settle(given)
-    if output == "json":
-        import json
-
-        from bigfleet.cli.plan.document import settled_document
-
-        typer.echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
-        return
-    from bigfleet.cli.plan.tables import show_settled
-
-    show_settled(_console(), settled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +143,35 @@ def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation | li
     raise UsageFault(f"--explain: {name!r} is the id of no {kind or 'row and of no machine'}")
 
 
+def _print_settled(given: "PlanInput", output: str) -> None:
+    from bigfleet.cli.plan.settling import settle
+
+    settled = settle(given)
+    if output == "json":
+        import json
+
+        from bigfleet.cli.plan.document import settled_document
+
+        typer.echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+
+    from bigfleet.cli.plan.tables import show_settled
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=SETTLED_WIDTH, highlight=False)
+    show_settled(console, settled)
+
+
 def _print_tables(answer: _Answer) -> None:
+    from rich.console import Console
+
     from bigfleet.cli.plan.tables import show_bound, show_difference, show_explanation, show_plan
 
-    console = _console()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=WIDTH, highlight=False)
     show_plan(console, answer.base)
     if answer.difference is not None:
         show_difference(console, answer.difference)
@@ -167,13 +179,6 @@ def _print_tables(answer: _Answer) -> None:
         show_bound(console, answer.bound)
     if answer.about is not None:
         show_explanation(console, answer.final, *answer.about)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=WIDTH, highlight=False)
 
 
 def _print_document(answer: _Answer) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
-from bigfleet.cli.plan.settling import Settled
-from bigfleet.engine.decision import RowResult
+from bigfleet.cli.plan.settling import Claim, Settled
+from bigfleet.engine.decision import ActionKind, RowResult
 from bigfleet.engine.explain import Explanation
 from bigfleet.engine.explain_text import sentences
 from bigfleet.model.vector import format_vector
@@ -29,39 +29,41 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def settled_document(settled: Settled) -> dict[str, Any]:
-    """Return what each cluster holds at rest with the pods that run there, the cost, and the shortfalls."""
-    claims = settled.claims()
-    plan = settled.last
-    families = {name: row.need.families for name, row in zip(plan.names, plan.decision.rows, strict=True)}
+    """Return what every cluster holds at rest, what that costs, and what it took to get there."""
+    rows_of, claims_of = settled.rows_of, settled.claims_of
+    at_rest = settled.plan.before
     return {
-        "at_rest": settled.is_at_rest,
-        "cycles": settled.cycles,
-        "actions": settled.actions,
-        "cost_usd_per_hour": plain(settled.cost_usd_per_hour),
         "clusters": {
             cluster: {
                 "machines": [
                     {
                         "id": machine.id,
+                        "rows": rows_of.get(machine.id, []),
                         "instance_type": machine.instance_type,
                         "zone": machine.zone,
                         "capacity_type": machine.capacity_type.label,
                         "price_per_hour": plain(machine.price_usd_per_hour),
-                        "claims": [
-                            {
-                                "row": name,
-                                "resources": format_vector(amounts, families[name]),
-                                **({} if shape is None else {"count": shape.count}),
-                            }
-                            for name, shape, amounts in claims.get(machine.id, ())
-                        ],
+                        "claims": [_claim(claim) for claim in claims_of.get(machine.id, ())],
                     }
                     for machine in machines
                 ]
             }
             for cluster, machines in settled.clusters.items()
         },
-        "shortfalls": [_shortfall(short, plan) for short in plan.shortfalls],
+        "cost_usd_per_hour": plain(at_rest.serving_usd_per_hour),
+        "idle_usd_per_hour": plain(at_rest.idle_usd_per_hour),
+        "idle_machines": at_rest.idle_machines,
+        "cycles": settled.cycles,
+        "actions": {kind.label: settled.actions.get(kind, 0) for kind in ActionKind},
+        "shortfalls": [_shortfall(short, settled.plan) for short in settled.plan.shortfalls],
+    }
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    return {
+        "row": claim.row,
+        "resources": format_vector(claim.resources, claim.families),
+        **({} if claim.pods is None else {"count": claim.pods}),
     }
 
 

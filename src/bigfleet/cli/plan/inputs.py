@@ -2,8 +2,8 @@
 
 Machines: JSON lines, CSV or Parquet with the field names of docs/spec/engine.md §1.1, or the nodes of a GPU cluster
 trace.
-Demand: a YAML or JSON list of rows, or a mapping of rows and overheads. Nothing is skipped or guessed: what is wrong
-is told with file, line or row, and field.
+Demand: a YAML or JSON list of rows, or a mapping with rows and overheads. Nothing is skipped or guessed: an error names
+file, line or row, and field.
 """
 
 import csv
@@ -19,26 +19,16 @@ import msgspec
 import yaml
 
 from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES, load_yaml
+from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_overhead, row_amounts
 from bigfleet.cli.faults import UsageFault
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
-from bigfleet.model.need import Need, amounts_of
+from bigfleet.model.need import Need
 from bigfleet.model.penalty import ORDINALS
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
-from bigfleet.model.quantity import Family
-from bigfleet.model.shapes import (
-    COUNT_MAX,
-    LIMIT_MAX,
-    SHAPES_MAX,
-    DemandShape,
-    Overhead,
-    canonical_overheads,
-    canonical_shapes,
-    missing_in,
-    overhead_fault,
-)
+from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.model.vector import families, parse_vector, vector_faults
+from bigfleet.model.vector import vector_faults
 from bigfleet.sim.fleet import trace_fleet
 from bigfleet.sim.trace import TraceFault, read_nodes
 
@@ -97,29 +87,6 @@ class SpreadEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     mode: str
 
 
-class ShapeEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Equal pods of a row as they are written."""
-
-    resources: dict[str, str | int]
-    count: int
-    max_per_machine: int = 0
-
-
-class OverheadEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What DaemonSets take of every matching machine of a cluster, as it is written."""
-
-    cluster: str
-    resources: dict[str, str | int]
-    requirements: list[RequirementEntry] = []
-
-
-class DemandEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A demand file that is a mapping."""
-
-    rows: list[Any]
-    overheads: list[OverheadEntry] = []
-
-
 class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One row of demand as it is written; fields and defaults as in docs/planning.md."""
 
@@ -139,6 +106,26 @@ class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     parked: bool = False
 
 
+class ClusterOverheadEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What DaemonSets take of every matching machine of a known cluster, as it is written."""
+
+    resources: dict[str, str | int]
+    requirements: list[RequirementEntry] = []
+
+
+class OverheadEntry(ClusterOverheadEntry, forbid_unknown_fields=True, kw_only=True):
+    """The same with the cluster beside it."""
+
+    cluster: str
+
+
+class DemandEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A demand file that says more than rows."""
+
+    rows: list[Any]
+    overheads: list[OverheadEntry] = []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineGiven:
     """A machine with what a plan wants to know beside it."""
@@ -155,6 +142,16 @@ class NeedGiven:
 
     id: str
     need: Need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemandGiven:
+    """Everything that a demand file says."""
+
+    #: In the order of the file.
+    needs: tuple[NeedGiven, ...]
+    #: By cluster, canonical.
+    overheads: Mapping[str, tuple[Overhead, ...]]
 
 
 # ---- machines ----------------------------------------------------------------------------------------------------
@@ -339,32 +336,42 @@ def _trace_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
 # ---- demand ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemandGiven:
-    """What a demand file holds."""
-
-    #: In the order of the file, ids different.
-    needs: tuple[NeedGiven, ...]
-    #: By cluster, in canonical order.
-    overheads: Mapping[str, tuple[Overhead, ...]]
-
-
 def read_demand(path: Path) -> DemandGiven:
-    """Return the rows and overheads of a file. Raises UsageFault naming file, row and field.
-
-    The file is a list of rows, or a mapping of `rows` and `overheads`.
-    """
+    """Return the rows and overheads of a file. Raises UsageFault naming file, row and field."""
     document = read_document(path)
     if isinstance(document, dict):
-        entry = converted(document, DemandEntry, str(path))
-        return DemandGiven(needs=tuple(_needs(entry.rows, path)), overheads=_overheads(entry.overheads, path))
+        demand = converted(document, DemandEntry, str(path))
+        return DemandGiven(needs=_needs(demand.rows, path), overheads=overheads_given(demand.overheads, str(path)))
     if not isinstance(document, list):
-        raise UsageFault(f"{path}: a list of rows is expected, each with id, cluster and shapes or aggregate")
-    return DemandGiven(needs=tuple(_needs(document, path)), overheads={})
+        raise UsageFault(
+            f"{path}: a list of rows is expected, each with id, cluster and shapes or aggregate, "
+            "or a mapping with rows and overheads"
+        )
+    return DemandGiven(needs=_needs(document, path), overheads={})
 
 
-def _needs(rows: list[Any], path: Path) -> list[NeedGiven]:
-    """Return the rows in their order. Raises UsageFault naming file, row and field."""
+def overheads_given(entries: Sequence[OverheadEntry], place: str) -> dict[str, tuple[Overhead, ...]]:
+    """Return overheads by cluster, canonical. Raises UsageFault naming the place and the field."""
+    found: dict[str, list[Overhead]] = {}
+    for number, entry in enumerate(entries):
+        where = f"{place} overheads[{number}]"
+        fault = identifier_fault(entry.cluster)
+        if fault:
+            raise UsageFault(f"{where}: cluster {fault}")
+        try:
+            overhead = checked_overhead(_requirements(entry.requirements, where), entry.resources)
+        except ShapeFault as wrong:
+            raise UsageFault(f"{where}: {wrong}") from wrong
+        found.setdefault(entry.cluster, []).append(overhead)
+    summed = {cluster: canonical_overheads(overheads) for cluster, overheads in found.items()}
+    for cluster, overheads in summed.items():
+        if len(overheads) > OVERHEADS_MAX:
+            raise UsageFault(f"{place} overheads: {len(overheads)} of cluster {cluster}, at most {OVERHEADS_MAX}")
+    return {cluster: overheads for cluster, overheads in sorted(summed.items()) if overheads}
+
+
+def _needs(rows: list[Any], path: Path) -> tuple[NeedGiven, ...]:
+    """Return the rows in their order, ids different. Raises UsageFault naming file, row and field."""
     if len(rows) > NEEDS_MAX:
         raise UsageFault(f"{path}: {len(rows):,} rows, at most {NEEDS_MAX:,} are planned")
     found: dict[str, int] = {}
@@ -378,23 +385,7 @@ def _needs(rows: list[Any], path: Path) -> list[NeedGiven]:
             raise UsageFault(f"{place}: the id stands at [{found[given.id]}] already; ids must differ")
         found[given.id] = number
         needs.append(given)
-    return needs
-
-
-def _overheads(entries: Sequence[OverheadEntry], path: Path) -> Mapping[str, tuple[Overhead, ...]]:
-    found: dict[str, list[Overhead]] = {}
-    for number, entry in enumerate(entries):
-        place = f"{path} overheads[{number}]"
-        fault = identifier_fault(entry.cluster)
-        if fault:
-            raise UsageFault(f"{place}: cluster {fault}")
-        _check_quantities(entry.resources, f"{place}: resources")
-        requirements = _requirements(entry.requirements, place)
-        fault = overhead_fault(requirements)
-        if fault:
-            raise UsageFault(f"{place}: requirements: {fault}; leave it out")
-        found.setdefault(entry.cluster, []).append(Overhead(tuple(requirements), parse_vector(_texts(entry.resources))))
-    return {cluster: canonical_overheads(overheads) for cluster, overheads in found.items()}
+    return tuple(needs)
 
 
 def in_list_order(needs: Iterable[NeedGiven]) -> list[NeedGiven]:
@@ -412,14 +403,32 @@ def with_profile(given: NeedGiven, place: str, **changes: int) -> NeedGiven:
     return replace(given, need=replace(given.need, profile=replace(given.need.profile, **changes)))  # type: ignore[arg-type]
 
 
+def with_shapes(given: NeedGiven, shapes: Sequence[ShapeEntry], place: str) -> NeedGiven:
+    """Return the row with other pods; aggregate and min unit follow from them. Raises UsageFault."""
+    try:
+        amounts = row_amounts(aggregate=None, min_unit={}, shapes=shapes)
+    except ShapeFault as wrong:
+        raise UsageFault(f"{place}: {wrong}") from wrong
+    need = replace(
+        given.need,
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
+        families=amounts.families,
+        shapes=amounts.shapes,
+    )
+    return replace(given, need=need)
+
+
 def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
     fault = identifier_fault(entry.cluster)
     if fault or not entry.id:
         raise UsageFault(f"{place}: {f'cluster {fault}' if fault else 'id is empty'}")
-    if entry.aggregate is None and not entry.shapes:
-        raise UsageFault(f"{place}: neither shapes nor aggregate is given; give shapes")
-    for name, quantities in (("aggregate", entry.aggregate or {}), ("min_unit", entry.min_unit)):
-        _check_quantities(quantities, f"{place}: {name}")
+    try:
+        amounts = row_amounts(
+            aggregate=entry.aggregate, min_unit=entry.min_unit, shapes=entry.shapes, waiting=entry.waiting
+        )
+    except ShapeFault as wrong:
+        raise UsageFault(f"{place}: {wrong}") from wrong
     requirements = _requirements(entry.requirements, place)
     spreads = [
         TopologySpread(
@@ -436,14 +445,6 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
         interruption_bucket=_bucket(entry.interruption_bucket, f"{place}: interruption_bucket"),
         reclamation_bucket=_bucket(entry.reclamation_bucket, f"{place}: reclamation_bucket"),
     )
-    aggregate = _texts(entry.aggregate or {})
-    shapes = _shapes(entry.shapes, f"{place}: shapes")
-    amounts = amounts_of(shapes, aggregate=parse_vector(aggregate), min_unit=parse_vector(_texts(entry.min_unit)))
-    if entry.shapes and entry.aggregate and (differs := missing_in(amounts.shapes, amounts.aggregate)) is not None:
-        name, in_shapes, in_aggregate = differs
-        raise UsageFault(
-            f"{place}: aggregate.{name} is {in_aggregate}m, the shapes add up to {in_shapes}m; leave the aggregate out"
-        )
     need = Need(
         cluster=ClusterId(entry.cluster),
         profile=profile,
@@ -452,9 +453,9 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
         arrival_unix_nanos=entry.arrival,
         group=entry.group,
         parked=entry.parked,
-        families=families(aggregate) if aggregate else _families(entry.shapes),
+        families=amounts.families,
         shapes=amounts.shapes,
-        waiting=canonical_shapes(_shapes(entry.waiting, f"{place}: waiting")),
+        waiting=amounts.waiting,
     )
     return NeedGiven(id=entry.id, need=need)
 
@@ -462,37 +463,12 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
 def _requirements(entries: Sequence[RequirementEntry], place: str) -> list[Requirement]:
     return [
         Requirement(
-            requirement.key,
-            _named(requirement.operator, _OPERATORS, f"{place}: requirements[{number}]"),
-            tuple(requirement.values),
+            entry.key,
+            _named(entry.operator, _OPERATORS, f"{place}: requirements[{number}]"),
+            tuple(entry.values),
         )
-        for number, requirement in enumerate(entries)
+        for number, entry in enumerate(entries)
     ]
-
-
-def _shapes(entries: Sequence[ShapeEntry], place: str) -> list[DemandShape]:
-    if len(entries) > SHAPES_MAX:
-        raise UsageFault(
-            f"{place}: {len(entries)} shapes, at most {SHAPES_MAX} are planned; merge similar ones upwards"
-        )
-    shapes = []
-    for number, entry in enumerate(entries):
-        where = f"{place}[{number}]"
-        _check_quantities(entry.resources, f"{where}.resources")
-        if not 1 <= entry.count <= COUNT_MAX:
-            raise UsageFault(f"{where}.count: {entry.count} is no number of pods; write 1 to {COUNT_MAX:,}")
-        if not 0 <= entry.max_per_machine <= LIMIT_MAX:
-            raise UsageFault(f"{where}.max_per_machine: {entry.max_per_machine} is no limit; write 0 to {LIMIT_MAX:,}")
-        resources = parse_vector(_texts(entry.resources))
-        shapes.append(DemandShape(resources, entry.count, entry.max_per_machine))
-    return shapes
-
-
-def _families(entries: Sequence[ShapeEntry]) -> dict[str, Family]:
-    found: dict[str, Family] = {}
-    for entry in reversed(entries):
-        found.update(families(_texts(entry.resources)))
-    return found
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

@@ -1,153 +1,157 @@
-"""Decides and applies until nothing more is decided: what a fleet looks like at rest (docs/planning.md).
+"""Repeats decide and apply until no action is left, and reports what every cluster holds then.
 
-Every action is carried out at once and succeeds. A machine that is acquired is bound to its cluster with the stamps
-of its row; one that is drained is idle; one that is released can be made again. Holds of idle machines count as over
-when nothing else is left to do. Demand is constant, so target compositions are planned once, and again when a row
-stays short.
+Between two cycles every action is carried out as it ends in a fleet (docs/spec/engine.md §11): Provision and Bootstrap
+reach Configured with all stamps, Reclaim and Preempt reach Idle, Delete reaches Speculative. When nothing is left to do
+the clock moves past every hold of an idle machine, so that what nobody needs is released. Nothing here decides.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bigfleet.cli.engine.cases import HOST
+from bigfleet.cli.engine.case_fleet import Fleet
+from bigfleet.cli.faults import RunFault
 from bigfleet.cli.plan.inputs import MachineGiven
-from bigfleet.cli.plan.planning import Plan, PlanInput, make_plan
+from bigfleet.cli.plan.planning import Plan, PlanInput, answer_to, make_plan, question_of
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.engine.targets import Target
-from bigfleet.model.ids import ClusterId
-from bigfleet.model.machine import NO_HOST, Machine
-from bigfleet.model.penalty import bucket_upper_dollars
-from bigfleet.model.shapes import DemandShape
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.quantity import Family
 from bigfleet.model.states import MachineState
+from bigfleet.model.vector import Vector
 
-#: Cycles after which a fleet that does not come to rest is given up.
 CYCLES_MAX: Final = 200
-#: Longer than any hold of idle machines.
-REST_SECONDS: Final = 7200.0
-#: States of machines that a cluster holds.
-_HELD: Final = frozenset({MachineState.CONFIGURED, MachineState.CONFIGURING, MachineState.CREATING})
+
+#: Where a transition ends that is under way in the input.
+_END_OF: Final[Mapping[MachineState, MachineState]] = {
+    MachineState.CREATING: MachineState.IDLE,
+    MachineState.CONFIGURING: MachineState.CONFIGURED,
+    MachineState.DRAINING: MachineState.IDLE,
+    MachineState.DELETING: MachineState.SPECULATIVE,
+}
+_DRAINS: Final = frozenset({ActionKind.RECLAIM, ActionKind.PREEMPT})
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one row has on one machine."""
+
+    row: str
+    #: Of one pod; the whole share of a row without shapes.
+    resources: Vector
+    #: Pods; None for a row without shapes.
+    pods: int | None
+    families: Mapping[str, Family]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """A fleet at rest."""
 
-    #: The last plan: it decides nothing, unless the fleet did not come to rest.
-    last: Plan
-    #: Cycles that decided something, and what they decided in all.
+    #: Cycles that had actions.
     cycles: int
-    actions: int
-    is_at_rest: bool
-    #: Machines that each cluster holds, clusters and machines by id.
-    clusters: Mapping[str, tuple[Machine, ...]]
+    #: How many of each kind were carried out.
+    actions: Mapping[ActionKind, int]
+    #: One more cycle on the fleet at rest; it has no action.
+    plan: Plan
 
     @property
-    def cost_usd_per_hour(self) -> float:
-        """Price of everything that clusters hold or that stands idle."""
-        return self.last.before.total_usd_per_hour
+    def clusters(self) -> dict[str, list[Machine]]:
+        """Every cluster with demand or machines, ids ascending, and the machines that it holds, ids ascending."""
+        found: dict[str, list[Machine]] = {need.cluster: [] for need in self.plan.demand}
+        for _id, machine in sorted(self.plan.snapshot.machines.items()):
+            if machine.cluster and machine.state is MachineState.CONFIGURED:
+                found.setdefault(machine.cluster, []).append(machine)
+        return dict(sorted(found.items()))
 
-    def claims(self) -> Mapping[str, list[tuple[str, DemandShape | None, Mapping[str, int]]]]:
-        """Return what each machine hosts: (row, shape with the pods' count, amounts), rows in the demand's order.
+    @property
+    def rows_of(self) -> dict[MachineId, list[str]]:
+        """The names of the rows that each held machine counts for, in list order; other machines have none."""
+        found: dict[MachineId, list[str]] = {}
+        for name, row in zip(self.plan.names, self.plan.decision.rows, strict=True):
+            for machine_id in row.claimed:
+                found.setdefault(machine_id, []).append(name)
+        return found
 
-        A row without shapes has no pods: its shape is None and the amounts are its share.
-        """
-        found: dict[str, list[tuple[str, DemandShape | None, Mapping[str, int]]]] = {}
-        for name, row in zip(self.last.names, self.last.decision.rows, strict=True):
-            shapes = (*row.need.shapes, *row.need.waiting)
+    @property
+    def claims_of(self) -> dict[MachineId, list[Claim]]:
+        """What each machine hosts, rows in list order; only where the demand has shapes."""
+        found: dict[MachineId, list[Claim]] = {}
+        for name, row in zip(self.plan.names, self.plan.decision.rows, strict=True):
+            shapes, families = (*row.need.shapes, *row.need.waiting), row.need.families
             for placement in row.placements:
-                shape = replace(shapes[placement.shape], count=placement.count)
-                found.setdefault(placement.machine_id, []).append((name, shape, shape.resources))
+                claim = Claim(name, shapes[placement.shape].resources, placement.count, families)
+                found.setdefault(placement.machine_id, []).append(claim)
             for machine_id, amounts in row.shares:
-                found.setdefault(machine_id, []).append((name, None, amounts))
+                found.setdefault(machine_id, []).append(Claim(name, amounts, None, families))
         return found
 
 
-def settle(given: PlanInput) -> Settled:
-    """Return the fleet at rest, or as it is after `CYCLES_MAX` cycles that decided something."""
+def settle(given: PlanInput, *, cycles_max: int = CYCLES_MAX) -> Settled:
+    """Return the fleet at rest. Raises RunFault when it still acts after so many cycles.
+
+    Transitions that are under way in the input end first.
+    """
+    fleet = _fleet_of(given)
+    given = replace(given, machines=_machines_of(fleet, given))
+    counts: Counter[ActionKind] = Counter()
+    cycles, holds_are_over, is_replanned = 0, False, False
     targets: Mapping[str, Target] | None = None
-    cycles = actions = 0
-    has_waited = has_replanned = False
     while True:
-        plan = make_plan(given, targets)
-        targets = plan.options.targets
-        if plan.decision.actions and cycles < CYCLES_MAX:
+        answer = answer_to(question_of(given), given.scheduler, targets)
+        # Demand is constant, so what was planned for it holds; a row that stays short is worth another attempt.
+        targets, actions = answer.options.targets, answer.decision.actions
+        if not actions and not is_replanned and targets and not all(row.satisfied for row in answer.decision.rows):
+            targets, is_replanned = None, True
+            continue
+        if not actions and holds_are_over:
+            return Settled(cycles=cycles, actions=dict(counts), plan=make_plan(given, targets))
+        if actions and cycles == cycles_max:
+            raise RunFault(_unsettled(actions, cycles))
+        if actions:
             cycles += 1
-            actions += len(plan.decision.actions)
-            given = _applied(given, plan)
-            has_waited = False
-            continue
-        is_short = any(not row.satisfied for row in plan.decision.rows)
-        if not plan.decision.actions and not has_waited:
-            given = replace(given, now_seconds=given.now_seconds + REST_SECONDS)
-            has_waited = True
-            continue
-        if not plan.decision.actions and is_short and not has_replanned:
-            targets, has_replanned = None, True
-            continue
-        return _settled(plan, cycles, actions)
+            counts.update(action.kind for action in actions)
+            fleet.apply(actions)
+            # A machine that missed the join gate starts afresh once it was drained.
+            fleet.unjoined -= {action.machine_id for action in actions if action.kind in _DRAINS}
+        # Whatever became idle since then is held from now on.
+        holds_are_over = not actions
+        if holds_are_over:
+            fleet.now_seconds += max((*answer.options.hold_seconds.values(), 0.0))
+        given = replace(given, machines=_machines_of(fleet, given), now_seconds=fleet.now_seconds)
 
 
-def _settled(plan: Plan, cycles: int, actions: int) -> Settled:
-    held: dict[str, list[Machine]] = {}
-    for machine in plan.snapshot.machines.values():
-        owner = machine.intended_cluster if machine.state is MachineState.CREATING else machine.cluster
-        if machine.state in _HELD and owner:
-            held.setdefault(owner, []).append(machine)
-    return Settled(
-        last=plan,
-        cycles=cycles,
-        actions=actions,
-        is_at_rest=not plan.decision.actions,
-        clusters={cluster: tuple(held[cluster]) for cluster in sorted(held)},
-    )
+def _fleet_of(given: PlanInput) -> Fleet:
+    fleet = Fleet(now_seconds=given.now_seconds)
+    for machine_id, one in given.machines.items():
+        machine = one.machine
+        fleet.machines[machine_id] = machine
+        if machine.state is MachineState.IDLE:
+            # One whose time is not known is held from the beginning on.
+            since = given.now_seconds if one.idle_since_seconds is None else one.idle_since_seconds
+            fleet.idle_since_seconds[machine_id] = since
+        if machine.state in _END_OF:
+            fleet.move(machine, _END_OF[machine.state])
+        if one.unjoined:
+            fleet.unjoined.add(machine_id)
+    return fleet
 
 
-def _applied(given: PlanInput, plan: Plan) -> PlanInput:
-    machines = dict(given.machines)
-    for action in plan.decision.actions:
-        machines[action.machine_id] = _carried_out(machines[action.machine_id], action, given.now_seconds)
-    for machine_id, one in machines.items():
-        if one.machine.state in (MachineState.CREATING, MachineState.CONFIGURING, MachineState.DRAINING):
-            machines[machine_id] = _arrived(one, given.now_seconds)
-    return replace(given, machines=machines)
+def _machines_of(fleet: Fleet, given: PlanInput) -> dict[MachineId, MachineGiven]:
+    return {
+        machine_id: MachineGiven(
+            machine=machine,
+            idle_since_seconds=fleet.idle_since_seconds.get(machine_id),
+            unjoined=machine_id in fleet.unjoined,
+            reserved=given.machines[machine_id].reserved,
+        )
+        for machine_id, machine in fleet.machines.items()
+    }
 
 
-def _arrived(given: MachineGiven, now_seconds: float) -> MachineGiven:
-    """Return a machine on its way where it was going."""
-    machine = given.machine
-    if machine.state is MachineState.CONFIGURING and machine.cluster:
-        return replace(given, machine=replace(machine, state=MachineState.CONFIGURED))
-    if machine.state is MachineState.DRAINING or machine.state is MachineState.CREATING:
-        return _idle(given, now_seconds)
-    return given
-
-
-def _idle(given: MachineGiven, now_seconds: float) -> MachineGiven:
-    machine = given.machine.without_binding()
-    host = machine.host if machine.host.is_present else HOST
-    return replace(given, machine=replace(machine, state=MachineState.IDLE, host=host), idle_since_seconds=now_seconds)
-
-
-def _carried_out(given: MachineGiven, action: Action, now_seconds: float) -> MachineGiven:
-    machine = given.machine
-    if action.kind in (ActionKind.RECLAIM, ActionKind.PREEMPT):
-        return replace(_idle(given, now_seconds), unjoined=False)
-    if action.kind is ActionKind.DELETE:
-        freed = replace(machine.without_binding(), state=MachineState.SPECULATIVE, host=NO_HOST)
-        return replace(given, machine=freed, idle_since_seconds=None)
-    profile = action.profile
-    assert profile is not None, "an acquisition names the row's profile"
-    bound = replace(
-        machine,
-        state=MachineState.CONFIGURED,
-        host=machine.host if machine.host.is_present else HOST,
-        cluster=action.cluster,
-        intended_cluster=ClusterId(""),
-        assigned_need_fingerprint=profile.fingerprint,
-        assigned_group=action.group,
-        assigned_priority=profile.priority,
-        assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
-        assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
-    )
-    return replace(given, machine=bound, idle_since_seconds=None)
+def _unsettled(actions: Sequence[Action], cycles: int) -> str:
+    kinds = Counter(action.kind.label for action in actions)
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"--until-settled: no rest after {cycles} cycles, the next would have {told}; report both files as a defect"

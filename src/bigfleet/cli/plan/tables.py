@@ -5,8 +5,7 @@ anything but sums.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -45,6 +44,60 @@ def show_plan(console: Console, plan: Plan, title: str = "Plan") -> None:
     _show_shortfalls(console, plan)
 
 
+def show_settled(console: Console, settled: Settled) -> None:
+    """Print what every cluster holds at rest, what that costs and what stays short."""
+    _title(console, "At rest")
+    held = _held(settled)
+    if held:
+        console.print(_held_table(held))
+    carried_out = ", ".join(
+        f"{settled.actions[kind]:,} {kind.label}" for kind in ActionKind if settled.actions.get(kind)
+    )
+    cycles = "1 cycle" if settled.cycles == 1 else f"{settled.cycles:,} cycles"
+    _print(console, f"{cycles} with actions until rest: {carried_out}." if carried_out else "Nothing had to be done.")
+    cost = settled.plan.before
+    _print(
+        console,
+        f"The clusters hold {_machines_text(cost.serving_machines)} for {dollars_text(cost.serving_usd_per_hour)}/h; "
+        f"{_machines_text(cost.idle_machines)} for {dollars_text(cost.idle_usd_per_hour)}/h idle.",
+    )
+    _show_shortfalls(console, settled.plan)
+
+
+def _machines_text(count: int) -> str:
+    return "1 machine" if count == 1 else f"{count:,} machines"
+
+
+#: Cluster, row, instance type, zone and capacity type that machines share.
+_Line = tuple[str, str, str, str, str]
+
+
+def _held(settled: Settled) -> dict[_Line, list[float]]:
+    """Return the prices of the machines that are held, by what they share."""
+    rows_of = settled.rows_of
+    held: dict[_Line, list[float]] = {}
+    for cluster, machines in settled.clusters.items():
+        for machine in machines:
+            names, kind = rows_of.get(machine.id, []), machine.capacity_type.label
+            rest = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            line = (cluster, ", ".join(names[:NAMED_MAX]) + rest, machine.instance_type, machine.zone, kind)
+            held.setdefault(line, []).append(machine.price_usd_per_hour)
+    return dict(sorted(held.items()))
+
+
+def _held_table(held: Mapping[_Line, Sequence[float]]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("cluster", "rows", "n", "instance type", "zone", "paid as", "$/h"):
+        table.add_column(name, justify="right" if name in ("n", "$/h") else "left", overflow="fold")
+    for line, each in list(held.items())[:LINES_MAX]:
+        cluster, row, *machine = line
+        cells = (cluster, row, f"{len(each):,}", *machine, dollars_text(math.fsum(each)))
+        table.add_row(*(Text(cell) for cell in cells))
+    if len(held) > LINES_MAX:
+        table.add_row(Text("…"), Text(f"{len(held) - LINES_MAX:,} more lines; --output json names every machine"))
+    return table
+
+
 def show_difference(console: Console, difference: Difference) -> None:
     """Print what a changed plan does differently."""
     console.print()
@@ -69,28 +122,6 @@ def show_difference(console: Console, difference: Difference) -> None:
     console.print(_costs_table(costs))
     for name, base, changed in difference.shortfalls:
         _print(console, f"{name} lacks {amounts_text(changed)}; without the change {amounts_text(base)}.")
-
-
-def show_settled(console: Console, settled: Settled) -> None:
-    """Print what every cluster holds at rest, what it costs, and what has no place."""
-    _title(console, "At rest")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("cluster", "instance type", "zone", "paid as"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("n", justify="right")
-    table.add_column("$/h", justify="right")
-    for cluster, machines in settled.clusters.items():
-        kinds = Counter((m.instance_type, m.zone, m.capacity_type.label, m.price_usd_per_hour) for m in machines)
-        for (kind, zone, paid_as, price), count in sorted(kinds.items()):
-            table.add_row(cluster, kind, zone, paid_as, f"{count:,}", dollars_text(price * count))
-    console.print(table)
-    after = "" if settled.is_at_rest else f" It has not come to rest after {settled.cycles:,} cycles."
-    _print(
-        console,
-        f"In all {dollars_text(settled.cost_usd_per_hour)}/h after {settled.cycles:,} cycles and"
-        f" {settled.actions:,} actions.{after}",
-    )
-    _show_shortfalls(console, settled.last)
 
 
 def show_bound(console: Console, bound: Bound) -> None:

@@ -44,6 +44,7 @@ def plan_of(recorded: RecordedCycle, decision: Decision) -> Plan:
         },
         needs=tuple(_named(recorded)),
         now_seconds=options.now_seconds,
+        overheads=options.overheads,
     )
     return decided_plan(given, snapshot, recorded.demand, options, decision)
 
@@ -120,4 +121,5 @@ def _options_of(given: PlanInput, options: Options) -> Options:
         reported=options.reported | given.removed_clusters,
         unjoined=flagged("unjoined"),
         reserved=flagged("reserved"),
+        overheads=given.overheads,
     )

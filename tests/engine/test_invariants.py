@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.engine.decision import ActionKind, Decision, Options, RowResult
+from bigfleet.engine.folding import forms_of
 from bigfleet.engine.matching import fits
 from bigfleet.engine.records import RecordLog
 from bigfleet.engine.reference import decide
@@ -153,7 +154,7 @@ def test_no_reclaim_of_a_machine_stamped_for_a_short_row(fleet: FleetInput) -> N
     """A machine that joined is not reclaimed while the row of its cluster that it is stamped for, or a gang folded into
     that row, is short; every other machine that nobody holds or takes is."""
     decision = decision_of(fleet)
-    short = {need.key for row in decision.rows if not row.satisfied for need in (row.need, *row.members)}
+    short = {need.key for row in decision.rows if not row.satisfied for need in forms_of(row)}
     used = {machine_id for row in decision.rows for machine_id in (*row.claimed, *row.victims)}
     reclaimed = {action.machine_id for action in decision.actions if action.kind is ActionKind.RECLAIM}
     for machine in fleet.snapshot.of_state(MachineState.CONFIGURED):

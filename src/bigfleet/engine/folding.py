@@ -7,6 +7,7 @@ question, so a gang does not flip between its two forms while it is served; noth
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bigfleet.engine.decision import RowResult
 from bigfleet.engine.pool import Pool
 from bigfleet.model import vector
 from bigfleet.model.need import Need
@@ -90,3 +91,10 @@ def _joined(row: Need, member: Need) -> Need:
         aggregate=vector.add(row.aggregate, member.aggregate),
         arrival_unix_nanos=min(arrivals, default=0),
     )
+
+
+def forms_of(result: RowResult) -> tuple[Need, ...]:
+    """Return the rows for which a machine may have been bound that serves this one: folded, and as it was given."""
+    if result.folded or result.need.profile.same_key is None:
+        return (result.need, *result.members)
+    return (result.need, folded_need(result.need))

@@ -8,6 +8,7 @@ out is a rail's business, not this module's.
 from collections.abc import Iterable, Iterator, Mapping
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Options
+from bigfleet.engine.folding import folded_need
 from bigfleet.engine.rows import Book, Row
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId
@@ -27,13 +28,16 @@ def clusters_with_machines(snapshot: Snapshot) -> list[str]:
 def rows_by_stamp_when_short(rows: Iterable[Row]) -> dict[RowKey, Row]:
     """Return the rows that Phase 1 left with a deficit, by every key that a machine bound for them may be stamped with.
 
-    The keys are the row's own and, of a folded row, those of its members: a gang may fold in one cycle and not in
-    another. If several rows have one key, the first in list order is returned.
+    The keys are the row's own, of a folded row those of its members, and of a gang that is not folded the one that it
+    would have: a gang may fold in one cycle and not in another. If several rows have one key, the first in list order
+    is returned.
     """
     short: dict[RowKey, Row] = {}
     for row in sorted((row for row in rows if row.deficit), key=lambda row: row.position):
         for need in (row.need, *row.members):
             short.setdefault(need.key, row)
+        if not row.folded and row.is_same:
+            short.setdefault(folded_need(row.need).key, row)
     return short
 
 

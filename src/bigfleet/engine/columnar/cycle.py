@@ -261,7 +261,7 @@ class Cycle:
         short = short_rows(rows, work, order)
         acquire(fleet, rows, gangs, work, scratch, short)
         acquired_row, acquired_machine = acquisitions(view, work, short)
-        stamps = short_stamps(work, self._spliced.folded, self._arranged, self.demand.need_columns)
+        stamps = short_stamps(work, self._spliced.folded, self._arranged, self.demand, tables)
         self.on_phase(Phase.ASSIGN)
         preempt_all(fleet, rows, work, scratch, short, orders=orders, tables=tables, options=options)
         self.on_phase(Phase.PREEMPT)

@@ -21,8 +21,8 @@ from bigfleet.engine.columnar.arrays import (
     Scratch,
     Work,
 )
-from bigfleet.engine.columnar.demand import NeedColumns
-from bigfleet.engine.columnar.folds import Arranged, Folded
+from bigfleet.engine.columnar.demand import NO_ASK, Demand
+from bigfleet.engine.columnar.folds import Arranged, Folded, folded_pair
 from bigfleet.engine.columnar.kept import Excess, Flags
 from bigfleet.engine.columnar.orders import Orders
 from bigfleet.engine.columnar.preemption import preempt
@@ -128,7 +128,7 @@ def followed_excess(excess: Excess | None, bound: Bound, fresh: Flags) -> Excess
     return excess
 
 
-def short_stamps(work: Work, folded: Folded, arranged: Arranged, needs: NeedColumns) -> Int64s:
+def short_stamps(work: Work, folded: Folded, arranged: Arranged, demand: Demand, tables: Tables) -> Int64s:
     """Return the keys, cluster << 32 | pair, with which machines are stamped that were bound for a short row (§7).
 
     Call it between acquisition and Phase 2: Phase 2 writes into `work.want`, and a row with victims is still short.
@@ -136,7 +136,15 @@ def short_stamps(work: Work, folded: Folded, arranged: Arranged, needs: NeedColu
     short = np.flatnonzero(work.want)
     if len(short) == 0:
         return np.zeros(0, np.int64)
+    needs = demand.need_columns
     own = folded.cluster[short].astype(np.int64) << 32 | folded.pair[short]
+    # A gang that does not fold now may have folded when its machines were bound.
+    gangs = short[folded.members[short] == 0]
+    asks = needs.folded_ask[arranged.numbers[arranged.start[folded.cluster[gangs]] + folded.local[gangs]]]
+    gangs, asks = gangs[asks != NO_ASK], asks[asks != NO_ASK]
+    distinct, place = np.unique(asks, return_inverse=True)
+    pairs = np.array([folded_pair(ask, demand, tables) for ask in distinct.tolist()], np.int64)
+    own = np.concatenate([own, folded.cluster[gangs].astype(np.int64) << 32 | pairs[place]])
     short_folds = short[folded.members[short] != 0]
     if len(short_folds) == 0:
         return own

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from bigfleet.engine.decision import RowResult
+from bigfleet.engine.folding import forms_of
 from bigfleet.model import labels, vector
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ShardId
@@ -277,7 +278,7 @@ def excess_is_reclaimed(world: "World", shard: WatchedShard) -> Iterator[str]:
     if decided is None:
         return
     claimed = {machine_id: row.need.cluster for row in decided.rows for machine_id in row.claimed}
-    short = {need.key for row in decided.rows if not row.satisfied for need in (row.need, *row.members)}
+    short = {need.key for row in decided.rows if not row.satisfied for need in forms_of(row)}
     for record in _of_shard(world, shard):
         machine, metadata = record.machine, record.metadata
         if record.state is not S.CONFIGURED or claimed.get(machine.id) == machine.cluster:

@@ -6,7 +6,7 @@ or those that can be acquired. Parts and columns are in canonical order, so the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -19,6 +19,9 @@ from bigfleet.planner.simulate import FIELD_BITS, NEVER, POINT, Arena, Bool, Fle
 PLENTY: Final = 1 << 40
 #: Scores divide numbers below this many bits, so that a product with a score's points cannot overflow.
 _SCORE_BITS: Final = 35
+#: Nano-dollars an hour for the largest supply of a dimension, and how much more a scarce dimension counts.
+_OPPORTUNITY: Final = 500
+_SCARCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class Core:
     may_claim: Bool
     #: The same without regard to interruptions, which the scheduler knows nothing of, (P, C).
     may_run: Bool
-    #: Price with the expected interruptions of the average part that may claim the column, (C).
+    #: Price with the expected interruptions of the average part that may claim the column, and a trifle for what its
+    #: loss takes from others, which decides between equal prices, (C).
     cost: Int
 
     @cached_property
@@ -93,22 +97,36 @@ class Core:
         """Return the sum of the columns' costs."""
         return sum(int(self.cost[column]) * count for column, count in fleet)
 
-    def restricted(self, columns: Sequence[int], counts: Int | None = None) -> "Core":
-        """Return the core with some columns only, and with other counts of pods."""
+    def restricted(self, columns: Sequence[int]) -> "Core":
+        """Return the core with some columns only."""
         chosen = np.array(columns, np.int64)
-        return Core(
-            problem=self.problem,
-            parts=self.parts,
+        return replace(
+            self,
             columns=tuple(self.columns[c] for c in columns),
-            request=self.request,
             supply=self.supply[chosen],
-            count=self.count if counts is None else counts,
-            tier=self.tier,
-            limit=self.limit,
             matches=self.matches[:, chosen],
             may_claim=self.may_claim[:, chosen],
             may_run=self.may_run[:, chosen],
             cost=self.cost[chosen],
+        )
+
+    def with_counts(self, counts: Int) -> "Core":
+        """Return the core with other counts of pods; parts without pods stay."""
+        return replace(self, count=counts)
+
+    def with_parts(self, parts: Sequence[int], counts: Int) -> "Core":
+        """Return the core with some parts only, and other counts by position before the choice."""
+        chosen = np.array(parts, np.int64)
+        return replace(
+            self,
+            parts=tuple(self.parts[p] for p in parts),
+            request=self.request[chosen],
+            count=counts[chosen],
+            tier=self.tier[chosen],
+            limit=self.limit[chosen],
+            matches=self.matches[chosen],
+            may_claim=self.may_claim[chosen],
+            may_run=self.may_run[chosen],
         )
 
 
@@ -183,7 +201,7 @@ def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column
         matches=may_match,
         may_claim=may_claim,
         may_run=matches & is_large_enough,
-        cost=_costs(problem, request, count, may_claim, columns, parts),
+        cost=_costs(problem, request, count, may_claim, columns, parts) + _opportunity(request, supply),
     )
 
 
@@ -211,6 +229,18 @@ def _costs(
             known[mark] = sum(weights[p] * problem.shapes[parts[p].shape].penalty for p in chosen) // whole
         costs[c] += problem.classes[columns[c].machine_class].probability * known[mark] // BILLION
     return costs
+
+
+def _opportunity(request: Int, supply: Int) -> Int:
+    """Return a few micro-dollars for each column: more for larger machines, most for what no part or few parts want."""
+    total = np.ones(len(supply), np.int64)
+    for d in range(supply.shape[1]):
+        most = int(supply[:, d].max(initial=0))
+        shift = max(0, most.bit_length() - 40)
+        is_scarce = not len(request) or bool((request[:, d] == 0).any())
+        weight = _OPPORTUNITY * (_SCARCE if is_scarce else 1)
+        total += (supply[:, d] >> shift) * weight // max(1, most >> shift)
+    return total
 
 
 def build_arena(core: Core) -> Arena:

@@ -51,6 +51,8 @@ class Filled:
     counts: Mapping[int, int]
     charged: Int
     left: Int
+    #: Columns with the number of machines that are filled alike, and the pods by part on each of them.
+    runs: Sequence[tuple[int, int, Mapping[int, int]]] = ()
 
     @property
     def fleet(self) -> Fleet:
@@ -77,6 +79,7 @@ def fill(
     """
     left, stock = wanted.copy(), stock.copy()
     counts: dict[int, int] = {}
+    runs: list[tuple[int, int, Mapping[int, int]]] = []
     paid, hosted = np.zeros(len(core.parts), np.int64), np.zeros(len(core.parts), np.int64)
     costs = np.clip(costs, 1, _COST_MAX)
     while True:
@@ -96,11 +99,12 @@ def fill(
         left[pending] -= take * times
         stock[column] -= times
         counts[column] = counts.get(column, 0) + times
+        runs.append((column, times, {p: int(n) for p, n in zip(pending, take, strict=True) if n}))
         whole = max(1, int(value[best]))
         paid[pending] += prices[pending] * take * times * min(int(costs[column]) * 1024 // whole, 1 << 20) // 1024
         hosted[pending] += take * times
     charged = np.where(hosted > 0, paid // np.maximum(hosted, 1), prices)
-    return Filled(counts, np.maximum(charged, 1), left)
+    return Filled(counts, np.maximum(charged, 1), left, runs)
 
 
 def _patterns(core: Core, pending: Sequence[int], left: Int, usable: Int, supply: Int) -> Int:

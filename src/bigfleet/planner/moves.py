@@ -33,7 +33,6 @@ class Moves:
         self._costs = [int(cost) for cost in core.cost]
         self._stock = [int(stock) for stock in core.stock]
         self._forbidden = (~core.may_claim).astype(np.int64)
-        self._prices = np.where(core.may_claim, core.cost[None, :], 0).max(axis=1, initial=1)
 
     def neighbours(self, fleet: Fleet, value: int, wanted: int, numbers: Sequence[int]) -> list[Fleet]:
         """Return up to so many different fleets that cost less than `value`, cheapest first.
@@ -87,7 +86,7 @@ class Moves:
         found: set[Fleet] = set()
         if not children:
             return found
-        left = self.least_left(children, numbers, like)
+        left = self._first_fit.least_left(children, numbers, like)
         grown: list[Fleet] = []
         for child, rest, (column, count) in zip(children, left, self._several_hosts(left), strict=True):
             if not rest.any():
@@ -97,7 +96,7 @@ class Moves:
                 if more is not None and self._price(more) < value:
                     (found.add if count == 1 else grown.append)(more)
         if grown:
-            left = self.least_left(grown, numbers, like)
+            left = self._first_fit.least_left(grown, numbers, like)
             for child, rest, column in zip(grown, left, self._hosts_of(left), strict=True):
                 more = child if not rest.any() else self._with(child, column, 1) if column >= 0 else None
                 if more is not None and self._price(more) < value:
@@ -108,13 +107,6 @@ class Moves:
         counts = dict(fleet)
         counts[column] = counts.get(column, 0) + count
         return tuple(sorted(counts.items())) if counts[column] <= self._stock[column] else None
-
-    def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
-        """Return the pods without a place, (F, P), in the order that leaves the cheapest ones."""
-        left = self._first_fit.left(fleets, numbers, like)
-        chosen = (left @ self._prices).argmin(axis=1)
-        result: Int = left[np.arange(len(fleets)), chosen]
-        return result
 
     def _hosts_of(self, left: Int) -> list[int]:
         """Return for each row of pods the cheapest addable column of which one machine may host them all, or -1."""

@@ -55,6 +55,7 @@ class FirstFit:
         self._supply = [np.append(supply[:, d], 0).astype(np.float32) for d in used]
         most = np.minimum(np.minimum(core.fits, core.count[:, None]), _ANY)
         self._most = np.concatenate([most, np.zeros((len(core.parts), 1), np.int64)], axis=1).astype(np.float32)
+        self._prices = np.where(core.may_claim, core.cost[None, :], 0).max(axis=1, initial=1)
         self._ranks: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         self._supplies = [tuple(each) for each in core.supply.tolist()]
         self._orders: dict[tuple[Fleet, int], list[int]] = {}
@@ -84,6 +85,13 @@ class FirstFit:
             orders = [self.order(fleet if like is None else like, number) for fleet, number in some]
             result[at : at + len(some)], _ = self._pack(self._machines(some), orders, False)
         return result.reshape(len(fleets), len(numbers), -1)
+
+    def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
+        """Return the pods without a place, (F, P), in the order that leaves the cheapest ones."""
+        left = self.left(fleets, numbers, like)
+        chosen = (left @ self._prices).argmin(axis=1)
+        result: Int = left[np.arange(len(fleets)), chosen]
+        return result
 
     def fits(self, fleets: Sequence[Fleet], numbers: Sequence[int] = SEQUENCE) -> list[bool]:
         """Return whether some order places every pod, for each fleet."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bigfleet.planner.composition import Unhosted, UnhostedReason
-from bigfleet.planner.core import Column, Core, Part, build_core, columns_of
+from bigfleet.planner.core import Core, Part, build_core, columns_of
 from bigfleet.planner.dominance import useful_columns
 from bigfleet.planner.greedy import cheapest_fill
-from bigfleet.planner.problem import Problem, Shape, Spread
+from bigfleet.planner.problem import Problem, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class Prepared:
     """What is planned, and what is set aside."""
 
     core: Core
+    #: The same parts with the columns that others dominate.
+    every_column: Core
     unhosted: tuple[Unhosted, ...]
 
 
@@ -31,8 +33,7 @@ def prepare(problem: Problem) -> Prepared:
     hostable = [p for p in range(len(core.parts)) if hosts[p]]
     parts, no_domain = _confine(core, hostable)
     core = build_core(problem, parts, columns)
-    core = core.restricted(useful_columns(core))
-    return Prepared(core, tuple(sorted((*unhosted, *no_domain), key=lambda each: each.shape)))
+    return Prepared(core.restricted(useful_columns(core)), core, tuple(sorted((*unhosted, *no_domain), key=lambda each: each.shape)))
 
 
 def canonical_shapes(problem: Problem) -> list[int]:
@@ -100,10 +101,17 @@ def _confine(core: Core, hostable: Sequence[int]) -> tuple[list[Part], list[Unho
                 parts[p] = [replace(part, within=within)]
             elif p in hostable:
                 unhosted.append(Unhosted(part.shape, part.count, UnhostedReason.NO_DOMAIN_HOLDS_GANG))
+    offsets: defaultdict[int, int] = defaultdict(int)
     for p in hostable:
         shape = problem.shapes[core.parts[p].shape]
-        if not shape.gang:
-            parts[p] = _split(core, p, shape)
+        if shape.gang:
+            continue
+        if shape.spread is None:
+            parts[p] = [core.parts[p]]
+        else:
+            parts[p] = _split(core, p, shape.spread.key, offsets)
+            if not parts[p]:
+                unhosted.append(Unhosted(core.parts[p].shape, shape.count, UnhostedReason.NO_CLASS_MATCHES))
     return [part for p in sorted(parts) for part in parts[p]], unhosted
 
 
@@ -127,20 +135,24 @@ def _gang_domain(core: Core, members: Sequence[int], left: dict[int, int]) -> fr
     return frozenset(c for c in range(len(kinds)) if kinds[c].domain(key) == best[1])
 
 
-def _split(core: Core, part: int, shape: Shape) -> list[Part]:
-    """Return a shape whole, or the shares of a strict spread: even over the domains that can host it."""
-    whole = core.parts[part]
-    if shape.spread is None or shape.gang:
-        return [whole]
-    key, kinds = shape.spread.key, core.problem.classes
+def _split(core: Core, part: int, key: str, offsets: defaultdict[int, int]) -> list[Part]:
+    """Return the shares of a strict spread: even over the domains that can host it.
+
+    The larger shares of a row's shapes begin where those of its shape before ended, so the row as a whole is even, too.
+    """
+    whole, kinds = core.parts[part], core.problem.classes
+    row = core.problem.shapes[whole.shape].row
     domains = _domains(core, [part], key)
-    base, rest = divmod(shape.count, max(1, len(domains)))
+    if not domains:
+        return []
+    base, rest = divmod(whole.count, len(domains))
     shares = []
     for n, (domain, _) in enumerate(domains):
-        count = base + (n < rest)
+        count = base + ((n - offsets[row]) % len(domains) < rest)
         if count:
             within = frozenset(c for c in range(len(kinds)) if kinds[c].domain(key) == domain)
             shares.append(Part(whole.shape, count, within))
+    offsets[row] += rest
     return shares
 
 
@@ -153,8 +165,3 @@ def _domains(core: Core, parts: Iterable[int], key: str) -> list[tuple[str, list
         if value is not None:
             found[value].append(int(c))
     return sorted(found.items())
-
-
-def held_fleet(columns: Sequence[Column]) -> tuple[tuple[int, int], ...]:
-    """Return the fleet of everything that is held."""
-    return tuple((c, column.stock) for c, column in enumerate(columns) if column.is_held)

@@ -1,24 +1,33 @@
-"""Searches the fleet with the least completed cost: starts, then moves, judged by simulations."""
+"""Searches the fleet with the least completed cost: starts, then rounds of moves, judged by simulations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from bigfleet.planner.core import Core
-from bigfleet.planner.greedy import fill, least_prices, size_order
-from bigfleet.planner.leaders import kinds, leading_kinds, led_fleets, merged, within_stock
 from bigfleet.planner.moves import Moves
 from bigfleet.planner.packing import SEQUENCE, FirstFit
-from bigfleet.planner.simulate import Fleet
+from bigfleet.planner.simulate import Fleet, Int
+from bigfleet.planner.starts import completed, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
-_SCALES: Final = (94, 99, 104, 109, 115, 122, 130)
-_SLACKS: Final = (0, 4, 8, 12)
-_GREEDY_ROUNDS: Final = 3
-_VALIDATION: Final = 1000
+#: Starts that are completed and compared once more.
+_COMPLETED: Final = 32
+#: Numbers of orders: of the starts, of the rounds, and of the final comparison. They differ on purpose: a fleet that was
+#: chosen in some orders is compared in others.
+_START_ORDERS: Final = range(2)
+_ROUND_ORDERS: Final = 10
+_FINAL_ORDERS: Final = 100_000
+#: Children of a round that are checked for a packing.
 _CHECKED: Final = 6
+#: Orders of first-fit-decreasing in a round, out of the first so many of the sequence.
+_NUMBERS: Final = 3
+_NUMBERS_OF: Final = 9
+#: Machines times fleets in one round.
+_SIMULATED: Final = 1 << 13
+_PROPOSED: Final = 1 << 16
+_PROPOSALS_LEAST: Final = 24
+_SIMULATED_LEAST: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,97 +36,107 @@ class Effort:
 
     #: Rounds of moves.
     rounds: int = 24
-    #: Proposals of a round, and how many of them are simulated.
-    proposals: int = 100
+    #: Proposals of a round, and how many of them are simulated; fewer for fleets of many machines.
+    proposals: int = 200
     simulated: int = 40
     #: Orders of the queue in a round; each round has orders of its own, so that no fleet is fitted to a few of them.
     orders: int = 3
     #: Orders in the final comparison, and fleets that take part in it.
-    validation_orders: int = 6
-    validated: int = 8
+    final_orders: int = 6
+    finalists: int = 8
+    #: Clusters with more pods than this are planned on a sample of so many.
+    sample: int = 800
 
 
-def greedy_fleets(core: Core) -> Iterator[Fleet]:
-    """Yield the fleets of repriced greedy fills with several slacks."""
-    prices, order = least_prices(core, core.cost), size_order(core, range(len(core.parts)))
-    for _ in range(_GREEDY_ROUNDS):
-        charged = prices
-        for slack in _SLACKS:
-            filled = fill(core, order, core.count, core.stock, core.cost, prices, core.supply * (100 - slack) // 100)
-            if not filled.left.any():
-                yield filled.fleet
-            if not slack:
-                charged = filled.charged
-        prices = np.maximum((prices + charged) // 2, 1)
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """A fleet that hosts everything, with its value in the final comparison."""
 
-
-def starts(core: Core) -> list[Fleet]:
-    """Return the fleets from which the search starts, sorted."""
-    found = set(greedy_fleets(core))
-    for group in leading_kinds(core, kinds(core), core.count):
-        found.update(led_fleets(core, group, core.count, _SCALES))
-    return sorted(fleet for fleet in found if within_stock(core, fleet))
-
-
-def completed(core: Core, moves: Moves, fleets: Sequence[Fleet]) -> list[Fleet]:
-    """Return fleets with greedy machines for what has no place by first-fit-decreasing."""
-    left = moves.least_left(fleets, SEQUENCE[:8])
-    prices, order = least_prices(core, core.cost), size_order(core, range(len(core.parts)))
-    found = []
-    for fleet, rest in zip(fleets, left, strict=True):
-        if rest.any():
-            more = fill(core, [p for p in order if rest[p]], rest, core.stock, core.cost, prices, core.supply)
-            fleet = merged(fleet, more.fleet)
-        found.append(fleet)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    fleet: Fleet
     value: int
+    fleet: Fleet
     lost_millipods: int
 
 
-def search(core: Core, effort: Effort, trace=None) -> Found | None:
-    first_fit, valuation = FirstFit(core), Valuation(core)
-    addable = [c for c, column in enumerate(core.columns) if not column.is_held]
-    moves = Moves(core, first_fit, addable, [not column.is_held for column in core.columns])
-    fleets = starts(core)
-    values, _ = valuation.values(fleets, range(2))
-    ranked = sorted(range(len(fleets)), key=lambda n: (values[n], fleets[n]))[:32]
-    fleets = sorted(set(completed(core, moves, [fleets[n] for n in ranked])))
-    fleets = [f for f in fleets if within_stock(core, f)]
-    values, _ = valuation.values(fleets, range(2))
-    ranked = sorted(range(len(fleets)), key=lambda n: (values[n], fleets[n]))
-    ok = [n for n, f in zip(ranked, first_fit.fits([fleets[n] for n in ranked]), strict=True) if f]
-    if not ok:
-        return None
-    best, value = fleets[ok[0]], values[ok[0]]
-    history = [fleets[n] for n in ok[:2]]
-    if trace: trace('start',value,len(fleets),len(ok))
-    for r in range(effort.rounds):
-        orders = range(10 + r * effort.orders, 10 + (r + 1) * effort.orders)
-        numbers = [SEQUENCE[(3 * r + k) % 9] for k in range(3)]
-        machines = max(1, sum(n for _, n in best))
-        proposals = min(effort.proposals, max(24, (1 << 16) // (machines * len(numbers))))
-        simulated = min(effort.simulated, max(8, (1 << 13) // (machines * effort.orders)))
-        children = moves.neighbours(best, value, proposals, numbers)[:simulated]
-        both = [best, *children]
-        values, _ = valuation.values(both, orders)
-        ranked = sorted(range(len(both)), key=lambda n: (values[n], both[n]))
-        ranked = ranked[: ranked.index(0) + 1]
-        chosen = 0
-        top = ranked[:_CHECKED]
-        for n, f in zip(top, first_fit.fits([both[n] for n in top]), strict=True):
-            if n == 0 or f:
-                chosen = n
-                break
-        best, value = both[chosen], values[chosen]
-        if best not in history:
-            history.append(best)
-        if trace and r%6==5: trace(r,value,len(children))
-    final = history[-effort.validated :]
-    values, lost = valuation.values(final, range(_VALIDATION, _VALIDATION + effort.validation_orders))
-    n = min(range(len(final)), key=lambda n: (values[n], final[n]))
-    return Found(final[n], values[n], lost[n])
+class Search:
+    """Searches fleets of one core that contain what is held, or that are free to drop it."""
+
+    def __init__(self, core: Core, effort: Effort) -> None:
+        """Prepare simulations and packings."""
+        self.core = core
+        self.effort = effort
+        self.first_fit = FirstFit(core)
+        self.valuation = Valuation(core)
+
+    def run(self, base: Fleet, wanted: Int) -> list[Candidate]:
+        """Return fleets that add machines to a base for the wanted pods, best first; empty when none hosts everything."""
+        fleets = self._starts(base, wanted)
+        if not fleets:
+            return []
+        acquirable = [c for c, column in enumerate(self.core.columns) if not column.is_held]
+        moves = Moves(self.core, self.first_fit, acquirable, [not column.is_held for column in self.core.columns])
+        return self.compare([*self._improve(moves, fleets[0]), *fleets[:2]], self._leaders(fleets))
+
+    def prune(self, fleet: Fleet) -> list[Candidate]:
+        """Return fleets without machines that are not needed, held ones included, best first."""
+        moves = Moves(self.core, self.first_fit, (), [True] * len(self.core.columns))
+        return self.compare(self._improve(moves, fleet), ())
+
+    def _starts(self, base: Fleet, wanted: Int) -> list[Fleet]:
+        """Return completed starts, best first."""
+        if not self.core.count.any():
+            return [()]
+        fleets = self._ranked(starting_fleets(self.core, base, wanted))[:_COMPLETED]
+        fitting = completed(self.core, self.first_fit, fleets)
+        checked = self.first_fit.fits(fitting)
+        return self._ranked([fleet for fleet, fits in zip(fitting, checked, strict=True) if fits])
+
+    def _ranked(self, fleets: Sequence[Fleet]) -> list[Fleet]:
+        values, _ = self.valuation.values(fleets, _START_ORDERS)
+        return [fleet for _, fleet in sorted(zip(values, fleets, strict=True))]
+
+    def _leaders(self, fleets: Iterable[Fleet]) -> list[Fleet]:
+        """Return the first fleet of each leading kind."""
+        first: dict[int, Fleet] = {}
+        for fleet in fleets:
+            if fleet:
+                first.setdefault(leader(self.core, fleet), fleet)
+        return list(first.values())
+
+    def _improve(self, moves: Moves, start: Fleet) -> list[Fleet]:
+        """Return the fleets that were best after some round, the last ones of them."""
+        effort, best = self.effort, start
+        values, _ = self.valuation.values([best], _START_ORDERS)
+        value, history = values[0], [best]
+        for number in range(effort.rounds):
+            first = _ROUND_ORDERS + number * effort.orders
+            numbers = [SEQUENCE[(_NUMBERS * number + k) % _NUMBERS_OF] for k in range(_NUMBERS)]
+            machines = max(1, sum(count for _, count in best))
+            proposals = min(effort.proposals, max(_PROPOSALS_LEAST, _PROPOSED // (machines * _NUMBERS)))
+            simulated = min(effort.simulated, max(_SIMULATED_LEAST, _SIMULATED // (machines * effort.orders)))
+            both = [best, *moves.neighbours(best, value, proposals, numbers)[:simulated]]
+            values, _ = self.valuation.values(both, range(first, first + effort.orders))
+            ranked = sorted(range(len(both)), key=lambda n: (values[n], both[n]))
+            better = ranked[: ranked.index(0)][:_CHECKED]
+            fits = self.first_fit.fits([both[n] for n in better])
+            chosen = next((n for n, is_packed in zip(better, fits, strict=True) if is_packed), 0)
+            best, value = both[chosen], values[chosen]
+            if best not in history:
+                history.append(best)
+        return history[-effort.finalists :]
+
+    def compare(self, fleets: Iterable[Fleet], others: Iterable[Fleet] = ()) -> list[Candidate]:
+        """Return the finalists in the order of their values in fresh orders, with the best of each other leader."""
+        final = sorted({*fleets, *others})
+        orders = range(_FINAL_ORDERS, _FINAL_ORDERS + self.effort.final_orders)
+        values, lost = self.valuation.values(final, orders)
+        return sorted(Candidate(*each) for each in zip(values, final, lost, strict=True))
+
+
+def leader(core: Core, fleet: Fleet) -> int:
+    """Return the first column of the kind with the largest part of the cost; a kind is a type in any zone."""
+    spent: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for column, count in fleet:
+        kind = (tuple(core.supply[column].tolist()), int(core.cost[column]))
+        entry = spent.setdefault(kind, [0, column])
+        entry[0] -= int(core.cost[column]) * count
+    return min(spent.values())[1]

@@ -6,7 +6,8 @@ deletion Speculative. A cycle takes 30 s; a cycle without actions is followed by
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -40,6 +41,8 @@ from bigfleet.model.vector import Vector
 #: Cycles that one demand is given to come to rest.
 CYCLES_MAX: Final = 200
 CYCLE_SECONDS: Final = 30.0
+#: Creations of one machine that are refused before a shard leaves it aside.
+REFUSALS_MAX: Final = 3
 #: Longer than any hold.
 REST_SECONDS: Final = 3600.0
 HOST: Final = Host("bench", "host")
@@ -56,16 +59,19 @@ class EngineCandidate:
         del scheduler
         warm_up()
         demands = instance.demands(start)
-        world = _World(instance, demands)
+        world = EngineWorld(instance, demands)
         for clusters in demands[:-1]:
             world.live(clusters)
         return world.live(demands[-1])
 
 
-class _World:
+class EngineWorld:
     """The machines of an instance, and the engine that decides about them."""
 
-    def __init__(self, instance: Instance, demands: Sequence[Sequence[Cluster]]) -> None:
+    def __init__(
+        self, instance: Instance, demands: Sequence[Sequence[Cluster]], *, has_all_slots: bool = False
+    ) -> None:
+        """Make the world of some demands; slots that no row could use exist with `has_all_slots` alone."""
         self._instance = instance
         self._store = ColumnStore()
         self._engine = ColumnarEngine()
@@ -74,7 +80,10 @@ class _World:
         self._offer_of: dict[MachineId, int] = {}
         self._ages: Mapping[ParkingKey, int] = {}
         self._now = 0.0
+        self._refusals: Counter[MachineId] = Counter()
         slots = _slots(instance.offers, [_needs(clusters) for clusters in demands])
+        if has_all_slots:
+            slots = [offer.stock for offer in instance.offers]
         for position, offer in enumerate(instance.offers):
             model = _machine(offer, MachineState.IDLE if offer.is_existing else MachineState.SPECULATIVE)
             for number in range(slots[position]):
@@ -117,6 +126,30 @@ class _World:
             engine_seconds=seconds,
             is_at_rest=quiet == 2,
         )
+
+    def cycle(self, clusters: Sequence[Cluster], refuses: Container[str] = ()) -> Counter[ActionKind]:
+        """Decide one cycle and apply it; return how many actions there were of each kind.
+
+        `refuses` names instance types of which every creation fails: the slot stays as it is, and after three
+        refusals the machine counts as Failed, which is a shard's rule.
+        """
+        decision, _ = self._decide(clusters, _needs(clusters))
+        for action in decision.actions:
+            machine = self._machines[action.machine_id]
+            if action.kind is ActionKind.PROVISION and machine.instance_type in refuses:
+                self._refusals[machine.id] += 1
+                if self._refusals[machine.id] == REFUSALS_MAX:
+                    self._put(replace(machine, state=MachineState.FAILED, last_error="create refused"))
+            else:
+                self._put(_carried_out(machine, action))
+        self._ages = next_ages(self._ages, decision.rows, advance=True)
+        self._now += CYCLE_SECONDS
+        return Counter(action.kind for action in decision.actions)
+
+    def serving(self, instance_type: str) -> int:
+        """Return how many machines of a type are Configured."""
+        of_type = (m for m in self._machines.values() if m.instance_type == instance_type)
+        return sum(machine.state is MachineState.CONFIGURED for machine in of_type)
 
     def _decide(self, clusters: Sequence[Cluster], demand: Sequence[Need]) -> tuple[Decision, float]:
         options = Options(

@@ -4,7 +4,7 @@ Every finding has the figure that was measured and the figure that a good decisi
 or in a shard's own rules, use the engine's world or the shard's rule directly, and exist for the engine alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,29 +14,24 @@ from rich.table import Table
 from bench.quality.bound import lower_bound
 from bench.quality.candidates import CANDIDATES, Candidate
 from bench.quality.catalogue import Data
+from bench.quality.handmade import GIB, instance, offer, row
 from bench.quality.instances import FAMILIES, build, with_impossible_pod
 from bench.quality.judges import Verdict, judge, packed
 from bench.quality.report import WIDTH, console
 from bench.quality.values import (
     CPU,
     MEMORY,
-    MIB,
     MILLI,
-    Cluster,
     Instance,
-    Offer,
-    Requirement,
     Row,
     Scheduler,
     Settled,
     Shape,
     Start,
 )
-from bigfleet.model import labels as keys
 from bigfleet.sim.trace import GPU_MILLI
 
 LEAST: Final = Scheduler.LEAST_ALLOCATED
-GIB: Final = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +41,6 @@ class Finding:
     what: str
     measured: str
     good: str
-
-
-def offer(name: str, cpu: float, gib: int, usd: float, **fields: object) -> Offer:
-    """Return a class of on-demand machines that can be created, 300 of them, unless the fields say otherwise."""
-    made = Offer(
-        id=name,
-        instance_type=name,
-        zone="z1",
-        capacity_type="OnDemand",
-        allocatable={CPU: round(cpu * MILLI), MEMORY: gib * GIB},
-        price_usd_per_hour=usd,
-        stock=300,
-    )
-    return replace(made, **fields)  # type: ignore[arg-type]
-
-
-def row(name: str, pods: Sequence[tuple[float, float, int]], kind: str = "", **fields: object) -> Row:
-    """Return a row of (cpu, GiB, count) shapes, on machines of one type where a type is named."""
-    shapes = tuple(Shape({CPU: round(c * MILLI), MEMORY: round(g * 1024) * MIB}, n) for c, g, n in pods)
-    requirements = (Requirement(keys.INSTANCE_TYPE, "In", (kind,)),) if kind else ()
-    return replace(Row(id=name, shapes=shapes, requirements=requirements), **fields)  # type: ignore[arg-type]
-
-
-def instance(offers: Sequence[Offer], *steps: Mapping[str, Sequence[Row]]) -> Instance:
-    """Return an instance of some demands in turn, rows by cluster."""
-    demands = tuple(tuple(Cluster(name, tuple(rows)) for name, rows in step.items()) for step in steps)
-    return Instance(family="finding", size="small", seed=0, offers=tuple(offers), steps=demands)
 
 
 def _before_and_after(candidate: Candidate, of: Instance) -> tuple[Settled, Settled]:

@@ -5,6 +5,7 @@ each dimension. Every action is carried out at once: a creation ends Idle, a boo
 deletion Speculative. A cycle takes 30 s; a cycle without actions is followed by an hour, so that holds end.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -25,7 +26,7 @@ from bench.quality.values import (
     Start,
 )
 from bigfleet.engine.columnar.engine import ColumnarEngine, warm_up
-from bigfleet.engine.columnar.store import ColumnStore
+from bigfleet.engine.columnar.store import ColumnStore, Numbers
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, ParkingKey
 from bigfleet.engine.parking import next_ages
 from bigfleet.model import labels as keys
@@ -72,10 +73,12 @@ class EngineWorld:
         self, instance: Instance, demands: Sequence[Sequence[Cluster]], *, has_all_slots: bool = False
     ) -> None:
         """Make the world of some demands; slots that no row could use exist with `has_all_slots` alone."""
-        self._instance = instance
         self._store = ColumnStore()
         self._engine = ColumnarEngine()
+        #: Machines that are not slots; a slot is made an object when something is done with it.
         self._machines: dict[MachineId, Machine] = {}
+        #: How each machine that was acted upon stood when the present demand came.
+        self._before: dict[MachineId, tuple[int, str]] = {}
         self._idle_since: dict[MachineId, float] = {}
         self._offer_of: dict[MachineId, int] = {}
         self._ages: Mapping[ParkingKey, int] = {}
@@ -84,17 +87,39 @@ class EngineWorld:
         slots = _slots(instance.offers, [_needs(clusters) for clusters in demands])
         if has_all_slots:
             slots = [offer.stock for offer in instance.offers]
+        self._models = [_machine(offer) for offer in instance.offers]
         for position, offer in enumerate(instance.offers):
-            model = _machine(offer, MachineState.IDLE if offer.is_existing else MachineState.SPECULATIVE)
             for number in range(slots[position]):
-                machine = replace(model, id=MachineId(offer.machine_id(number)))
-                self._offer_of[machine.id] = position
-                self._put(machine)
+                machine_id = MachineId(offer.machine_id(number))
+                self._offer_of[machine_id] = position
+                if offer.is_existing:
+                    self._put(replace(self._models[position], id=machine_id))
+                elif number == 0:
+                    self._store.insert(replace(self._models[position], id=machine_id))
+                    slot = self._numbers(self._models[position])
+                else:
+                    self._store.put(machine_id, slot)
+
+    def _numbers(self, machine: Machine) -> Numbers:
+        """Return a slot in the numbers of the store: all slots of a class have the same."""
+        words = self._store.vocabulary
+        return (
+            machine.state,
+            words.cluster(machine.cluster),
+            words.shape(machine),
+            words.offer(machine),
+            words.stamp(machine),
+            math.nan,
+        )
+
+    def _get(self, machine_id: MachineId) -> Machine:
+        known = self._machines.get(machine_id)
+        return known or replace(self._models[self._offer_of[machine_id]], id=machine_id)
 
     def live(self, clusters: Sequence[Cluster]) -> Settled:
         """Decide and apply until two cycles in a row, an hour apart, decide nothing."""
         demand = _needs(clusters)
-        before = {machine_id: _level(machine) for machine_id, machine in self._machines.items()}
+        self._before.clear()
         cycles = actions = quiet = 0
         seconds = 0.0
         decision: Decision | None = None
@@ -111,11 +136,11 @@ class EngineWorld:
             cycles += 1
             actions += len(decision.actions)
             for action in decision.actions:
-                self._put(_carried_out(self._machines[action.machine_id], action))
+                self._apply(action)
             self._ages = next_ages(self._ages, decision.rows, advance=True)
             self._now += CYCLE_SECONDS
         assert decision is not None, "at least one cycle is decided"
-        needed = sum(_distance(before[machine_id], _level(m)) for machine_id, m in self._machines.items())
+        needed = sum(_distance(level, _level(self._get(machine_id))) for machine_id, level in self._before.items())
         return Settled(
             holdings=self._holdings(),
             rows=_reports(clusters, decision),
@@ -135,13 +160,13 @@ class EngineWorld:
         """
         decision, _ = self._decide(clusters, _needs(clusters))
         for action in decision.actions:
-            machine = self._machines[action.machine_id]
+            machine = self._get(action.machine_id)
             if action.kind is ActionKind.PROVISION and machine.instance_type in refuses:
                 self._refusals[machine.id] += 1
                 if self._refusals[machine.id] == REFUSALS_MAX:
                     self._put(replace(machine, state=MachineState.FAILED, last_error="create refused"))
             else:
-                self._put(_carried_out(machine, action))
+                self._apply(action)
         self._ages = next_ages(self._ages, decision.rows, advance=True)
         self._now += CYCLE_SECONDS
         return Counter(action.kind for action in decision.actions)
@@ -168,6 +193,11 @@ class EngineWorld:
             for machine_id, machine in sorted(self._machines.items())
             if machine.state is MachineState.CONFIGURED
         )
+
+    def _apply(self, action: Action) -> None:
+        machine = self._get(action.machine_id)
+        self._before.setdefault(machine.id, _level(machine))
+        self._put(_carried_out(machine, action))
 
     def _put(self, machine: Machine) -> None:
         known = self._machines.get(machine.id)
@@ -216,7 +246,9 @@ def _distance(before: tuple[int, str], after: tuple[int, str]) -> int:
 # ---- values of the engine ----------------------------------------------------------------------------------------
 
 
-def _machine(offer: Offer, state: MachineState) -> Machine:
+def _machine(offer: Offer) -> Machine:
+    """Return a machine of the class as it stands at first: Idle where it exists, else Speculative."""
+    state = MachineState.IDLE if offer.is_existing else MachineState.SPECULATIVE
     return Machine(
         id=MachineId(offer.id),
         state=state,
@@ -265,13 +297,17 @@ def _profile(row: Row) -> Profile:
 def _slots(offers: Sequence[Offer], demands: Sequence[Sequence[Need]]) -> list[int]:
     """Return how many machines of each class to offer: the stock, or fewer where no row could ever use as many.
 
-    A row never takes more machines of a class than cover its aggregate, so slots beyond the sum of that over the rows
-    are never looked at, and twice as many leave room for machines that are on their way out.
+    A row never takes more machines of a class than cover its aggregate, and takes idle ones first, so slots beyond
+    the sum of that over the rows are never looked at.
     """
     slots = []
+    known: dict[tuple[tuple[str, int], ...], int] = {}
     for offer in offers:
-        usable = max(sum(_usable(offer, need) for need in demand) for demand in demands)
-        slots.append(offer.stock if offer.is_existing else min(offer.stock, 2 * usable))
+        # Classes of one supply differ in zone and price alone.
+        supply = tuple(sorted(offer.allocatable.items()))
+        if supply not in known:
+            known[supply] = max(sum(_usable(offer, need) for need in demand) for demand in demands)
+        slots.append(offer.stock if offer.is_existing else min(offer.stock, known[supply]))
     return slots
 
 

@@ -24,6 +24,7 @@ from bench.quality.values import (
     Requirement,
     Row,
     Shape,
+    Spread,
 )
 from bigfleet.model import labels as keys
 from bigfleet.sim.trace import GPU_MILLI
@@ -243,6 +244,20 @@ def f8f(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
     changed = {
         cluster.id: [
             replace(row, shapes=tuple(replace(shape, max_per_machine=1) for shape in row.shapes)) if n % 2 else row
+            for n, row in enumerate(cluster.rows)
+        ]
+        for cluster in clusters
+    }
+    return offers, _with_rows(clusters, changed)
+
+
+def f8g(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+    """Return services of which every second one that is not pinned spreads strictly over zones, with a skew of 1."""
+    offers, clusters = f1(rng, size, data)
+    over_zones = (Spread(keys.ZONE, 1, True),)
+    changed = {
+        cluster.id: [
+            replace(row, spreads=over_zones) if n % 2 and row.requirements == (AMD64,) else row
             for n, row in enumerate(cluster.rows)
         ]
         for cluster in clusters

@@ -40,6 +40,7 @@ FAMILIES: Final[dict[str, tuple[str, Builder]]] = {
     "F8d": ("64 shapes a row", families.f8d),
     "F8e": ("29 pods a machine", families.f8e),
     "F8f": ("one pod per machine", families.f8f),
+    "F8g": ("strict zone spreads", families.f8g),
 }
 
 _LADDER: Final = ((1, 4), (1, 2), (3, 4), (1, 1), (3, 2), (2, 1))

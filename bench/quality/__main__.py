@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate, and return 0; wrong options end the process with one line."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"--json: {options.json.parent}: no such folder; name a file in a folder that exists")
     folder = options.data or os.environ.get(DATA_VARIABLE) or None
     data = None if folder is None else Path(folder)
     try:
@@ -32,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.findings:
             from bench.quality.findings import print_findings
 
-            print_findings(data_of(data))
+            for candidate in options.candidate:
+                print_findings(data_of(data), candidate)
             return 0
         tasks = _tasks(options, data)
         figures: list[Figure] = []
@@ -127,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         help="multiple of the effort for the best integer answer, up to 300 pods; 0 leaves it out",
     )
     parser.add_argument("--impossible-pod", action="store_true", help="add one pod that nothing hosts, in any family")
-    parser.add_argument("--findings", action="store_true", help="show the known weaknesses of the engine, one by one")
+    parser.add_argument("--findings", action="store_true", help="measure known weaknesses one by one instead")
     return parser
 
 

@@ -293,21 +293,23 @@ def empty_rollup(_candidate: Candidate, _data: Data) -> Finding:
 FINDINGS: Final[tuple[Callable[[Candidate, Data], Finding], ...]] = (
     *(impossible_pod, opposite_shapes, ten_rows, many_small, dear_idle, idle_gpu, no_exchange),
     *(all_families, impossible_pod_in_services, service_costs, trace_on_its_nodes),
-    *(sold_out, other_cluster, large_victim, dear_victim, swinging_demand, empty_rollup),
+    *(other_cluster, large_victim, dear_victim),
 )
+#: Those that no other candidate has.
+ENGINE_FINDINGS: Final = (sold_out, swinging_demand, empty_rollup)
 
 
-def findings(data: Data, candidate: str = "engine") -> list[Finding]:
-    """Return every finding, measured now, in a fixed order."""
+def findings(data: Data, candidate: str) -> list[Finding]:
+    """Return every finding of a candidate, measured now, in a fixed order."""
     made = CANDIDATES[candidate]()
-    return [find(made, data) for find in FINDINGS]
+    return [find(made, data) for find in (*FINDINGS, *(ENGINE_FINDINGS if candidate == "engine" else ()))]
 
 
-def print_findings(data: Data) -> None:
+def print_findings(data: Data, candidate: str) -> None:
     """Measure and print the findings."""
-    table = Table(title="findings on the engine", box=SIMPLE, width=WIDTH)
+    table = Table(title=f"findings: {candidate}", box=SIMPLE, width=WIDTH)
     for column in ("finding", "measured", "good"):
         table.add_column(column, overflow="fold")
-    for finding in findings(data):
+    for finding in findings(data, candidate):
         table.add_row(finding.what, finding.measured, finding.good)
     console().print(table)

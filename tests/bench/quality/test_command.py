@@ -74,6 +74,7 @@ def test_a_run_prints_its_tables_and_writes_its_figures(tmp_path: Path, capsys: 
         (["--scheduler", "fair"], "'fair' is no scheduler"),
         (["--candidate", "magic"], "'magic' is no candidate"),
         (["--jobs", "0"], "'0' is not a number from 1"),
+        (["--json", "/nowhere/at/all.json"], "/nowhere/at: no such folder"),
     ],
 )
 def test_a_wrong_option_is_named(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

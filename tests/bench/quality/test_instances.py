@@ -35,7 +35,7 @@ def test_an_instance_is_legal_demand_of_its_size(family: str) -> None:
             assert [c.id for c in clusters] == [c.id for c in made.clusters]
             for cluster in clusters:
                 profiles = [
-                    (r.requirements, r.priority, r.interruption_bucket, r.reclamation_bucket, r.group)
+                    (r.requirements, r.spreads, r.priority, r.interruption_bucket, r.reclamation_bucket, r.group)
                     for r in cluster.rows
                 ]
                 assert len(set(profiles)) == len(profiles), "two rows of one profile are one row on the wire"

@@ -5,8 +5,10 @@ each dimension. Every action is carried out at once: a creation ends Idle, a boo
 deletion Speculative. A cycle takes 30 s; a cycle without actions is followed by an hour, so that holds end.
 """
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,7 +26,7 @@ from bench.quality.values import (
     Start,
 )
 from bigfleet.engine.columnar.engine import ColumnarEngine, warm_up
-from bigfleet.engine.columnar.store import ColumnStore
+from bigfleet.engine.columnar.store import ColumnStore, Numbers
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, ParkingKey
 from bigfleet.engine.parking import next_ages
 from bigfleet.model import labels as keys
@@ -40,6 +42,8 @@ from bigfleet.model.vector import Vector
 #: Cycles that one demand is given to come to rest.
 CYCLES_MAX: Final = 200
 CYCLE_SECONDS: Final = 30.0
+#: Creations of one machine that are refused before a shard leaves it aside.
+REFUSALS_MAX: Final = 3
 #: Longer than any hold.
 REST_SECONDS: Final = 3600.0
 HOST: Final = Host("bench", "host")
@@ -56,36 +60,66 @@ class EngineCandidate:
         del scheduler
         warm_up()
         demands = instance.demands(start)
-        world = _World(instance, demands)
+        world = EngineWorld(instance, demands)
         for clusters in demands[:-1]:
             world.live(clusters)
         return world.live(demands[-1])
 
 
-class _World:
+class EngineWorld:
     """The machines of an instance, and the engine that decides about them."""
 
-    def __init__(self, instance: Instance, demands: Sequence[Sequence[Cluster]]) -> None:
-        self._instance = instance
+    def __init__(
+        self, instance: Instance, demands: Sequence[Sequence[Cluster]], *, has_all_slots: bool = False
+    ) -> None:
+        """Make the world of some demands; slots that no row could use exist with `has_all_slots` alone."""
         self._store = ColumnStore()
         self._engine = ColumnarEngine()
+        #: Machines that are not slots; a slot is made an object when something is done with it.
         self._machines: dict[MachineId, Machine] = {}
+        #: How each machine that was acted upon stood when the present demand came.
+        self._before: dict[MachineId, tuple[int, str]] = {}
         self._idle_since: dict[MachineId, float] = {}
         self._offer_of: dict[MachineId, int] = {}
         self._ages: Mapping[ParkingKey, int] = {}
         self._now = 0.0
+        self._refusals: Counter[MachineId] = Counter()
         slots = _slots(instance.offers, [_needs(clusters) for clusters in demands])
+        if has_all_slots:
+            slots = [offer.stock for offer in instance.offers]
+        self._models = [_machine(offer) for offer in instance.offers]
         for position, offer in enumerate(instance.offers):
-            model = _machine(offer, MachineState.IDLE if offer.is_existing else MachineState.SPECULATIVE)
             for number in range(slots[position]):
-                machine = replace(model, id=MachineId(offer.machine_id(number)))
-                self._offer_of[machine.id] = position
-                self._put(machine)
+                machine_id = MachineId(offer.machine_id(number))
+                self._offer_of[machine_id] = position
+                if offer.is_existing:
+                    self._put(replace(self._models[position], id=machine_id))
+                elif number == 0:
+                    self._store.insert(replace(self._models[position], id=machine_id))
+                    slot = self._numbers(self._models[position])
+                else:
+                    self._store.put(machine_id, slot)
+
+    def _numbers(self, machine: Machine) -> Numbers:
+        """Return a slot in the numbers of the store: all slots of a class have the same."""
+        words = self._store.vocabulary
+        return (
+            machine.state,
+            words.cluster(machine.cluster),
+            words.shape(machine),
+            words.offer(machine),
+            words.stamp(machine),
+            math.nan,
+        )
+
+    def _get(self, machine_id: MachineId) -> Machine:
+        known = self._machines.get(machine_id)
+        return known or replace(self._models[self._offer_of[machine_id]], id=machine_id)
 
     def live(self, clusters: Sequence[Cluster]) -> Settled:
         """Decide and apply until two cycles in a row, an hour apart, decide nothing."""
         demand = _needs(clusters)
-        before = {machine_id: _level(machine) for machine_id, machine in self._machines.items()}
+        self._before.clear()
         cycles = actions = quiet = 0
         seconds = 0.0
         decision: Decision | None = None
@@ -102,11 +136,11 @@ class _World:
             cycles += 1
             actions += len(decision.actions)
             for action in decision.actions:
-                self._put(_carried_out(self._machines[action.machine_id], action))
+                self._apply(action)
             self._ages = next_ages(self._ages, decision.rows, advance=True)
             self._now += CYCLE_SECONDS
         assert decision is not None, "at least one cycle is decided"
-        needed = sum(_distance(before[machine_id], _level(m)) for machine_id, m in self._machines.items())
+        needed = sum(_distance(level, _level(self._get(machine_id))) for machine_id, level in self._before.items())
         return Settled(
             holdings=self._holdings(),
             rows=_reports(clusters, decision),
@@ -117,6 +151,30 @@ class _World:
             engine_seconds=seconds,
             is_at_rest=quiet == 2,
         )
+
+    def cycle(self, clusters: Sequence[Cluster], refuses: Container[str] = ()) -> Counter[ActionKind]:
+        """Decide one cycle and apply it; return how many actions there were of each kind.
+
+        `refuses` names instance types of which every creation fails: the slot stays as it is, and after three
+        refusals the machine counts as Failed, which is a shard's rule.
+        """
+        decision, _ = self._decide(clusters, _needs(clusters))
+        for action in decision.actions:
+            machine = self._get(action.machine_id)
+            if action.kind is ActionKind.PROVISION and machine.instance_type in refuses:
+                self._refusals[machine.id] += 1
+                if self._refusals[machine.id] == REFUSALS_MAX:
+                    self._put(replace(machine, state=MachineState.FAILED, last_error="create refused"))
+            else:
+                self._apply(action)
+        self._ages = next_ages(self._ages, decision.rows, advance=True)
+        self._now += CYCLE_SECONDS
+        return Counter(action.kind for action in decision.actions)
+
+    def serving(self, instance_type: str) -> int:
+        """Return how many machines of a type are Configured."""
+        of_type = (m for m in self._machines.values() if m.instance_type == instance_type)
+        return sum(machine.state is MachineState.CONFIGURED for machine in of_type)
 
     def _decide(self, clusters: Sequence[Cluster], demand: Sequence[Need]) -> tuple[Decision, float]:
         options = Options(
@@ -135,6 +193,11 @@ class _World:
             for machine_id, machine in sorted(self._machines.items())
             if machine.state is MachineState.CONFIGURED
         )
+
+    def _apply(self, action: Action) -> None:
+        machine = self._get(action.machine_id)
+        self._before.setdefault(machine.id, _level(machine))
+        self._put(_carried_out(machine, action))
 
     def _put(self, machine: Machine) -> None:
         known = self._machines.get(machine.id)
@@ -183,7 +246,9 @@ def _distance(before: tuple[int, str], after: tuple[int, str]) -> int:
 # ---- values of the engine ----------------------------------------------------------------------------------------
 
 
-def _machine(offer: Offer, state: MachineState) -> Machine:
+def _machine(offer: Offer) -> Machine:
+    """Return a machine of the class as it stands at first: Idle where it exists, else Speculative."""
+    state = MachineState.IDLE if offer.is_existing else MachineState.SPECULATIVE
     return Machine(
         id=MachineId(offer.id),
         state=state,
@@ -232,13 +297,17 @@ def _profile(row: Row) -> Profile:
 def _slots(offers: Sequence[Offer], demands: Sequence[Sequence[Need]]) -> list[int]:
     """Return how many machines of each class to offer: the stock, or fewer where no row could ever use as many.
 
-    A row never takes more machines of a class than cover its aggregate, so slots beyond the sum of that over the rows
-    are never looked at, and twice as many leave room for machines that are on their way out.
+    A row never takes more machines of a class than cover its aggregate, and takes idle ones first, so slots beyond
+    the sum of that over the rows are never looked at.
     """
     slots = []
+    known: dict[tuple[tuple[str, int], ...], int] = {}
     for offer in offers:
-        usable = max(sum(_usable(offer, need) for need in demand) for demand in demands)
-        slots.append(offer.stock if offer.is_existing else min(offer.stock, 2 * usable))
+        # Classes of one supply differ in zone and price alone.
+        supply = tuple(sorted(offer.allocatable.items()))
+        if supply not in known:
+            known[supply] = max(sum(_usable(offer, need) for need in demand) for demand in demands)
+        slots.append(offer.stock if offer.is_existing else min(offer.stock, known[supply]))
     return slots
 
 

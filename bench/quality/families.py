@@ -24,6 +24,7 @@ from bench.quality.values import (
     Requirement,
     Row,
     Shape,
+    Spread,
 )
 from bigfleet.model import labels as keys
 from bigfleet.sim.trace import GPU_MILLI
@@ -40,6 +41,8 @@ SPOT_PERCENT: Final = 35
 #: Pods of a cluster and clusters, by size.
 SERVICES: Final = {"small": (200, 1), "medium": (1_000, 1), "large": (1_500, 3)}
 SMALL_CLUSTERS: Final = {"small": 12, "medium": 60, "large": 200}
+
+IMPOSSIBLE_CPU_MILLI: Final = 1000 * MILLI
 
 AMD64: Final = Requirement(keys.ARCH, "In", ("amd64",))
 OVERHEAD: Final = Overhead({CPU: 120, MEMORY: 250 * MIB, PODS: 3 * MILLI})
@@ -176,16 +179,20 @@ def f8a(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
 
 
 def f8b(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
-    """Return services where one pod of 1,000 cpu joins the largest row of each cluster: a typo for 1000m."""
+    """Return services where one impossible pod joins the largest row of each cluster."""
     offers, clusters = f1(rng, size, data)
-    changed = {}
-    for cluster in clusters:
-        largest = max(range(len(cluster.rows)), key=lambda index: cluster.rows[index].pods)
-        rows = list(cluster.rows)
-        typo = Shape({CPU: 1000 * MILLI, MEMORY: 1024 * MIB}, 1)
-        rows[largest] = replace(rows[largest], shapes=(*rows[largest].shapes, typo))
-        changed[cluster.id] = rows
-    return offers, _with_rows(clusters, changed)
+    return offers, [with_impossible_pod(cluster) for cluster in clusters]
+
+
+def with_impossible_pod(cluster: Cluster) -> Cluster:
+    """Return the cluster with one pod of 1,000 cpu in its largest row: a typo for 1000m."""
+    if not cluster.rows:
+        return cluster
+    largest = max(range(len(cluster.rows)), key=lambda index: (cluster.rows[index].pods, -index))
+    rows = list(cluster.rows)
+    typo = Shape({CPU: IMPOSSIBLE_CPU_MILLI, MEMORY: 1024 * MIB}, 1)
+    rows[largest] = replace(rows[largest], shapes=(*rows[largest].shapes, typo))
+    return replace(cluster, rows=tuple(rows))
 
 
 def f8c(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
@@ -237,6 +244,20 @@ def f8f(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
     changed = {
         cluster.id: [
             replace(row, shapes=tuple(replace(shape, max_per_machine=1) for shape in row.shapes)) if n % 2 else row
+            for n, row in enumerate(cluster.rows)
+        ]
+        for cluster in clusters
+    }
+    return offers, _with_rows(clusters, changed)
+
+
+def f8g(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+    """Return services of which every second one that is not pinned spreads strictly over zones, with a skew of 1."""
+    offers, clusters = f1(rng, size, data)
+    over_zones = (Spread(keys.ZONE, 1, True),)
+    changed = {
+        cluster.id: [
+            replace(row, spreads=over_zones) if n % 2 and row.requirements == (AMD64,) else row
             for n, row in enumerate(cluster.rows)
         ]
         for cluster in clusters

@@ -28,6 +28,8 @@ CLOUD_MODELS: Final = {
     "G3": "A10G",
 }
 RACKS: Final = 6
+#: Above every service: services that came first would spread over the gangs' machines, which no purchase prevents.
+GANG_PRIORITY: Final = 3000
 GANGS: Final = {"small": 3, "medium": 8, "large": 8}
 
 
@@ -86,9 +88,7 @@ def trace_rows(pods: Sequence[TracePod], models: dict[str, str]) -> tuple[Row, .
         key = (wanted if gpu_milli or wanted else None, PRIORITY_BY_QOS[pod.qos])
         grouped[key][tuple(sorted((name, milli) for name, milli in resources.items() if milli))] += 1
     rows = []
-    for (models_wanted, priority), shapes in sorted(
-        grouped.items(), key=lambda entry: (entry[0][1], entry[0][0] or ())
-    ):
+    for (models_wanted, priority), shapes in sorted(grouped.items(), key=lambda one: (one[0][1], one[0][0] or ())):
         requirements = () if models_wanted is None else (_gpu_requirement(models_wanted),)
         name = "cpu" if models_wanted is None else f"gpu-{'-'.join(models_wanted) or 'any'}"
         rows.append(
@@ -195,12 +195,12 @@ def f6(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
 
 def _gang(rng: Random, number: int) -> Row:
     gpus, pods = rng.choice((4, 8)), rng.randint(2, 8)
-    request = {CPU: 10 * gpus * MILLI // 2, MEMORY: 15 * gpus * 1024 * MIB, GPU_MILLI: gpus * MILLI * MILLI}
+    request = {CPU: 10 * gpus * MILLI, MEMORY: 40 * gpus * 1024 * MIB, GPU_MILLI: gpus * MILLI * MILLI}
     return Row(
         id=f"gang-{number}",
         shapes=(Shape(request, pods),),
         requirements=(AMD64, Requirement(keys.GPU_PRODUCT, "Exists"), Requirement(keys.RACK, "Same")),
-        priority=rng.choice((500, 1000)),
+        priority=GANG_PRIORITY,
         interruption_bucket=9,
         reclamation_bucket=6,
         group=f"job-{number}",

@@ -2,7 +2,8 @@
 
 Equal arguments and equal data give equal instances. In each of the ten steps before the last a row is absent with
 probability 0.15; otherwise its counts are those of the last step times a factor that moves one place up or down, or
-stays, on the ladder 1/4, 1/2, 3/4, 1, 3/2, 2; gangs keep their counts. So both starts are judged on equal demand.
+stays, on the ladder 1/4, 1/2, 3/4, 1, 3/2, 2; gangs keep their counts; an impossible pod joins in the last step. So
+both starts are judged on equal demand.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import Final
 
 from bench.quality import families, gpu_families
 from bench.quality.catalogue import Data
-from bench.quality.values import Cluster, Instance, Offer, Row, Shape
+from bench.quality.values import CPU, Cluster, Instance, Offer, Row, Shape
 
 SIZES: Final = ("small", "medium", "large")
 SEEDS: Final = 10
@@ -39,6 +40,7 @@ FAMILIES: Final[dict[str, tuple[str, Builder]]] = {
     "F8d": ("64 shapes a row", families.f8d),
     "F8e": ("29 pods a machine", families.f8e),
     "F8f": ("one pod per machine", families.f8f),
+    "F8g": ("strict zone spreads", families.f8g),
 }
 
 _LADDER: Final = ((1, 4), (1, 2), (3, 4), (1, 1), (3, 2), (2, 1))
@@ -118,5 +120,15 @@ def _steps(clusters: Sequence[Cluster], rng: Random) -> list[tuple[Cluster, ...]
 def _scaled(row: Row, numerator: int, denominator: int) -> Row:
     if row.same_key is not None:
         return row
-    shapes = (replace(shape, count=max(1, shape.count * numerator // denominator)) for shape in row.shapes)
+    shapes = (
+        replace(shape, count=max(1, shape.count * numerator // denominator))
+        for shape in row.shapes
+        if shape.resources.get(CPU, 0) < families.IMPOSSIBLE_CPU_MILLI
+    )
     return replace(row, shapes=tuple(shapes))
+
+
+def with_impossible_pod(instance: Instance) -> Instance:
+    """Return the instance with one impossible pod in the largest row of each cluster, in the last step alone."""
+    last = tuple(families.with_impossible_pod(cluster) for cluster in instance.clusters)
+    return replace(instance, steps=(*instance.steps[:-1], last))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.quality.arrays import ClusterArrays, Int
+from bench.quality.arrays import Bool, ClusterArrays, Int
 from bench.quality.claims import violations
 from bench.quality.packer import Packer, pack, stock_of
 from bench.quality.placement import Machines, Placement, place
@@ -43,6 +43,8 @@ class Verdict:
     short: int
     #: Pods that no machine of the instance hosts.
     impossible: int
+    #: Of rows with an impossible pod: pods that could be hosted, and are called short or have no place.
+    lost_to_neighbour: int
     #: Supply held ÷ demand that some machine can host, by dimension that is requested.
     held_ratio: Mapping[str, float]
 
@@ -87,6 +89,7 @@ def judge(
         short_hostable=sum(c.short_hostable for c in judged),
         short=sum(c.short for c in judged),
         impossible=sum(c.impossible for c in judged),
+        lost_to_neighbour=sum(c.lost_to_neighbour for c in judged),
         held_ratio=_ratios(judged),
     )
 
@@ -102,6 +105,7 @@ class _Judged:
     short_hostable: int
     short: int
     impossible: int
+    lost_to_neighbour: int
     held: Mapping[str, int]
     wanted: Mapping[str, int]
 
@@ -134,9 +138,16 @@ def _judge_cluster(
         short_hostable=_hostable(arrays, machines, placed, short, stock),
         short=int(short.sum()),
         impossible=int(arrays.count[hosts == 0].sum()),
+        lost_to_neighbour=_lost_to_neighbour(arrays, short + placed.lost, hosts == 0),
         held=_totals(arrays.dimensions, machines.supply),
         wanted=_totals(arrays.dimensions, arrays.request * np.where(hosts > 0, arrays.count, 0)[:, None]),
     )
+
+
+def _lost_to_neighbour(arrays: ClusterArrays, lost: Int, is_impossible: Bool) -> int:
+    """Return the lost pods that could be hosted, of rows that have an impossible pod as well."""
+    rows = {int(row) for row in arrays.row[is_impossible]}
+    return int(sum(lost[s] for s in range(len(lost)) if not is_impossible[s] and int(arrays.row[s]) in rows))
 
 
 def _short(arrays: ClusterArrays, reports: Mapping[tuple[str, str], RowReport]) -> Int:

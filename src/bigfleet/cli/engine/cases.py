@@ -135,6 +135,7 @@ def need_of(entry: Entry) -> Need:
         min_unit=full.get("min") or {},
         shapes=shapes,
         waiting=shape_entries(full.get("waiting"), "waiting"),
+        is_lenient=True,
     )
     return Need(
         cluster=ClusterId(full.get("cluster", "c1")),

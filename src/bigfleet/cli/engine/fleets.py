@@ -172,6 +172,7 @@ def fleet_need_of(record: Entry) -> Need:
         min_unit=record.get("min_unit") or {},
         shapes=shape_entries(record.get("shapes"), "shapes"),
         waiting=shape_entries(record.get("waiting"), "waiting"),
+        is_lenient=True,
     )
     return Need(
         cluster=ClusterId(record["cluster"]),

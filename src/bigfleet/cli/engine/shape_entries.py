@@ -57,22 +57,24 @@ def row_amounts(
     min_unit: Quantities,
     shapes: Sequence[ShapeEntry] = (),
     waiting: Sequence[ShapeEntry] = (),
+    is_lenient: bool = False,
 ) -> RowAmounts:
     """Return the amounts of a row; an aggregate or min unit that is not given follows from the shapes.
 
-    Raises ShapeFault for a quantity, a count or a limit that is wrong, for an aggregate that is not the sum of the
+    With `is_lenient` a dimension of the aggregate or min unit that is negative or unreadable is absent, as the engine
+    has it (docs/spec/engine.md §1.5); shapes are never read so. Raises ShapeFault for a quantity, a count or a limit that is wrong, for an aggregate that is not the sum of the
     shapes, and for a row without both.
     """
     exact = _shapes(shapes, "shapes")
     total = total_of(exact)
     if aggregate is None and not exact:
         raise ShapeFault("aggregate is missing; give the aggregate of the row or its shapes")
-    said = total if aggregate is None else _vector(aggregate, "aggregate")
+    said = total if aggregate is None else _vector(aggregate, "aggregate", is_lenient=is_lenient)
     written = {name: family for entry in (*waiting, *shapes) for name, family in _families(entry.resources).items()}
     written |= _families(aggregate or {})
     if exact and said != total:
         raise ShapeFault(_disagreement(said, total, written))
-    smallest = _vector(min_unit, "min_unit") or largest_of(exact)
+    smallest = _vector(min_unit, "min_unit", is_lenient=is_lenient) or largest_of(exact)
     return RowAmounts(said, smallest, merged_upwards(exact), merged_upwards(_shapes(waiting, "waiting")), written)
 
 
@@ -107,9 +109,9 @@ def _shapes(entries: Sequence[ShapeEntry], field: str) -> tuple[DemandShape, ...
     return canonical_shapes(found)
 
 
-def _vector(quantities: Quantities, field: str) -> Vector:
+def _vector(quantities: Quantities, field: str, *, is_lenient: bool = False) -> Vector:
     texts = _texts(quantities)
-    faults = vector_faults(texts)
+    faults = [] if is_lenient else vector_faults(texts)
     if faults:
         raise ShapeFault(f"{field}.{faults[0]}")
     return parse_vector(texts)

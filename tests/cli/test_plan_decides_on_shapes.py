@@ -255,7 +255,9 @@ def test_an_explanation_says_who_shares_a_machine_and_what_came_second(files: Fi
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "4 of its 4 pods run on m1, which also serves cache." in text
-    assert "next best was r1, $0.10/h dearer for the same pods" in text
+    assert "m1 is acquired at $0.40/h, because the target composition has it." in text
+    assert "The target composition of shop is 1 × t8.32; the best fleet led by t8.64" in text
+    assert "costs $0.10/h more" in text
 
 
 @pytest.mark.parametrize(

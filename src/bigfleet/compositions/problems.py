@@ -32,7 +32,7 @@ from bigfleet.planner.problem import (
 DOLLARS_MAX: Final = 1_000_000.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Kind:
     """Machines that are one class of a problem."""
 

@@ -70,9 +70,7 @@ def size_order(core: Core, members: Sequence[int]) -> list[int]:
     return sorted(members, key=lambda p: (key[p], p))
 
 
-def fill(
-    core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, prices: Int, supply: Int
-) -> Filled:
+def fill(core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, prices: Int, supply: Int) -> Filled:
     """Buy machines until every wanted pod has a place or no column hosts what is left.
 
     `order` is the order of parts within a machine, `supply` what a machine offers here (its supply less slack).

@@ -105,9 +105,7 @@ def greedy_packing(core: Core) -> tuple[Fleet, Int]:
     return tuple(sorted(counts.items())), on
 
 
-def _composition(
-    prepared: Prepared, fleet: Fleet, on: Int, candidates: Sequence[Candidate], steps: int
-) -> Composition:
+def _composition(prepared: Prepared, fleet: Fleet, on: Int, candidates: Sequence[Candidate], steps: int) -> Composition:
     """Return a fleet with its packing in the terms of the problem."""
     core = prepared.core
     problem = core.problem

@@ -33,7 +33,9 @@ def prepare(problem: Problem) -> Prepared:
     hostable = [p for p in range(len(core.parts)) if hosts[p]]
     parts, no_domain = _confine(core, hostable)
     core = build_core(problem, parts, columns)
-    return Prepared(core.restricted(useful_columns(core)), core, tuple(sorted((*unhosted, *no_domain), key=lambda each: each.shape)))
+    return Prepared(
+        core.restricted(useful_columns(core)), core, tuple(sorted((*unhosted, *no_domain), key=lambda each: each.shape))
+    )
 
 
 def canonical_shapes(problem: Problem) -> list[int]:

@@ -106,9 +106,10 @@ def simulate(arena: Arena, fleets: Sequence[Fleet], orders: Sequence[Int]) -> In
     while at < len(by_size):
         # Fleets of like size share a batch, so that little of it is padding.
         batch = [by_size[at]]
-        while at + len(batch) < len(by_size) and (len(batch) + 1) * len(orders) * max(
-            1, sizes[by_size[at + len(batch)]]
-        ) <= _BATCH:
+        while (
+            at + len(batch) < len(by_size)
+            and (len(batch) + 1) * len(orders) * max(1, sizes[by_size[at + len(batch)]]) <= _BATCH
+        ):
             batch.append(by_size[at + len(batch)])
         lost[batch] = _Run(arena, [fleets[f] for f in batch], orders).lost
         at += len(batch)

@@ -10,6 +10,7 @@ from typing import Final
 
 from bigfleet.engine.shapes.choice import Choice, Prices, choose, reference_prices
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
+from bigfleet.engine.shapes.following import acquire_as_planned
 from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row, spread_counts
 from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack
 from bigfleet.engine.shapes.state import Cluster, Host, Offer, PodGroup, Row
@@ -96,9 +97,13 @@ def _settle(cluster: Cluster, fleet: Fleet, prices: Prices | None) -> None:
 def _acquire(row: Row, fleet: Fleet, prices: Prices) -> None:
     """Place the row on what its cluster acquired already, then acquire until nothing is left or nothing helps."""
     cluster = row.cluster
+    for host in acquire_as_planned(row, fleet):
+        note_plan(host, row, fleet)
+    if not row.has_left:
+        return
     row.spread_domains = _empty_domains(row, fleet)
     if cluster.acquired:
-        _place_on(row, cluster.acquired)
+        _place_on(row, cluster.hosts if cluster.planned else cluster.acquired)
     while row.has_left:
         found = _choose(row, fleet, prices)
         if found is None:
@@ -114,6 +119,17 @@ def _acquire(row: Row, fleet: Fleet, prices: Prices) -> None:
                 is_by_target=is_by_target,
             )
             _place_on(row, cluster.hosts[-1:])
+
+
+def note_plan(host: Host, row: Row, fleet: Fleet) -> None:
+    """Note that the machine was acquired because the target composition has it."""
+    fleet.notes[host.machine.id] = ChoiceNote(
+        row=row,
+        cost_usd_per_hour=host.machine.price_usd_per_hour,
+        runner_up="",
+        costs_more_usd_per_hour=0.0,
+        is_by_target=True,
+    )
 
 
 def _place_on(row: Row, added: Sequence[Host]) -> None:

@@ -4,6 +4,7 @@ Rows are taken by precedence, so a higher row never lacks room that a lower row 
 """
 
 from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.following import pending, place_as_planned, read_plan
 from bigfleet.engine.shapes.gangs import credit_gang
 from bigfleet.engine.shapes.hosting import place_first_fit, place_row
 from bigfleet.engine.shapes.repack import repack
@@ -11,16 +12,25 @@ from bigfleet.engine.shapes.state import Row
 
 
 def credit(fleet: Fleet) -> None:
-    """Credit all rows, then pack each cluster again where something has no place."""
+    """Credit all rows, as planned where there is a plan, then pack each cluster again where something has no place."""
+    for cluster in fleet.clusters.values():
+        read_plan(cluster, fleet)
+        place_as_planned(cluster)
     for row in fleet.rows:
         if row.same_key is not None:
             credit_gang(row, fleet)
-        else:
-            place_row(row, row.cluster.hosts)
-            if row.has_left:
-                _credit_orphans(row, fleet)
+            continue
+        waits = pending(row)
+        for group, count in waits.items():
+            group.left -= count
+        place_row(row, row.cluster.hosts)
+        for group, count in waits.items():
+            group.left += count
+        if row.has_left and not waits:
+            _credit_orphans(row, fleet)
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
-        repack(cluster, fleet)
+        if not any(pending(row) for row in cluster.rows):
+            repack(cluster, fleet)
 
 
 def _credit_orphans(row: Row, fleet: Fleet) -> None:

@@ -200,7 +200,7 @@ def _impossible(entry: Impossibility, shapes: Sequence[DemandShape]) -> str:
 def _choice(machine_id: str, note: ChoiceNote) -> list[str]:
     found = f"{machine_id} is acquired at {dollars_text(note.cost_usd_per_hour)}/h"
     if note.is_by_target:
-        found += ", because the target composition has its class"
+        return [f"{found}, because the target composition has it."]
     more = note.costs_more_usd_per_hour
     if not note.runner_up:
         return [f"{found}; no machine of another class could have been taken."]

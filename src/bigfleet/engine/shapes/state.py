@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from bigfleet.engine.matching import Shapes
+from bigfleet.engine.targets import ClassKey
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
@@ -193,6 +194,11 @@ class Cluster:
     hosts: list[Host] = field(default_factory=list)
     #: Acquired in this decision, in order.
     acquired: list[Host] = field(default_factory=list)
+    #: By (class, number): what the target composition has on each machine, and the machine where the cluster has it.
+    planned: dict[tuple[ClassKey, int], list[tuple[PodGroup, int]]] = field(default_factory=dict)
+    numbered: dict[tuple[ClassKey, int], Host] = field(default_factory=dict)
+    #: Numbers of machines that cannot be had.
+    unavailable: set[tuple[ClassKey, int]] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

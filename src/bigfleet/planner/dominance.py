@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bigfleet.planner.core import Core
+from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.simulate import Bool, Int
 
 
@@ -24,7 +24,9 @@ def useful_columns(core: Core) -> list[int]:
     supply = np.minimum(core.supply[chosen], core.demand)
     scarce = scarce_supply(core)[chosen]
     is_held = np.array([core.columns[c].is_held for c in order], np.bool_)
-    never_short = core.stock[chosen] >= _plenty(core)[chosen]
+    # What is paid for anyway is limited by nature: it replaces nothing that can be bought beside it.
+    is_bought = np.array([core.columns[c].cost > 0 or core.columns[c].stock >= PLENTY for c in order], np.bool_)
+    never_short = is_bought & (core.stock[chosen] >= _plenty(core)[chosen])
     replaces = (never_short & ~is_held)[:, None] & ~is_held[None, :]
     replaces &= cost[:, None] <= cost[None, :]
     for d in range(supply.shape[1]):

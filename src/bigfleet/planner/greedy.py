@@ -70,9 +70,7 @@ def size_order(core: Core, members: Sequence[int]) -> list[int]:
     return sorted(members, key=lambda p: (key[p], p))
 
 
-def fill(
-    core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, prices: Int, supply: Int
-) -> Filled:
+def fill(core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, prices: Int, supply: Int) -> Filled:
     """Buy machines until every wanted pod has a place or no column hosts what is left.
 
     `order` is the order of parts within a machine, `supply` what a machine offers here (its supply less slack).
@@ -87,7 +85,7 @@ def fill(
         usable = np.flatnonzero((stock > 0) & core.may_claim[pending].any(axis=0)) if pending else ()
         if not len(usable):
             break
-        takes = _patterns(core, pending, left, usable, supply)
+        takes = core.kernels.patterns(core, pending, left, usable, supply)
         value = prices[pending] @ takes
         ratio = np.where(value > 0, (value << _RATIO_BITS) // costs[usable], -1)
         best = int(ratio.argmax())
@@ -105,22 +103,6 @@ def fill(
         hosted[pending] += take * times
     charged = np.where(hosted > 0, paid // np.maximum(hosted, 1), prices)
     return Filled(counts, np.maximum(charged, 1), left, runs)
-
-
-def _patterns(core: Core, pending: Sequence[int], left: Int, usable: Int, supply: Int) -> Int:
-    """Return how many pods of each pending part an empty machine of each usable column takes in that order, (P', C')."""
-    free = supply[usable].copy()
-    takes = np.zeros((len(pending), len(usable)), np.int64)
-    for n, p in enumerate(pending):
-        wants = core.request[p]
-        take = np.full(len(usable), min(int(left[p]), int(core.limit[p])), np.int64)
-        for d in np.flatnonzero(wants):
-            np.minimum(take, free[:, d] // wants[d], out=take)
-        take *= core.may_claim[p, usable]
-        np.maximum(take, 0, out=take)
-        takes[n] = take
-        free -= take[:, None] * wants[None, :]
-    return takes
 
 
 def cheapest_fill(core: Core, members: Sequence[int], stock: Mapping[int, int]) -> dict[int, int] | None:

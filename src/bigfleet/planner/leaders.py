@@ -35,7 +35,9 @@ def leading_kinds(core: Core, groups: Sequence[Sequence[int]], wanted: Int, most
         volume = _volume(core, group, np.where(hosts, wanted, 0))
         missing = int(wanted[~hosts].sum())
         if volume:
-            ranked.append((missing * WHOLE // max(1, int(wanted.sum())) // (WHOLE // 8), volume * _cost(core, group), n))
+            ranked.append(
+                (missing * WHOLE // max(1, int(wanted.sum())) // (WHOLE // 8), volume * _cost(core, group), n)
+            )
     return [groups[n] for _, _, n in sorted(ranked)[:most]]
 
 
@@ -76,7 +78,9 @@ def _rest(core: Core, wanted: Int) -> Fleet:
         return ()
     prices = np.maximum(core.cost.max(initial=1), 1) // np.maximum(core.fits.max(axis=1, initial=1), 1)
     members = [int(p) for p in np.flatnonzero(wanted)]
-    return fill(core, size_order(core, members), wanted, core.stock, core.cost, np.maximum(prices, 1), core.supply).fleet
+    return fill(
+        core, size_order(core, members), wanted, core.stock, core.cost, np.maximum(prices, 1), core.supply
+    ).fleet
 
 
 def spread_over(core: Core, group: Sequence[int], wanted: Int, machines: int) -> Fleet:

@@ -1,8 +1,7 @@
 """Packs pods onto fleets by first-fit-decreasing in several orders.
 
-Pods of a part are equal, so first-fit of a whole part is one pass over the machines: each takes what fits until no pod
-is left. Several fleets are packed at once, one part a step. Amounts are integers below 2^20 and counts below 2^24, so
-single-precision arithmetic is exact here, whatever the processor.
+The orders are those that simple schedulers and packers use: pods by cpu, memory, largest share, sum of shares or the
+scarcest dimension, with and without what few machines host first, on machines from the smallest or from the largest.
 """
 
 from collections.abc import Sequence
@@ -10,12 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bigfleet.planner.core import PLENTY, Core, scaled
-from bigfleet.planner.simulate import FIELD_BITS, Bool, Fleet, Int
-
-Single = NDArray[np.float32]
+from bigfleet.planner.core import Core
+from bigfleet.planner.simulate import Fleet, Int
 
 #: Keys by which parts are ordered (see `_sizes`); each with and without the parts first that few columns match, and
 #: each with machines from the smallest and from the largest.
@@ -23,8 +19,6 @@ KEYS: Final = 5
 #: The orders by how often they fit fleets that some order fits.
 SEQUENCE: Final = (12, 4, 0, 14, 6, 16, 8, 2, 18, 10, 13, 15, 7, 1, 19, 3, 17, 5, 9, 11)
 _BATCH: Final = 1 << 15
-_ANY: Final = 1 << 23
-_NOTHING: Final = 2.0**-30
 _KNOWN: Final = 4096
 _SHARE_BITS: Final = 24
 
@@ -43,18 +37,9 @@ class FirstFit:
     """Packs fleets of one core."""
 
     def __init__(self, core: Core) -> None:
-        """Prepare scaled amounts and the order of columns by size."""
+        """Prepare the prices by which leftovers are compared."""
         self._core = core
         self._matches = core.matches
-        request, supply = scaled(core.request, core.supply, core.demand)
-        used = [d for d in range(request.shape[1]) if request[:, d].any()]
-        self._request = [request[:, d].astype(np.float32) for d in used]
-        # What a part does not want limits nothing: dividing by so little gives more than any count of pods.
-        self._divisor = [np.where(wants > 0, wants, np.float32(_NOTHING)) for wants in self._request]
-        self._count = np.minimum(core.count, _ANY).astype(np.float32)
-        self._supply = [np.append(supply[:, d], 0).astype(np.float32) for d in used]
-        most = np.minimum(np.minimum(core.fits, core.count[:, None]), _ANY)
-        self._most = np.concatenate([most, np.zeros((len(core.parts), 1), np.int64)], axis=1).astype(np.float32)
         self._prices = np.where(core.may_claim, core.cost[None, :], 0).max(axis=1, initial=1)
         self._ranks: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         self._supplies = [tuple(each) for each in core.supply.tolist()]
@@ -83,7 +68,7 @@ class FirstFit:
         for at in range(0, len(rows), step):
             some = rows[at : at + step]
             orders = [self.order(fleet if like is None else like, number) for fleet, number in some]
-            result[at : at + len(some)], _ = self._pack(self._machines(some), orders, False)
+            result[at : at + len(some)], _ = self._core.kernels.place(self._core, self._machines(some), orders, False)
         return result.reshape(len(fleets), len(numbers), -1)
 
     def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
@@ -104,7 +89,9 @@ class FirstFit:
         """
         found: Packed | None = None
         for number in numbers:
-            left, on = self._pack(self._machines([(fleet, number)]), [self.order(fleet, number)], True)
+            left, on = self._core.kernels.place(
+                self._core, self._machines([(fleet, number)]), [self.order(fleet, number)], True
+            )
             if found is None or left.sum() < found.left.sum():
                 found = Packed(self._unsorted(fleet, number, on[0]), left[0])
             if not found.left.any():
@@ -144,39 +131,6 @@ class FirstFit:
         result: Int = on[:, places]
         return result
 
-    def _pack(self, columns: Int, orders: Sequence[Sequence[int]], keep: bool) -> tuple[Int, Int]:
-        """Return the pods left (R, P), and the pods placed (R, P, M) if asked; a row is a fleet in an order."""
-        parts, width = self._most.shape
-        rows, size = columns.shape
-        free = [supply[columns] for supply in self._supply]
-        left = np.zeros((rows, parts), np.int64)
-        on = np.zeros((rows, parts, size) if keep else (0,), np.int64)
-        room, times, before = (np.empty((rows, size), np.float32) for _ in range(3))
-        index = np.empty((rows, size), np.int64)
-        most, row = self._most.ravel(), np.arange(rows)
-        order = np.array(orders, np.int64).T.copy()
-        for part in order:
-            np.add(columns, (part * width)[:, None], out=index)
-            most.take(index, out=room, mode="clip")
-            wants = [request[part][:, None] for request in self._request]
-            for has, divisor in zip(free, self._divisor, strict=True):
-                np.divide(has, divisor[part][:, None], out=times)
-                np.floor(times, out=times)
-                np.minimum(room, times, out=room)
-            count = self._count[part]
-            np.cumsum(room, axis=1, out=before)
-            left[row, part] = np.maximum(count - before[:, -1], 0)
-            np.subtract(before, room, out=before)
-            np.subtract(count[:, None], before, out=times)
-            np.maximum(times, 0, out=times)
-            np.minimum(room, times, out=room)
-            for has, amount in zip(free, wants, strict=True):
-                np.multiply(room, amount, out=times)
-                np.subtract(has, times, out=has)
-            if keep:
-                on[row, part] = room
-        return left, on
-
 
 def part_order(core: Core, number: int, total: Int, hosts: Int) -> list[int]:
     """Return parts in the order of a number: by a size descending, for even numbers those with few hosts first."""
@@ -206,6 +160,3 @@ def fractions(amounts: Int, wholes: Int) -> Int:
         shift = max(0, max(whole, int(amounts[:, d].max(initial=0))).bit_length() - (62 - _SHARE_BITS))
         result[:, d] = ((amounts[:, d] >> shift) << _SHARE_BITS) // max(1, whole >> shift)
     return result
-
-
-assert FIELD_BITS < 24 and PLENTY > _ANY  # noqa: PT018 - what single precision holds exactly

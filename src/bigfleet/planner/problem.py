@@ -149,14 +149,18 @@ def _check_class(place: str, kind: MachineClass, width: int) -> None:
     numbers = (kind.cost, kind.held, kind.held_cost, stock, kind.probability)
     _check_range(f"{place}: cost, held, held_cost, stock or probability", min(numbers), max(numbers))
     if len(kind.held_use) not in (0, kind.held):
-        raise ProblemFault(f"{place}.held_use: {len(kind.held_use)} entries for {kind.held} held machines; give one each")
+        raise ProblemFault(
+            f"{place}.held_use: {len(kind.held_use)} entries for {kind.held} held machines; give one each"
+        )
     if kind.held > PODS_MAX:
         raise ProblemFault(f"{place}.held: {kind.held}; a class may hold {PODS_MAX} machines")
 
 
 def _check_shape(place: str, shape: Shape, width: int, classes: int) -> None:
     if len(shape.request) != width:
-        raise ProblemFault(f"{place}.request: {len(shape.request)} entries; give one for each of the {width} dimensions")
+        raise ProblemFault(
+            f"{place}.request: {len(shape.request)} entries; give one for each of the {width} dimensions"
+        )
     _check_range(f"{place}.request", min(shape.request, default=0), max(shape.request, default=0))
     numbers = (shape.count, shape.rank, shape.max_per_machine, shape.penalty)
     _check_range(f"{place}: count, rank, max_per_machine or penalty", min(numbers), max(numbers))

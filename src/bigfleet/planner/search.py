@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from bigfleet.planner.core import Core
+from bigfleet.planner.leaders import merged
 from bigfleet.planner.moves import Moves
 from bigfleet.planner.packing import SEQUENCE, FirstFit
 from bigfleet.planner.simulate import Fleet, Int
-from bigfleet.planner.starts import completed, starting_fleets
+from bigfleet.planner.starts import completed, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
 #: Starts that are completed and compared once more.
@@ -85,7 +86,12 @@ class Search:
         """Return completed starts, best first."""
         if not self.core.count.any():
             return [()]
-        fleets = self._ranked(starting_fleets(self.core, base, wanted))[:_COMPLETED]
+        found = set(starting_fleets(self.core, base, wanted))
+        paid = merged(base, paid_anyway(self.core))
+        if paid != base:
+            left = self.first_fit.pack(paid).left
+            found.update(starting_fleets(self.core, paid, left))
+        fleets = self._ranked(sorted(found))[:_COMPLETED]
         fitting = completed(self.core, self.first_fit, fleets)
         checked = self.first_fit.fits(fitting)
         return self._ranked([fleet for fleet, fits in zip(fitting, checked, strict=True) if fits])

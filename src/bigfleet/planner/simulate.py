@@ -30,7 +30,8 @@ FIELD_BITS: Final = 20
 _WORD_BITS: Final = 63
 #: Machines times fleets that are simulated together; more no longer fits the processor's cache.
 _BATCH: Final = 1 << 13
-_TIES: Final = 4096
+#: Tie-breaks of a machine repeat after so many steps.
+TIES: Final = 4096
 
 #: A fleet: columns with their counts, ascending by column, counts above 0.
 Fleet = tuple[tuple[int, int], ...]
@@ -106,9 +107,10 @@ def simulate(arena: Arena, fleets: Sequence[Fleet], orders: Sequence[Int]) -> In
     while at < len(by_size):
         # Fleets of like size share a batch, so that little of it is padding.
         batch = [by_size[at]]
-        while at + len(batch) < len(by_size) and (len(batch) + 1) * len(orders) * max(
-            1, sizes[by_size[at + len(batch)]]
-        ) <= _BATCH:
+        while (
+            at + len(batch) < len(by_size)
+            and (len(batch) + 1) * len(orders) * max(1, sizes[by_size[at + len(batch)]]) <= _BATCH
+        ):
             batch.append(by_size[at + len(batch)])
         lost[batch] = _Run(arena, [fleets[f] for f in batch], orders).lost
         at += len(batch)
@@ -132,7 +134,7 @@ class _Run:
         self._free = [np.append(limit, 0)[self._columns] for limit in words.limit]
         self._requests = [request[self._queues] for request in words.request]
         self._guard = words.guard
-        self._noise = noise(_TIES + machines, POINT)
+        self._noise = noise(TIES + machines, POINT)
         self.lost = self._place(arena, len(fleets), len(orders))
 
     def _place(self, arena: Arena, fleets: int, orders: int) -> Int:
@@ -155,7 +157,7 @@ class _Run:
             np.add(columns, starts[step][:, None], out=index)
             takes.take(index, out=change, mode="clip")
             np.subtract(score, change, out=after)
-            tie = (step * 31) % _TIES
+            tie = (step * 31) % TIES
             np.add(after, ties[tie : tie + machines], out=after)
             for word, (free, room, guard) in enumerate(zip(self._free, rooms, self._guard, strict=True)):
                 np.subtract(free, self._requests[word][step][:, None], out=room)

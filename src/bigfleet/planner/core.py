@@ -266,8 +266,8 @@ def build_arena(core: Core) -> Arena:
 def scaled(request: Int, supply: Int, demand: Int) -> tuple[Int, Int]:
     """Return requests and supplies in units that fit FIELD_BITS bits.
 
-    The unit is the greatest common divisor of the requests, so nothing is lost unless the largest supply that demand can
-    use still does not fit; then requests are rounded up.
+    The unit is the greatest common divisor of the requests, so nothing is lost unless the largest useful supply
+    still does not fit; then requests are rounded up.
     """
     small_request, small_supply = np.zeros_like(request), np.zeros_like(supply)
     for d in range(request.shape[1]):

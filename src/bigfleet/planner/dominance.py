@@ -10,8 +10,8 @@ def useful_columns(core: Core) -> list[int]:
     """Return the columns that host something and that no other column dominates, ascending.
 
     A column is dominated when another one costs no more, hosts every part that it hosts, has at least its supply as far
-    as demand can use it, has no more of a scarce dimension that costs nothing, and cannot run out. Held machines neither
-    dominate nor are dominated: they are there. Among equal columns the first one stays.
+    as demand can use it, has no more of a scarce dimension unless it is cheaper, and is not about to run out. Held
+    machines neither dominate nor are dominated: they are there. Among equal columns the first one stays.
     """
     order = sorted(
         (c for c in range(len(core.columns)) if core.may_run[:, c].any()),
@@ -54,7 +54,8 @@ def _plenty(core: Core) -> Int:
     """
     fits = np.maximum(core.fits, 1)
     machines = np.where(core.may_claim, -(-core.count[:, None] // fits), 0).sum(axis=0)
-    return np.maximum(-(-machines // 8), 1)
+    result: Int = np.maximum(-(-machines // 8), 1)
+    return result
 
 
 def scarce_supply(core: Core) -> Int:

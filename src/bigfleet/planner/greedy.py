@@ -32,7 +32,8 @@ def shares(core: Core) -> Int:
         shift = max(0, most.bit_length() - _SHARE_BITS)
         wants, has = core.request[:, d] >> shift, np.maximum(core.supply[:, d] >> shift, 1)
         np.maximum(result, -(-wants[:, None] * WHOLE // has[None, :]), out=result)
-    return np.where(core.may_claim, result, PLENTY)
+    masked: Int = np.where(core.may_claim, result, PLENTY)
+    return masked
 
 
 def least_prices(core: Core, costs: Int) -> Int:
@@ -82,7 +83,7 @@ def fill(core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, 
     costs = np.clip(costs, 1, _COST_MAX)
     while True:
         pending = [p for p in order if left[p]]
-        usable = np.flatnonzero((stock > 0) & core.may_claim[pending].any(axis=0)) if pending else ()
+        usable: Int = np.flatnonzero((stock > 0) & core.may_claim[pending].any(axis=0)).astype(np.int64)
         if not len(usable):
             break
         takes = core.kernels.patterns(core, pending, left, usable, supply)

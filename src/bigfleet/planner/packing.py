@@ -41,7 +41,7 @@ class FirstFit:
         self._core = core
         self._matches = core.matches
         self._prices = np.where(core.may_claim, core.cost[None, :], 0).max(axis=1, initial=1)
-        self._ranks: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        self._ranks: dict[tuple[int, ...], tuple[tuple[list[int], Int], ...]] = {}
         self._supplies = [tuple(each) for each in core.supply.tolist()]
         self._orders: dict[tuple[Fleet, int], list[int]] = {}
 
@@ -59,17 +59,25 @@ class FirstFit:
     def left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
         """Return the pods of each part without a place, by fleet and order, (F, N, P).
 
-        The order of parts suits the fleet `like`, which saves time, or each fleet itself.
+        The orders of parts and machines suit the fleet `like`, which saves time, or each fleet itself.
         """
-        rows = [(fleet, number) for fleet in fleets for number in numbers]
-        result = np.zeros((len(rows), len(self._core.parts)), np.int64)
+        core = self._core
+        result = np.zeros((len(fleets), len(numbers), len(core.parts)), np.int64)
         size = max((sum(n for _, n in fleet) for fleet in fleets), default=1)
-        step = max(1, _BATCH // max(1, size))
-        for at in range(0, len(rows), step):
-            some = rows[at : at + step]
-            orders = [self.order(fleet if like is None else like, number) for fleet, number in some]
-            result[at : at + len(some)], _ = self._core.kernels.place(self._core, self._machines(some), orders, False)
-        return result.reshape(len(fleets), len(numbers), -1)
+        step = max(1, _BATCH // (max(1, size) * len(numbers)))
+        for at in range(0, len(fleets), step):
+            some = fleets[at : at + step]
+            if like is None:
+                rows = [(fleet, number) for fleet in some for number in numbers]
+                machines, orders = self._machines(rows), [self.order(*row) for row in rows]
+            else:
+                machines, orders = (
+                    self._machines_like(some, numbers, like),
+                    [self.order(like, n) for n in numbers] * len(some),
+                )
+            left, _ = core.kernels.place(core, machines, orders, False)
+            result[at : at + len(some)] = left.reshape(len(some), len(numbers), -1)
+        return result
 
     def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
         """Return the pods without a place, (F, P), in the order that leaves the cheapest ones."""
@@ -80,7 +88,7 @@ class FirstFit:
 
     def fits(self, fleets: Sequence[Fleet], numbers: Sequence[int] = SEQUENCE) -> list[bool]:
         """Return whether some order places every pod, for each fleet."""
-        return [bool(each) for each in ~self.left(fleets, numbers).any(axis=2).all(axis=1)] if fleets else []
+        return [bool((left.sum(axis=1) == 0).any()) for left in self.left(fleets, numbers)]
 
     def pack(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> Packed:
         """Return the packing of the order that leaves the fewest pods without a place, the first of equals.
@@ -99,18 +107,22 @@ class FirstFit:
         assert found is not None, "there is at least one order"
         return found
 
-    def _sorted(self, fleet: Fleet, number: int) -> list[tuple[int, int]]:
-        """Return a fleet's columns with counts, ascending by size for numbers with bit 1, descending for the others.
+    def _rank(self, fleet: Fleet, number: int) -> tuple[list[int], Int]:
+        """Return the place of each column by size, and the columns by size, in the direction of a number.
 
-        Size is the sum over the dimensions of the supply relative to the largest machine of the fleet.
+        Ascending for numbers with bit 1, descending for the others. Size is the sum over the dimensions of the supply
+        relative to the largest machine of the fleet.
         """
         largest = tuple(map(max, zip(*(self._supplies[c] for c, _ in fleet), strict=True)))
         if largest not in self._ranks:
             sizes = fractions(self._core.supply, np.array(largest, np.int64)).sum(axis=1)
             orders = (np.argsort(-sizes, kind="stable"), np.argsort(sizes, kind="stable"))
-            down, up = (np.argsort(each, kind="stable").tolist() for each in orders)
-            self._ranks[largest] = (down, up)
-        rank = self._ranks[largest][(number & 2) // 2]
+            self._ranks[largest] = tuple((np.argsort(each, kind="stable").tolist(), each) for each in orders)
+        return self._ranks[largest][(number & 2) // 2]
+
+    def _sorted(self, fleet: Fleet, number: int) -> list[tuple[int, int]]:
+        """Return a fleet's columns with counts in the direction of a number."""
+        rank, _ = self._rank(fleet, number)
         return sorted(fleet, key=lambda each: rank[each[0]])
 
     def _machines(self, rows: Sequence[tuple[Fleet, int]]) -> Int:
@@ -121,6 +133,21 @@ class FirstFit:
             machines = np.repeat(np.array([c for c, _ in pairs], np.int64), np.array([n for _, n in pairs], np.int64))
             columns[r, : len(machines)] = machines
         return columns
+
+    def _machines_like(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet) -> Int:
+        """Return the machines of each fleet in each order, sorted by the sizes that suit one of them."""
+        counts = np.zeros((len(fleets), len(self._core.columns)), np.int64)
+        for f, fleet in enumerate(fleets):
+            for column, count in fleet:
+                counts[f, column] = count
+        total = counts.sum(axis=1)
+        size = max(1, int(total.max(initial=0)))
+        columns = np.full((len(fleets), len(numbers), size), len(self._core.columns), np.int64)
+        is_machine = np.arange(size)[None, :] < total[:, None]
+        for n, number in enumerate(numbers):
+            _, order = self._rank(like, number)
+            columns[:, n][is_machine] = np.repeat(np.tile(order, len(fleets)), counts[:, order].ravel())
+        return columns.reshape(len(fleets) * len(numbers), size)
 
     def _unsorted(self, fleet: Fleet, number: int, on: Int) -> Int:
         starts, at = {}, 0

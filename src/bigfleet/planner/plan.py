@@ -151,7 +151,7 @@ def _claims(core: Core, fleet: Fleet, on: Int) -> list[Claim]:
     shapes: dict[int, Int] = {}
     for p, part in enumerate(core.parts):
         shapes[part.shape] = shapes[part.shape] + on[p] if part.shape in shapes else on[p]
-    claims = []
+    claims: list[Claim] = []
     for shape, counts in shapes.items():
         run: Claim | None = None
         for machine in np.flatnonzero(counts):

@@ -29,7 +29,7 @@ def prepare(problem: Problem, kernels: Kernels) -> Prepared:
     columns = columns_of(problem)
     order = canonical_shapes(problem)
     core = build_core(problem, [Part(s, problem.shapes[s].count) for s in order], columns, kernels)
-    hosts = core.may_claim.any(axis=1)
+    hosts = core.may_claim.any(axis=1).tolist()
     unhosted = [_reason(problem, core, p) for p in range(len(core.parts)) if not hosts[p]]
     hostable = [p for p in range(len(core.parts)) if hosts[p]]
     parts, no_domain = _confine(core, hostable)
@@ -119,7 +119,7 @@ def _confine(core: Core, hostable: Sequence[int]) -> tuple[list[Part], list[Unho
 
 
 def _gang_domain(core: Core, members: Sequence[int], left: dict[int, int]) -> frozenset[int] | None:
-    """Return the classes of the domain that hosts a whole gang at the least cost, and lower the stock by its machines."""
+    """Return the classes of the domain that hosts a whole gang at the least cost; lower the stock by its machines."""
     key = core.problem.shapes[core.parts[members[0]].shape].same_key
     best: tuple[int, str, dict[int, int]] | None = None
     for domain, columns in _domains(core, members, key):

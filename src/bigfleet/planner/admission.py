@@ -31,7 +31,7 @@ def admit(prepared: Prepared) -> Prepared:
     admitted = np.zeros(len(core.parts), np.int64)
     ranks = np.array([core.problem.shapes[part.shape].rank for part in core.parts], np.int64)
     for rank in np.unique(ranks):
-        admitted += _admitted_of_rank(core, admitted, np.flatnonzero(ranks == rank))
+        admitted += _admitted_of_rank(core, admitted, np.flatnonzero(ranks == rank).tolist())
     short = core.count - admitted
     reason = UnhostedReason.OUT_OF_STOCK
     missing: dict[int, int] = {}

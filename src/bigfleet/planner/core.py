@@ -12,8 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.first_fit import FirstFitTables
+from bigfleet.planner.kernels import Kernels
 from bigfleet.planner.problem import BILLION, Problem, SchedulerOrder
-from bigfleet.planner.simulate import FIELD_BITS, NEVER, POINT, Arena, Bool, Fleet, Int, pack_words
+from bigfleet.planner.simulate import FIELD_BITS, NEVER, POINT, Arena, Bool, Fleet, Int, pack_words, simulate
 
 #: Stands for unlimited stock: more machines than any cluster holds, small enough for sums.
 PLENTY: Final = 1 << 40
@@ -51,6 +53,7 @@ class Core:
     """The arrays of one problem; P parts, C columns, D dimensions."""
 
     problem: Problem
+    kernels: Kernels
     parts: tuple[Part, ...]
     columns: tuple[Column, ...]
     #: In the problem's units, (P, D) and (C, D).
@@ -92,6 +95,12 @@ class Core:
     def arena(self) -> Arena:
         """What simulations need."""
         return build_arena(self)
+
+    @cached_property
+    def first_fit_tables(self) -> FirstFitTables:
+        """What first-fit needs."""
+        request, supply = scaled(self.request, self.supply, self.demand)
+        return FirstFitTables(request, supply, self.fits, self.count)
 
     def price(self, fleet: Fleet) -> int:
         """Return the sum of the columns' costs."""
@@ -170,7 +179,7 @@ def columns_of(problem: Problem) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column]) -> Core:
+def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column], kernels: Kernels) -> Core:
     """Return the arrays of some parts and columns."""
     shapes = [problem.shapes[part.shape] for part in parts]
     classes = [problem.classes[column.machine_class] for column in columns]
@@ -191,6 +200,7 @@ def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column
     place = {priority: tier for tier, priority in enumerate(priorities)}
     return Core(
         problem=problem,
+        kernels=kernels,
         parts=tuple(parts),
         columns=tuple(columns),
         request=request,
@@ -256,8 +266,8 @@ def build_arena(core: Core) -> Arena:
 def scaled(request: Int, supply: Int, demand: Int) -> tuple[Int, Int]:
     """Return requests and supplies in units that fit FIELD_BITS bits.
 
-    The unit is the greatest common divisor of the requests, so nothing is lost unless the largest supply that demand can
-    use still does not fit; then requests are rounded up.
+    The unit is the greatest common divisor of the requests, so nothing is lost unless the largest useful supply
+    still does not fit; then requests are rounded up.
     """
     small_request, small_supply = np.zeros_like(request), np.zeros_like(supply)
     for d in range(request.shape[1]):
@@ -292,3 +302,33 @@ def _scores(core: Core) -> tuple[Int, Int]:
     takes[~core.may_run] = NEVER
     takes = np.concatenate([takes, np.full((len(takes), 1), NEVER, np.int64)], axis=1)
     return takes, np.append(empty + 1, 1)
+
+
+class FastKernels:
+    """The loops in NumPy, for many fleets at once."""
+
+    def simulate(self, core: Core, fleets: Sequence[Fleet], queues: Sequence[Int]) -> Int:
+        """Return what the scheduler leaves over, by fleet and queue, (F, O, P)."""
+        return simulate(core.arena, fleets, queues)
+
+    def place(self, core: Core, columns: Int, orders: Sequence[Sequence[int]], keep: bool) -> tuple[Int, Int]:
+        """Return what first-fit leaves (R, P) and, if asked, what it places (R, P, M) on the machines of each row."""
+        return core.first_fit_tables.place(columns, orders, keep)
+
+    def patterns(self, core: Core, pending: Sequence[int], left: Int, usable: Int, supply: Int) -> Int:
+        """Return how many pods of each pending part an empty machine of each usable column takes in turn, (P', C')."""
+        free = supply[usable].copy()
+        takes = np.zeros((len(pending), len(usable)), np.int64)
+        for n, p in enumerate(pending):
+            wants = core.request[p]
+            take = np.full(len(usable), min(int(left[p]), int(core.limit[p])), np.int64)
+            for d in np.flatnonzero(wants):
+                np.minimum(take, free[:, d] // wants[d], out=take)
+            take *= core.may_claim[p, usable]
+            np.maximum(take, 0, out=take)
+            takes[n] = take
+            free -= take[:, None] * wants[None, :]
+        return takes
+
+
+FAST: Final = FastKernels()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bigfleet.planner.core import Core
+from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.simulate import Bool, Int
 
 
@@ -10,8 +10,8 @@ def useful_columns(core: Core) -> list[int]:
     """Return the columns that host something and that no other column dominates, ascending.
 
     A column is dominated when another one costs no more, hosts every part that it hosts, has at least its supply as far
-    as demand can use it, has no more of a scarce dimension that costs nothing, and cannot run out. Held machines neither
-    dominate nor are dominated: they are there. Among equal columns the first one stays.
+    as demand can use it, has no more of a scarce dimension unless it is cheaper, and is not about to run out. Held
+    machines neither dominate nor are dominated: they are there. Among equal columns the first one stays.
     """
     order = sorted(
         (c for c in range(len(core.columns)) if core.may_run[:, c].any()),
@@ -24,7 +24,9 @@ def useful_columns(core: Core) -> list[int]:
     supply = np.minimum(core.supply[chosen], core.demand)
     scarce = scarce_supply(core)[chosen]
     is_held = np.array([core.columns[c].is_held for c in order], np.bool_)
-    never_short = core.stock[chosen] >= _plenty(core)[chosen]
+    # What is paid for anyway is limited by nature: it replaces nothing that can be bought beside it.
+    is_bought = np.array([core.columns[c].cost > 0 or core.columns[c].stock >= PLENTY for c in order], np.bool_)
+    never_short = is_bought & (core.stock[chosen] >= _plenty(core)[chosen])
     replaces = (never_short & ~is_held)[:, None] & ~is_held[None, :]
     replaces &= cost[:, None] <= cost[None, :]
     for d in range(supply.shape[1]):
@@ -52,7 +54,8 @@ def _plenty(core: Core) -> Int:
     """
     fits = np.maximum(core.fits, 1)
     machines = np.where(core.may_claim, -(-core.count[:, None] // fits), 0).sum(axis=0)
-    return np.maximum(-(-machines // 8), 1)
+    result: Int = np.maximum(-(-machines // 8), 1)
+    return result
 
 
 def scarce_supply(core: Core) -> Int:

@@ -32,7 +32,8 @@ def shares(core: Core) -> Int:
         shift = max(0, most.bit_length() - _SHARE_BITS)
         wants, has = core.request[:, d] >> shift, np.maximum(core.supply[:, d] >> shift, 1)
         np.maximum(result, -(-wants[:, None] * WHOLE // has[None, :]), out=result)
-    return np.where(core.may_claim, result, PLENTY)
+    masked: Int = np.where(core.may_claim, result, PLENTY)
+    return masked
 
 
 def least_prices(core: Core, costs: Int) -> Int:
@@ -82,10 +83,10 @@ def fill(core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, 
     costs = np.clip(costs, 1, _COST_MAX)
     while True:
         pending = [p for p in order if left[p]]
-        usable = np.flatnonzero((stock > 0) & core.may_claim[pending].any(axis=0)) if pending else ()
+        usable: Int = np.flatnonzero((stock > 0) & core.may_claim[pending].any(axis=0)).astype(np.int64)
         if not len(usable):
             break
-        takes = _patterns(core, pending, left, usable, supply)
+        takes = core.kernels.patterns(core, pending, left, usable, supply)
         value = prices[pending] @ takes
         ratio = np.where(value > 0, (value << _RATIO_BITS) // costs[usable], -1)
         best = int(ratio.argmax())
@@ -103,22 +104,6 @@ def fill(core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, 
         hosted[pending] += take * times
     charged = np.where(hosted > 0, paid // np.maximum(hosted, 1), prices)
     return Filled(counts, np.maximum(charged, 1), left, runs)
-
-
-def _patterns(core: Core, pending: Sequence[int], left: Int, usable: Int, supply: Int) -> Int:
-    """Return how many pods of each pending part an empty machine of each usable column takes in that order, (P', C')."""
-    free = supply[usable].copy()
-    takes = np.zeros((len(pending), len(usable)), np.int64)
-    for n, p in enumerate(pending):
-        wants = core.request[p]
-        take = np.full(len(usable), min(int(left[p]), int(core.limit[p])), np.int64)
-        for d in np.flatnonzero(wants):
-            np.minimum(take, free[:, d] // wants[d], out=take)
-        take *= core.may_claim[p, usable]
-        np.maximum(take, 0, out=take)
-        takes[n] = take
-        free -= take[:, None] * wants[None, :]
-    return takes
 
 
 def cheapest_fill(core: Core, members: Sequence[int], stock: Mapping[int, int]) -> dict[int, int] | None:

@@ -42,9 +42,7 @@ class Moves:
         tried: set[Fleet] = {fleet}
         machines = [c for c, n in fleet for _ in range(n)]
         least = value * _LEAST // 1000
-        for _ in range(wanted * 2):
-            if len(tried) > wanted:
-                break
+        for _ in range(wanted):
             child = self._change(fleet, machines)
             if self._price(child) < value:
                 tried.add(child)

@@ -1,8 +1,7 @@
 """Packs pods onto fleets by first-fit-decreasing in several orders.
 
-Pods of a part are equal, so first-fit of a whole part is one pass over the machines: each takes what fits until no pod
-is left. Several fleets are packed at once, one part a step. Amounts are integers below 2^20 and counts below 2^24, so
-single-precision arithmetic is exact here, whatever the processor.
+The orders are those that simple schedulers and packers use: pods by cpu, memory, largest share, sum of shares or the
+scarcest dimension, with and without what few machines host first, on machines from the smallest or from the largest.
 """
 
 from collections.abc import Sequence
@@ -10,12 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bigfleet.planner.core import PLENTY, Core, scaled
-from bigfleet.planner.simulate import FIELD_BITS, Bool, Fleet, Int
-
-Single = NDArray[np.float32]
+from bigfleet.planner.core import Core
+from bigfleet.planner.simulate import Fleet, Int
 
 #: Keys by which parts are ordered (see `_sizes`); each with and without the parts first that few columns match, and
 #: each with machines from the smallest and from the largest.
@@ -23,8 +19,6 @@ KEYS: Final = 5
 #: The orders by how often they fit fleets that some order fits.
 SEQUENCE: Final = (12, 4, 0, 14, 6, 16, 8, 2, 18, 10, 13, 15, 7, 1, 19, 3, 17, 5, 9, 11)
 _BATCH: Final = 1 << 15
-_ANY: Final = 1 << 23
-_NOTHING: Final = 2.0**-30
 _KNOWN: Final = 4096
 _SHARE_BITS: Final = 24
 
@@ -43,20 +37,11 @@ class FirstFit:
     """Packs fleets of one core."""
 
     def __init__(self, core: Core) -> None:
-        """Prepare scaled amounts and the order of columns by size."""
+        """Prepare the prices by which leftovers are compared."""
         self._core = core
         self._matches = core.matches
-        request, supply = scaled(core.request, core.supply, core.demand)
-        used = [d for d in range(request.shape[1]) if request[:, d].any()]
-        self._request = [request[:, d].astype(np.float32) for d in used]
-        # What a part does not want limits nothing: dividing by so little gives more than any count of pods.
-        self._divisor = [np.where(wants > 0, wants, np.float32(_NOTHING)) for wants in self._request]
-        self._count = np.minimum(core.count, _ANY).astype(np.float32)
-        self._supply = [np.append(supply[:, d], 0).astype(np.float32) for d in used]
-        most = np.minimum(np.minimum(core.fits, core.count[:, None]), _ANY)
-        self._most = np.concatenate([most, np.zeros((len(core.parts), 1), np.int64)], axis=1).astype(np.float32)
         self._prices = np.where(core.may_claim, core.cost[None, :], 0).max(axis=1, initial=1)
-        self._ranks: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        self._ranks: dict[tuple[int, ...], tuple[tuple[list[int], Int], ...]] = {}
         self._supplies = [tuple(each) for each in core.supply.tolist()]
         self._orders: dict[tuple[Fleet, int], list[int]] = {}
 
@@ -74,17 +59,25 @@ class FirstFit:
     def left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
         """Return the pods of each part without a place, by fleet and order, (F, N, P).
 
-        The order of parts suits the fleet `like`, which saves time, or each fleet itself.
+        The orders of parts and machines suit the fleet `like`, which saves time, or each fleet itself.
         """
-        rows = [(fleet, number) for fleet in fleets for number in numbers]
-        result = np.zeros((len(rows), len(self._core.parts)), np.int64)
+        core = self._core
+        result = np.zeros((len(fleets), len(numbers), len(core.parts)), np.int64)
         size = max((sum(n for _, n in fleet) for fleet in fleets), default=1)
-        step = max(1, _BATCH // max(1, size))
-        for at in range(0, len(rows), step):
-            some = rows[at : at + step]
-            orders = [self.order(fleet if like is None else like, number) for fleet, number in some]
-            result[at : at + len(some)], _ = self._pack(self._machines(some), orders, False)
-        return result.reshape(len(fleets), len(numbers), -1)
+        step = max(1, _BATCH // (max(1, size) * len(numbers)))
+        for at in range(0, len(fleets), step):
+            some = fleets[at : at + step]
+            if like is None:
+                rows = [(fleet, number) for fleet in some for number in numbers]
+                machines, orders = self._machines(rows), [self.order(*row) for row in rows]
+            else:
+                machines, orders = (
+                    self._machines_like(some, numbers, like),
+                    [self.order(like, n) for n in numbers] * len(some),
+                )
+            left, _ = core.kernels.place(core, machines, orders, False)
+            result[at : at + len(some)] = left.reshape(len(some), len(numbers), -1)
+        return result
 
     def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
         """Return the pods without a place, (F, P), in the order that leaves the cheapest ones."""
@@ -95,7 +88,7 @@ class FirstFit:
 
     def fits(self, fleets: Sequence[Fleet], numbers: Sequence[int] = SEQUENCE) -> list[bool]:
         """Return whether some order places every pod, for each fleet."""
-        return [bool(each) for each in ~self.left(fleets, numbers).any(axis=2).all(axis=1)] if fleets else []
+        return [bool((left.sum(axis=1) == 0).any()) for left in self.left(fleets, numbers)]
 
     def pack(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> Packed:
         """Return the packing of the order that leaves the fewest pods without a place, the first of equals.
@@ -104,7 +97,9 @@ class FirstFit:
         """
         found: Packed | None = None
         for number in numbers:
-            left, on = self._pack(self._machines([(fleet, number)]), [self.order(fleet, number)], True)
+            left, on = self._core.kernels.place(
+                self._core, self._machines([(fleet, number)]), [self.order(fleet, number)], True
+            )
             if found is None or left.sum() < found.left.sum():
                 found = Packed(self._unsorted(fleet, number, on[0]), left[0])
             if not found.left.any():
@@ -112,18 +107,22 @@ class FirstFit:
         assert found is not None, "there is at least one order"
         return found
 
-    def _sorted(self, fleet: Fleet, number: int) -> list[tuple[int, int]]:
-        """Return a fleet's columns with counts, ascending by size for numbers with bit 1, descending for the others.
+    def _rank(self, fleet: Fleet, number: int) -> tuple[list[int], Int]:
+        """Return the place of each column by size, and the columns by size, in the direction of a number.
 
-        Size is the sum over the dimensions of the supply relative to the largest machine of the fleet.
+        Ascending for numbers with bit 1, descending for the others. Size is the sum over the dimensions of the supply
+        relative to the largest machine of the fleet.
         """
         largest = tuple(map(max, zip(*(self._supplies[c] for c, _ in fleet), strict=True)))
         if largest not in self._ranks:
             sizes = fractions(self._core.supply, np.array(largest, np.int64)).sum(axis=1)
             orders = (np.argsort(-sizes, kind="stable"), np.argsort(sizes, kind="stable"))
-            down, up = (np.argsort(each, kind="stable").tolist() for each in orders)
-            self._ranks[largest] = (down, up)
-        rank = self._ranks[largest][(number & 2) // 2]
+            self._ranks[largest] = tuple((np.argsort(each, kind="stable").tolist(), each) for each in orders)
+        return self._ranks[largest][(number & 2) // 2]
+
+    def _sorted(self, fleet: Fleet, number: int) -> list[tuple[int, int]]:
+        """Return a fleet's columns with counts in the direction of a number."""
+        rank, _ = self._rank(fleet, number)
         return sorted(fleet, key=lambda each: rank[each[0]])
 
     def _machines(self, rows: Sequence[tuple[Fleet, int]]) -> Int:
@@ -135,6 +134,21 @@ class FirstFit:
             columns[r, : len(machines)] = machines
         return columns
 
+    def _machines_like(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet) -> Int:
+        """Return the machines of each fleet in each order, sorted by the sizes that suit one of them."""
+        counts = np.zeros((len(fleets), len(self._core.columns)), np.int64)
+        for f, fleet in enumerate(fleets):
+            for column, count in fleet:
+                counts[f, column] = count
+        total = counts.sum(axis=1)
+        size = max(1, int(total.max(initial=0)))
+        columns = np.full((len(fleets), len(numbers), size), len(self._core.columns), np.int64)
+        is_machine = np.arange(size)[None, :] < total[:, None]
+        for n, number in enumerate(numbers):
+            _, order = self._rank(like, number)
+            columns[:, n][is_machine] = np.repeat(np.tile(order, len(fleets)), counts[:, order].ravel())
+        return columns.reshape(len(fleets) * len(numbers), size)
+
     def _unsorted(self, fleet: Fleet, number: int, on: Int) -> Int:
         starts, at = {}, 0
         for column, count in self._sorted(fleet, number):
@@ -143,39 +157,6 @@ class FirstFit:
         places = [starts[column] + n for column, count in fleet for n in range(count)]
         result: Int = on[:, places]
         return result
-
-    def _pack(self, columns: Int, orders: Sequence[Sequence[int]], keep: bool) -> tuple[Int, Int]:
-        """Return the pods left (R, P), and the pods placed (R, P, M) if asked; a row is a fleet in an order."""
-        parts, width = self._most.shape
-        rows, size = columns.shape
-        free = [supply[columns] for supply in self._supply]
-        left = np.zeros((rows, parts), np.int64)
-        on = np.zeros((rows, parts, size) if keep else (0,), np.int64)
-        room, times, before = (np.empty((rows, size), np.float32) for _ in range(3))
-        index = np.empty((rows, size), np.int64)
-        most, row = self._most.ravel(), np.arange(rows)
-        order = np.array(orders, np.int64).T.copy()
-        for part in order:
-            np.add(columns, (part * width)[:, None], out=index)
-            most.take(index, out=room, mode="clip")
-            wants = [request[part][:, None] for request in self._request]
-            for has, divisor in zip(free, self._divisor, strict=True):
-                np.divide(has, divisor[part][:, None], out=times)
-                np.floor(times, out=times)
-                np.minimum(room, times, out=room)
-            count = self._count[part]
-            np.cumsum(room, axis=1, out=before)
-            left[row, part] = np.maximum(count - before[:, -1], 0)
-            np.subtract(before, room, out=before)
-            np.subtract(count[:, None], before, out=times)
-            np.maximum(times, 0, out=times)
-            np.minimum(room, times, out=room)
-            for has, amount in zip(free, wants, strict=True):
-                np.multiply(room, amount, out=times)
-                np.subtract(has, times, out=has)
-            if keep:
-                on[row, part] = room
-        return left, on
 
 
 def part_order(core: Core, number: int, total: Int, hosts: Int) -> list[int]:
@@ -206,6 +187,3 @@ def fractions(amounts: Int, wholes: Int) -> Int:
         shift = max(0, max(whole, int(amounts[:, d].max(initial=0))).bit_length() - (62 - _SHARE_BITS))
         result[:, d] = ((amounts[:, d] >> shift) << _SHARE_BITS) // max(1, whole >> shift)
     return result
-
-
-assert FIELD_BITS < 24 and PLENTY > _ANY  # noqa: PT018 - what single precision holds exactly

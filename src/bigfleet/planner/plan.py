@@ -7,7 +7,8 @@ import numpy as np
 
 from bigfleet.planner.admission import admit, filled
 from bigfleet.planner.composition import Claim, Composition, RunnerUp
-from bigfleet.planner.core import Core
+from bigfleet.planner.core import FAST, Core
+from bigfleet.planner.kernels import Kernels
 from bigfleet.planner.leaders import kinds, leading_kinds, led_fleets, merged, within_stock
 from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.prepare import Prepared, prepare
@@ -24,7 +25,7 @@ _CLOSED_SCALES: Final = (104, 109, 115, 122)
 _CLOSED_FLEETS: Final = 8
 
 
-def plan(problem: Problem, effort: Effort = DEFAULT) -> Composition:
+def plan(problem: Problem, effort: Effort = DEFAULT, kernels: Kernels = FAST) -> Composition:
     """Return the composition with the least completed cost that was found.
 
     Every hostable pod has a claim. Without `may_exchange` all held machines stay as long as they are needed, and others
@@ -32,7 +33,7 @@ def plan(problem: Problem, effort: Effort = DEFAULT) -> Composition:
     ProblemFault.
     """
     problem.validate()
-    prepared = admit(prepare(problem))
+    prepared = admit(prepare(problem, kernels))
     core = prepared.core
     if not core.parts:
         return _composition(prepared, (), np.zeros((0, 0), np.int64), (), 0)
@@ -46,14 +47,14 @@ def plan(problem: Problem, effort: Effort = DEFAULT) -> Composition:
     return _composition(prepared, best.fleet, FirstFit(core).pack(best.fleet).on, candidates, steps)
 
 
-def closed_form(problem: Problem) -> Composition:
+def closed_form(problem: Problem, kernels: Kernels = FAST) -> Composition:
     """Return a composition led by one type, without simulations: what stands in until a plan is there.
 
     Its cost depends on shapes, classes and machines, not on pods. Expected lost pods are not known and given as 0.
     Raises ProblemFault.
     """
     problem.validate()
-    prepared = admit(prepare(problem))
+    prepared = admit(prepare(problem, kernels))
     core = prepared.core
     if not core.parts:
         return _composition(prepared, (), np.zeros((0, 0), np.int64), (), 0)
@@ -150,7 +151,7 @@ def _claims(core: Core, fleet: Fleet, on: Int) -> list[Claim]:
     shapes: dict[int, Int] = {}
     for p, part in enumerate(core.parts):
         shapes[part.shape] = shapes[part.shape] + on[p] if part.shape in shapes else on[p]
-    claims = []
+    claims: list[Claim] = []
     for shape, counts in shapes.items():
         run: Claim | None = None
         for machine in np.flatnonzero(counts):

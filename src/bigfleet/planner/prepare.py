@@ -10,6 +10,7 @@ from bigfleet.planner.composition import Unhosted, UnhostedReason
 from bigfleet.planner.core import Core, Part, build_core, columns_of
 from bigfleet.planner.dominance import useful_columns
 from bigfleet.planner.greedy import cheapest_fill
+from bigfleet.planner.kernels import Kernels
 from bigfleet.planner.problem import Problem, Spread
 
 
@@ -23,16 +24,16 @@ class Prepared:
     unhosted: tuple[Unhosted, ...]
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: Problem, kernels: Kernels) -> Prepared:
     """Return the core of everything that some machine can host, with the columns worth looking at."""
     columns = columns_of(problem)
     order = canonical_shapes(problem)
-    core = build_core(problem, [Part(s, problem.shapes[s].count) for s in order], columns)
-    hosts = core.may_claim.any(axis=1)
+    core = build_core(problem, [Part(s, problem.shapes[s].count) for s in order], columns, kernels)
+    hosts = core.may_claim.any(axis=1).tolist()
     unhosted = [_reason(problem, core, p) for p in range(len(core.parts)) if not hosts[p]]
     hostable = [p for p in range(len(core.parts)) if hosts[p]]
     parts, no_domain = _confine(core, hostable)
-    core = build_core(problem, parts, columns)
+    core = build_core(problem, parts, columns, kernels)
     return Prepared(
         core.restricted(useful_columns(core)), core, tuple(sorted((*unhosted, *no_domain), key=lambda each: each.shape))
     )
@@ -46,7 +47,7 @@ def canonical_shapes(problem: Problem) -> list[int]:
     def content(position: int) -> tuple[object, ...]:
         shape = problem.shapes[position]
         spread = shape.spread or Spread("", 0)
-        first = (shape.rank, shape.row, shape.gang, tuple(-amount for amount in shape.request), -shape.count)
+        first = (shape.rank, shape.row, shape.gang, shape.request, shape.count)
         rest = (shape.max_per_machine, shape.priority, shape.penalty, shape.is_pinned, spread.key, spread.skew)
         return (*first, *rest, sum((shape.matches >> c & 1) << n for n, c in enumerate(classes)) if ties else 0)
 
@@ -118,7 +119,7 @@ def _confine(core: Core, hostable: Sequence[int]) -> tuple[list[Part], list[Unho
 
 
 def _gang_domain(core: Core, members: Sequence[int], left: dict[int, int]) -> frozenset[int] | None:
-    """Return the classes of the domain that hosts a whole gang at the least cost, and lower the stock by its machines."""
+    """Return the classes of the domain that hosts a whole gang at the least cost; lower the stock by its machines."""
     key = core.problem.shapes[core.parts[members[0]].shape].same_key
     best: tuple[int, str, dict[int, int]] | None = None
     for domain, columns in _domains(core, members, key):

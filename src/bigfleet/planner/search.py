@@ -1,20 +1,21 @@
 """Searches the fleet with the least completed cost: starts, then rounds of moves, judged by simulations."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bigfleet.planner.core import Core
+from bigfleet.planner.leaders import merged
 from bigfleet.planner.moves import Moves
 from bigfleet.planner.packing import SEQUENCE, FirstFit
 from bigfleet.planner.simulate import Fleet, Int
-from bigfleet.planner.starts import completed, starting_fleets
+from bigfleet.planner.starts import completed, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
 #: Starts that are completed and compared once more.
 _COMPLETED: Final = 32
-#: Numbers of orders: of the starts, of the rounds, and of the final comparison. They differ on purpose: a fleet that was
-#: chosen in some orders is compared in others.
+#: Numbers of orders: of the starts, of the rounds, and of the final comparison. They differ: a fleet that was chosen
+#: in some orders is compared in others.
 _START_ORDERS: Final = range(2)
 _ROUND_ORDERS: Final = 10
 _FINAL_ORDERS: Final = 100_000
@@ -28,6 +29,8 @@ _SIMULATED: Final = 1 << 13
 _PROPOSED: Final = 1 << 16
 _PROPOSALS_LEAST: Final = 24
 _SIMULATED_LEAST: Final = 8
+#: Pods from which on all of the effort is spent.
+_WHOLE_EFFORT: Final = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +47,19 @@ class Effort:
     #: Orders in the final comparison, and fleets that take part in it.
     final_orders: int = 6
     finalists: int = 8
-    #: Clusters with more pods than this are planned on a sample of so many.
+    #: Very large clusters are planned on a sample of so many pods.
     sample: int = 800
+
+    def scaled(self, pods: int) -> "Effort":
+        """Return the effort for a cluster of so many pods: a small one has fewer fleets, and there are more of them."""
+        if pods >= _WHOLE_EFFORT:
+            return self
+        part = max(pods, _WHOLE_EFFORT // 8)
+        return replace(
+            self,
+            rounds=max(1, self.rounds * (part + _WHOLE_EFFORT) // (2 * _WHOLE_EFFORT)),
+            proposals=max(8, self.proposals * part // _WHOLE_EFFORT),
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,12 +77,12 @@ class Search:
     def __init__(self, core: Core, effort: Effort) -> None:
         """Prepare simulations and packings."""
         self.core = core
-        self.effort = effort
+        self.effort = effort.scaled(int(core.count.sum()))
         self.first_fit = FirstFit(core)
         self.valuation = Valuation(core)
 
     def run(self, base: Fleet, wanted: Int) -> list[Candidate]:
-        """Return fleets that add machines to a base for the wanted pods, best first; empty when none hosts everything."""
+        """Return fleets that add machines to a base for the wanted pods, best first; none where none hosts them all."""
         fleets = self._starts(base, wanted)
         if not fleets:
             return []
@@ -85,7 +99,12 @@ class Search:
         """Return completed starts, best first."""
         if not self.core.count.any():
             return [()]
-        fleets = self._ranked(starting_fleets(self.core, base, wanted))[:_COMPLETED]
+        found = set(starting_fleets(self.core, base, wanted))
+        paid = merged(base, paid_anyway(self.core))
+        if paid != base:
+            left = self.first_fit.pack(paid).left
+            found.update(starting_fleets(self.core, paid, left))
+        fleets = self._ranked(sorted(found))[:_COMPLETED]
         fitting = completed(self.core, self.first_fit, fleets)
         checked = self.first_fit.fits(fitting)
         return self._ranked([fleet for fleet, fits in zip(fitting, checked, strict=True) if fits])

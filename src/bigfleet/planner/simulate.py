@@ -30,7 +30,8 @@ FIELD_BITS: Final = 20
 _WORD_BITS: Final = 63
 #: Machines times fleets that are simulated together; more no longer fits the processor's cache.
 _BATCH: Final = 1 << 13
-_TIES: Final = 4096
+#: Tie-breaks of a machine repeat after so many steps.
+TIES: Final = 4096
 
 #: A fleet: columns with their counts, ascending by column, counts above 0.
 Fleet = tuple[tuple[int, int], ...]
@@ -133,7 +134,7 @@ class _Run:
         self._free = [np.append(limit, 0)[self._columns] for limit in words.limit]
         self._requests = [request[self._queues] for request in words.request]
         self._guard = words.guard
-        self._noise = noise(_TIES + machines, POINT)
+        self._noise = noise(TIES + machines, POINT)
         self.lost = self._place(arena, len(fleets), len(orders))
 
     def _place(self, arena: Arena, fleets: int, orders: int) -> Int:
@@ -156,7 +157,7 @@ class _Run:
             np.add(columns, starts[step][:, None], out=index)
             takes.take(index, out=change, mode="clip")
             np.subtract(score, change, out=after)
-            tie = (step * 31) % _TIES
+            tie = (step * 31) % TIES
             np.add(after, ties[tie : tie + machines], out=after)
             for word, (free, room, guard) in enumerate(zip(self._free, rooms, self._guard, strict=True)):
                 np.subtract(free, self._requests[word][step][:, None], out=room)

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from bigfleet.planner.core import Core
+from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.greedy import fill, least_prices, size_order
 from bigfleet.planner.leaders import kinds, leading_kinds, led_fleets, merged, within_stock
 from bigfleet.planner.packing import SEQUENCE, FirstFit
@@ -16,6 +16,8 @@ _SLACKS: Final = (0, 4, 8, 12)
 _GREEDY_ROUNDS: Final = 3
 _ORDERS: Final = 8
 _REPAIRS: Final = 3
+#: Machines per pod from which on what is paid for anyway is taken piece by piece only.
+_PAID_MOST: Final = 2
 
 
 def greedy_fleets(core: Core, wanted: Int, stock: Int, rounds: int = _GREEDY_ROUNDS) -> Iterator[Fleet]:
@@ -42,7 +44,7 @@ def starting_fleets(core: Core, base: Fleet, wanted: Int, rounds: int = _GREEDY_
 
 
 def completed(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet]) -> list[Fleet]:
-    """Return the fleets on which first-fit-decreasing places every pod, with greedy machines where they lack; sorted."""
+    """Return the fleets, with greedy machines where they lack, on which first-fit-decreasing places all pods; sorted."""
     prices, order = least_prices(core, core.cost), size_order(core, range(len(core.parts)))
     found: set[Fleet] = set()
     pending = list(fleets)
@@ -60,6 +62,15 @@ def completed(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet]) -> list[
                 grown.append(merged(fleet, more.fleet))
         pending = sorted(set(grown))
     return sorted(found)
+
+
+def paid_anyway(core: Core) -> Fleet:
+    """Return all machines that can be had for nothing: bare metal and reservations, as far as they are few."""
+    columns = [c for c, each in enumerate(core.columns) if not each.is_held and not each.cost and each.stock < PLENTY]
+    machines = sum(core.columns[c].stock for c in columns)
+    if machines > _PAID_MOST * max(1, int(core.count.sum())):
+        return ()
+    return tuple((c, core.columns[c].stock) for c in columns)
 
 
 def stock_beside(core: Core, fleet: Fleet) -> Int:

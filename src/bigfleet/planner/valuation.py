@@ -7,9 +7,9 @@ import numpy as np
 
 from bigfleet.planner.core import Core
 from bigfleet.planner.greedy import least_prices
-from bigfleet.planner.simulate import Fleet, Int, simulate
+from bigfleet.planner.simulate import Fleet, Int
 
-#: Lost pods of a thousand from which on each counts LOST_WEIGHT times the price of the dearest pod.
+#: Lost pods of a thousand beyond which each costs LOST_WEIGHT times as much again.
 LOST_PER_MILLE: Final = 2
 LOST_WEIGHT: Final = 4
 #: A column with stock for this part of the pods can be bought to complete a fleet.
@@ -42,13 +42,13 @@ class Valuation:
         """Return the value of each fleet, and its protected pods lost on average, in thousandths."""
         if not fleets:
             return [], []
-        lost = simulate(self._core.arena, fleets, [self._queue(order) for order in orders])
+        lost = self._core.kernels.simulate(self._core, fleets, [self._queue(order) for order in orders])
         self.steps += len(fleets) * len(orders) * int(self._core.count.sum())
         completing = lost @ self._unit + (np.minimum(lost, 1) * self._first).max(axis=2, initial=0)
         millipods = (lost * self._is_protected).sum(axis=(1, 2)) * 1000 // len(orders)
+        extra = completing.sum(axis=1) // len(orders)
         over = np.maximum(millipods - self._allowed, 0)
-        dearest = int(self._unit.max(initial=1))
-        extra = completing.sum(axis=1) // len(orders) + over * (LOST_WEIGHT * dearest) // 1000
+        extra += extra // np.maximum(millipods, 1) * over * LOST_WEIGHT
         values = [self._core.price(fleet) + int(more) for fleet, more in zip(fleets, extra, strict=True)]
         return values, [int(each) for each in millipods]
 

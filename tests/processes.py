@@ -14,11 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.patience import PATIENCE_SECONDS, wait_until
 
-
 #: A process that is being started is asked again soon; gRPC would let a second pass, then more and more.
 _RECONNECT = [
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
 

@@ -407,7 +407,7 @@ class TestConnection:
         """What `asyncio.timeout` ends reads as TimeoutError around the call."""
         world.servicer.hangs = True
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(0.05):  # expires
                 await provider.create(M1, TOKEN)
 
     async def test_closing_ends_calls_with_an_unknown_outcome(self, world: World) -> None:

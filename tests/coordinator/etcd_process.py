@@ -74,7 +74,7 @@ class Member:
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         command += ["--initial-cluster", cluster, "--logger", "zap", "--log-level", "error"]
-        command += ["--heartbeat-interval", "50", "--election-timeout", "500"]
+        command += ["--heartbeat-interval", "100", "--election-timeout", "1000"]
         if self._tls is not None:
             # Whoever shows no certificate of this authority is not served.
             command += ["--cert-file", str(self._tls.certificate), "--key-file", str(self._tls.key)]

@@ -90,7 +90,7 @@ def test_children_follow_a_parent_that_was_killed_and_the_next_run_resumes(tmp_p
 
 
 def test_a_demonstration_outlives_both_its_processes_and_ends_fully_bound(tmp_path: Path) -> None:
-    with UpProcess(tmp_path / "state", "--for", "25s", "--clusters", "2", "--machines", "40") as up:
+    with UpProcess(tmp_path / "state", "--for", "40s", "--clusters", "2", "--machines", "40") as up:
         started_children(up)
         up.kill_child("shard")
         up.kill_child("provider")

@@ -130,7 +130,7 @@ def test_a_kill_takes_nothing_back(folder: Path) -> None:
 
 def test_what_happens_to_files_by_hand_is_seen(folder: Path) -> None:
     with (
-        toy(folder, "--reconcile-interval=100ms", "--failed-hold=3s") as (address, _process),
+        toy(folder, "--reconcile-interval=100ms", "--failed-hold=10s") as (address, _process),
         grpc.insecure_channel(address) as channel,
     ):
         provider = CapacityProviderStub(channel)

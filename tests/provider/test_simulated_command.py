@@ -40,11 +40,14 @@ def test_a_bad_file_exits_with_2_and_one_line(flag: str, name: str, content: str
 
 def wait_for(provider: CapacityProviderStub, machine_id: str, state: "pb.MachineState.ValueType") -> pb.Machine:
     """Return the machine once it is in that state."""
-    reference = pb.MachineRef(id=machine_id)
-    wait_until(
-        lambda: provider.Get(reference).state == state, f"{machine_id} did not become {pb.MachineState.Name(state)}"
-    )
-    return provider.Get(reference)
+    seen: list[pb.Machine] = []
+
+    def is_so() -> bool:
+        seen[:] = [provider.Get(pb.MachineRef(id=machine_id))]
+        return seen[0].state == state
+
+    wait_until(is_so, f"{machine_id} did not become {pb.MachineState.Name(state)}")
+    return seen[0]
 
 
 def test_admin_status_prints_what_each_pool_was_billed(tmp_path: Path) -> None:

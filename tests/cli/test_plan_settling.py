@@ -35,7 +35,7 @@ def held(document: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_every_machine_that_a_cluster_holds_at_rest_is_named(files: Files) -> None:
-    """What is reclaimed from one cluster goes to another, and what nobody needs is released."""
+    """What is reclaimed from one cluster goes to another, and unneeded machines are released."""
     document = settled(files)
 
     assert held(document) == {"lab": [("i1", "jobs"), ("n1", "jobs")], "shop": [("s1", "web")]}
@@ -59,7 +59,7 @@ def test_preemption_takes_its_way_until_rest(files: Files) -> None:
     assert [(short["row"], short["lacks"]) for short in document["shortfalls"]] == [("web", {"cpu": "16"})]
 
 
-def test_bare_metal_that_nobody_needs_stays_idle_and_is_no_cost_of_a_cluster(files: Files) -> None:
+def test_unneeded_bare_metal_stays_idle_and_is_no_cost_of_a_cluster(files: Files) -> None:
     files.write_machines([{**CPU, "id": "bm", "capacity_type": "BareMetal"}, MACHINES[0]])
     files.write_needs([NEEDS[0]])
     document = settled(files)

@@ -201,9 +201,9 @@ def test_a_fleet_of_shapes_is_decided(tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.output
     decided = json.loads(target.read_text(encoding="utf-8"))["decision"]["rows"]
-    (told,) = [one for one in decided if one["id"] == row["id"]]
-    assert told["shapes"] == [{"resources_milli": {"cpu": 2000}, "count": 3, "max_per_machine": 0}]
-    assert (told["aggregate_milli"], told["min_unit_milli"]) == ({"cpu": 6000}, {"cpu": 2000})
+    (row_record,) = [one for one in decided if one["id"] == row["id"]]
+    assert row_record["shapes"] == [{"resources_milli": {"cpu": 2000}, "count": 3, "max_per_machine": 0}]
+    assert (row_record["aggregate_milli"], row_record["min_unit_milli"]) == ({"cpu": 6000}, {"cpu": 2000})
     row["shapes"] = [{**DB, "count": 0}]
     source.write_text(json.dumps(fleet), encoding="utf-8")
     refused = CliRunner().invoke(app, ["engine", "decide", str(source), "--out", str(target)])

@@ -158,7 +158,7 @@ async def test_a_machine_whose_pods_fit_nowhere_else_stays_configured() -> None:
 
 
 async def test_a_preempted_machine_is_drained_though_its_pods_fit_nowhere_else() -> None:
-    """Whoever has the higher priority gets the machine."""
+    """The higher priority gets the machine."""
     world = World(ScriptedProvider(synchronous=True))
     world.provider.add(machine("m1", S.IDLE))
     low, high = world.connect("c1"), world.connect("c2")

@@ -161,7 +161,7 @@ def merged_upwards(shapes: Iterable[DemandShape], shapes_max: int = SHAPES_MAX) 
             groups[bool(shape.max_per_machine)].append(shape)
     totals = {name: milli for name, milli in total_of(few).items() if milli}
     pods = sum(shape.count for shape in few)
-    # Largest saving first; the number tells equal savings apart.
+    # Largest saving first; the number orders equal savings.
     cells = [_Cell(each, totals, pods) for each in groups.values()]
     waiting = [(-cell.saving, number, cell) for number, cell in enumerate(cells)]
     heapify(waiting)

@@ -138,7 +138,7 @@ class NeedsTable:
     def _replace_overheads(self, cluster: str, overheads: tuple[Overhead, ...]) -> None:
         if self._overheads.get(cluster, ()) == overheads:
             return
-        # Whoever was handed the former mapping keeps it as it was.
+        # A mapping that was handed out stays as it was.
         others = {name: known for name, known in self._overheads.items() if name != cluster}
         self._overheads = MappingProxyType({**others, cluster: overheads} if overheads else others)
 

@@ -84,7 +84,7 @@ class RecordingFile:
                         return found.start
                     written = format_of_head(found.content) if found.kind is FrameKind.HEAD else FORMAT
                     if written != FORMAT:
-                        # Behind records of another format nobody could read ours.
+                        # Readers stop at records of another format, so ours would never be read behind them.
                         _log.warning("recording_put_aside", file=str(self._path), fault=f"records of format {written}")
                         self.rotate()
                         return self.size_bytes

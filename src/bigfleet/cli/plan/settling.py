@@ -2,7 +2,7 @@
 
 Between two cycles every action is carried out as it ends in a fleet (docs/spec/engine.md §11): Provision and Bootstrap
 reach Configured with all stamps, Reclaim and Preempt reach Idle, Delete reaches Speculative. When nothing is left to do
-the clock moves past every hold of an idle machine, so that what nobody needs is released. Nothing here decides.
+the clock moves past every hold of an idle machine, so that unneeded machines are released. Nothing here decides.
 """
 
 from collections import Counter
@@ -153,5 +153,5 @@ def _machines_of(fleet: Fleet, given: PlanInput) -> dict[MachineId, MachineGiven
 
 def _unsettled(actions: Sequence[Action], cycles: int) -> str:
     kinds = Counter(action.kind.label for action in actions)
-    told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return f"--until-settled: no rest after {cycles} cycles, the next would have {told}; report both files as a defect"
+    next_actions = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"--until-settled: no rest after {cycles} cycles, the next would have {next_actions}; report both files"

@@ -4,7 +4,7 @@ Pure arithmetic over values (docs/spec/engine.md §8, docs/spec/shard.md §6). A
 executed, never what it is: none of them reorders anything.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -108,6 +108,8 @@ class Chosen:
     in_flight: int
     #: Their row is backed off.
     refused: int
+    #: Reclaims whose machine must stay for now (rail 5).
+    delayed: int
     capped: int
     postponed: int
     #: Not looked at: there are more before them than can be enqueued.
@@ -121,20 +123,22 @@ def choose(
     *,
     in_flight: Set[MachineId],
     backed_off: Set[RowKey],
+    is_delayed: Callable[[Action], bool] = lambda _action: False,
     fraction: float,
     configured_by_cluster: Mapping[str, int],
     spent: Mapping[str, int],
     actions_max: int,
     room: int,
 ) -> Chosen:
-    """Return what may be enqueued: free machines, rows that are not backed off, the cap, the limit, in this order.
+    """Return what may be enqueued: free machines, rows that are not backed off, no delay, the cap, the limit.
 
-    Each action is made at most once, and none after `room` have been found, unless there is a limit to tell about. It
-    may take as long as there are actions: it is no work for a loop.
+    The checks apply in this order. `is_delayed` is asked about Reclaims alone. Each action is made at most once, and
+    none after `room` have been found, unless there is a limit to tell about. It may take as long as there are actions:
+    it is no work for a loop.
     """
     cap = _ReclaimCap(fraction, configured_by_cluster, spent)
     kept: list[Action] = []
-    seen = busy = refused = 0
+    seen = busy = refused = delayed = 0
     for action in actions:
         if actions_max <= 0 and len(kept) >= room:
             break
@@ -143,6 +147,8 @@ def choose(
             busy += 1
         elif row_served_by(action) in backed_off:
             refused += 1
+        elif action.kind is ActionKind.RECLAIM and is_delayed(action):
+            delayed += 1
         elif cap.admits(action):
             kept.append(action)
     limited, postponed = limit_actions(kept, actions_max)
@@ -150,6 +156,7 @@ def choose(
         actions=limited,
         in_flight=busy,
         refused=refused,
+        delayed=delayed,
         capped=cap.capped,
         postponed=postponed,
         left=len(actions) - seen,

@@ -22,7 +22,7 @@ from bigfleet.provider.backend import Host as BackendHost
 from bigfleet.provider.fence import Fence
 from bigfleet.provider.kinds import Kind
 from bigfleet.provider.simulated.backend import SimulatedBackend
-from bigfleet.shard import backoff, controller, inventory, rails
+from bigfleet.shard import backoff, controller, inventory, rails, reclaim_delay
 from bigfleet.shard.actuation import Actuator
 from bigfleet.shard.audit import Audit
 from bigfleet.shard.deciding import Decider
@@ -256,6 +256,11 @@ def _cap(patch: pytest.MonkeyPatch) -> None:
 def _spent(patch: pytest.MonkeyPatch) -> None:
     before = rails.choose
     patch.setattr(rails, "choose", lambda actions, **given: before(actions, **(given | {"spent": {}})))
+
+
+@defect("the reclaim delay is off", "S8", reclaim_after_seconds=60.0)
+def _delay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reclaim_delay.Excess, "is_due", lambda _self, _machine_id, _after_seconds: True)
 
 
 @defect("a pause is ignored", "S11", posture="paused")

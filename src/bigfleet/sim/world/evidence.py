@@ -168,6 +168,8 @@ class ShardMemory:
     #: Reclaims enqueued since the last timer cycle, and the largest cap since then, by cluster.
     reclaims: Counter[str] = field(default_factory=Counter)
     caps: dict[str, int] = field(default_factory=dict)
+    #: When the last cycles without a break first found each machine excess, in seconds of their decisions.
+    excess_since_seconds: dict[str, float] = field(default_factory=dict)
     #: The newest action that was looked at.
     last_action_id: str = ""
 

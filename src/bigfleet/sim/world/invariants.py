@@ -318,6 +318,23 @@ def reclaims_stay_under_the_cap(event: Cycled, evidence: Evidence) -> Iterator[s
             yield f"{cluster}: {count} reclaims in one period, the cap is {memory.caps.get(cluster, 1)}"
 
 
+@invariant("S8", Cycled)
+def reclaims_wait_for_their_delay(event: Cycled, evidence: Evidence) -> Iterator[str]:
+    """No machine is reclaimed before it has been excess without interruption for the reclaim delay."""
+    decision = event.report.decision
+    if decision is None or decision.basis is None:
+        return
+    since = evidence.memory(event.shard).excess_since_seconds
+    now_seconds, after_seconds = decision.basis.options.now_seconds, event.shard.settings.reclaim_after_seconds
+    for record in event.actions:
+        if record.is_redrive or record.disposition or record.action.reason != "phase3.excess":
+            continue
+        waited = now_seconds - since.get(record.action.machine_id, now_seconds)
+        if waited < after_seconds:
+            machine_id = record.action.machine_id
+            yield f"{machine_id} is reclaimed after {waited:g} s of excess, the delay is {after_seconds:g} s"
+
+
 @invariant("S13", Cycled)
 def no_bad_record_enters(event: Cycled, _evidence: Evidence) -> Iterator[str]:
     """A rejected provider record never enters a cost."""

@@ -78,6 +78,7 @@ class WatchedShard(Shard):
                 f"{record.kind_label} {record.action.cluster} {record.action.reason} {record.disposition}",
             )
         self._note_caps(report)
+        self._note_excess(report)
         self.tell(Cycled(self, report, actions))
         return report
 
@@ -90,6 +91,14 @@ class WatchedShard(Shard):
             bound = sum(each.cluster == cluster and each.state is MachineState.CONFIGURED for each in machines)
             cap = max(1, int(self.settings.reclaim_cap_fraction * bound))
             memory.caps[cluster] = max(cap, memory.caps.get(cluster, 0))
+
+    def _note_excess(self, report: CycleReport) -> None:
+        if report.decision is None or report.decision.basis is None:
+            return
+        memory, now_seconds = self.evidence.memory(self), report.decision.basis.options.now_seconds
+        excess = [each.machine_id for each in report.decision.actions if each.reason == "phase3.excess"]
+        known = memory.excess_since_seconds
+        memory.excess_since_seconds = {machine_id: known.get(machine_id, now_seconds) for machine_id in excess}
 
     def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
         """Take one roll-up, and tell what became of it."""

@@ -87,7 +87,10 @@ _ReclaimAfter = Annotated[
     ),
 ]
 _Guard = Annotated[
-    bool, typer.Option("--empty-rollup-guard/--no-empty-rollup-guard", help="Hold roll-ups that lose most rows.")
+    bool,
+    typer.Option(
+        "--empty-rollup-guard/--no-empty-rollup-guard", help="Hold roll-ups that lose most of a cluster's demand."
+    ),
 ]
 _Brake = Annotated[
     bool, typer.Option("--removal-brake/--no-removal-brake", help="Do not believe a sudden loss of machines.")

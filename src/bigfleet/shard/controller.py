@@ -25,6 +25,7 @@ from bigfleet.shard.ages import Ages, next_ages, short_of_cycle
 from bigfleet.shard.audit import Audit, AuditLog
 from bigfleet.shard.backoff import Refusals, Strikes
 from bigfleet.shard.belonging import EVERYTHING, Belonging, Title
+from bigfleet.shard.census import largest_supply
 from bigfleet.shard.classes import MachineRows
 from bigfleet.shard.deciding import Decider, EngineMaker, columnar_engine
 from bigfleet.shard.demand import Intake, RollUpOutcome
@@ -227,6 +228,7 @@ class Shard:
             compute=self._compute,
             wake=self.wake,
             take=lambda session, offer: self.take_rollup(session, offer),
+            largest_supply=lambda cluster: largest_supply(self.inventory.latest_snapshot, cluster),
         )
         self.session_views = SessionViews(
             sessions=self.sessions,

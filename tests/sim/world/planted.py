@@ -27,6 +27,7 @@ from bigfleet.shard.actuation import Actuator
 from bigfleet.shard.audit import Audit
 from bigfleet.shard.deciding import Decider
 from bigfleet.shard.demand import Intake, NeedsTable
+from bigfleet.shard.demand_size import DemandSize
 from bigfleet.shard.executors import Executors
 from bigfleet.shard.ports import FenceToken, TokenSource
 from bigfleet.shard.rails import Disposition, Quarantine, Verdict
@@ -275,7 +276,7 @@ def _dry(patch: pytest.MonkeyPatch) -> None:
 
 @defect("the quarantine is off", "S10", "rollup-empty", "rollup-truncated")
 def _quarantine(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Quarantine, "admit", lambda _self, rows: (Verdict.ACCEPT, Quarantine(rows)))
+    patch.setattr(Quarantine, "admit", lambda _self, needs, _supply: (Verdict.ACCEPT, Quarantine(DemandSize.of(needs))))
 
 
 @defect("the second suspicious roll-up is believed", "S10", "rollup-empty", "rollup-truncated")

@@ -28,6 +28,7 @@ from bigfleet.sim.world.evidence import (
     Marked,
     RolledUp,
     content_of,
+    has_collapsed,
 )
 
 S = MachineState
@@ -47,8 +48,6 @@ PROVIDER_EDGES = (frozenset(TRANSITIONS) | OWN_EDGES) - {(S.CONFIGURING, S.IDLE)
 #: Every so many-th cycle is decided again by the reference.
 REFERENCE_EVERY_CYCLES = 4
 _NOT_IN_FORCE = (RollUpOutcome.HELD, RollUpOutcome.REJECTED)
-GUARD_ROWS_MIN = 10
-GUARD_FACTOR = 10
 GUARD_STRIKES = 3
 
 Check = Callable[[Any, Evidence], Iterator[str]]
@@ -232,14 +231,12 @@ def _unrecorded(calls: Any, audited: Any, in_flight: Any) -> Iterator[str]:
 @invariant("S10", RolledUp)
 def sudden_shrinking_is_held(event: RolledUp, _evidence: Evidence) -> Iterator[str]:
     """A roll-up that shrinks to under a tenth is quarantined until its third time."""
-    if event.rows is None or event.baseline_rows is None or event.outcome is not RollUpOutcome.ACCEPTED:
+    if event.rows is None or event.baseline is None or event.outcome is not RollUpOutcome.ACCEPTED:
         return
-    rows = len(event.rows)
-    is_suspicious = event.baseline_rows >= GUARD_ROWS_MIN and GUARD_FACTOR * rows < event.baseline_rows
-    if is_suspicious and event.suspicious_before + 1 < GUARD_STRIKES:
+    if has_collapsed(event.baseline, event.rows) and event.suspicious_before + 1 < GUARD_STRIKES:
         yield (
-            f"{event.cluster}: a roll-up of {rows} rows came into force after one of {event.baseline_rows},"
-            f" the {event.suspicious_before + 1}. time"
+            f"{event.cluster}: a roll-up of {len(event.rows)} rows came into force after one of {len(event.baseline)},"
+            f" of which it asks for less than a tenth, the {event.suspicious_before + 1}. time"
         )
 
 

@@ -37,14 +37,13 @@ from bigfleet.sim.world.evidence import (
     Evidence,
     RolledUp,
     content_of,
+    has_collapsed,
     new_actions,
 )
 from bigfleet.sim.world.link import ShardLink
 from bigfleet.sim.world.provider import ProviderSite, RemoteProvider
 from bigfleet.sim.world.stores import KeptAudit
 from bigfleet.sim.world.titles import HeldFile, ShardDisk
-
-_SUSPICIOUS_ROWS_MIN, _SUSPICIOUS_FACTOR = 10, 10
 
 
 class WatchedShard(Shard):
@@ -109,7 +108,7 @@ class WatchedShard(Shard):
         rows = None
         if outcome in (RollUpOutcome.ACCEPTED, RollUpOutcome.HELD):
             rows = offer.needs()
-        event = RolledUp(self, session.cluster, rows, outcome, memory.baseline_rows, memory.suspicious_in_a_row)
+        event = RolledUp(self, session.cluster, rows, outcome, memory.baseline, memory.suspicious_in_a_row)
         memory.last_outcome = outcome
         if outcome is RollUpOutcome.UNCHANGED:
             memory.suspicious_in_a_row = 0
@@ -117,10 +116,9 @@ class WatchedShard(Shard):
             memory.suspicious_in_a_row += 1
             self.evidence.mark("a roll-up quarantined")
         elif rows is not None:
-            baseline = memory.baseline_rows
-            if baseline is not None and baseline >= _SUSPICIOUS_ROWS_MIN and _SUSPICIOUS_FACTOR * len(rows) < baseline:
+            if memory.baseline is not None and has_collapsed(memory.baseline, rows):
                 self.evidence.mark("a quarantined roll-up believed")
-            memory.baseline_rows, memory.suspicious_in_a_row = len(rows), 0
+            memory.baseline, memory.suspicious_in_a_row = rows, 0
             memory.in_force = content_of(rows)
         self.evidence.note("roll-up", session.cluster, f"{outcome.value} {'' if rows is None else len(rows)}")
         self.tell(event)

@@ -358,13 +358,15 @@ class World:
         audit_log: AuditLog | None = None,
         shard_id: str = "shard-0",
         ownership_file: OwnershipFile | None = None,
+        reclaim_after_seconds: float = 0.0,
     ) -> None:
+        """Excess is reclaimed at once unless the test says otherwise."""
         self.provider = provider or ScriptedProvider()
         self.registry = CollectorRegistry()
         self.shard = Shard(
             shard_id=ShardId(shard_id),
             epoch=epoch,
-            settings=settings or ShardSettings(),
+            settings=replace(settings or ShardSettings(), reclaim_after_seconds=reclaim_after_seconds),
             provider=self.provider,
             clock=LoopClock(),
             ids=SequentialIds(),

@@ -4,7 +4,7 @@ docs/spec/engine.md §1.8 and docs/spec/shard.md §4. Silence changes nothing he
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from bigfleet.engine.listed import ListedRows
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import Overhead
+from bigfleet.model.vector import ZERO, Vector
 from bigfleet.shard.rails import Quarantine, Verdict
 
 _FirstSight = tuple[int, int]
@@ -327,13 +328,17 @@ class Intake:
         overheads: tuple[Overhead, ...] = (),
         digest: bytes,
         now_unix_nanos: int,
+        largest_supply: Callable[[], Vector] = lambda: ZERO,
     ) -> Verdict:
-        """Judge a valid roll-up and, when it is accepted, put it in force. Either way the cluster has reported."""
+        """Judge a valid roll-up and, when it is accepted, put it in force. Either way the cluster has reported.
+
+        `largest_supply` returns the largest supply, per dimension, among the machines bound to the cluster.
+        """
         self.reported.add(cluster)
         intake = self._clusters.setdefault(cluster, _ClusterIntake())
-        verdict, judged = intake.quarantine.admit(len(rows))
-        if not self._guard:
-            verdict, judged = Verdict.ACCEPT, Quarantine(len(rows))
+        verdict, judged = Verdict.ACCEPT, intake.quarantine
+        if self._guard:
+            verdict, judged = intake.quarantine.admit(rows, largest_supply)
         intake.quarantine = judged
         if verdict.is_accepted:
             intake.digest = digest
@@ -344,3 +349,8 @@ class Intake:
         """Say whether the cluster's last roll-up was held."""
         intake = self._clusters.get(cluster)
         return intake is not None and intake.quarantine.suspicious_in_a_row > 0
+
+    def suspicion(self, cluster: str) -> str:
+        """Return what was suspicious in the cluster's last roll-up, "" for nothing."""
+        intake = self._clusters.get(cluster)
+        return "" if intake is None else intake.quarantine.suspicion

@@ -23,11 +23,12 @@ from bigfleet.provider.backend import Host as BackendHost
 from bigfleet.provider.fence import Fence
 from bigfleet.provider.kinds import Kind
 from bigfleet.provider.simulated.backend import SimulatedBackend
-from bigfleet.shard import backoff, controller, inventory, rails
+from bigfleet.shard import backoff, controller, inventory, rails, reclaim_delay
 from bigfleet.shard.actuation import Actuator
 from bigfleet.shard.audit import Audit
 from bigfleet.shard.deciding import Decider
 from bigfleet.shard.demand import Intake, NeedsTable
+from bigfleet.shard.demand_size import DemandSize
 from bigfleet.shard.executors import Executors
 from bigfleet.shard.ports import FenceToken, TokenSource
 from bigfleet.shard.rails import Disposition, Quarantine, Verdict
@@ -274,6 +275,11 @@ def _spent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rails, "choose", lambda actions, **given: before(actions, **(given | {"spent": {}})))
 
 
+@defect("the reclaim delay is off", "S8", reclaim_after_seconds=60.0)
+def _delay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reclaim_delay.Excess, "is_due", lambda _self, _machine_id, _after_seconds: True)
+
+
 @defect("a pause is ignored", "S11", posture="paused")
 def _paused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rails, "disposition", lambda **_posture: Disposition.EXECUTE)
@@ -286,7 +292,7 @@ def _dry(patch: pytest.MonkeyPatch) -> None:
 
 @defect("the quarantine is off", "S10", "rollup-empty", "rollup-truncated")
 def _quarantine(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Quarantine, "admit", lambda _self, rows: (Verdict.ACCEPT, Quarantine(rows)))
+    patch.setattr(Quarantine, "admit", lambda _self, needs, _supply: (Verdict.ACCEPT, Quarantine(DemandSize.of(needs))))
 
 
 @defect("the second suspicious roll-up is believed", "S10", "rollup-empty", "rollup-truncated")

@@ -31,6 +31,7 @@ from bigfleet.sim.world.evidence import (
     Marked,
     RolledUp,
     content_of,
+    has_collapsed,
 )
 
 S = MachineState
@@ -50,8 +51,6 @@ PROVIDER_EDGES = (frozenset(TRANSITIONS) | OWN_EDGES) - {(S.CONFIGURING, S.IDLE)
 #: Every so many-th cycle is decided again by the reference.
 REFERENCE_EVERY_CYCLES = 4
 _NOT_IN_FORCE = (RollUpOutcome.HELD, RollUpOutcome.REJECTED)
-GUARD_ROWS_MIN = 10
-GUARD_FACTOR = 10
 GUARD_STRIKES = 3
 
 Check = Callable[[Any, Evidence], Iterator[str]]
@@ -235,14 +234,12 @@ def _unrecorded(calls: Any, audited: Any, in_flight: Any) -> Iterator[str]:
 @invariant("S10", RolledUp)
 def sudden_shrinking_is_held(event: RolledUp, _evidence: Evidence) -> Iterator[str]:
     """A roll-up that shrinks to under a tenth is quarantined until its third time."""
-    if event.rows is None or event.baseline_rows is None or event.outcome is not RollUpOutcome.ACCEPTED:
+    if event.rows is None or event.baseline is None or event.outcome is not RollUpOutcome.ACCEPTED:
         return
-    rows = len(event.rows)
-    is_suspicious = event.baseline_rows >= GUARD_ROWS_MIN and GUARD_FACTOR * rows < event.baseline_rows
-    if is_suspicious and event.suspicious_before + 1 < GUARD_STRIKES:
+    if has_collapsed(event.baseline, event.rows) and event.suspicious_before + 1 < GUARD_STRIKES:
         yield (
-            f"{event.cluster}: a roll-up of {rows} rows came into force after one of {event.baseline_rows},"
-            f" the {event.suspicious_before + 1}. time"
+            f"{event.cluster}: a roll-up of {len(event.rows)} rows came into force after one of {len(event.baseline)},"
+            f" of which it asks for less than a tenth, the {event.suspicious_before + 1}. time"
         )
 
 
@@ -319,6 +316,23 @@ def reclaims_stay_under_the_cap(event: Cycled, evidence: Evidence) -> Iterator[s
     for cluster, count in memory.reclaims.items():
         if count > memory.caps.get(cluster, 1):
             yield f"{cluster}: {count} reclaims in one period, the cap is {memory.caps.get(cluster, 1)}"
+
+
+@invariant("S8", Cycled)
+def reclaims_wait_for_their_delay(event: Cycled, evidence: Evidence) -> Iterator[str]:
+    """No machine is reclaimed before it has been excess without interruption for the reclaim delay."""
+    decision = event.report.decision
+    if decision is None or decision.basis is None:
+        return
+    since = evidence.memory(event.shard).excess_since_seconds
+    now_seconds, after_seconds = decision.basis.options.now_seconds, event.shard.settings.reclaim_after_seconds
+    for record in event.actions:
+        if record.is_redrive or record.disposition or record.action.reason != "phase3.excess":
+            continue
+        waited = now_seconds - since.get(record.action.machine_id, now_seconds)
+        if waited < after_seconds:
+            machine_id = record.action.machine_id
+            yield f"{machine_id} is reclaimed after {waited:g} s of excess, the delay is {after_seconds:g} s"
 
 
 @invariant("S13", Cycled)

@@ -141,7 +141,7 @@ class EngineWorld:
             self._ages = next_ages(self._ages, decision.rows, advance=True)
             self._now += CYCLE_SECONDS
         assert decision is not None, "at least one cycle is decided"
-        needed = sum(distance(level, level(self._get(machine_id))) for machine_id, level in self._before.items())
+        needed = sum(distance(before, level(self._get(machine_id))) for machine_id, before in self._before.items())
         return Settled(
             holdings=self._holdings(),
             rows=_reports(clusters, decision),

@@ -160,7 +160,7 @@ def _actions_between(before: tuple[int, str], after: tuple[int, str]) -> int:
 
 def _demand(clusters: Sequence[Cluster]) -> list[Need]:
     """Return the rows in list order; shapes stand in the instance's order, which claims refer to."""
-    needs = []
+    needs: list[Need] = []
     for cluster in clusters:
         for row in cluster.rows:
             shapes = tuple(

@@ -21,9 +21,8 @@ def violations(machines: Sequence[Machine], demand: Sequence[Need], options: Opt
     found = [*_actions(by_id, options, decision), *_results(demand, decision)]
     used: defaultdict[str, Counter[str]] = defaultdict(Counter)
     owner: dict[str, str] = {}
-    acquired = {
-        a.machine_id: a.cluster for a in decision.actions if a.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION)
-    }
+    acquiring = (ActionKind.BOOTSTRAP, ActionKind.PROVISION)
+    acquired = {str(a.machine_id): str(a.cluster) for a in decision.actions if a.kind in acquiring}
     for result in decision.rows:
         cluster = result.need.cluster
         for machine_id, taken in _taken(result):

@@ -255,9 +255,20 @@ def test_an_explanation_says_who_shares_a_machine_and_what_came_second(files: Fi
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "4 of its 4 pods run on m1, which also serves cache." in text
-    assert "m1 is acquired at $0.40/h, because the target composition has it." in text
-    assert "The target composition of shop is 1 × t8.32; the best fleet led by t8.64" in text
-    assert "costs $0.10/h more" in text
+    assert "The target composition of shop is 1 × t8.32." in text
+    assert "m1 is acquired at $0.40/h, because the target composition has it" in text
+    assert "next best was r1, $0.10/h dearer for the same pods." in text
+    assert "r1 would be taken in its place if m1 cost $0.50/h." in text
+
+
+def test_the_price_that_an_explanation_names_turns_the_choice(files: Files) -> None:
+    """A little below the named price m1 is taken, a little above it r1."""
+    demand = [row("web", shape("1", "2Gi", 4))]
+
+    for price, taken in ((0.499, "m1"), (0.501, "r1")):
+        offers = [machine("m1", 8, 32, price), machine("r1", 8, 64, 0.5)]
+        actions = files.document(offers, demand)["plan"]["actions"]
+        assert [action["machine"] for action in actions] == [taken]
 
 
 @pytest.mark.parametrize(

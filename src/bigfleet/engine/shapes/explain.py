@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from bigfleet.engine.decision import ActionKind, Decision, Impossibility, RowResult
 from bigfleet.engine.explain_text import amounts_text, dollars_text
+from bigfleet.engine.shapes.choice import Fill, running_cost
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet
 from bigfleet.engine.shapes.state import PODS, Host, Row
 from bigfleet.engine.targets import class_key
@@ -59,7 +60,7 @@ class Explained:
             found.append(f"It hosts {self._hosted(host)}; {self._free(host)} is left of it.")
         note = self.fleet.notes.get(machine_id)
         if note is not None:
-            found.extend(_choice(machine_id, note))
+            found.extend(self._choice(machine_id, note))
         found.extend(self._outcome(machine, host))
         return found
 
@@ -98,7 +99,7 @@ class Explained:
             found.append(f"{count} of its {_pods(total)} run on {self._machine_text(machine_id, row)}.")
             note = self.fleet.notes.get(machine_id)
             if note is not None:
-                found.extend(_choice(machine_id, note))
+                found.extend(self._choice(machine_id, note))
         for machine_id, amounts in result.shares[:DESCRIBED_MAX]:
             found.append(f"{amounts_text(amounts)} of it is on {self._machine_text(machine_id, row)}.")
         rest = max(len(counts), len(result.shares)) - DESCRIBED_MAX
@@ -124,6 +125,49 @@ class Explained:
                 " that makes the room."
             )
         return found
+
+    def _choice(self, machine_id: str, note: ChoiceNote) -> list[str]:
+        """Return why the machine was acquired, and at which price another one would have been."""
+        cost, more, runner_up = note.cost_usd_per_hour, note.costs_more_usd_per_hour, note.runner_up
+        found = f"{machine_id} is acquired at {dollars_text(cost)}/h"
+        if note.is_by_target:
+            found += ", because the target composition has it"
+            runner_up, more = self._for_the_same_pods(machine_id, cost)
+        if not runner_up:
+            return [f"{found}; no machine of another class could have been taken."]
+        if not math.isfinite(more):
+            return [f"{found}; {runner_up} could not be priced."]
+        if more < 0:
+            return [f"{found}; {runner_up} costs {dollars_text(-more)}/h less for these pods and more for the cluster."]
+        return [
+            f"{found}; next best was {runner_up}, {dollars_text(more)}/h dearer for the same pods.",
+            f"{runner_up} would be taken in its place if {machine_id} cost {dollars_text(cost + more)}/h.",
+        ]
+
+    def _for_the_same_pods(self, machine_id: str, cost: float) -> tuple[str, float]:
+        """Return the cheapest machine of another class that hosts what the machine hosts, and what it costs more."""
+        host = self._host(machine_id)
+        assert host is not None, f"{machine_id} was acquired"
+        cluster, fill = (
+            host.machine.cluster or self.fleet.notes[machine_id].row.cluster.id,
+            Fill([*host.claims.items()]),
+        )
+        best: tuple[float, str] | None = None
+        for offer in self.fleet.offers:
+            total = self.fleet.total(cluster, offer.shape)
+            is_other = offer.available > 0 and class_key(offer.example) != class_key(host.machine)
+            if not is_other or not all(g.row.may_use(offer.example, offer.shape) for g, _ in fill.pods):
+                continue
+            used = [0] * len(total)
+            for group, count in fill.pods:
+                for d, milli in group.request:
+                    used[d] += milli * count
+            if any(milli > room for milli, room in zip(used, total, strict=True)):
+                continue
+            price = running_cost(offer, total, fill, self.fleet.dimensions.pods)
+            if best is None or (price, offer.machines[offer.taken].id) < best:
+                best = (price, offer.machines[offer.taken].id)
+        return ("", math.inf) if best is None else (best[1], best[0] - cost)
 
     # ---- machines ------------------------------------------------------------------------------------------------
 
@@ -195,22 +239,6 @@ def _impossible(entry: Impossibility, shapes: Sequence[DemandShape]) -> str:
     wanted, largest = ({entry.dimension: milli} for milli in (entry.wanted, entry.largest))
     has = amounts_text(largest) if entry.largest else f"no {entry.dimension}"
     return f"{subject}: request too large, it wants {amounts_text(wanted)}, the largest machine that matches has {has}."
-
-
-def _choice(machine_id: str, note: ChoiceNote) -> list[str]:
-    found = f"{machine_id} is acquired at {dollars_text(note.cost_usd_per_hour)}/h"
-    if note.is_by_target:
-        return [f"{found}, because the target composition has it."]
-    more = note.costs_more_usd_per_hour
-    if not note.runner_up:
-        return [f"{found}; no machine of another class could have been taken."]
-    if not math.isfinite(more):
-        return [f"{found}; {note.runner_up} could not be priced."]
-    flip = dollars_text(note.cost_usd_per_hour + more)
-    return [
-        f"{found}; next best was {note.runner_up}, {dollars_text(more)}/h dearer for the same pods.",
-        f"{note.runner_up} would be taken in its place if {machine_id} cost {flip}/h.",
-    ]
 
 
 def _where(machine: Machine) -> str:

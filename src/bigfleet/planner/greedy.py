@@ -42,7 +42,8 @@ def least_prices(core: Core, costs: Int) -> Int:
         return np.ones(len(core.parts), np.int64)
     share = shares(core)
     charged = np.where(share < PLENTY, np.minimum(costs, _COST_MAX)[None, :] * np.minimum(share, WHOLE), PLENTY << 20)
-    return np.maximum(charged.min(axis=1) >> 20, 1)
+    least: Int = np.maximum(charged.min(axis=1) >> 20, 1)
+    return least
 
 
 @dataclass(frozen=True, slots=True)

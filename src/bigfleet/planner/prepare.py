@@ -29,7 +29,7 @@ def prepare(problem: Problem, kernels: Kernels) -> Prepared:
     columns = columns_of(problem)
     order = canonical_shapes(problem)
     core = build_core(problem, [Part(s, problem.shapes[s].count) for s in order], columns, kernels)
-    hosts = core.may_claim.any(axis=1).tolist()
+    hosts = [bool(row.any()) for row in core.may_claim]
     unhosted = [_reason(problem, core, p) for p in range(len(core.parts)) if not hosts[p]]
     hostable = [p for p in range(len(core.parts)) if hosts[p]]
     parts, no_domain = _confine(core, hostable)

@@ -9,6 +9,7 @@ from bench.engine_workloads import ENGINE
 from bench.hail_workloads import HAIL_QUESTIONS
 from bench.harness import Benchmark
 from bench.provider_workloads import PROVIDERS
+from bench.quality_workloads import QUALITY
 from bench.recording_workloads import RECORDINGS
 from bench.shard_workloads import SHARD
 from bench.stream_workloads import STREAMS
@@ -82,4 +83,4 @@ ALL = (
     *SHARD,
     *COORDINATOR,
 )
-MEASUREMENTS = (*STREAMS, *RECORDINGS, *PROVIDERS, *COORDINATORS, *HAIL_QUESTIONS)
+MEASUREMENTS = (*STREAMS, *RECORDINGS, *PROVIDERS, *COORDINATORS, *HAIL_QUESTIONS, *QUALITY)

@@ -40,4 +40,14 @@ def _engine() -> Candidate:
     return EngineCandidate()
 
 
-CANDIDATES: Final[dict[str, Callable[[], Candidate]]] = {"engine": _engine, "packer": PackerCandidate}
+def _planner() -> Candidate:
+    from bench.quality.planner_candidate import PlannerCandidate
+
+    return PlannerCandidate()
+
+
+CANDIDATES: Final[dict[str, Callable[[], Candidate]]] = {
+    "engine": _engine,
+    "packer": PackerCandidate,
+    "planner": _planner,
+}

@@ -29,6 +29,9 @@ _SIMULATED: Final = 1 << 13
 _PROPOSED: Final = 1 << 16
 _PROPOSALS_LEAST: Final = 24
 _SIMULATED_LEAST: Final = 8
+#: Nano-dollars an hour by which machines of one price may differ, and numbers that are tried when machines are dropped.
+_ALIKE: Final = 20_000
+_FEWER: Final = 24
 #: Pods from which on all of the effort is spent.
 _WHOLE_EFFORT: Final = 400
 
@@ -91,9 +94,26 @@ class Search:
         return self.compare([*self._improve(moves, fleets[0]), *fleets[:2]], self._leaders(fleets))
 
     def prune(self, fleet: Fleet) -> list[Candidate]:
-        """Return fleets without machines that are not needed, held ones included, best first."""
-        moves = Moves(self.core, self.first_fit, (), [True] * len(self.core.columns))
-        return self.compare(self._improve(moves, fleet), ())
+        """Return the fleet and its parts without machines that are not needed, held ones included, best first.
+
+        The dearest machines go first; of equally dear ones the emptier, then those of the later key.
+        """
+        history, best = [fleet], fleet
+        columns = sorted((c for c, _ in fleet), key=lambda c: (-(int(self.core.cost[c]) // _ALIKE), self._use(c), -c))
+        for column in columns:
+            fewer = [best, *_with_fewer(best, column)]
+            values, _ = self.valuation.values(fewer, range(_ROUND_ORDERS, _ROUND_ORDERS + self.effort.orders))
+            fits = [True, *self.first_fit.fits(fewer[1:])]
+            best = min((v, f) for v, f, is_packed in zip(values, fewer, fits, strict=True) if is_packed)[1]
+            if best not in history:
+                history.append(best)
+        return self.compare(history[-self.effort.finalists :])
+
+    def _use(self, column: int) -> int:
+        """Return how full the machines of a held column are on average, in thousandths; acquired ones are empty."""
+        of = self.core.columns[column]
+        use = self.core.problem.classes[of.machine_class].held_use
+        return sum(use) // max(1, len(use)) if of.is_held else 0
 
     def _starts(self, base: Fleet, wanted: Int) -> list[Fleet]:
         """Return completed starts, best first."""
@@ -159,3 +179,11 @@ def leader(core: Core, fleet: Fleet) -> int:
         entry = spent.setdefault(kind, [0, column])
         entry[0] -= int(core.cost[column]) * count
     return min(spent.values())[1]
+
+
+def _with_fewer(fleet: Fleet, column: int) -> list[Fleet]:
+    """Return the fleet with fewer machines of a column: every number, or some between none and all but one."""
+    counts = dict(fleet)
+    most = counts[column]
+    numbers = sorted({most * n // min(most, _FEWER) for n in range(min(most, _FEWER))} | {most - 1})
+    return [tuple(sorted((c, n) for c, n in {**counts, column: number}.items() if n)) for number in numbers]

@@ -44,7 +44,7 @@ def starting_fleets(core: Core, base: Fleet, wanted: Int, rounds: int = _GREEDY_
 
 
 def completed(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet]) -> list[Fleet]:
-    """Return the fleets, with greedy machines added, on which first-fit-decreasing places all pods; sorted."""
+    """Return the fleets that place all pods by first-fit-decreasing, with greedy machines where they lack; sorted."""
     prices, order = least_prices(core, core.cost), size_order(core, range(len(core.parts)))
     found: set[Fleet] = set()
     pending = list(fleets)

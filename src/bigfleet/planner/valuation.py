@@ -11,6 +11,7 @@ from bigfleet.planner.simulate import Fleet, Int
 
 #: Lost pods of a thousand beyond which each costs LOST_WEIGHT times as much again.
 LOST_PER_MILLE: Final = 2
+LOST_LEAST: Final = 150
 LOST_WEIGHT: Final = 4
 #: A column with stock for this part of the pods can be bought to complete a fleet.
 _COMPLETING: Final = 8
@@ -36,7 +37,7 @@ class Valuation:
         self._first = np.maximum(alone - self._unit, 0)
         #: No slack protects a pod of which even the largest machine hosts one only: its loss is costed, not counted.
         self._is_protected = core.fits.max(axis=1, initial=0) > 1
-        self._allowed = max(int(core.count[self._is_protected].sum()) * LOST_PER_MILLE, 500)
+        self._allowed = max(int(core.count[self._is_protected].sum()) * LOST_PER_MILLE, LOST_LEAST)
 
     def values(self, fleets: Sequence[Fleet], orders: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the value of each fleet, and its protected pods lost on average, in thousandths."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bigfleet.engine.shapes.choice import is_paid_for
+from bigfleet.engine.shapes.choice import RELEASABLE, is_paid_for
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.state import UNLIMITED, Cluster, Host, Offer, PodGroup, Row
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim, class_key
@@ -126,6 +126,8 @@ def _machine_class(
     total = fleet.total(cluster.id, kind.shape)
     bare = fleet.total("", kind.shape)
     price = _nanos(machine.price_usd_per_hour)
+    # Fixed capacity costs the same whether a cluster holds it or not.
+    held_cost = price if machine.capacity_type in RELEASABLE else 0
     cost = price
     if kind.is_idle:
         offer = Offer(example=machine, shape=kind.shape, machines=[machine])
@@ -138,7 +140,7 @@ def _machine_class(
         allocatable=_bounded(bare),
         cost=cost,
         held=len(held),
-        held_cost=price,
+        held_cost=held_cost,
         stock=stock,
         probability=round(machine.interruption_probability * BILLION),
         domains=tuple((key, value) for key, value in values if value is not None),

@@ -1,13 +1,14 @@
 """Rows of demand and how rows of one kind merge (docs/spec/engine.md §1.8)."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId
-from bigfleet.model.need import Need, amounts_of, merge_rows
+from bigfleet.model.need import Need, amounts_of, merge_rows, new_need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import (
     SHAPES_MAX,
@@ -77,6 +78,16 @@ def test_what_a_row_leaves_out_follows_from_its_shapes(shapes: list[DemandShape]
     )
     given_amounts = amounts_of(shapes, aggregate={"cpu": 1}, min_unit={"cpu": 2})
     assert given_amounts[:2] == ({"cpu": 1}, {"cpu": 2})
+
+
+@given(needs())
+def test_a_row_made_quickly_is_the_row(need: Need) -> None:
+    """Its way of writing included, which is no part of equality."""
+    values = [getattr(need, slot.name) for slot in fields(Need)]
+    made = new_need(*values)
+
+    assert made == need
+    assert [getattr(made, slot.name) for slot in fields(Need)] == values
 
 
 @given(needs())

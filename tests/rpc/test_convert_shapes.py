@@ -250,3 +250,13 @@ class TestNodeLoads:
 
         with pytest.raises(MalformedMessage, match=r"node_status\.requested: has 33 names, at most 32 are allowed"):
             operator_frame_from_wire(shard_pb2.OperatorMessage(node_status=message))
+
+
+@pytest.mark.parametrize("needs", [row(shape(1, cpu="1")), row(aggregate={"cpu": "1"}, waiting=[shape(1, cpu="1")])])
+def test_shapes_are_found_by_the_bytes_of_a_rollup(needs: capacity_pb2.CapacityNeed) -> None:
+    """Whether the digest was asked for before the rows or not; a row with waiting pods alone included."""
+    early, late = received(rollup(needs)), received(rollup(needs))
+
+    assert early.digest == ReceivedRollUp(rollup(needs)).digest
+    assert early.needs() == late.needs()
+    assert early.needs()[0].shapes or early.needs()[0].waiting

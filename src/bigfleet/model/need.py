@@ -4,8 +4,8 @@ A row says how much in total and the least that one machine must host alone. It 
 of (`bigfleet.model.shapes`); then the total is their sum.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -53,6 +53,38 @@ class Need:
     def key(self) -> RowKey:
         """(cluster, fingerprint, group): what makes two rows one."""
         return (self.cluster, self.profile.fingerprint, self.group)
+
+
+#: The setter of each slot of a row, by the order of the fields.
+_SETTERS: tuple[Callable[[Need, object], None], ...] = tuple(getattr(Need, slot.name).__set__ for slot in fields(Need))
+_CLUSTER, _PROFILE, _AGGREGATE, _MIN_UNIT, _ARRIVAL, _GROUP, _PARKED, _FAMILIES, _SHAPES, _WAITING = _SETTERS
+
+
+def new_need(
+    cluster: ClusterId,
+    profile: Profile,
+    aggregate: Vector,
+    min_unit: Vector,
+    arrival_unix_nanos: int,
+    group: str,
+    parked: bool,
+    families: Mapping[str, Family],
+    shapes: tuple[DemandShape, ...] = (),
+    waiting: tuple[DemandShape, ...] = (),
+) -> Need:
+    """Return `Need` of the same arguments in half the time: rows are made by the hundred thousand."""
+    need = Need.__new__(Need)
+    _CLUSTER(need, cluster)
+    _PROFILE(need, profile)
+    _AGGREGATE(need, aggregate)
+    _MIN_UNIT(need, min_unit)
+    _ARRIVAL(need, arrival_unix_nanos)
+    _GROUP(need, group)
+    _PARKED(need, parked)
+    _FAMILIES(need, families)
+    _SHAPES(need, shapes)
+    _WAITING(need, waiting)
+    return need
 
 
 def merge_rows(rows: Iterable[Need]) -> list[Need]:

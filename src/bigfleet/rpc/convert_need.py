@@ -16,7 +16,7 @@ import xxhash
 from bigfleet.model import penalty, vector
 from bigfleet.model.frames import MalformedMessage, RollUp
 from bigfleet.model.ids import ClusterId
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, new_need
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.quantity import Family
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads, overhead_fault
@@ -44,6 +44,9 @@ _OPERATORS_WITH_VALUES = frozenset({Operator.IN, Operator.NOT_IN})
 
 _NO_FAMILIES: Mapping[str, Family] = MappingProxyType({})
 
+#: How `CapacityNeed.shapes` and `.waiting` begin: fields 100 and 101, length-delimited.
+_SHAPE_TAGS = (b"\xa2\x06", b"\xaa\x06")
+
 _WireRequirement = capacity_pb2.NodeSelectorRequirement
 _WireSpread = capacity_pb2.TopologySpread
 
@@ -51,7 +54,16 @@ _WireSpread = capacity_pb2.TopologySpread
 class ReceivedRollUp:
     """A roll-up as it came off the wire; its rows are read when they are first asked for."""
 
-    __slots__ = ("_cluster_id", "_digest", "_message", "_outcome", "_rows", "_timestamp_unix_nanos", "_unread")
+    __slots__ = (
+        "_cluster_id",
+        "_digest",
+        "_may_have_shapes",
+        "_message",
+        "_outcome",
+        "_rows",
+        "_timestamp_unix_nanos",
+        "_unread",
+    )
 
     def __init__(self, message: capacity_pb2.ClusterCapacityNeeds) -> None:
         """Take over the message: nobody else may use it from here on."""
@@ -62,6 +74,8 @@ class ReceivedRollUp:
         self._timestamp_unix_nanos = message.timestamp_unix_nanos
         self._rows = len(message.needs)
         self._digest: bytes | None = None
+        #: False once the bytes of the message have shown that no row has shapes.
+        self._may_have_shapes = True
         self._outcome: _Demand | MalformedMessage | None = None
 
     @classmethod
@@ -77,7 +91,7 @@ class ReceivedRollUp:
         offer = cls.__new__(cls)
         offer._message, offer._unread, offer._rows, offer._outcome = None, (frame, head.start), -1, None
         offer._cluster_id, offer._timestamp_unix_nanos = head.cluster_id, head.timestamp_unix_nanos
-        offer._digest = known_digest
+        offer._digest, offer._may_have_shapes = known_digest, True
         return offer
 
     @property
@@ -106,7 +120,9 @@ class ReceivedRollUp:
     def digest(self) -> bytes:
         """16 bytes (XXH3) that are equal for messages that differ in nothing but their timestamp."""
         if self._digest is None:
-            self._digest = _digest(self._parsed())
+            content = _content(self._parsed())
+            self._digest = xxhash.xxh3_128_digest(content)
+            self._may_have_shapes = any(tag in content for tag in _SHAPE_TAGS)
         return self._digest
 
     def needs(self) -> tuple[Need, ...]:
@@ -123,7 +139,7 @@ class ReceivedRollUp:
             # Reading takes the message apart, so what is made of the whole must have been made.
             self._digest = self.digest
             try:
-                self._outcome = _demand_from_wire(message)
+                self._outcome = _demand_from_wire(message, may_have_shapes=self._may_have_shapes)
             except MalformedMessage as fault:
                 self._outcome = fault
             self._message = None
@@ -148,24 +164,24 @@ class _Demand(NamedTuple):
     overheads: tuple[Overhead, ...]
 
 
-def _demand_from_wire(message: capacity_pb2.ClusterCapacityNeeds) -> _Demand:
-    """Read every row; the message is of no use afterwards."""
+def _demand_from_wire(message: capacity_pb2.ClusterCapacityNeeds, *, may_have_shapes: bool) -> _Demand:
+    """Read every row; the message is of no use afterwards. No shapes are looked for where there are none."""
     check_count("needs", len(message.needs), "rows", NEEDS_MAX)
     check_string("cluster_id", message.cluster_id)
     cluster = ClusterId(message.cluster_id)
-    needs = tuple([_need_from_wire(cluster, row, index) for index, row in enumerate(message.needs)])
+    needs = tuple([_need_from_wire(cluster, row, index, may_have_shapes) for index, row in enumerate(message.needs)])
     return _Demand(needs, _overheads_from_wire(message.overheads))
 
 
-def _digest(message: capacity_pb2.ClusterCapacityNeeds) -> bytes:
+def _content(message: capacity_pb2.ClusterCapacityNeeds) -> bytes:
+    """Return the bytes of a message without its timestamp."""
     timestamp_unix_nanos = message.timestamp_unix_nanos
     # Cleared and set again: a copy of a large roll-up costs more than everything else here.
     message.timestamp_unix_nanos = 0
     try:
-        content = message.SerializeToString(deterministic=True)
+        return message.SerializeToString(deterministic=True)
     finally:
         message.timestamp_unix_nanos = timestamp_unix_nanos
-    return xxhash.xxh3_128_digest(content)
 
 
 # ---- to the wire ----------------------------------------------------------------------------------------------------
@@ -256,7 +272,7 @@ class _RowKind:
     min_unit_fault: MalformedMessage | None
 
 
-def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: int) -> Need:
+def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: int, may_have_shapes: bool) -> Need:
     """Read a row, and take it apart: its sum and its group, which differ from row to row, and what repeats."""
     sums = row.aggregate_resources
     texts = {name: sums[name] for name in sums}
@@ -266,7 +282,7 @@ def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: i
         row.ClearField("group")
     found = waiting = NO_SHAPES
     try:
-        if row.shapes or row.waiting:
+        if may_have_shapes and (row.shapes or row.waiting):
             found, waiting = shapes_from_wire("shapes", row.shapes), shapes_from_wire("waiting", row.waiting)
             row.ClearField("shapes")
             row.ClearField("waiting")
@@ -286,12 +302,12 @@ def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: i
     if not kind.min_unit_families.keys() <= written.keys():
         # Where both maps name a dimension, its sum decides how sums are printed.
         written = {**kind.min_unit_families, **written}
-    if not (found.shapes or waiting.shapes):
-        return Need(cluster, kind.profile, aggregate, kind.min_unit, 0, group, False, written)
+    if found is NO_SHAPES and waiting is NO_SHAPES:
+        return new_need(cluster, kind.profile, aggregate, kind.min_unit, 0, group, False, written)
     if not (found.families.keys() | waiting.families.keys()) <= written.keys():
         written = {**waiting.families, **found.families, **written}
     aggregate, min_unit = aggregate or found.total, kind.min_unit or found.largest
-    return Need(cluster, kind.profile, aggregate, min_unit, 0, group, False, written, found.shapes, waiting.shapes)
+    return new_need(cluster, kind.profile, aggregate, min_unit, 0, group, False, written, found.shapes, waiting.shapes)
 
 
 def _overheads_from_wire(messages: Sequence[capacity_pb2.NodeOverhead]) -> tuple[Overhead, ...]:

@@ -30,9 +30,11 @@ def test_rows_share_machines_and_dimensions_mix() -> None:
 
 
 def test_whole_pods_waste_what_they_do_not_fill() -> None:
-    """Machines of 3 and of 2 cpu host one pod of 2 cpu each: they cost the same per cpu, and not per pod."""
-    assert bound(offer("m3", 3, 99, 0.3), offer("m2", 2, 99, 0.2), rows=[row("r", [(2, 1, 4)])]) == pytest.approx(0.8)
-    assert bound(offer("m3", 3, 99, 0.3), rows=[row("r", [(2, 1, 4)])]) == pytest.approx(1.2)
+    """Of 3 cpu at $0.28 one pod of 2 cpu fits, of 4 cpu at $0.40 two: dearer per cpu, cheaper per pod."""
+    three, four = offer("m3", 3, 99, 0.28), offer("m4", 4, 99, 0.4)
+
+    assert bound(three, four, rows=[row("r", [(2, 1, 4)])]) == pytest.approx(0.8)
+    assert bound(three, rows=[row("r", [(2, 1, 4)])]) == pytest.approx(1.12)
 
 
 def test_limits_overheads_and_the_pods_limit_count() -> None:

@@ -6,8 +6,8 @@
 from statistics import median
 
 from bench.harness import Measured, Measurement, Reading
-from bench.quality.criteria import MIXED
 from bench.quality.evaluation import Figure, Task, checksum, evaluate
+from bench.quality.reports.criteria import MIXED
 from bench.quality.scheduler import ORDERS
 from bench.quality.values import Scheduler, Start
 

@@ -11,10 +11,10 @@ from typing import Final
 from bench.quality.bound import BoundFault
 from bench.quality.candidates import CANDIDATES
 from bench.quality.catalogue import DataFault
-from bench.quality.criteria import criteria
 from bench.quality.evaluation import Figure, Task, checksum, data_of, run
 from bench.quality.instances import FAMILIES, SEEDS, SIZES
-from bench.quality.report import KEY, console, criteria_table, tables
+from bench.quality.reports.criteria import criteria
+from bench.quality.reports.tables import KEY, console, criteria_table, tables
 from bench.quality.scheduler import ORDERS
 from bench.quality.values import Scheduler, Start
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         is_synthetic = data_of(data).is_synthetic
         if options.findings:
-            from bench.quality.findings import print_findings
+            from bench.quality.reports.findings import print_findings
 
             for candidate in options.candidate:
                 print_findings(data_of(data), candidate)

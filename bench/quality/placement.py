@@ -153,7 +153,8 @@ class _State:
         if part.allowed is not None:
             allowed = allowed & part.allowed
         room = np.where(allowed, pods_that_fit(self.free, arrays.request[part.shape]), 0)
-        room = np.minimum(room, arrays.limit[part.shape] - self.on[part.shape])
+        # Parts of one shape never share a machine, so nothing of the shape is on it yet.
+        room = np.minimum(room, arrays.limit[part.shape])
         # More than the part holds never matters, and the sum must not overflow.
         room = np.minimum(room, part.count)[self._bins]
         before = np.cumsum(room) - room

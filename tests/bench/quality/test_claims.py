@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.quality.claims import violations
-from bench.quality.handmade import GIB, instance, offer, row
+from bench.quality.reports.handmade import GIB, instance, offer, row
 from bench.quality.values import (
     CPU,
     MEMORY,

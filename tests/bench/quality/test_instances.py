@@ -6,8 +6,8 @@ import pytest
 
 from bench.quality.catalogue import DataFault, InstanceType, load, read_catalogue
 from bench.quality.families import IMPOSSIBLE_CPU_MILLI
-from bench.quality.handmade import row
 from bench.quality.instances import FAMILIES, SHAPES_MAX, SIZES, STEPS, build, merged, with_impossible_pod
+from bench.quality.reports.handmade import row
 from bench.quality.values import CPU, MEMORY, MIB, PODS, Instance, Shape
 
 DATA = load(None)

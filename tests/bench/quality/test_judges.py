@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.quality.handmade import instance, offer, row
 from bench.quality.judges import Verdict, judge, packed
+from bench.quality.reports.handmade import instance, offer, row
 from bench.quality.values import Claim, Holding, Instance, RowReport, Scheduler, Settled
 
 LEAST, MOST = Scheduler.LEAST_ALLOCATED, Scheduler.MOST_ALLOCATED

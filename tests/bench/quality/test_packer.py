@@ -6,10 +6,10 @@ from hypothesis import given, settings
 
 from bench.quality.bound import lower_bound
 from bench.quality.claims import violations
-from bench.quality.handmade import instance, offer, row
 from bench.quality.integer import best_integer
 from bench.quality.judges import packed
 from bench.quality.packer import pack
+from bench.quality.reports.handmade import instance, offer, row
 from bench.quality.values import CPU, MILLI, Instance, Overhead, Requirement, Settled, Shape, Spread
 from bigfleet.model import labels as keys
 from bigfleet.sim.trace import GPU_MILLI
@@ -111,5 +111,8 @@ def test_rows_with_a_high_penalty_are_kept_off_spot_where_that_is_cheaper() -> N
 
     # $1,024 × 0.001 is more than a machine on demand; $0 × 0.001 is nothing.
     assert held(packed(of), of) == [("m8", [("dear", 1)]), ("s8", [("free", 1)])]
+    # Beside 7 cpu each pod of 1 cpu would cost an eighth of $1.024: four are cheaper together on a machine on demand.
+    mixed = instance(offers, {"c": [row("dear", [(1, 1, 4)], interruption_bucket=13), row("free", [(7, 1, 4)])]})
+    assert held(packed(mixed), mixed) == [("m8", [("dear", 4)]), *[("s8", [("free", 1)])] * 4]
     pinned = instance(offers[1:], {"c": [row("never", [(1, 1, 1)], interruption_bucket=27)]})
     assert packed(pinned).holdings == ()

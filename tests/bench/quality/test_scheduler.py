@@ -3,8 +3,8 @@
 import numpy as np
 
 from bench.quality.arrays import ClusterArrays
-from bench.quality.handmade import instance, offer, row
 from bench.quality.placement import Machines, place
+from bench.quality.reports.handmade import instance, offer, row
 from bench.quality.scheduler import queue, simulate
 from bench.quality.values import CPU, MILLI, Instance, Requirement, Row, Scheduler, Shape, Spread
 from bigfleet.model import labels as keys
@@ -99,6 +99,20 @@ def test_first_fit_takes_the_order_that_loses_least() -> None:
     assert (full.on.sum(axis=1) == [1, 1, 2]).all()
     assert place(machines(of, 0)).pods_lost == 2
     assert place(machines(of)).pods_lost == 4
+
+
+def test_first_fit_tries_orders_until_one_loses_nothing() -> None:
+    """By cpu the pods come with 3, 4, 4 and 5 GiB, and the last finds no room; by memory 5 + 3 and 4 + 4 fill both."""
+    of = instance([EIGHT], {"c": [row("a", [(1, 5, 1), (4, 3, 1), (2, 4, 2)])]})
+
+    assert place(machines(of, 0, 0)).pods_lost == 0
+
+
+def test_a_gang_takes_the_domain_with_the_least_room_that_holds_it() -> None:
+    gang = row("g", [(4, 4, 4)], requirements=(Requirement(keys.ZONE, "Same"),), group="g")
+    of, held = zoned(gang, per_zone=(3, 1, 2))
+
+    assert place(machines(of, *held)).domain_of_row == {0: "z2"}
 
 
 def test_first_fit_keeps_pinned_rows_off_interrupted_machines_when_asked() -> None:

@@ -5,7 +5,7 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from bench.quality.handmade import instance, offer, row
+from bench.quality.reports.handmade import instance, offer, row
 from bench.quality.values import CPU, MEMORY, MILLI, PODS, Instance, Offer, Row
 
 

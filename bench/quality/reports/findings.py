@@ -14,10 +14,10 @@ from rich.table import Table
 from bench.quality.bound import lower_bound
 from bench.quality.candidates import CANDIDATES, Candidate
 from bench.quality.catalogue import Data
-from bench.quality.handmade import GIB, instance, offer, row
 from bench.quality.instances import FAMILIES, build, with_impossible_pod
 from bench.quality.judges import Verdict, judge, packed
-from bench.quality.report import WIDTH, console
+from bench.quality.reports.handmade import GIB, instance, offer, row
+from bench.quality.reports.tables import WIDTH, console
 from bench.quality.values import (
     CPU,
     MEMORY,

@@ -8,8 +8,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from bench.quality.criteria import Criterion
 from bench.quality.evaluation import Figure
+from bench.quality.reports.criteria import Criterion
 
 WIDTH: Final = 120
 COLUMNS: Final = (

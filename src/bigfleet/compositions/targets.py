@@ -13,7 +13,7 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
 from bigfleet.model.need import Need
 from bigfleet.planner.plan import plan
-from bigfleet.planner.problem import SchedulerOrder
+from bigfleet.planner.problem import ProblemFault, SchedulerOrder
 
 
 def targets_of(
@@ -23,7 +23,10 @@ def targets_of(
     *,
     orders: Mapping[str, SchedulerOrder] | None = None,
 ) -> dict[str, Target]:
-    """Return the target of each cluster that can be planned, by cluster; `orders` names each scheduler's order."""
+    """Return the target of each cluster that can be planned, by cluster; `orders` names each scheduler's order.
+
+    A cluster that is too large to be planned gets none: the decision then chooses its machines by itself.
+    """
     fleet = build(snapshot, demand, options)
     left = {place: offer.available for place, offer in enumerate(fleet.offers)}
     targets: dict[str, Target] = {}
@@ -32,7 +35,10 @@ def targets_of(
         asked = problem_of(fleet.clusters[cluster], fleet, order=order, left=left)
         if asked is None:
             continue
-        answer = plan(asked.problem)
+        try:
+            answer = plan(asked.problem)
+        except ProblemFault:
+            continue
         targets[cluster] = target_of(asked, answer)
         for place, count in added_by_offer(asked, answer, fleet).items():
             left[place] -= count

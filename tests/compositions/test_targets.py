@@ -1,0 +1,155 @@
+"""Target compositions of a decision's clusters: what is planned is what the decision then does."""
+
+from dataclasses import replace
+
+from bigfleet.compositions.targets import targets_of
+from bigfleet.engine.decision import ActionKind, Options
+from bigfleet.engine.shapes.decide import decide
+from bigfleet.engine.snapshot import Snapshot
+from bigfleet.engine.targets import class_key
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import Host, Machine
+from bigfleet.model.need import Need, amounts_of
+from bigfleet.model.profile import Profile
+from bigfleet.model.shapes import DemandShape
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.planner.problem import SchedulerOrder
+from tests.engine.shapes.claims_checker import violations
+
+GIB = 2**30 * 1000
+
+
+def offer(name: str, cpu: int, memory_gib: int, price: float, **fields: object) -> Machine:
+    """Return a Speculative machine."""
+    values: dict[str, object] = {
+        "id": MachineId(name),
+        "state": MachineState.SPECULATIVE,
+        "instance_type": f"t{cpu}.{memory_gib}",
+        "zone": "a",
+        "capacity_type": CapacityType.ON_DEMAND,
+        "allocatable": {"cpu": str(cpu), "memory": f"{memory_gib}Gi", "pods": "110"},
+        "price_usd_per_hour": price,
+        **fields,
+    }
+    return Machine(**values)  # type: ignore[arg-type]
+
+
+def held(machine: Machine, cluster: str) -> Machine:
+    """Return the machine Configured in a cluster."""
+    return replace(machine, state=MachineState.CONFIGURED, host=Host("p", machine.id), cluster=ClusterId(cluster))
+
+
+def need(cluster: str, *shapes: DemandShape, priority: int = 100) -> Need:
+    """Return a row of pods."""
+    amounts = amounts_of(shapes, aggregate={}, min_unit={})
+    return Need(
+        cluster=ClusterId(cluster),
+        profile=Profile(priority=priority, interruption_bucket=1, reclamation_bucket=1),
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
+        shapes=amounts.shapes,
+    )
+
+
+def pods(cpu_milli: int, memory_gib: int, count: int) -> DemandShape:
+    """Return equal pods."""
+    return DemandShape({"cpu": cpu_milli, "memory": memory_gib * GIB}, count)
+
+
+OPTIONS = Options(now_seconds=0.0, reported=frozenset({"c", "d"}))
+
+
+def test_a_decision_acquires_its_target_and_nothing_else() -> None:
+    """Actions equal the counts of the composition, and the claims are sound."""
+    machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(20)] + [offer(f"r{n:02}", 8, 64, 0.5) for n in range(20)]
+    demand = [need("c", pods(1000, 2, 30), pods(500, 4, 20)), need("c", pods(2000, 3, 5), priority=10)]
+    targets = targets_of(Snapshot.of(machines), demand, OPTIONS)
+
+    decision = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
+
+    by_id = {machine.id: machine for machine in machines}
+    taken = [class_key(by_id[a.machine_id]) for a in decision.actions if a.kind is ActionKind.PROVISION]
+    assert {key: taken.count(key) for key in set(taken)} == dict(targets["c"].counts)
+    assert all(row.satisfied for row in decision.rows)
+    assert violations(machines, demand, OPTIONS, decision) == []
+
+
+def test_a_fleet_that_equals_its_target_stays() -> None:
+    """What was acquired, held and planned again, leads to no action."""
+    machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(20)]
+    demand = [need("c", pods(1000, 2, 30), pods(500, 4, 20))]
+    first = decide(
+        Snapshot.of(machines), demand, replace(OPTIONS, targets=targets_of(Snapshot.of(machines), demand, OPTIONS))
+    )
+    taken = {action.machine_id for action in first.actions}
+    settled = Snapshot.of(held(m, "c") if m.id in taken else m for m in machines)
+
+    again = decide(settled, demand, replace(OPTIONS, targets=targets_of(settled, demand, OPTIONS)))
+
+    assert taken
+    assert again.actions == ()
+
+
+def test_a_cluster_that_shrinks_gives_its_dearest_machines_back() -> None:
+    """Of held on-demand machines the ones that are not needed are reclaimed, not the cheap ones."""
+    cheap = [held(offer(f"cheap-{n}", 8, 32, 0.4), "c") for n in range(2)]
+    dear = [held(offer(f"dear-{n}", 8, 32, 0.9, instance_type="dear"), "c") for n in range(3)]
+    demand = [need("c", pods(1000, 2, 12))]
+    snapshot = Snapshot.of([*cheap, *dear])
+
+    decision = decide(snapshot, demand, replace(OPTIONS, targets=targets_of(snapshot, demand, OPTIONS)))
+
+    assert [(a.kind, a.machine_id) for a in decision.actions] == [(ActionKind.RECLAIM, f"dear-{n}") for n in range(3)]
+
+
+def test_scarce_machines_go_to_the_cluster_with_the_higher_row() -> None:
+    """Two clusters want the one machine there is: the higher priority has it, and the other is short."""
+    machines = [offer("only", 8, 32, 0.4)]
+    demand = [need("c", pods(1000, 2, 5), priority=500), need("d", pods(1000, 2, 5), priority=10)]
+    targets = targets_of(Snapshot.of(machines), demand, OPTIONS)
+
+    decision = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
+
+    assert [(row.need.cluster, row.satisfied) for row in decision.rows] == [("c", True), ("d", False)]
+
+
+def test_a_stale_target_does_no_harm() -> None:
+    """A composition whose machines are gone, or made for other demand, leaves nothing short that could run."""
+    machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(9)] + [offer(f"r{n:02}", 16, 64, 0.9) for n in range(3)]
+    planned = [need("c", pods(1000, 2, 8))]
+    targets = targets_of(Snapshot.of(machines), planned, OPTIONS)
+    grown = [need("c", pods(1000, 2, 30), pods(3000, 9, 2))]
+
+    for left in (machines, machines[9:]):
+        decision = decide(Snapshot.of(left), grown, replace(OPTIONS, targets=targets))
+
+        assert all(row.satisfied for row in decision.rows)
+        assert violations(left, grown, OPTIONS, decision) == []
+
+
+def test_the_order_of_the_scheduler_is_asked_for() -> None:
+    """Both orders give a target that hosts everything."""
+    machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(20)]
+    demand = [need("c", pods(1500, 2, 20), pods(700, 9, 6))]
+    for order in SchedulerOrder:
+        targets = targets_of(Snapshot.of(machines), demand, OPTIONS, orders={"c": order})
+        decision = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
+        assert all(row.satisfied for row in decision.rows)
+
+
+def test_a_cluster_with_a_row_without_shapes_has_no_target() -> None:
+    """Sums cannot be planned pod by pod; the decision serves them without a composition."""
+    machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(4)]
+    plain = replace(need("c", pods(1000, 2, 5), priority=7), shapes=())
+
+    assert targets_of(Snapshot.of(machines), [need("c", pods(1000, 2, 5)), plain], OPTIONS) == {}
+
+
+def test_a_demand_beyond_all_measure_is_decided_without_a_target() -> None:
+    """A billion pods are no problem of the planner's; what there is of machines is used, the rest is short."""
+    machines = [offer("m", 8, 32, 0.4)]
+    demand = [need("c", pods(1000, 2, 10**9))]
+
+    assert targets_of(Snapshot.of(machines), demand, OPTIONS) == {}
+    (row,) = decide(Snapshot.of(machines), demand, OPTIONS).rows
+    assert row.unplaced == ((0, 10**9 - 8),)

@@ -7,12 +7,17 @@ UV := $(shell command -v uv 2>/dev/null)
 ARGS ?=
 # How many random fleets `make test-long` compares the two engines on; every other proof of the engines runs in proportion.
 EXAMPLES ?= 20000
+# How many seeds of the world of faults `make test-slow` runs; `make soak` runs as many as there is time for.
+WORLD_SEEDS ?= 70
 # How long `make soak` runs, and its first seed.
 FOR ?= 1h
 SEED ?= 1
 
+# Tests start hundreds of processes: none of them may compile every module to bytecode again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow test-long soak lint types format bench proto lock setup clean
+.PHONY: help up kernels test test-slow test-long soak lint types format bench proto lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,11 +42,17 @@ setup: $(STAMP) ## create .venv from the lock file
 up: $(STAMP) ## run a provider, a shard and simulated clusters: make up ARGS="--for 60s"
 	@$(BIN)/bigfleet up $(ARGS)
 
-test: $(STAMP) ## run the tests but the slow ones: make test ARGS="-k fence"
-	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
+# Importing compiles what is not on disk yet. Without this each worker of the tests would compile all of it.
+kernels: $(STAMP) ## compile the engine's kernels once, for every later process of this user
+	@$(BIN)/python -c 'from bigfleet.cli.kernel_cache import keep_kernels; keep_kernels(); \
+	  from bigfleet.engine.columnar.engine import warm_up; import bigfleet.shard.recording_kernel; warm_up()'
 
-test-slow: $(STAMP) ## run the slow tests: real processes that are killed, certified and compared at length
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m slow $(ARGS)
+# `worksteal` leaves the tests of a module to one worker, so that what they share is started once.
+test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+
+test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
+	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n auto --dist worksteal -m slow $(ARGS)
 
 test-long: $(STAMP) ## prove the engines on many more random fleets: make test-long EXAMPLES=100000 ARGS="-n 2"
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine $(ARGS)

@@ -27,6 +27,7 @@ from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
+from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.gen import provider_pb2
 from bigfleet.shard.ports import ShardSettings, compute_inline
@@ -65,6 +66,10 @@ class _Offer:
     def needs(self) -> tuple[Need, ...]:
         """Return the rows."""
         return self.content
+
+    def overheads(self) -> tuple[Overhead, ...]:
+        """Return nothing: these clusters have no DaemonSets."""
+        return ()
 
 
 class _Timed:

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import settings
 
 from bigfleet.cli.kernel_cache import keep_kernels
 from bigfleet.sim.virtual_time import VirtualTimeLoop
+
+# No example has a deadline: a busy machine may take any time for it. What else is set, as in CI, is kept.
+settings.register_profile("bigfleet", settings(), deadline=None)
+settings.load_profile("bigfleet")
 
 #: Property that a test leaves for each case it ran: (kind, "plain" or "topology").
 KINDS = {"engine case": "cases", "engine fleet": "fleets"}

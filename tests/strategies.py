@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from bigfleet.engine.decision import Options
+from bigfleet.engine.folding import folded_need
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, Host, Machine, PreemptedFor
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.shapes import DemandShape, Overhead, canonical_overheads, canonical_shapes
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.model.vector import parse_vector
+from bigfleet.model.vector import ZERO, parse_vector
 
 CLUSTERS = ("c1", "c2")
 RACK = "example.com/rack"
@@ -49,6 +51,15 @@ aggregates = st.sampled_from(
         {"cpu": "6", "memory": "16Gi"},
     ]
 )
+#: Pods of a row; a few of them add up to what small fleets can host.
+demand_shapes = st.builds(
+    DemandShape,
+    st.sampled_from([{}, {"cpu": "500m"}, {"cpu": "2"}, {"cpu": "4"}, {"gpu": "1"}, {"cpu": "1", "memory": "4Gi"}]).map(
+        parse_vector
+    ),
+    st.integers(1, 4),
+    st.sampled_from([0, 0, 0, 1, 2]),
+)
 min_units = st.sampled_from([{}, {"cpu": "1"}, {"cpu": "4"}, {"gpu": "1"}])
 states = st.sampled_from(
     [
@@ -75,6 +86,20 @@ plain_requirements = st.sampled_from(
         Requirement(RACK, Operator.EXISTS),
         Requirement(RACK, Operator.DOES_NOT_EXIST),
     ]
+)
+#: What DaemonSets take, by cluster, as a demand table hands it out.
+overheads_by_cluster = st.dictionaries(
+    st.sampled_from(CLUSTERS),
+    st.lists(
+        st.builds(
+            Overhead,
+            st.lists(plain_requirements, max_size=1).map(tuple),
+            st.sampled_from([{"cpu": "100m"}, {"cpu": "1", "memory": "1Gi"}]).map(parse_vector),
+        ),
+        min_size=1,
+        max_size=2,
+    ).map(canonical_overheads),
+    max_size=2,
 )
 same_requirements = st.sampled_from(
     [
@@ -123,16 +148,22 @@ def profiles(draw: st.DrawFn, *, same: bool = True, spread: bool = True) -> Prof
 
 @st.composite
 def needs(draw: st.DrawFn, *, same: bool = True, spread: bool = True) -> Need:
-    """Draw one row of demand; only gangs are ever parked."""
+    """Draw one row of demand, every other one with shapes; only gangs are ever parked."""
     profile = draw(profiles(same=same, spread=spread))
+    shapes = draw(st.lists(demand_shapes, max_size=3)) if draw(st.booleans()) else []
+    min_unit = parse_vector(draw(min_units))
+    aggregate = ZERO if shapes else parse_vector(draw(aggregates))
+    amounts = amounts_of(shapes, aggregate=aggregate, min_unit=min_unit)
     return Need(
         cluster=ClusterId(draw(st.sampled_from(CLUSTERS))),
         profile=profile,
-        aggregate=parse_vector(draw(aggregates)),
-        min_unit=parse_vector(draw(min_units)),
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
         arrival_unix_nanos=draw(st.integers(0, 3)),
         group=draw(groups),
         parked=profile.same_key is not None and draw(st.integers(0, 5)) == 0,
+        shapes=amounts.shapes,
+        waiting=canonical_shapes(draw(st.lists(demand_shapes, max_size=1))) if shapes else (),
     )
 
 
@@ -153,6 +184,8 @@ def machines(
     bound = state in (MachineState.CONFIGURING, MachineState.CONFIGURED, MachineState.DRAINING)
     stamped = bound or state is MachineState.CREATING
     row = draw(st.none() | st.sampled_from(rows)) if rows and stamped else None
+    if row is not None and row.profile.same_key is not None and draw(st.integers(0, 3)) == 0:
+        row = folded_need(row)
     rack = draw(st.sampled_from([None, "r0", "r1", "r2", ""]))
     is_creating, is_draining = state is MachineState.CREATING, state is MachineState.DRAINING
     return Machine(
@@ -228,6 +261,7 @@ def fleets(
             reported=draw(st.sampled_from([frozenset(CLUSTERS), frozenset({"c1"})])) if flags else frozenset(CLUSTERS),
             unjoined=draw(flagged),
             reserved=draw(flagged),
+            overheads=draw(overheads_by_cluster),
         ),
     )
 

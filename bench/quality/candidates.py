@@ -40,4 +40,14 @@ def _engine() -> Candidate:
     return EngineCandidate()
 
 
-CANDIDATES: Final[dict[str, Callable[[], Candidate]]] = {"engine": _engine, "packer": PackerCandidate}
+def _shapes() -> Candidate:
+    from bench.quality.shapes_candidate import ShapesCandidate
+
+    return ShapesCandidate()
+
+
+CANDIDATES: Final[dict[str, Callable[[], Candidate]]] = {
+    "engine": _engine,
+    "shapes": _shapes,
+    "packer": PackerCandidate,
+}

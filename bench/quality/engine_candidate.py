@@ -25,6 +25,7 @@ from bench.quality.values import (
     Settled,
     Start,
 )
+from bench.quality.values import Requirement as RowRequirement
 from bigfleet.engine.columnar.engine import ColumnarEngine, warm_up
 from bigfleet.engine.columnar.store import ColumnStore, Numbers
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, ParkingKey
@@ -87,7 +88,7 @@ class EngineWorld:
         slots = _slots(instance.offers, [_needs(clusters) for clusters in demands])
         if has_all_slots:
             slots = [offer.stock for offer in instance.offers]
-        self._models = [_machine(offer) for offer in instance.offers]
+        self._models = [machine_of(offer) for offer in instance.offers]
         for position, offer in enumerate(instance.offers):
             for number in range(slots[position]):
                 machine_id = MachineId(offer.machine_id(number))
@@ -140,7 +141,7 @@ class EngineWorld:
             self._ages = next_ages(self._ages, decision.rows, advance=True)
             self._now += CYCLE_SECONDS
         assert decision is not None, "at least one cycle is decided"
-        needed = sum(_distance(level, _level(self._get(machine_id))) for machine_id, level in self._before.items())
+        needed = sum(distance(before, level(self._get(machine_id))) for machine_id, before in self._before.items())
         return Settled(
             holdings=self._holdings(),
             rows=_reports(clusters, decision),
@@ -196,8 +197,8 @@ class EngineWorld:
 
     def _apply(self, action: Action) -> None:
         machine = self._get(action.machine_id)
-        self._before.setdefault(machine.id, _level(machine))
-        self._put(_carried_out(machine, action))
+        self._before.setdefault(machine.id, level(machine))
+        self._put(action_applied(machine, action))
 
     def _put(self, machine: Machine) -> None:
         known = self._machines.get(machine.id)
@@ -209,7 +210,7 @@ class EngineWorld:
         self._store.insert(machine, self._idle_since.get(machine.id))
 
 
-def _carried_out(machine: Machine, action: Action) -> Machine:
+def action_applied(machine: Machine, action: Action) -> Machine:
     """Return the machine when the action has ended."""
     match action.kind:
         case ActionKind.DELETE:
@@ -231,13 +232,13 @@ def _carried_out(machine: Machine, action: Action) -> Machine:
             )
 
 
-def _level(machine: Machine) -> tuple[int, str]:
+def level(machine: Machine) -> tuple[int, str]:
     """Return how far a machine is from not existing, and the cluster that holds it."""
     levels = {MachineState.SPECULATIVE: 0, MachineState.IDLE: 1, MachineState.CONFIGURED: 2}
     return levels[machine.state], machine.cluster
 
 
-def _distance(before: tuple[int, str], after: tuple[int, str]) -> int:
+def distance(before: tuple[int, str], after: tuple[int, str]) -> int:
     """Return how many actions lead from one level to another."""
     changes_cluster = before[0] == after[0] == 2 and before[1] != after[1]
     return 2 if changes_cluster else abs(before[0] - after[0])
@@ -246,7 +247,7 @@ def _distance(before: tuple[int, str], after: tuple[int, str]) -> int:
 # ---- values of the engine ----------------------------------------------------------------------------------------
 
 
-def _machine(offer: Offer) -> Machine:
+def machine_of(offer: Offer) -> Machine:
     """Return a machine of the class as it stands at first: Idle where it exists, else Speculative."""
     state = MachineState.IDLE if offer.is_existing else MachineState.SPECULATIVE
     return Machine(
@@ -268,10 +269,11 @@ def _quantity(name: str, milli: int) -> str:
 
 
 def _needs(clusters: Sequence[Cluster]) -> tuple[Need, ...]:
-    return tuple(_need(cluster.id, row) for cluster in clusters for row in cluster.rows)
+    return tuple(need_of(cluster.id, row) for cluster in clusters for row in cluster.rows)
 
 
-def _need(cluster: str, row: Row) -> Need:
+def need_of(cluster: str, row: Row) -> Need:
+    """Return the row as a row of demand without shapes."""
     aggregate: Vector = {}
     min_unit: Vector = {}
     for shape in row.shapes:
@@ -283,10 +285,15 @@ def _need(cluster: str, row: Row) -> Need:
     )
 
 
+def requirement_of(requirement: RowRequirement) -> Requirement:
+    """Return a requirement as the engine's."""
+    return Requirement(requirement.key, _OPERATORS[requirement.operator], requirement.values)
+
+
 def _profile(row: Row) -> Profile:
     modes = {True: SpreadMode.DO_NOT_SCHEDULE, False: SpreadMode.SCHEDULE_ANYWAY}
     return Profile(
-        requirements=tuple(Requirement(r.key, _OPERATORS[r.operator], r.values) for r in row.requirements),
+        requirements=tuple(requirement_of(r) for r in row.requirements),
         spreads=tuple(TopologySpread(s.key, s.skew_max, modes[s.is_strict]) for s in row.spreads),
         priority=row.priority,
         interruption_bucket=row.interruption_bucket,
@@ -327,7 +334,7 @@ def _reports(clusters: Sequence[Cluster], decision: Decision) -> tuple[RowReport
     reports = []
     for cluster in clusters:
         for row in cluster.rows:
-            is_satisfied = satisfied[_need(cluster.id, row).key]
+            is_satisfied = satisfied[need_of(cluster.id, row).key]
             short = {} if is_satisfied else {n: shape.count for n, shape in enumerate(row.shapes)}
             reason = "" if is_satisfied else "no machine left that fits"
             reports.append(

@@ -23,10 +23,9 @@ from bigfleet.cli import runtime
 from bigfleet.cli.main import main
 from bigfleet.engine.columnar.engine import warm_up
 from bigfleet.rpc.gen import capacity_pb2, shard_pb2, shard_pb2_grpc
+from tests.patience import wait_until
 from tests.processes import free_port, serving
 
-#: Waits end early when what they wait for is there; this only bounds a run that is broken.
-PATIENCE_SECONDS = 90.0
 ABSENT_TYPE = "no-such-type"
 
 _IN = capacity_pb2.NodeSelectorRequirement.OPERATOR_IN
@@ -146,15 +145,15 @@ def live_fleet(place: Path, *shard_flags: str) -> Iterator[LiveFleet]:
 
 
 def _wait_until_settled(fleet: LiveFleet) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
     said = ""
-    while time.monotonic() < deadline:
+
+    def is_settled() -> bool:
+        nonlocal said
         finished = fleet.run("get", "needs", "-o", "json")
         said = finished.stdout + finished.stderr
         rows = json.loads(finished.stdout) if not finished.returncode else []
-        if len(rows) == 3 and sum(row["satisfied"] for row in rows) == 2:
-            machines = fleet.records("get", "machines", "--state", "Configuring")
-            if not machines:
-                return
-        time.sleep(0.2)
-    raise AssertionError(f"the fleet did not settle: {said}")
+        if len(rows) != 3 or sum(row["satisfied"] for row in rows) != 2:
+            return False
+        return not fleet.records("get", "machines", "--state", "Configuring")
+
+    wait_until(is_settled, lambda: f"the fleet did not settle: {said}", poll_seconds=0.2)

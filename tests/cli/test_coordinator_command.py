@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -14,8 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bigfleet.cli.coordinator.command import Flags
 from bigfleet.coordinator.term import CoordinatorSettings
 from bigfleet.rpc.coordinator_server import SERVICE_NAME
-from tests.cli.live_fleet import PATIENCE_SECONDS, run_here
+from tests.cli.live_fleet import run_here
 from tests.coordinator.coordinator_process import Running, coordinator
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port, run_bigfleet
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "coordinator.md"
@@ -147,10 +147,7 @@ def test_a_snapshot_is_saved_restored_and_led_from_under_a_higher_term(tmp_path:
 def test_an_unreachable_store_keeps_it_waiting_with_a_clear_log_and_not_ready(tmp_path: Path) -> None:
     url = f"etcd://127.0.0.1:{free_port()}/bigfleet"
     with coordinator(tmp_path, "--store", url, wait_for="/healthz") as waiting:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while "the store cannot be asked; trying again" not in waiting.log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: "the store cannot be asked; trying again" in waiting.log.read_text(), waiting.log.read_text)
         assert waiting.page("/readyz")[0] == 503
         with grpc.insecure_channel(waiting.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)

@@ -7,7 +7,6 @@ import re
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,8 @@ import yaml
 
 from bigfleet.rpc.gen import shardread_pb2
 from bigfleet.rpc.shardread_client import ShardReader
-from tests.cli.live_fleet import ABSENT_TYPE, PATIENCE_SECONDS, LiveFleet, live_fleet, run_here
+from tests.cli.live_fleet import ABSENT_TYPE, LiveFleet, live_fleet, run_here
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port, serving
 
 EVERYTHING = ("machines", "needs", "shortfalls", "clusters", "actions", "sessions")
@@ -268,12 +268,8 @@ class Terminal:
 
     def read_until(self, *texts: str) -> str:
         """Return all that it said, without orders to the terminal, once it has said these; without texts at its end."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            if texts and all(text in self.text for text in texts):
-                return self.text
-            if not select.select([self._ours], [], [], 0.2)[0]:
-                continue
+        while not (texts and all(text in self.text for text in texts)):
+            assert select.select([self._ours], [], [], PATIENCE_SECONDS)[0], self.text
             try:
                 content = os.read(self._ours, 65536)
             except OSError:  # how Linux says that the other end is closed
@@ -296,7 +292,7 @@ def test_a_table_fits_its_terminal(fleet: LiveFleet, what: str, columns: int) ->
     """No line is longer; columns that had no room are named below."""
     with Terminal(columns, "get", what, "--addr", fleet.shard) as terminal:
         lines = terminal.read_until().splitlines()
-        code = terminal.process.wait(30)
+        code = terminal.process.wait(PATIENCE_SECONDS)
 
     assert code == 0
     assert max(map(len, lines)) <= columns
@@ -308,7 +304,7 @@ def test_a_watch_draws_a_screen_until_it_is_interrupted(fleet: LiveFleet) -> Non
         terminal.read_until("MACHINE", "below the edge")
         terminal.process.send_signal(signal.SIGINT)
         text = terminal.read_until()
-        code = terminal.process.wait(30)
+        code = terminal.process.wait(PATIENCE_SECONDS)
 
     assert code == 0
     assert "Traceback" not in text
@@ -326,12 +322,13 @@ def test_a_watch_for_a_program_writes_a_document_per_change(fleet: LiveFleet, tm
         ]
         for process in processes:
             stack.callback(process.kill)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (len(documents(moving)) < 3 or not documents(still)) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(
+            lambda: len(documents(moving)) >= 3 and documents(still),
+            lambda: f"{len(documents(moving))} and {len(documents(still))} documents were written",
+        )
         for process in processes:
             process.send_signal(signal.SIGINT)
-        ends = [process.wait(30) for process in processes]
+        ends = [process.wait(PATIENCE_SECONDS) for process in processes]
 
     assert ends == [0, 0]
     assert len(documents(still)) == 1

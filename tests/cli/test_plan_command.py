@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.main import app
-from bigfleet.cli.plan.inputs import read_machines, read_needs
+from bigfleet.cli.plan.inputs import read_demand, read_machines
 from bigfleet.cli.plan.patches import apply_patches
 from bigfleet.cli.plan.planning import difference_of, make_plan, plan_input
 from bigfleet.engine.reference import decide
@@ -281,7 +281,7 @@ def test_a_plan_of_a_recorded_fleet_is_the_engine_s_decision(tmp_path: Path, fle
     inventory.write_text("".join(json.dumps(machine) + "\n" for machine in fleet["inventory"]), encoding="utf-8")
     demand.write_text(json.dumps(fleet["demand"]), encoding="utf-8")
 
-    given = plan_input(read_machines(inventory), read_needs(demand), now_seconds=fleet["options"]["now"])
+    given = plan_input(read_machines(inventory), read_demand(demand).needs, now_seconds=fleet["options"]["now"])
 
     plan, options = make_plan(given), fleet_options_of(fleet)
     assert plan.snapshot == fleet_snapshot_of(fleet)
@@ -350,7 +350,7 @@ ROW = {"id": "n", "cluster": "c", "aggregate": {"cpu": "1"}}
     [
         ("text", ": a list of rows is expected"),
         ([3], "[0]: Expected `object`, got `int`"),
-        ([{"id": "n", "cluster": "c"}], "[0] (n): Object missing required field `aggregate`"),
+        ([{"id": "n", "cluster": "c"}], "[0] (n): aggregate is missing; give the aggregate of the row or its shapes"),
         ([{**ROW, "cluster": ""}], "[0] (n): cluster is empty"),
         ([{**ROW, "aggregate": {"cpu": 1.5}}], "[0] (n): Expected `int | str`, got `float`"),
         ([{**ROW, "aggregate": {"cpu": "-1"}}], "[0] (n): aggregate.cpu: '-1' is negative"),
@@ -461,7 +461,7 @@ def test_an_unbounded_price_stays_a_plan_that_can_be_written(files: Files) -> No
 def test_a_price_factor_leaves_an_unbounded_price_unbounded(files: Files) -> None:
     files.write_machines([{**CPU, "id": "i1", "price_per_hour": "+Inf"}])
     files.write_patches([{"price_factor": {"factor": 0}}])
-    given = plan_input(read_machines(files.inventory), read_needs(files.demand))
+    given = plan_input(read_machines(files.inventory), read_demand(files.demand).needs)
 
     changed = apply_patches(given, files.patches)
 

@@ -10,6 +10,7 @@ import pytest
 
 from bigfleet.cli.faults import RunFault, UsageFault
 from bigfleet.cli.provider_new import name_fault, write_project
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port, run_bigfleet, wait_until_serving
 
 FILES = ["pyproject.toml", "README.md", "my_cloud.py", "tests/test_my_cloud.py"]
@@ -71,7 +72,7 @@ def test_it_serves(project: Path, tmp_path: Path) -> None:
     finally:
         process.terminate()
 
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_its_names_fit_together(project: Path) -> None:

@@ -7,8 +7,6 @@ import json
 import shlex
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -16,10 +14,10 @@ import pytest
 
 from bigfleet.rpc.gen import provider_pb2 as pb
 from bigfleet.rpc.gen.provider_pb2_grpc import CapacityProviderStub
+from tests.patience import wait_until
 from tests.processes import bigfleet, free_port, run_bigfleet, serving
 from tests.provider.partitioned.hosts import document, node
 
-WAIT_SECONDS_MAX = 60.0
 CERTIFY_SECONDS_MAX = 600.0
 FAST = ("--time-scale=0.001", "--metrics-addr=off")
 
@@ -47,14 +45,6 @@ def test_a_wrong_call_or_file_exits_with_2_and_one_line(flags: tuple[str, ...], 
     assert len(done.stderr.splitlines()) == 1
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Return once it is so."""
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < deadline, "it never was so"
-        time.sleep(0.05)
-
-
 def listed(provider: CapacityProviderStub, *states: "pb.MachineState.ValueType") -> dict[str, str]:
     """Return the host of each machine in these states."""
     return {each.id: each.host.ref for each in provider.List(pb.ListFilter(states=states)).machines}
@@ -69,7 +59,7 @@ def test_a_killed_provider_comes_back_with_its_rooms_and_reads_its_hosts_again(t
     with serving(address, log, *command) as process, grpc.insecure_channel(address) as channel:
         provider = CapacityProviderStub(channel)
         provider.Create(pb.CreateRequest(machine_id="partitioned/g/z/half/000"))
-        wait_until(lambda: bool(listed(provider, pb.MACHINE_STATE_IDLE)))
+        wait_until(lambda: listed(provider, pb.MACHINE_STATE_IDLE), "no machine became idle")
         accepted = provider.Create(pb.CreateRequest(machine_id="partitioned/g/z/quarter/000"))
         slots = listed(provider, pb.MACHINE_STATE_SPECULATIVE)
         process.send_signal(signal.SIGKILL)
@@ -78,7 +68,7 @@ def test_a_killed_provider_comes_back_with_its_rooms_and_reads_its_hosts_again(t
 
     with serving(address, log, *command) as process, grpc.insecure_channel(address) as channel:
         provider = CapacityProviderStub(channel)
-        wait_until(lambda: len(listed(provider, pb.MACHINE_STATE_IDLE)) == 2)
+        wait_until(lambda: len(listed(provider, pb.MACHINE_STATE_IDLE)) == 2, "two machines never were idle")
         assert listed(provider, pb.MACHINE_STATE_IDLE) == {
             "partitioned/g/z/half/000": "n/g-z-half-000",
             "partitioned/g/z/quarter/000": "m/g-z-quarter-000",
@@ -87,11 +77,11 @@ def test_a_killed_provider_comes_back_with_its_rooms_and_reads_its_hosts_again(t
         assert "partitioned/g/z/half/001" in slots
         hosts.write_text("{")
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "hosts.unreadable" in log.read_text())
+        wait_until(lambda: "hosts.unreadable" in log.read_text(), log.read_text)
         assert listed(provider, pb.MACHINE_STATE_SPECULATIVE).keys() == slots.keys()
         hosts.write_text(json.dumps(document({"n": node("g", drained=True), "m": node("g", filled=3)})))
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: not listed(provider, pb.MACHINE_STATE_SPECULATIVE))
+        wait_until(lambda: not listed(provider, pb.MACHINE_STATE_SPECULATIVE), "an offer was left")
         assert len(listed(provider, pb.MACHINE_STATE_IDLE)) == 2
     assert '"note":"score: ([0,0,1],40), ' in log.read_text()
 

@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +16,12 @@ import pytest
 
 from bigfleet.rpc.gen import provider_pb2 as pb
 from bigfleet.rpc.gen.provider_pb2_grpc import CapacityProviderStub
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port, wait_until_serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing-a-provider.md"
 TOY = "files_provider.py"
 TOY_LINES_MAX = 99
-WAIT_SECONDS_MAX = 60.0
 MACHINE = "files-007"
 
 
@@ -63,15 +62,12 @@ def toy(folder: Path, *flags: str) -> Iterator[tuple[str, "subprocess.Popen[byte
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(PATIENCE_SECONDS)
 
 
 def until(is_true: Callable[[], bool]) -> None:
     """Return once it is true."""
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not is_true():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.05)
+    wait_until(is_true, "it never became true")
 
 
 def state_of(provider: CapacityProviderStub, machine_id: str = MACHINE) -> str:
@@ -134,7 +130,7 @@ def test_a_kill_takes_nothing_back(folder: Path) -> None:
 
 def test_what_happens_to_files_by_hand_is_seen(folder: Path) -> None:
     with (
-        toy(folder, "--reconcile-interval=100ms", "--failed-hold=3s") as (address, _process),
+        toy(folder, "--reconcile-interval=100ms", "--failed-hold=10s") as (address, _process),
         grpc.insecure_channel(address) as channel,
     ):
         provider = CapacityProviderStub(channel)

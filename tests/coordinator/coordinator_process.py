@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,8 +14,9 @@ import grpc
 
 from bigfleet.rpc.gen import coordinator_pb2 as pb
 from bigfleet.rpc.gen import coordinator_pb2_grpc
-from tests.cli.live_fleet import PATIENCE_SECONDS, run_here
+from tests.cli.live_fleet import run_here
 from tests.coordinator.replica_world import report
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port
 
 
@@ -44,7 +44,7 @@ class Running:
 
     def page(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=PATIENCE_SECONDS) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -69,11 +69,8 @@ def coordinator(folder: Path, *flags: str, wait_for: str = "/readyz") -> Iterato
         process = subprocess.Popen([*bigfleet(), "coordinator", *listen, *flags], stdout=output, stderr=output)
     running = Running(process, port, http, log)
     try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while running.page(wait_for)[0] != 200:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_until(lambda: process.poll() is not None or running.page(wait_for)[0] == 200, log.read_text)
+        assert process.poll() is None, log.read_text()
         yield running
     finally:
         process.terminate()

@@ -27,7 +27,8 @@ from bigfleet.rpc.gen import coordinator_pb2_grpc
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.identity import Gate
 from bigfleet.rpc.tls import TlsFiles
-from tests.coordinator.etcd_process import PATIENCE_SECONDS, Cluster, until
+from tests.coordinator.etcd_process import Cluster, until
+from tests.patience import PATIENCE_SECONDS
 from tests.rpc.tls_world import secure_channel
 
 PROVIDER = "provider:9100"
@@ -117,7 +118,7 @@ def sqlite_store(path: Path, name: str = "r0", address: str = "r0:7790") -> Sqli
     return SqliteStore(path, leader=Leader(name, address))
 
 
-def etcd_store(cluster: Cluster, name: str = "r0", address: str = "r0:7790", ttl_seconds: int = 2) -> EtcdStore:
+def etcd_store(cluster: Cluster, name: str = "r0", address: str = "r0:7790", ttl_seconds: int = 5) -> EtcdStore:
     client = EtcdClient(cluster.endpoints)
     me = Leader(name, address)
     return EtcdStore(client, prefix="/bigfleet", me=me, lease_ttl_seconds=ttl_seconds, clock=SystemClock())

@@ -8,7 +8,6 @@ import asyncio
 import json
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,9 @@ from bigfleet.rpc.gen import capacity_pb2, provider_pb2
 from bigfleet.rpc.gen import coordinator_pb2 as pb
 from tests.cli.live_fleet import run_here
 from tests.coordinator.coordinator_process import coordinator
-from tests.coordinator.etcd_process import PATIENCE_SECONDS, Cluster
+from tests.coordinator.etcd_process import Cluster
 from tests.coordinator.replica_world import etcd_store, refused, report, serving, sqlite_store
+from tests.patience import wait_until
 from tests.processes import free_port
 
 Code = grpc.StatusCode
@@ -204,10 +204,7 @@ def _pauses(log: Path) -> list[float]:
 
 
 def _until(is_so: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
+    wait_until(is_so, log.read_text)
 
 
 async def test_a_row_that_cannot_be_read_keeps_the_store_as_it_is_until_a_snapshot_replaces_it(

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,9 @@ import grpc
 
 from bigfleet.rpc.gen import coordinator_pb2 as pb
 from bigfleet.rpc.gen import coordinator_pb2_grpc
-from tests.cli.live_fleet import PATIENCE_SECONDS
 from tests.coordinator.coordinator_process import Running, coordinator
 from tests.coordinator.etcd_process import Cluster
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 
 def leads(one: Running) -> bool:
@@ -22,10 +21,7 @@ def leads(one: Running) -> bool:
 
 
 def until_leading(one: Running, *, is_so: bool = True) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while leads(one) is not is_so:
-        assert time.monotonic() < deadline, one.log.read_text()
-        time.sleep(0.02)
+    wait_until(lambda: leads(one) is is_so, one.log.read_text, poll_seconds=0.02)
 
 
 @contextmanager
@@ -39,7 +35,7 @@ def two_replicas(member: Cluster, folder: Path, *, lease_ttl: str) -> Iterator[t
 async def test_a_killed_leader_is_followed_by_another_and_a_follower_sends_commands_on(
     member: Cluster, tmp_path: Path
 ) -> None:
-    with two_replicas(member, tmp_path, lease_ttl="2s") as (first, second):
+    with two_replicas(member, tmp_path, lease_ttl="5s") as (first, second):
         until_leading(first)
         before = first.report("east-0", clusters=["blue"])
         assert not leads(second)
@@ -70,7 +66,7 @@ async def test_a_leader_that_was_paused_beyond_its_lease_writes_nothing_when_it_
     member: Cluster, tmp_path: Path
 ) -> None:
     """The write waits at its door while it stands still, so that it is the first thing that it does."""
-    with two_replicas(member, tmp_path, lease_ttl="2s") as (first, second):
+    with two_replicas(member, tmp_path, lease_ttl="5s") as (first, second):
         until_leading(first)
         before = first.report("east-0")
         told: Queue[tuple[grpc.StatusCode, str]] = Queue()

@@ -12,10 +12,12 @@ from bigfleet.coordinator.tables import QuotaKey, ShardRow, Tables
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.rpc.etcd_client import EtcdClient, EtcdUnavailable, NoAnswer, end_of_prefix, put
 from bigfleet.rpc.etcd_store import EtcdStore
-from tests.coordinator.etcd_process import PATIENCE_SECONDS, Cluster, Proxy, until
+from tests.coordinator.etcd_process import Cluster, Proxy, until
+from tests.patience import PATIENCE_SECONDS
 
 EAST, WEST = ShardId("east-0"), ShardId("west/0 %")
-TTL_SECONDS = 2
+#: Long enough for a leader that a busy machine keeps from renewing it in time.
+TTL_SECONDS = 5
 
 
 def replica(endpoints: list[str], name: str = "r0", ttl_seconds: int = TTL_SECONDS) -> EtcdStore:

@@ -24,9 +24,10 @@ from bigfleet.coordinator.snapshot import (
 from bigfleet.coordinator.store import TERM_STEP, StoreUnavailable
 from bigfleet.coordinator.tables import Tables
 from bigfleet.rpc.gen import coordinator_pb2 as pb
-from tests.coordinator.etcd_process import PATIENCE_SECONDS, Cluster, until
+from tests.coordinator.etcd_process import Cluster, until
 from tests.coordinator.random_commands import COMMANDS
 from tests.coordinator.replica_world import Served, etcd_store, report, serving, sqlite_store
+from tests.patience import PATIENCE_SECONDS
 
 NANOS = 1_000_000_000
 

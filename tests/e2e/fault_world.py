@@ -31,11 +31,10 @@ from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2, shard_pb2_gr
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.provider_server import SERVICE, ProviderServicer, encode_list_entry
 from bigfleet.sim.virtual_time import LoopClock
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port, serving
 from tests.provider.harness import make_core, started
 
-#: Far beyond anything on loopback; it only turns a hang into a failure.
-PATIENCE_SECONDS = 60.0
 CONFIGURED = provider_pb2.MACHINE_STATE_CONFIGURED
 
 T = TypeVar("T")
@@ -43,13 +42,15 @@ T = TypeVar("T")
 
 def until(get: Callable[[], T], is_so: Callable[[T], Any], what: str) -> T:
     """Return what `get` gives as soon as it is so. Raises AssertionError when it never is."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
+    found = get()
+
+    def look() -> Any:
+        nonlocal found
         found = get()
-        if is_so(found):
-            return found
-        assert time.monotonic() < deadline, f"{what}; at last it was {found}"
-        time.sleep(0.05)
+        return is_so(found)
+
+    wait_until(look, lambda: f"{what}; at last it was {found}")
+    return found
 
 
 # ---- the provider -----------------------------------------------------------------------------------------------

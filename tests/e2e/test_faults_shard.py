@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 
 from bigfleet.rpc.gen import provider_pb2
-from tests.e2e.fault_world import PATIENCE_SECONDS, LiveOperator, LiveShard, live_provider, live_shard, until
+from tests.e2e.fault_world import LiveOperator, LiveShard, live_provider, live_shard, until
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import bigfleet, run_bigfleet, serving
 
 CONFIGURED = "MACHINE_STATE_CONFIGURED"
-#: What the specification grants a clean stop.
-STOP_SECONDS_MAX = 20.0
 
 
 def test_of_two_shards_with_one_id_the_older_is_fenced_and_says_so(tmp_path: Path) -> None:
@@ -54,18 +53,18 @@ def test_a_second_process_on_one_disk_is_told_who_holds_it(tmp_path: Path) -> No
 
 
 def test_a_shard_that_is_stopped_under_way_leaves_the_machine_to_the_next(tmp_path: Path) -> None:
-    """SIGTERM while a call hangs: within the time granted, told as cancelled, read back and not bound again."""
+    """SIGTERM while a call hangs: the call is not waited for, told as cancelled, read back and not bound again."""
     with live_provider(tmp_path) as provider:
-        provider.faults.late_seconds = {"configure": 300.0}
+        provider.faults.late_seconds = {"configure": 2 * PATIENCE_SECONDS}
         with live_shard(tmp_path / "shard", provider.address) as first:
             operator = LiveOperator(first.address, "c1")
             operator.report("7")
             until(lambda: provider.backend.clusters, bool, "the provider was never called")
             until(lambda: first.outcomes(), lambda told: ("Bootstrap", "") in told, "the call never hung")
-            began = time.monotonic()
-        took_seconds = time.monotonic() - began
         operator.close()
-        assert took_seconds < STOP_SECONDS_MAX
+        # It ended by itself: `serving` kills what runs on when patience ends, which the call outlasts.
+        assert first.process is not None
+        assert first.process.returncode == 0
         assert first.said("stopped") != []
         assert first.audited()[-1]["kind"] == "Bootstrap"
         assert first.audited()[-1]["outcome"] == "ctx_canceled"

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from grpc import aio
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.gen import provider_pb2, provider_pb2_grpc
 from tests.e2e.killed_provider import MACHINES
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 Stub: TypeAlias = "provider_pb2_grpc.CapacityProviderAsyncStub"
 KILLS = 200
@@ -79,7 +79,7 @@ class Driver:
     async def check(self, stub: Stub) -> None:
         """Hold what is there after a kill against all that was shown before it."""
         await self.read_on(stub)
-        everything = await stub.List(provider_pb2.ListFilter(), timeout=20)
+        everything = await stub.List(provider_pb2.ListFilter(), timeout=PATIENCE_SECONDS)
         assert {machine.id: machine.state for machine in everything.machines}.keys() == self.states.keys()
         for machine in everything.machines:
             self.machines[machine.id].see(machine)
@@ -90,13 +90,13 @@ class Driver:
     async def _replay(self, stub: Stub, driven: Driven) -> None:
         token: dict[str, Any] = {"shard_id": SHARD, "shard_epoch": 1, "sequence_number": driven.answered}
         with pytest.raises(aio.AioRpcError) as stale:
-            await stub.Create(provider_pb2.CreateRequest(machine_id=driven.id, **token), timeout=20)
+            await stub.Create(provider_pb2.CreateRequest(machine_id=driven.id, **token), timeout=PATIENCE_SECONDS)
         assert stale.value.code() is grpc.StatusCode.FAILED_PRECONDITION, "a mark that was shown is gone"
         self.counts["fenced"] += 1
 
     async def read_on(self, stub: Stub) -> None:
         """Thread the cursor on, and hold the deltas together against Get."""
-        listing = await stub.List(provider_pb2.ListFilter(since_revision=self.cursor), timeout=20)
+        listing = await stub.List(provider_pb2.ListFilter(since_revision=self.cursor), timeout=PATIENCE_SECONDS)
         assert listing.tombstones or not self.cursor, "a cursor from before a kill was not taken"
         self.cursor = listing.revision
         self.states.update({machine.id: machine.state for machine in listing.machines})
@@ -119,7 +119,7 @@ class Driver:
     async def _drive(self, stub: Stub, driven: Driven) -> None:
         try:
             while True:
-                machine = await stub.Get(provider_pb2.MachineRef(id=driven.id), timeout=20)
+                machine = await stub.Get(provider_pb2.MachineRef(id=driven.id), timeout=PATIENCE_SECONDS)
                 driven.see(machine)
                 if driven.shown and self.rng.random() < 0.3:
                     await self._repeat(stub, driven)
@@ -161,17 +161,17 @@ class Driver:
         ack: provider_pb2.TransitionAck
         match LIFE[place % len(LIFE)]:
             case S.CREATING:
-                ack = await stub.Create(provider_pb2.CreateRequest(**named), timeout=20)
+                ack = await stub.Create(provider_pb2.CreateRequest(**named), timeout=PATIENCE_SECONDS)
             case S.CONFIGURING:
                 cluster = driven.cluster[place]
                 request = provider_pb2.ConfigureRequest(
                     **named, cluster_id=cluster, bootstrap_blob=b"blob", shard_metadata={"for": cluster}
                 )
-                ack = await stub.Configure(request, timeout=20)
+                ack = await stub.Configure(request, timeout=PATIENCE_SECONDS)
             case S.DRAINING:
-                ack = await stub.Drain(provider_pb2.DrainRequest(**named), timeout=20)
+                ack = await stub.Drain(provider_pb2.DrainRequest(**named), timeout=PATIENCE_SECONDS)
             case _:
-                ack = await stub.Delete(provider_pb2.DeleteRequest(**named), timeout=20)
+                ack = await stub.Delete(provider_pb2.DeleteRequest(**named), timeout=PATIENCE_SECONDS)
         driven.answered = sequence
         return ack
 
@@ -224,14 +224,11 @@ def lives(state: Path, address: str) -> Iterator[Lives]:
         yield Lives(process, Path(address))
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
 
 
 def _until_there(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, "the provider does not come up"
-        time.sleep(0.005)
+    wait_until(path.exists, "the provider does not come up", poll_seconds=0.005)
 
 
 async def one_life(driver: Driver, provider: Lives, address: str, seconds: float) -> None:
@@ -242,7 +239,7 @@ async def one_life(driver: Driver, provider: Lives, address: str, seconds: float
         async with aio.insecure_channel(f"unix:{address}") as channel:
             # Before it listens there is nothing to connect to, and gRPC would wait a second to try again.
             await asyncio.to_thread(_until_there, Path(address))
-            await asyncio.wait_for(channel.channel_ready(), 60)
+            await asyncio.wait_for(channel.channel_ready(), PATIENCE_SECONDS)
             stub = provider_pb2_grpc.CapacityProviderStub(channel)
             await driver.check(stub)
             load = asyncio.create_task(driver.load(stub))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fault_world import PATIENCE_SECONDS, LiveOperator, live_provider, live_shard, until
+from tests.e2e.fault_world import LiveOperator, live_provider, live_shard, until
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import run_bigfleet
 
 CONFIGURED = "MACHINE_STATE_CONFIGURED"

@@ -18,11 +18,11 @@ from cryptography import x509
 
 from bigfleet.cli.certs.issuing import Authority, Bearer
 from bigfleet.rpc.gen import shardread_pb2, shardread_pb2_grpc
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port, open_channel, run_bigfleet, serving
 
 OPERATOR = Path(__file__).parent / "tls_operator.py"
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def operator(fleet: Fleet) -> "Iterator[subprocess.Popen[str]]":
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
 
 
 def inspect(fleet: Fleet, holder: str) -> tuple[str, set[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port, serving
 
 CLIENT = Path(__file__).parent / "wire_client.py"
@@ -27,7 +28,11 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[st
         serving(shard, place / "shard.log", "shard", *shard_flags, "--cycle-interval", "1s"),
     ):
         client = subprocess.run(
-            [sys.executable, str(CLIENT), provider, shard], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, str(CLIENT), provider, shard],
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_SECONDS,
+            check=False,
         )
         assert client.returncode == 0, client.stdout + client.stderr
         yield {line["step"]: line for line in map(json.loads, client.stdout.splitlines())}

@@ -24,7 +24,7 @@ from bigfleet.rpc.gen import (
     shardread_pb2_grpc,
 )
 
-CALL_SECONDS = 20.0
+CALL_SECONDS = 180.0
 
 
 def say(step: str, **facts: Any) -> None:

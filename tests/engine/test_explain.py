@@ -200,11 +200,15 @@ def test_what_becomes_of_a_machine_is_said_with_its_figures() -> None:
             {"id": "odd", "t": "G8", "st": "Configured", "cluster": "c1", "price": 6},
             {"id": "bad", "t": "T4", "st": "Configured", "cluster": "c1", "price": 7, "unjoined": True},
             {"id": "silent", "t": "T4", "st": "Configured", "cluster": "c9"},
+            {"id": "stays", "t": "T4", "st": "Configured", "cluster": "c2", "afp": "@short"},
             {"id": "fixed", "t": "G8", "st": "Idle", "ct": "BareMetal", "idle_for_s": 900},
             {"id": "waiting", "t": "G8", "st": "Idle", "ct": "OnDemand", "idle_for_s": 590},
             {"id": "over", "t": "G8", "st": "Idle", "ct": "Spot", "idle_for_s": 60},
         ],
-        [{**PLAIN, "agg": {"cpu": "4"}}],
+        [
+            {**PLAIN, "agg": {"cpu": "4"}},
+            {**PLAIN, "id": "short", "cluster": "c2", "agg": {"cpu": "64"}, "min": {"cpu": "64"}},
+        ],
         not_reported=["c9"],
     )
 
@@ -220,6 +224,10 @@ def test_what_becomes_of_a_machine_is_said_with_its_figures() -> None:
     assert "it fits no row of the cluster" in first("odd")
     assert "its node never joined the cluster" in first("bad")
     assert "silence gives nothing back" in first("silent")
+    assert first("stays") == (
+        "stays is not reclaimed from c2: it was bound for web, which lacks cpu 64, and a row that is short keeps the "
+        "machines that were bound for it."
+    )
     assert first("fixed") == "fixed is not released: its kind of capacity is never released."
     assert first("waiting") == "waiting is not released: its hold is not over; 10 s are left."
     assert first("over") == "over (Spot) is released: it has been idle for 60 s and is held for 60 s."

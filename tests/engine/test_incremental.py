@@ -240,6 +240,20 @@ def test_equal_rows_in_another_order_take_the_only_free_machine_from_each_other(
     assert acted(life) == [("Bootstrap", "m0", "c1")]
 
 
+def test_a_row_that_a_free_machine_satisfies_gives_up_what_it_kept_while_it_was_short() -> None:
+    """Nothing of the row's cluster changed; what it kept depends on what the row lacks in this decision."""
+    stamp = {"cluster": ClusterId("c0"), "assigned_need_fingerprint": PLAIN.fingerprint}
+    kept = machine("kept", MachineState.CONFIGURED, resources={"cpu": "1"}, **stamp)
+    life = life_of([kept], [row("c0", 1)])
+    assert acted(life) == []
+
+    life.change(Put(machine("free", MachineState.IDLE), NOW_SECONDS))
+    assert acted(life) == [("Bootstrap", "free", "c0"), ("Reclaim", "kept", "c0")]
+
+    life.change(Remove(MachineId("free")))
+    assert acted(life) == []
+
+
 def test_an_earlier_gangs_earmark_moves_a_later_gang_of_another_cluster() -> None:
     """What the first gang counts on does not count for the second, though it claims nothing there yet."""
     racks = {"r0": 2, "r1": 2}

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.engine.decision import ActionKind, Decision, Options, RowResult
+from bigfleet.engine.folding import forms_of
 from bigfleet.engine.matching import fits
 from bigfleet.engine.records import RecordLog
 from bigfleet.engine.reference import decide
@@ -145,6 +146,22 @@ def test_claimed_machines_stay_and_parked_rows_do_nothing(fleet: FleetInput) -> 
     for row in decision.rows:
         if row.need.parked:
             assert (row.bootstraps, row.provisions, row.victims) == ((), (), ())
+
+
+@EXAMPLES
+@given(fleets())
+def test_no_reclaim_of_a_machine_stamped_for_a_short_row(fleet: FleetInput) -> None:
+    """A machine that joined is not reclaimed while the row of its cluster that it is stamped for, or a gang folded into
+    that row, is short; every other machine that nobody holds or takes is."""
+    decision = decision_of(fleet)
+    short = {need.key for row in decision.rows if not row.satisfied for need in forms_of(row)}
+    used = {machine_id for row in decision.rows for machine_id in (*row.claimed, *row.victims)}
+    reclaimed = {action.machine_id for action in decision.actions if action.kind is ActionKind.RECLAIM}
+    for machine in fleet.snapshot.of_state(MachineState.CONFIGURED):
+        stamp = (machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group)
+        stays = stamp in short and machine.id not in fleet.options.unjoined
+        is_excess = machine.id not in used and machine.cluster in fleet.options.reported
+        assert (machine.id in reclaimed) == (is_excess and not stays)
 
 
 @EXAMPLES

@@ -350,6 +350,37 @@ def test_kept_and_reclaimed_machines_name_their_place_in_keep_priority() -> None
     assert [(record.machine, record.reason) for record in spared] == [("silent", SparedReason.CLUSTER_NOT_REPORTED)]
 
 
+def test_a_machine_that_stays_for_a_short_row_names_the_row_and_what_it_lacks() -> None:
+    """The reasons come in the order of docs/spec/engine.md §12: the first that applies is reported."""
+    bound = {"t": "T4", "st": "Configured", "cluster": "c1", "aprio": 100, "afp": "@n"}
+    records = heard(
+        [
+            {**bound, "id": "held", "price": 0},
+            {**bound, "id": "small", "alloc": {"cpu": "2"}},
+            {**bound, "id": "unjoined", "alloc": {"cpu": "2"}, "unjoined": True},
+            {**bound, "id": "taken", "type": "t9", "alloc": {"cpu": "2", "gpu": "8"}},
+            {**bound, "id": "silent", "cluster": "c9", "alloc": {"cpu": "2"}},
+            {**bound, "id": "other", "alloc": {"cpu": "2"}, "agroup": "x"},
+        ],
+        [
+            {"id": "high", "cluster": "c2", "prio": 900, "min": {"gpu": "8"}, "agg": {"gpu": "8"}},
+            {"id": "n", "t": "P4", "cluster": "c1", "min": {"cpu": "4"}, "agg": {"cpu": "12"}},
+            {"id": "s", "t": "P4", "cluster": "c9", "min": {"cpu": "4"}, "agg": {"cpu": "12"}},
+        ],
+        not_reported=["c9"],
+    )
+
+    short = next(record.row for record in of_kind(records, RowStarted) if record.row.cluster == "c1")
+    spared = {r.machine: (r.reason, r.bound_for, r.deficit) for r in of_kind(records, MachineSpared)}
+    assert spared == {
+        "small": (SparedReason.ROW_SHORT, short, {"cpu": 8000}),
+        "taken": (SparedReason.PREEMPTED, None, {}),
+        "silent": (SparedReason.CLUSTER_NOT_REPORTED, None, {}),
+    }
+    assert [record.machine for record in of_kind(records, MachineKept)] == ["held"]
+    assert {record.machine for record in of_kind(records, MachineReclaimed)} == {"other", "unjoined"}
+
+
 def test_idle_machines_say_why_they_are_held_or_released() -> None:
     records = heard(
         [

@@ -21,6 +21,7 @@ from bigfleet.provider.fake import INSTANCE_TYPE
 from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2_grpc
 from bigfleet.rpc.gen import coordinator_pb2 as pb
 from tests.e2e.fault_world import LiveOperator, LiveProvider, LiveShard, live_shard, until
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port, serving
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ class Watch:
 
     def end(self) -> None:
         self._ends.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Fleet:
     def ask(self, method: str, request: Any) -> Any:
         """Call the coordinator."""
         with grpc.insecure_channel(self.address) as channel:
-            return getattr(coordinator_pb2_grpc.CoordinatorStub(channel), method)(request, timeout=10)
+            return getattr(coordinator_pb2_grpc.CoordinatorStub(channel), method)(request, timeout=PATIENCE_SECONDS)
 
     def hand_out_zones(self) -> None:
         """Give each shard its zones, once both have reported."""
@@ -158,7 +159,7 @@ def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_no
             assert running.held() == (4, 5)
             assert [each["reason"].split("-")[0] for each in rich.audited()] == ["coordinator.1"]
             first_leader.kill()
-            first_leader.wait(10)
+            first_leader.wait(PATIENCE_SECONDS)
 
         # Nobody leads: both go on deciding.
         green = LiveOperator(rich.address, "green")
@@ -174,7 +175,7 @@ def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_no
         # And a shard that dies meanwhile comes back with all that it had, the adopted machine too.
         assert hungry.process is not None
         hungry.process.kill()
-        hungry.process.wait(10)
+        hungry.process.wait(PATIENCE_SECONDS)
         stack.enter_context(serving(hungry.address, hungry.log, *hungry.flags))
         until(lambda: len(hungry.said("ready")), lambda n: n == 2, "it is ready again")
         until(running.held, lambda held: held == (4, 5), "it has what it had")

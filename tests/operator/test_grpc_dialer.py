@@ -17,6 +17,7 @@ from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.rpc.gen import shard_pb2
 from bigfleet.rpc.session_client import GrpcSessionDialer
+from tests.patience import PATIENCE_SECONDS
 
 Serve = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
 
@@ -108,7 +109,7 @@ async def test_the_status_says_how_a_session_ended(code: grpc.StatusCode | None,
 
 
 async def test_a_shard_that_is_not_there_ends_the_session_at_once() -> None:
-    async with asyncio.timeout(20), GrpcSessionDialer("127.0.0.1:1").dial() as stream:
+    async with asyncio.timeout(PATIENCE_SECONDS), GrpcSessionDialer("127.0.0.1:1").dial() as stream:
         with pytest.raises(SessionEnded) as caught:
             await stream.receive()
 

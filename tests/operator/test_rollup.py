@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.profile import Operator, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.shapes import SHAPES_MAX, DemandShape, largest_of, total_of
 from bigfleet.operator.requests import (
     CapacityRequest,
     CoLocation,
+    Exclusion,
     LabelSelector,
     SelectorExpression,
     UnmappableReason,
@@ -36,6 +38,46 @@ def test_a_row_sums_its_requests_and_takes_the_largest_of_each_dimension() -> No
 
     assert row.aggregate == {"cpu": 2500, "memory": 5 * 2**30 * 1000}
     assert row.min_unit == {"cpu": 2000, "memory": 4 * 2**30 * 1000}
+
+
+def test_pods_of_equal_requests_are_one_shape() -> None:
+    """Groups that exclude themselves stay apart, and a shape leaves with its last pod."""
+    builder = RollUpBuilder(CLUSTER)
+    for number in range(3):
+        builder.put(request(f"web-{number}", {"cpu": "500m"}))
+        builder.put(request(f"db-{number}", {"cpu": "2"}, exclusion=Exclusion(group="db")))
+    builder.put(request("cache-0", {"cpu": "2000m"}, exclusion=Exclusion(group="cache", max_per_machine=2)))
+    builder.put(request("large", {"cpu": "64"}))
+    builder.remove("large")
+
+    (row,) = builder.rows()
+
+    assert row.shapes == (
+        DemandShape({"cpu": 2000}, 3, 1),
+        DemandShape({"cpu": 2000}, 1, 2),
+        DemandShape({"cpu": 500}, 3),
+    )
+    assert total_of(row.shapes) == row.aggregate
+    assert largest_of(row.shapes) == row.min_unit
+
+
+def test_many_different_pods_are_sent_as_at_most_64_shapes() -> None:
+    """They ask for a little more than the pods do; the aggregate stays the exact sum."""
+    builder = RollUpBuilder(CLUSTER)
+    for number in range(500):
+        builder.put(request(f"p{number}", {"cpu": f"{1000 + number}m"}))
+
+    (row,) = builder.rows()
+
+    assert len(row.shapes) <= SHAPES_MAX
+    assert row.aggregate == {"cpu": sum(range(1000, 1500))}
+    assert row.aggregate["cpu"] < total_of(row.shapes)["cpu"] < row.aggregate["cpu"] * 1.05
+
+
+@pytest.mark.parametrize("exclusion", [Exclusion(group=""), Exclusion(group="g", max_per_machine=0)])
+def test_an_exclusion_without_a_group_or_a_limit_is_refused(exclusion: Exclusion) -> None:
+    with pytest.raises(UnmappableRequest, match="exclusion: a group and 1 to 2147483647 pods a machine are expected"):
+        map_request(request(exclusion=exclusion))
 
 
 def test_the_largest_request_leaves_with_its_pod() -> None:

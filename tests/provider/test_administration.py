@@ -23,6 +23,7 @@ from bigfleet.provider.fake import FakeBackend
 from bigfleet.provider.options import CoreOptions
 from bigfleet.provider.refusal import Code
 from bigfleet.provider.sqlite_store import SqliteStore
+from tests.patience import PATIENCE_SECONDS
 from tests.provider.harness import (
     SLOT,
     bring_to,
@@ -221,12 +222,12 @@ class Served:
 
     def __enter__(self) -> "Served":
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(PATIENCE_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
         self._loop.close()
 
 

@@ -13,6 +13,7 @@ from bigfleet.provider.fake import FakeBackend
 from bigfleet.provider.kinds import TIMEOUT_SECONDS, Kind, timeout_seconds
 from bigfleet.provider.options import CoreOptions
 from bigfleet.provider.refusal import Code
+from tests.patience import PATIENCE_SECONDS
 from tests.provider.harness import SLOT, bring_to, fake_core, make_core, metric, refusal_of, settle, started, state_of
 
 pytestmark = pytest.mark.virtual_time
@@ -80,7 +81,7 @@ async def test_a_thread_that_hangs_does_not_hold_up_the_verdict() -> None:
 
     class Blocking(FakeBackend):
         def create(self, machine: MachineView, op: Op) -> Host:  # type: ignore[override]
-            released.wait(10)
+            released.wait(PATIENCE_SECONDS)
             self.hosts[machine.id] = "late"
             ended.set()
             return Host(ref="late")
@@ -91,14 +92,14 @@ async def test_a_thread_that_hangs_does_not_hold_up_the_verdict() -> None:
     await until(lambda: metric(core, "machines", state="FAILED", capacity_type="ON_DEMAND") == 1)
     assert (await core.get(SLOT)).machine.last_error.startswith("TIMEOUT")
     released.set()
-    await asyncio.to_thread(ended.wait, 10)
+    await asyncio.to_thread(ended.wait, PATIENCE_SECONDS)
     await until(lambda: not backend.hosts)
     await core.stop()
 
 
 async def until(is_true: Callable[[], bool]) -> None:
     """Let real threads work, whose progress virtual time does not wait for."""
-    for _ in range(2000):
+    for _ in range(int(PATIENCE_SECONDS / 0.002)):
         if is_true():
             return
         await asyncio.to_thread(threading.Event().wait, 0.002)

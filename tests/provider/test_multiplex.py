@@ -26,6 +26,7 @@ from bigfleet.provider.kinds import TIMEOUT_SECONDS, Kind
 from bigfleet.provider.multiplex import Multiplex
 from bigfleet.provider.options import CoreOptions
 from bigfleet.provider.refusal import Code
+from tests.patience import wait_until_async
 from tests.provider.harness import make_core, metric, refusal_of, settle, started, state_of
 
 S = MachineState
@@ -252,9 +253,9 @@ async def test_plain_functions_and_generators_run_beside_coroutines() -> None:
     assert await ids(core) == {"bare/0", "aws/0", "aws/1"}
     await core.create("bare/0")
     await core.create("aws/0")
-    for _ in range(2000):
-        if {await state_of(core, i) for i in ("bare/0", "aws/0")} == {S.IDLE}:
-            break
-        await asyncio.sleep(0.002)
-    assert {await state_of(core, i) for i in ("bare/0", "aws/0")} == {S.IDLE}
+
+    async def are_idle() -> bool:
+        return {await state_of(core, i) for i in ("bare/0", "aws/0")} == {S.IDLE}
+
+    await wait_until_async(are_idle)
     await core.stop()

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bigfleet.cli import runtime
 from bigfleet.rpc.gen import provider_pb2, provider_pb2_grpc
-from tests.processes import READY_SECONDS_MAX, bigfleet, free_port, wait_until_serving
+from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.processes import bigfleet, free_port, wait_until_serving
 
 #: A backend without delete, and with plain functions.
 TOY = """
@@ -70,42 +70,45 @@ def serving(toy: Path, cwd: Path, *arguments: str) -> Iterator[tuple[subprocess.
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
 
 
 def ids(channel: grpc.Channel) -> set[str]:
-    listing = provider_pb2_grpc.CapacityProviderStub(channel).List(provider_pb2.ListFilter(), timeout=10)
+    listing = provider_pb2_grpc.CapacityProviderStub(channel).List(provider_pb2.ListFilter(), timeout=PATIENCE_SECONDS)
     return {machine.id for machine in listing.machines}
 
 
 def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + READY_SECONDS_MAX
-    while not is_true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
+    wait_until(is_true, "it never came true")
 
 
 def test_a_provider_of_twenty_lines_serves_reflects_measures_and_stops_cleanly(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(bytes(32))
     with serving(toy, tmp_path, "--state=s.db", "--intent-key", "key") as (process, channel, metrics_port):
         stub = provider_pb2_grpc.CapacityProviderStub(channel)
-        ack = stub.Create(provider_pb2.CreateRequest(machine_id="toy-0"), timeout=10)
+        ack = stub.Create(provider_pb2.CreateRequest(machine_id="toy-0"), timeout=PATIENCE_SECONDS)
         assert ack.operation_id.startswith("op-")
-        until(lambda: stub.Get(provider_pb2.MachineRef(id="toy-0"), timeout=10).host.ref == "host-toy-0")
+        until(lambda: stub.Get(provider_pb2.MachineRef(id="toy-0"), timeout=PATIENCE_SECONDS).host.ref == "host-toy-0")
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Delete(provider_pb2.DeleteRequest(machine_id="toy-0"), timeout=10)
+            stub.Delete(provider_pb2.DeleteRequest(machine_id="toy-0"), timeout=PATIENCE_SECONDS)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=10)
+        (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            asked, timeout=PATIENCE_SECONDS
+        )
         assert "bigfleet.v1alpha1.CapacityProvider" in str(answer)
         for page, expected in (("metrics", "bigfleet_provider_build_info"), ("healthz", "ok"), ("readyz", "ready")):
-            with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/{page}", timeout=10) as response:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{metrics_port}/{page}", timeout=PATIENCE_SECONDS
+            ) as response:
                 assert expected in response.read().decode()
         command = bigfleet("provider", "admin", "--state", "s.db", "-o", "json", "status")
-        told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+        told = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+        )
         assert json.loads(told.stdout)["machines"] == {"IDLE": 1}
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert lines[-1]["event"] == "provider.stopped"
     audits = [line for line in lines if line["event"] == "admin.audit"]
@@ -118,9 +121,9 @@ def test_a_backend_that_hangs_does_not_hold_up_a_stop(tmp_path: Path) -> None:
     hanging.write_text(TOY.replace("        return Host", for_ever))
     with serving(hanging, tmp_path, "--state", "s.db") as (process, channel, _):
         stub = provider_pb2_grpc.CapacityProviderStub(channel)
-        stub.Create(provider_pb2.CreateRequest(machine_id="toy-0"), timeout=10)
+        stub.Create(provider_pb2.CreateRequest(machine_id="toy-0"), timeout=PATIENCE_SECONDS)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert "provider.stopped" in (tmp_path / "log").read_text()
 
 
@@ -140,7 +143,9 @@ def test_offerings_are_read_again_on_sighup_and_the_fake_is_asked_for_by_name(to
         assert len(ids(channel)) == 3
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         with pytest.raises(grpc.RpcError):
-            list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=10))
+            list(
+                reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=PATIENCE_SECONDS)
+            )
 
 
 def test_seeds_stand_in_for_the_backends_own_fleet(toy: Path, tmp_path: Path) -> None:
@@ -192,6 +197,8 @@ def test_a_wrong_call_is_one_line_and_an_exit_code(
 def test_a_second_process_exits_and_names_the_first(toy: Path, tmp_path: Path) -> None:
     with serving(toy, tmp_path, "--state", "s.db") as (process, _, _):
         command = [sys.executable, str(toy), "--state", "s.db", "--metrics-addr", "off", "--addr", "127.0.0.1:0"]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
         assert ended.returncode == 1
         assert f"in use by process {process.pid}" in ended.stderr

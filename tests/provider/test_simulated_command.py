@@ -4,7 +4,6 @@ docs/spec/provider.md §19, §20, §21.
 """
 
 import json
-import time
 from pathlib import Path
 
 import grpc
@@ -12,9 +11,9 @@ import pytest
 
 from bigfleet.rpc.gen import provider_pb2 as pb
 from bigfleet.rpc.gen.provider_pb2_grpc import CapacityProviderStub
+from tests.patience import wait_until
 from tests.processes import free_port, run_bigfleet, serving
 
-WAIT_SECONDS_MAX = 60.0
 BAD_FILES = [
     ("--world", "w.yaml", "interruption: {waves: [{time: 3}]}", "w.yaml: interruption.waves[0].time: unknown key"),
     ("--world", "w.yaml", "faults: {transient: 2}", "w.yaml: faults.transient: 2.0 is a probability"),
@@ -41,13 +40,14 @@ def test_a_bad_file_exits_with_2_and_one_line(flag: str, name: str, content: str
 
 def wait_for(provider: CapacityProviderStub, machine_id: str, state: "pb.MachineState.ValueType") -> pb.Machine:
     """Return the machine once it is in that state."""
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while time.monotonic() < deadline:
-        machine = provider.Get(pb.MachineRef(id=machine_id))
-        if machine.state == state:
-            return machine
-        time.sleep(0.05)
-    raise AssertionError(f"{machine_id} did not become {pb.MachineState.Name(state)}")
+    seen: list[pb.Machine] = []
+
+    def is_so() -> bool:
+        seen[:] = [provider.Get(pb.MachineRef(id=machine_id))]
+        return seen[0].state == state
+
+    wait_until(is_so, f"{machine_id} did not become {pb.MachineState.Name(state)}")
+    return seen[0]
 
 
 def test_admin_status_prints_what_each_pool_was_billed(tmp_path: Path) -> None:

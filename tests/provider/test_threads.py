@@ -6,7 +6,7 @@ for what becomes visible.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from types import MappingProxyType
 
 from bigfleet.model.states import MachineState
@@ -15,6 +15,7 @@ from bigfleet.provider.core import CapacityCore
 from bigfleet.provider.fake import FakeBackend
 from bigfleet.provider.kinds import Kind
 from bigfleet.provider.options import CoreOptions
+from tests.patience import PATIENCE_SECONDS, wait_until_async
 from tests.provider.harness import make_core, metric, started, state_of
 
 S = MachineState
@@ -22,14 +23,6 @@ SHORT = Limits(
     kinds=MappingProxyType({kind: KindLimits(timeout_seconds=0.05) for kind in Kind}),
     threads_max=1,
 )
-
-
-async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(5000):
-        if await is_true():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it never came true")
 
 
 class Threaded(FakeBackend):
@@ -42,7 +35,7 @@ class Threaded(FakeBackend):
 
     def create(self, machine: MachineView, op: Op) -> Host:  # type: ignore[override]
         self.entered.append(machine.id)
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(PATIENCE_SECONDS)
         self.hosts[machine.id] = f"host-{op.id}"
         return Host(ref=f"host-{op.id}")
 
@@ -55,9 +48,9 @@ async def test_a_thread_that_overran_keeps_its_place_and_its_machine_until_it_en
         return await state_of(core, machine_id) is S.FAILED
 
     await core.create("fake-0")
-    await until(lambda: has_failed("fake-0"))
+    await wait_until_async(lambda: has_failed("fake-0"))
     await core.create("fake-1")
-    await until(lambda: has_failed("fake-1"))
+    await wait_until_async(lambda: has_failed("fake-1"))
     # The one thread is still in the first call, so the second one never began; nobody looked at the first machine.
     assert backend.entered == ["fake-0"]
     assert (await core.get("fake-0")).machine.last_error.startswith("TIMEOUT")
@@ -67,14 +60,14 @@ async def test_a_thread_that_overran_keeps_its_place_and_its_machine_until_it_en
     async def is_given_back() -> bool:
         return await state_of(core, "fake-0") is S.SPECULATIVE and not backend.hosts
 
-    await until(is_given_back)
+    await wait_until_async(is_given_back)
     assert metric(core, "late_results_total", kind="create", compensated="yes") == 1
     await core.create("fake-1")
 
     async def is_there() -> bool:
         return await state_of(core, "fake-1") is S.IDLE
 
-    await until(is_there)
+    await wait_until_async(is_there)
     await core.stop()
 
 
@@ -94,19 +87,19 @@ async def test_threads_of_one_kind_do_not_wait_for_those_of_another() -> None:
     async def is_idle() -> bool:
         return await state_of(core, "fake-1") is S.IDLE
 
-    await until(is_idle)
+    await wait_until_async(is_idle)
     await core.create("fake-0")
 
     async def is_held() -> bool:
         return backend.entered == ["fake-0"]
 
-    await until(is_held)
+    await wait_until_async(is_held)
     await core.configure("fake-1", "c", b"", {})
 
     async def is_configured() -> bool:
         return await state_of(core, "fake-1") is S.CONFIGURED
 
-    await until(is_configured)
+    await wait_until_async(is_configured)
     backend.may_end.set()
     await core.stop()
 
@@ -129,7 +122,7 @@ async def test_a_push_from_any_thread_returns_after_its_commit() -> None:
     await bring_to_idle(core)
 
     def push() -> None:
-        assert backend.has_feed.wait(60)
+        assert backend.has_feed.wait(PATIENCE_SECONDS)
         assert backend.got is not None
         asyncio.run(backend.got.report_price(["fake-0"], 0.7))
         backend.seen.append(f"{core._ledger.view.get('fake-0').machine.price_usd_per_hour}")  # type: ignore[union-attr]
@@ -147,7 +140,7 @@ async def bring_to_idle(core: CapacityCore) -> None:
     async def is_idle() -> bool:
         return await state_of(core, "fake-0") is S.IDLE
 
-    await until(is_idle)
+    await wait_until_async(is_idle)
 
 
 async def test_a_generator_is_read_in_a_thread() -> None:

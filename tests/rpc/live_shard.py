@@ -12,10 +12,10 @@ from bigfleet.rpc import session_server, shardread_server
 from bigfleet.rpc.gen import shard_pb2, shardread_pb2_grpc
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.sim.virtual_time import LoopClock
+from tests.patience import PATIENCE_SECONDS
 from tests.shard.world import World
 
 #: Far beyond anything on loopback; it only turns a hang into a failure.
-PATIENCE_SECONDS = 20.0
 
 
 class LiveShard:

@@ -27,10 +27,19 @@ from bigfleet.model.frames import (
 )
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Host, Machine
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.penalty import ORDINALS
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.quantity import MILLI_MAX, Family
+from bigfleet.model.shapes import (
+    COUNT_MAX,
+    LIMIT_MAX,
+    DemandShape,
+    Overhead,
+    canonical_overheads,
+    canonical_shapes,
+    total_of,
+)
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Anything that UTF-8 can hold, NUL and non-characters included.
@@ -91,19 +100,38 @@ VECTORS: st.SearchStrategy[Mapping[str, int]] = st.dictionaries(
 )
 FAMILIES = st.dictionaries(st.sampled_from(_RESOURCES), st.sampled_from(Family), max_size=4)
 
+SHAPES = st.builds(
+    DemandShape,
+    st.dictionaries(st.sampled_from(_RESOURCES), st.integers(1, 2**40), max_size=3),
+    st.integers(1, 5) | st.just(COUNT_MAX // 4),
+    st.sampled_from([0, 0, 1, 2, LIMIT_MAX]),
+)
+
 
 @st.composite
 def needs(draw: st.DrawFn, cluster: str) -> Need:
     """Draw a row that its shard accepts; a group only where a Same requirement stands."""
     profile = draw(PROFILES)
+    shapes = canonical_shapes(draw(st.lists(SHAPES, max_size=3)))
+    amounts = amounts_of(shapes, aggregate=total_of(shapes) or draw(VECTORS), min_unit=draw(VECTORS))
+    if shapes and not total_of(shapes):
+        amounts = amounts._replace(aggregate={})
     return Need(
         cluster=ClusterId(cluster),
         profile=profile,
-        aggregate=draw(VECTORS),
-        min_unit=draw(VECTORS),
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
         group=draw(TEXTS) if profile.same_key is not None else "",
         families=draw(FAMILIES),
+        shapes=shapes,
+        waiting=canonical_shapes(draw(st.lists(SHAPES, max_size=2))),
     )
+
+
+OVERHEADS = st.lists(
+    st.builds(Overhead, st.lists(REQUIREMENTS.filter(lambda r: r.operator is not Operator.SAME), max_size=2), VECTORS),
+    max_size=2,
+).map(canonical_overheads)
 
 
 @st.composite
@@ -111,7 +139,7 @@ def rollups(draw: st.DrawFn) -> RollUp:
     """Draw a roll-up with a few rows."""
     cluster = draw(TEXTS)
     rows = draw(st.lists(needs(cluster), max_size=4))
-    return RollUp(cluster_id=cluster, timestamp_unix_nanos=draw(INT64), needs=tuple(rows))
+    return RollUp(cluster_id=cluster, timestamp_unix_nanos=draw(INT64), needs=tuple(rows), overheads=draw(OVERHEADS))
 
 
 TAINTS = st.lists(st.builds(Taint, TEXTS, TEXTS, TEXTS), max_size=2).map(tuple)
@@ -122,7 +150,15 @@ PLAIN_OPERATOR_FRAMES: st.SearchStrategy[OperatorFrame] = st.one_of(
     st.builds(Hello, cluster_id=TEXTS, protocol_version=TEXTS, capabilities=TEXT_SETS),
     st.builds(BootstrapResponse, request_id=TEXTS, user_data=st.binary(max_size=20), ttl_seconds=INT64, error=TEXTS),
     st.builds(ReclaimAck, instruction_id=TEXTS, nodes_started=INT32),
-    st.builds(NodeStatus, machine_id=TEXTS, node_name=TEXTS, ready=st.booleans(), observed_unix_nanos=INT64),
+    st.builds(
+        NodeStatus,
+        machine_id=TEXTS,
+        node_name=TEXTS,
+        ready=st.booleans(),
+        observed_unix_nanos=INT64,
+        requested=TEXT_MAPS,
+        pods=INT32,
+    ),
     st.builds(
         DrainResult, instruction_id=TEXTS, machine_id=TEXTS, outcome=st.sampled_from(DrainOutcome), message=TEXTS
     ),

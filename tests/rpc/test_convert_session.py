@@ -26,7 +26,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.quantity import Family
 from bigfleet.model.states import MachineState
-from bigfleet.rpc import convert_need
+from bigfleet.rpc import convert_need, wire_amounts
 from bigfleet.rpc.convert_session import (
     USER_DATA_BYTES_MAX,
     ReceivedRollUp,
@@ -437,12 +437,12 @@ class TestBounds:
                 lambda n: rollup(wire_need(WireRequirement(key="k", operator=IN, values=["v"] * n))),
             ),
             (
-                convert_need.RESOURCE_NAMES_MAX,
+                wire_amounts.RESOURCE_NAMES_MAX,
                 "needs[0].aggregate_resources",
                 lambda n: rollup(wire_need(aggregate={f"r{i}": "0" for i in range(n)})),
             ),
             (
-                convert_need.RESOURCE_NAMES_MAX,
+                wire_amounts.RESOURCE_NAMES_MAX,
                 "needs[0].min_unit",
                 lambda n: rollup(wire_need(min_unit={f"r{i}": "1" for i in range(n)})),
             ),

@@ -36,7 +36,8 @@ from bigfleet.rpc.convert_explain import LISTED_MAX, attributes_of, explanation_
 from bigfleet.rpc.explain_server import EVENTS_MAX, WAITING_MAX
 from bigfleet.rpc.gen import shardread_pb2
 from bigfleet.shard.ports import ShardSettings, compute_inline
-from tests.rpc.live_shard import PATIENCE_SECONDS, LiveShard, live_shard
+from tests.patience import PATIENCE_SECONDS
+from tests.rpc.live_shard import LiveShard, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
 from tests.strategies import FleetInput, fleets
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import structlog
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.engine import explain_scope, reference
@@ -33,10 +33,11 @@ from bigfleet.rpc import convert_explain, explain_server
 from bigfleet.rpc.explain_server import row_events_in_full
 from bigfleet.shard.views import DecidedOn
 from tests.engine.crowds import crowd, seeded, varied_fleets
+from tests.engine.proof import examples
 from tests.shard.world import machine, need
 from tests.strategies import NOW_SECONDS, FleetInput
 
-EXAMPLES = settings(max_examples=300, deadline=None)
+EXAMPLES = examples(150)
 #: Events of an answer and entries of a list: none left out, or so few that most are.
 BOUNDS = ((1_000, 100), (7, 2), (1, 1))
 

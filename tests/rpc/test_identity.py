@@ -20,7 +20,8 @@ from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2, provider_pb2, provid
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.identity import MAY_CALL, Denied, Identity, Role, identity_in, peer_identity
 from bigfleet.rpc.tls import TlsFiles
-from tests.rpc.live_shard import CROSSED, PATIENCE_SECONDS, LiveShard, live_shard
+from tests.patience import PATIENCE_SECONDS
+from tests.rpc.live_shard import CROSSED, LiveShard, live_shard
 from tests.rpc.tls_world import (
     ADMIN,
     CLUSTER,

@@ -13,12 +13,12 @@ from bigfleet.model.states import MachineState
 from bigfleet.rpc.gen import provider_pb2, provider_pb2_grpc
 from bigfleet.rpc.provider_client import GrpcProvider, ProviderDeadlines
 from bigfleet.shard.ports import FenceToken, Listing, Provider, ProviderRefusal, Record, RefusalKind, TransitionAck
+from tests.patience import PATIENCE_SECONDS
 
 M1 = MachineId("m-1")
 TOKEN = FenceToken(ShardId("shard-0"), 3, 41)
 TOKEN_FIELDS = {"shard_id": "shard-0", "shard_epoch": 3, "sequence_number": 41}
 #: Only ends a test that would hang; nothing waits for it.
-PATIENCE_SECONDS = 20.0
 
 Call = Callable[[Provider], Awaitable[object]]
 CALLS: dict[str, Call] = {
@@ -407,7 +407,7 @@ class TestConnection:
         """What `asyncio.timeout` ends reads as TimeoutError around the call."""
         world.servicer.hangs = True
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(0.05):  # expires
                 await provider.create(M1, TOKEN)
 
     async def test_closing_ends_calls_with_an_unknown_outcome(self, world: World) -> None:

@@ -1,5 +1,6 @@
 """Roll-ups that are known by their bytes: only what a parser would find equal goes unparsed."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_frame_says_the_same_parsed_or_not(sent: RollUp, timestamp_unix_nanos:
     """Cluster, timestamp, digest, rows and faults are those of the parser, whatever the bytes and whatever is known."""
     known = outcome(frame_of(sent), None, is_parsed=True)
     assert isinstance(known, tuple)
-    again = RollUp(cluster_id=sent.cluster_id, timestamp_unix_nanos=timestamp_unix_nanos, needs=sent.needs)
+    again = replace(sent, timestamp_unix_nanos=timestamp_unix_nanos)
     content = data.draw(twisted(frame_of(again)))
 
     assert outcome(content, known[2], is_parsed=False) == outcome(content, None, is_parsed=True)
@@ -121,7 +122,7 @@ def test_our_operators_repeats_are_not_parsed(sent: RollUp, timestamp_unix_nanos
     """Equal demand is known by its bytes, however the timestamp changes."""
     assume(sent.cluster_id)
     digest = ReceivedRollUp(operator_frame_to_wire(sent).rollup).digest
-    again = RollUp(cluster_id=sent.cluster_id, timestamp_unix_nanos=timestamp_unix_nanos, needs=sent.needs)
+    again = replace(sent, timestamp_unix_nanos=timestamp_unix_nanos)
 
     repeated = ReceivedRollUp.repeated(frame_of(again), digest)
     assert repeated is not None

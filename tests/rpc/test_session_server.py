@@ -18,7 +18,8 @@ from bigfleet.rpc import session_server
 from bigfleet.rpc.convert_need import needs_to_wire
 from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.ports import ShardSettings
-from tests.rpc.live_shard import CROSSED, PATIENCE_SECONDS, LiveShard, Peer, live_shard
+from tests.patience import PATIENCE_SECONDS
+from tests.rpc.live_shard import CROSSED, LiveShard, Peer, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState

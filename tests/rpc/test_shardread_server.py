@@ -22,7 +22,8 @@ from bigfleet.shard.outcomes import Outcome
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from bigfleet.shard.views import CycleView, NeedView
 from bigfleet.sim.virtual_time import START_UNIX_SECONDS
-from tests.rpc.live_shard import PATIENCE_SECONDS, LiveShard, live_shard
+from tests.patience import PATIENCE_SECONDS
+from tests.rpc.live_shard import LiveShard, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState

@@ -35,7 +35,7 @@ from bigfleet.rpc.provider_client import GrpcProvider
 from bigfleet.rpc.session_client import GrpcSessionDialer
 from bigfleet.rpc.tls import TlsFault, TlsFiles, TlsPaths, export_expiry, is_loopback, server_credentials
 from bigfleet.shard.ports import ProviderRefusal, Record
-from tests.rpc.live_shard import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 from tests.rpc.tls_world import (
     ADMIN,
     CLUSTER,

@@ -12,6 +12,11 @@ CAPACITY: dict[str, Fields] = {
         "cluster_id": (1, "str"),
         "timestamp_unix_nanos": (2, "i64"),
         "needs": (3, "*CapacityNeed"),
+        "overheads": (100, "*NodeOverhead"),
+    },
+    "NodeOverhead": {
+        "requirements": (1, "*NodeSelectorRequirement"),
+        "resources": (2, "{str:str}"),
     },
     "CapacityNeed": {
         "requirements": (1, "*NodeSelectorRequirement"),
@@ -22,6 +27,13 @@ CAPACITY: dict[str, Fields] = {
         "reclamation_penalty_bucket": (7, "PenaltyBucket"),
         "min_unit": (8, "{str:str}"),
         "group": (9, "str"),
+        "shapes": (100, "*PodShape"),
+        "waiting": (101, "*PodShape"),
+    },
+    "PodShape": {
+        "resources": (1, "{str:str}"),
+        "count": (2, "i64"),
+        "max_per_machine": (3, "i32"),
     },
     "NodeSelectorRequirement": {
         "key": (1, "str"),
@@ -174,6 +186,8 @@ SHARD: dict[str, Fields] = {
         "node_name": (2, "str"),
         "ready": (3, "bool"),
         "observed_unix_nanos": (4, "i64"),
+        "requested": (100, "{str:str}"),
+        "pods": (101, "i32"),
     },
     "DrainResult": {
         "instruction_id": (1, "str"),

@@ -136,6 +136,7 @@ ENUMS: dict[str, dict[str, int]] = {
         "OUTCOME_GRACE_EXPIRED": 2,
         "OUTCOME_NODE_NOT_FOUND": 3,
         "OUTCOME_FAILED": 4,
+        "OUTCOME_WOULD_NOT_FIT": 100,
     },
     "UnmetReason": {
         "UNMET_REASON_UNSPECIFIED": 0,

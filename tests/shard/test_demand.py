@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from bigfleet.model.frames import (
     CAPABILITY_NEED_STATUS,
@@ -15,10 +16,12 @@ from bigfleet.model.frames import (
     MalformedMessage,
 )
 from bigfleet.model.need import Need
+from bigfleet.model.shapes import Overhead
+from bigfleet.model.states import MachineState
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.rollup_lane import ROWS_ON_LOOP_MAX
-from tests.shard.world import FakeOperator, Offer, ScriptedProvider, World, need
+from tests.shard.world import FakeOperator, Offer, ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time
 
@@ -89,6 +92,36 @@ async def test_a_row_that_was_there_keeps_its_arrival() -> None:
     assert new.arrival_unix_nanos - old.arrival_unix_nanos == 60_000_000_000
 
 
+async def test_overheads_are_in_force_with_the_rows_beside_them() -> None:
+    """Those of a roll-up that is held are not; one whose overheads alone differ is not the same."""
+    world = World()
+    operator = world.connect("c1")
+    daemons = (Overhead((), {"cpu": 100}),)
+
+    def report(count: int, overheads: tuple[Overhead, ...]) -> RollUpOutcome:
+        return world.shard.take_rollup(operator.session, Offer("c1", rows(count), said_overheads=overheads))
+
+    assert report(30, ()) is RollUpOutcome.ACCEPTED
+    assert report(30, daemons) is RollUpOutcome.ACCEPTED
+    assert report(30, daemons) is RollUpOutcome.UNCHANGED
+    assert report(0, ()) is RollUpOutcome.HELD
+    assert world.shard.intake.table.overheads_by_cluster() == {"c1": daemons}
+
+
+async def test_a_cycle_decides_with_the_overheads_in_force() -> None:
+    """They reach the engine beside the demand."""
+    world = World()
+    await world.cycle()
+    operator = world.connect("c1")
+    daemons = (Overhead((), {"cpu": 100}),)
+    world.shard.take_rollup(operator.session, Offer("c1", rows(1), said_overheads=daemons))
+    report = await world.cycle()
+
+    assert report.decision is not None
+    assert report.decision.basis is not None
+    assert report.decision.basis.options.overheads == {"c1": daemons}
+
+
 async def test_a_malformed_roll_up_is_refused_whole() -> None:
     """The last good demand stays, the refusal is counted, and who understands it hears where the fault is."""
     world = World()
@@ -155,12 +188,42 @@ async def test_an_unchanged_roll_up_ends_the_streak() -> None:
     [(9, 0, "accepted"), (10, 0, "held"), (10, 1, "accepted"), (11, 1, "held"), (20, 2, "accepted"), (21, 2, "held")],
 )
 async def test_the_borders_of_the_guard(before: int, after: int, outcome: str) -> None:
-    """At least ten rows before, and fewer than a tenth of them now."""
+    """At least ten rows, or ten machines' worth, before, and less than a tenth of the demand now."""
+    for reports in (
+        (rows(before, cpu="1"), rows(after, cpu="1")),
+        (rows(int(before > 0), cpu=str(before)), rows(int(after > 0), cpu=str(after))),
+    ):
+        operator = World().connect("c1")
+        operator.report(*reports[0])
+        assert outcome == operator.report(*reports[1])
+
+
+async def test_an_empty_roll_up_of_a_cluster_with_few_rows_and_many_pods_is_held() -> None:
+    """Nine rows with hundreds of pods; an intended scale-down to zero is accepted with the third report."""
     world = World()
     operator = world.connect("c1")
-    operator.report(*rows(before))
+    operator.report(*rows(9, cpu="50"))
+    with capture_logs() as logs:
+        outcomes = [operator.report() for _ in range(3)]
 
-    assert outcome == operator.report(*rows(after))
+    assert outcomes == ["held", "held", "accepted"]
+    reasons = [line["reason"] for line in logs if line["event"] in ("rollup_held", "rollup_believed")]
+    assert reasons == ["the total of cpu fell from 450000 to 0 milli-units"] * 3
+
+
+async def test_a_row_of_ten_machines_that_vanishes_is_held() -> None:
+    """Measured in the largest machine that is bound to the cluster, where there is one."""
+    for machines, cpu, outcome in ((1, "40", "held"), (1, "39", "accepted"), (0, "10", "held"), (0, "9", "accepted")):
+        provider = ScriptedProvider()
+        provider.add(*(machine(f"m{number}", MachineState.CONFIGURED, cluster="c1") for number in range(machines)))
+        provider.add(machine("large", MachineState.CONFIGURED, cluster="c2", allocatable={"cpu": "64"}))
+        world = World(provider)
+        operator = world.connect("c1")
+        await world.step()
+        others = rows(5, cpu="100")
+        operator.report(*others, need("c1", cpu, priority=7))
+
+        assert operator.report(*others) == outcome, (machines, cpu)
 
 
 async def test_the_first_roll_up_of_a_process_has_nothing_to_compare_with() -> None:

@@ -21,7 +21,8 @@ from bigfleet.model.states import MachineState
 from bigfleet.rpc.provider_client import GrpcProvider
 from bigfleet.rpc.tls import TlsFiles
 from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, RefusalKind, ShardSettings
-from tests.e2e.fault_world import PATIENCE_SECONDS, LiveOperator, LiveShard, until
+from tests.e2e.fault_world import LiveOperator, LiveShard, until
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import serving
 from tests.rpc.tls_world import SHARD, Certificates
 
@@ -74,7 +75,9 @@ def test_a_shard_with_a_real_provider_loads_nothing_of_the_kit() -> None:
         "import sys, bigfleet.cli.shard, bigfleet.cli.shard_process;"
         "print([m for m in sys.modules if m.startswith('bigfleet.provider') or m == 'bigfleet.cli.shard_fake'])"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
 
     assert said.stdout.strip() == "[]"
 

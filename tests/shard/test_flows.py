@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from bigfleet.engine.decision import ActionKind
 from bigfleet.model import labels
 from bigfleet.model.frames import BootstrapResponse, DrainOutcome, ReclaimInstruction
 from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.shard.outcomes import Outcome
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from tests.shard.world import ScriptedProvider, World, machine, need
 
@@ -132,6 +134,41 @@ async def test_the_provider_gets_what_the_operator_left_of_the_grace(
     await world.cycle()
 
     assert expected_grace_seconds == world.provider.grace_seconds["m1"]
+
+
+async def test_a_machine_whose_pods_fit_nowhere_else_stays_configured() -> None:
+    """The operator has not touched the node: the provider is not asked to drain, and the cluster hears it is back."""
+    world = World(ScriptedProvider(synchronous=True))
+    world.provider.add(machine("m1", S.IDLE))
+    operator = world.connect("c1")
+    operator.report(need("c1", "4"))
+    await world.settle()
+    before = world.machine("m1")
+    operator.drain = (DrainOutcome.WOULD_NOT_FIT, 1.0)
+    operator.report()
+    await world.cycle()
+
+    assert "m1" not in world.provider.grace_seconds
+    assert world.machine("m1") == before
+    assert operator.states("m1")[-2:] == [S.DRAINING, S.CONFIGURED]
+    (record,) = [one for one in world.shard.actuator.history if one.action.kind is ActionKind.RECLAIM]
+    assert record.outcome is Outcome.NOOP
+    assert record.message.startswith("WOULD_NOT_FIT: ")
+    assert world.metric("drain_results_total", outcome="would_not_fit") == 1
+
+
+async def test_a_preempted_machine_is_drained_though_its_pods_fit_nowhere_else() -> None:
+    """The higher priority gets the machine."""
+    world = World(ScriptedProvider(synchronous=True))
+    world.provider.add(machine("m1", S.IDLE))
+    low, high = world.connect("c1"), world.connect("c2")
+    low.report(need("c1", "4"))
+    await world.settle()
+    low.drain = (DrainOutcome.WOULD_NOT_FIT, 1.0)
+    high.report(need("c2", "4", priority=900))
+    await world.cycle()
+
+    assert "m1" in world.provider.grace_seconds
 
 
 async def test_a_drain_without_a_session_goes_on_with_the_full_grace() -> None:

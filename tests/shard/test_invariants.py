@@ -34,6 +34,7 @@ DRAINS = {
     "drains": (DrainOutcome.DRAINED, 3.0),
     "fails": (DrainOutcome.FAILED, 1.0),
     "expires": (DrainOutcome.GRACE_EXPIRED, 60.0),
+    "declines": (DrainOutcome.WOULD_NOT_FIT, 1.0),
     "is silent": None,
 }
 

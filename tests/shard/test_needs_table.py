@@ -12,6 +12,7 @@ from bigfleet.model.labels import ZONE
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.quantity import Family
+from bigfleet.model.shapes import DemandShape, Overhead
 from bigfleet.model.vector import families
 from bigfleet.shard import demand
 from bigfleet.shard.demand import NeedsTable
@@ -69,6 +70,47 @@ def check_order(story: list[tuple[str, list[Need], bool]]) -> None:
     assert {id(row) for row in in_order} == {id(row) for row in everything}
     assert all(ranks[row.key][0] == row.arrival_unix_nanos for row in everything)
     assert table.in_list_order() is table.in_list_order()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "waiting"),
+    [
+        ((DemandShape({"cpu": 2000}, 2),), ()),
+        ((DemandShape({"cpu": 1000}, 4, 1),), ()),
+        ((), ()),
+        ((DemandShape({"cpu": 1000}, 4),), (DemandShape({"cpu": 1000}, 1),)),
+    ],
+)
+def test_a_row_whose_pods_changed_is_another_object(
+    shapes: tuple[DemandShape, ...], waiting: tuple[DemandShape, ...]
+) -> None:
+    """Also when their sum stays what it was."""
+    table = NeedsTable()
+    first = replace(need("c1", "4"), shapes=(DemandShape({"cpu": 1000}, 4),))
+    table.replace("c1", [first], now_unix_nanos=1)
+    table.in_list_order()
+    (kept,) = table.rows_of("c1")
+    table.replace("c1", [replace(first, shapes=shapes, waiting=waiting)], now_unix_nanos=2)
+
+    (row,) = table.in_list_order()
+    assert row is not kept
+    assert row == replace(first, arrival_unix_nanos=1, shapes=shapes, waiting=waiting)
+
+
+def test_overheads_are_replaced_with_the_rows_of_their_cluster() -> None:
+    """The mapping that was handed out stays as it was, and is the same object while nothing changes."""
+    table = NeedsTable()
+    daemons = (Overhead((), {"cpu": 100}),)
+    table.replace("c1", [need("c1", "4")], overheads=daemons, now_unix_nanos=1)
+    table.replace("c2", [need("c2", "4")], now_unix_nanos=1)
+    before = table.overheads_by_cluster()
+    table.replace("c1", [need("c1", "5")], overheads=(Overhead((), {"cpu": 100}),), now_unix_nanos=2)
+
+    assert table.overheads_by_cluster() is before
+    assert before == {"c1": daemons}
+    table.replace("c1", [need("c1", "5")], now_unix_nanos=3)
+    assert table.overheads_by_cluster() == {}
+    assert before == {"c1": daemons}
 
 
 def test_a_row_that_is_reported_as_it_was_stays_the_same_object() -> None:

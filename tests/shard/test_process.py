@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -26,10 +25,8 @@ from bigfleet.model.ids import ShardId
 from bigfleet.rpc.gen import provider_pb2
 from bigfleet.shard.deciding import Divergence, Engine, columnar_engine
 from bigfleet.shard.ports import ShardSettings
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port
-
-#: Far beyond anything on loopback; it only turns a hang into a failure.
-PATIENCE_SECONDS = 60.0
 
 
 @asynccontextmanager
@@ -64,10 +61,7 @@ def status_of(port: int, path: str) -> int:
 
 def until_status(port: int, path: str, wanted: int) -> None:
     """Return once a path answers with the status. Raises AssertionError when it never does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while status_of(port, path) != wanted:
-        assert time.monotonic() < deadline, f"{path} never answered {wanted}"
-        time.sleep(0.02)
+    wait_until(lambda: status_of(port, path) == wanted, f"{path} never answered {wanted}", poll_seconds=0.02)
 
 
 async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +104,9 @@ def test_a_process_loads_no_kernels_before_it_says_where_they_are_kept() -> None
     program = (
         "import sys, bigfleet.cli.shard_process; print([m for m in sys.modules if 'numba' in m or 'kernels' in m])"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
 
     assert said.stdout.strip() == "[]"
 

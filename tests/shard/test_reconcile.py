@@ -11,7 +11,7 @@ from bigfleet.model import labels
 from bigfleet.model.frames import NodeStateUpdate, NodeStatus
 from bigfleet.model.machine import NO_HOST, Machine
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.ingest import BOUND_ELSEWHERE, NO_LONGER_REPORTED
+from bigfleet.shard.ingest import BOUND_ELSEWHERE, NO_LONGER_REPORTED, NodeLoad
 from bigfleet.shard.ports import Listing, Record, RefusalKind, ShardSettings
 from bigfleet.shard.reconcile import RECORDS_PER_TURN_MAX
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -330,6 +330,24 @@ async def test_a_node_status_is_kept_only_in_the_order_of_its_observation() -> N
     gone = NodeStatus(machine_id="m1", node_name="", ready=False, observed_unix_nanos=10)
     world.shard.sessions.on_node_status(one.session, gone)
     assert world.shard.ingest.node_name(world.machine("m1")) == ""
+
+
+async def test_the_load_of_a_node_is_kept_until_the_machine_leaves_its_cluster() -> None:
+    """What cannot be read of it is left out."""
+    provider = provider_of(_in_state(S.CONFIGURED))
+    world = World(provider)
+    operator = world.connect("c1")
+    await world.cycle()
+    machine_id = world.machine("m1").id
+    assert world.shard.ingest.node_load(machine_id) is None
+    requested = {"cpu": "3500m", "memory": "lots", "gpu": "-1"}
+    status = NodeStatus(machine_id="m1", node_name="n", ready=True, observed_unix_nanos=5, requested=requested, pods=12)
+    assert world.shard.sessions.on_node_status(operator.session, status)
+
+    assert world.shard.ingest.node_load(machine_id) == NodeLoad(5, "n", {"cpu": 3500}, 12)
+    del provider.records["m1"]
+    await world.cycle()
+    assert world.shard.ingest.node_load(machine_id) is None
 
 
 @pytest.mark.parametrize(

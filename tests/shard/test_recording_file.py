@@ -16,6 +16,7 @@ from bigfleet.shard.recording_file import RecordingFault, RecordingFile
 from bigfleet.shard.recording_frames import MAGIC, Damage, Frame, Packer, Torn, WrongFile, frames
 from bigfleet.shard.recording_reader import RecordedCycle, read_recording
 from bigfleet.shard.recording_taker import Asked
+from bigfleet.shard.recording_values import FORMAT
 from tests.engine.test_incremental import Life
 from tests.shard.recorded import cycles_of, head, new_recorder, read_back, recording
 from tests.shard.test_recording import S, machines_of, small_fleet
@@ -156,9 +157,22 @@ def test_what_is_no_recording_is_said_to_be_none(content: bytes, told: str, tmp_
 
 def test_records_of_another_format_name_the_version_that_wrote_them(tmp_path: Path) -> None:
     path = tmp_path / "recording"
-    path.write_bytes(MAGIC + Packer().head(msgspec.msgpack.encode(head(written_format=2))))
-    with pytest.raises(WrongFile, match=r"records of format 2 .* replay it with bigfleet 0\.1\.0"):
+    path.write_bytes(MAGIC + Packer().head(msgspec.msgpack.encode(head(written_format=FORMAT - 1))))
+    with pytest.raises(WrongFile, match=r"records of format 1 .* written by bigfleet 0\.1\.0; .* reads format 2"):
         list(read_recording(path))
+
+
+def test_a_recording_of_another_format_is_put_aside_and_a_new_one_is_begun(tmp_path: Path) -> None:
+    """An upgraded shard goes on recording; the old file stays for the version that wrote it."""
+    path = tmp_path / "recording"
+    old = MAGIC + Packer().head(msgspec.msgpack.encode(head(written_format=FORMAT - 1)))
+    path.write_bytes(old)
+    with structlog.testing.capture_logs() as logs, recording(path) as recorder:
+        live(recorder, Life(small_fleet()), range(1, 4))
+
+    assert numbered(path, 1).read_bytes() == old
+    assert [cycle.cycle for cycle in cycles_of(path)] == [1, 2, 3]
+    assert [(line["event"], line["fault"]) for line in logs] == [("recording_put_aside", "records of format 1")]
 
 
 def test_a_sound_frame_that_makes_no_sense_is_damage(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from bigfleet.shard.actuation import STOP_GRACE_SECONDS
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.state_file import FILE_NAME, StateFile
 from bigfleet.sim.virtual_time import LoopClock
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "shard.md"
@@ -286,7 +287,7 @@ async def test_a_hang_up_opens_the_audit_log_anew(tmp_path: Path, no_signals: as
     audit_log, port = tmp_path / "audit.log", free_port()
     place = place_in(tmp_path, audit_log=audit_log, listen_address=("127.0.0.1", port))
     process = asyncio.create_task(serve_shard(place, ShardSettings()))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not audit_log.exists():  # noqa: ASYNC110 - a file wakes nobody
             await asyncio.sleep(0.01)
         connected = False

@@ -31,6 +31,7 @@ from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector
 from bigfleet.shard.audit import AuditLog
@@ -258,6 +259,7 @@ class Offer:
     timestamp_unix_nanos: int = 1
     fault: MalformedMessage | None = None
     has_digest: bool = True
+    said_overheads: tuple[Overhead, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -267,13 +269,19 @@ class Offer:
     @property
     def digest(self) -> bytes:
         """Over the rows alone."""
-        return xxhash.xxh3_128_digest(repr((self.cluster_id, self.content, self.fault)).encode())
+        return xxhash.xxh3_128_digest(repr((self.cluster_id, self.content, self.fault, self.said_overheads)).encode())
 
     def needs(self) -> tuple[Need, ...]:
         """Return the rows, or raise the fault."""
         if self.fault is not None:
             raise self.fault
         return self.content
+
+    def overheads(self) -> tuple[Overhead, ...]:
+        """Return the overheads, or raise the fault."""
+        if self.fault is not None:
+            raise self.fault
+        return self.said_overheads
 
 
 class FakeOperator:
@@ -350,13 +358,15 @@ class World:
         audit_log: AuditLog | None = None,
         shard_id: str = "shard-0",
         ownership_file: OwnershipFile | None = None,
+        reclaim_after_seconds: float = 0.0,
     ) -> None:
+        """Excess is reclaimed at once unless the test says otherwise."""
         self.provider = provider or ScriptedProvider()
         self.registry = CollectorRegistry()
         self.shard = Shard(
             shard_id=ShardId(shard_id),
             epoch=epoch,
-            settings=settings or ShardSettings(),
+            settings=replace(settings or ShardSettings(), reclaim_after_seconds=reclaim_after_seconds),
             provider=self.provider,
             clock=LoopClock(),
             ids=SequentialIds(),

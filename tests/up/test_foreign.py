@@ -5,14 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.up.settings import Store, UpSettings, settings_from_flags
-from tests.up.up_process import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
 
@@ -31,10 +30,7 @@ def program() -> "subprocess.Popen[bytes]":
     if not Path("/proc/self/comm").exists():
         pytest.skip("this system does not tell what a process runs")
     process = start()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not has_become(process):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: has_become(process), "it never became the program", poll_seconds=0.01)
     return process
 
 
@@ -57,11 +53,9 @@ def test_nothing_is_left_of_it_when_it_is_killed(program: "subprocess.Popen[byte
     assert program.stdin is not None
     program.kill()
     program.wait(PATIENCE_SECONDS)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    pipe = program.stdin.fileno()
     # The guard is the last to hold the other end.
-    while is_held(program.stdin.fileno()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not is_held(pipe), "the guard still holds the pipe")
 
 
 def test_a_ctrl_c_on_the_terminal_does_not_reach_it(program: "subprocess.Popen[bytes]") -> None:

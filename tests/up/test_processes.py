@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.runtime import SystemClock
 from bigfleet.cli.up.supervisor import ChildSpec, Supervisor
-from tests.up.up_process import PATIENCE_SECONDS, UpProcess, run_command
+from tests.patience import wait_until
+from tests.up.up_process import UpProcess, run_command
 
 SMALL = ("--clusters", "1", "--machines", "10")
 
@@ -25,10 +25,10 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for_the_end_of(*pids: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"still alive: {[pid for pid in pids if is_alive(pid)]}"
-        time.sleep(0.05)
+    wait_until(
+        lambda: not any(is_alive(pid) for pid in pids),
+        lambda: f"still alive: {[pid for pid in pids if is_alive(pid)]}",
+    )
 
 
 def started_children(up: UpProcess) -> tuple[int, int]:
@@ -90,7 +90,7 @@ def test_children_follow_a_parent_that_was_killed_and_the_next_run_resumes(tmp_p
 
 
 def test_a_demonstration_outlives_both_its_processes_and_ends_fully_bound(tmp_path: Path) -> None:
-    with UpProcess(tmp_path / "state", "--for", "25s", "--clusters", "2", "--machines", "40") as up:
+    with UpProcess(tmp_path / "state", "--for", "40s", "--clusters", "2", "--machines", "40") as up:
         started_children(up)
         up.kill_child("shard")
         up.kill_child("provider")

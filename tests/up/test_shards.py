@@ -120,7 +120,7 @@ def assert_all_is_well(report: dict[str, Any]) -> None:
 def test_a_shard_that_starves_is_served_and_a_coordinator_that_hangs_and_dies_is_missed_by_nobody(
     tmp_path: Path,
 ) -> None:
-    with UpProcess(tmp_path / "state", "--shards", "3", "--for", "60s") as up:
+    with UpProcess(tmp_path / "state", "--shards", "3", "--for", "90s") as up:
         up.wait_until(lambda: ": arrived" in up.output, "a move")
         told = len(up.output)
         coordinator = up.child("coordinator")
@@ -141,7 +141,7 @@ def test_a_shard_that_starves_is_served_and_a_coordinator_that_hangs_and_dies_is
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("etcd") is None, reason="NO etcd ON THIS MACHINE: --store etcd is NOT PROVEN")
 def test_etcd_keeps_the_tables_and_may_be_killed(tmp_path: Path) -> None:
-    with UpProcess(tmp_path / "state", "--shards", "2", "--store", "etcd", "--for", "50s") as up:
+    with UpProcess(tmp_path / "state", "--shards", "2", "--store", "etcd", "--for", "75s") as up:
         up.wait_until(lambda: "shard-1 covers" in up.output, "a first line of the view")
         up.kill_child("etcd")
         up.wait_until(lambda: ": arrived" in up.output, "a move")

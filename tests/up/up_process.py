@@ -5,13 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: Waits end early when what they wait for is there; this only bounds a run that is broken.
-PATIENCE_SECONDS = 90.0
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 
 def run_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -64,11 +62,14 @@ class UpProcess:
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         """Return once something holds; fail with the output when the run ends first or patience does."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not is_so():
+
+        def is_over() -> bool:
+            if is_so():
+                return True
             assert self._process.poll() is None, f"ended before {what}:\n{self.output}"
-            assert time.monotonic() < deadline, f"still waiting for {what}:\n{self.output}"
-            time.sleep(0.05)
+            return False
+
+        wait_until(is_over, lambda: f"still waiting for {what}:\n{self.output}")
 
     def child(self, name: str) -> int | None:
         """Return a child's process id, None while there is none."""

@@ -79,8 +79,18 @@ _FullListEvery = Annotated[
 _CapFraction = Annotated[
     float, typer.Option(help="Share of a cluster's machines that one period may reclaim; 0 switches the rail off.")
 ]
+_ReclaimAfter = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Time that a machine must be excess without interruption before it is reclaimed; 0 reclaims at once.",
+    ),
+]
 _Guard = Annotated[
-    bool, typer.Option("--empty-rollup-guard/--no-empty-rollup-guard", help="Hold roll-ups that lose most rows.")
+    bool,
+    typer.Option(
+        "--empty-rollup-guard/--no-empty-rollup-guard", help="Hold roll-ups that lose most of a cluster's demand."
+    ),
 ]
 _Brake = Annotated[
     bool, typer.Option("--removal-brake/--no-removal-brake", help="Do not believe a sudden loss of machines.")
@@ -164,6 +174,7 @@ class Flags:
     incremental_reconcile: _Incremental = False
     full_list_every: _FullListEvery = 30
     reclaim_cap_fraction: _CapFraction = 0.05
+    reclaim_after: _ReclaimAfter = "10m"
     empty_rollup_guard: _Guard = True
     removal_brake: _Brake = True
     actuation_paused: _Paused = False
@@ -241,6 +252,7 @@ class Flags:
             incremental_reconcile=self.incremental_reconcile,
             full_list_every_cycles=self.full_list_every,
             reclaim_cap_fraction=self.reclaim_cap_fraction,
+            reclaim_after_seconds=parse_duration_seconds(self.reclaim_after, "--reclaim-after"),
             empty_rollup_guard=self.empty_rollup_guard,
             removal_brake=self.removal_brake,
             actuation_paused=self.actuation_paused,

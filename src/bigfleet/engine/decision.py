@@ -11,10 +11,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.engine.targets import Target
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
+from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import CapacityType
 from bigfleet.model.vector import Vector
 
@@ -128,6 +130,35 @@ class Options:
     drain_seconds: float = 30.0
     #: Stalled cycles of each class of gangs (§9); absent is 0.
     parking_ages: Mapping[ParkingKey, int] = field(default_factory=dict)
+    #: What DaemonSets take of every matching machine of a cluster; canonical, without clusters where it is nothing.
+    overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
+    #: Target composition of each cluster; absent is none.
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    #: An Idle machine that would be released otherwise wins while it costs at most this factor times the best offer.
+    idle_head_start: float = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Pods of one shape that a row claims room for on a machine."""
+
+    machine_id: MachineId
+    #: Place in the row's shapes; waiting shapes are numbered after the others.
+    shape: int
+    count: int
+
+
+class Impossibility(NamedTuple):
+    """Why no machine that the shard knows can host a pod of a row."""
+
+    #: Place in the row's shapes; None for the min unit of a row without shapes.
+    shape: int | None
+    #: The first dimension, in name order, in which no machine that matches the profile has enough; "" when none
+    #: matches.
+    dimension: str
+    #: Milli-units.
+    wanted: int
+    largest: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +189,14 @@ class RowResult:
     #: Machines picked for the row in Phase 2, and the supply that they free.
     victims: tuple[MachineId, ...] = ()
     freed: Vector = field(default_factory=lambda: vector.ZERO)
+    #: Claims of a row with shapes, by machine in hosting order.
+    placements: tuple[Placement, ...] = ()
+    #: Claims of a row without shapes, by machine in hosting order: (machine, milli-units).
+    shares: tuple[tuple[MachineId, Vector], ...] = ()
+    #: (shape, pods) without a place after Phase 1, those that are impossible apart.
+    unplaced: tuple[tuple[int, int], ...] = ()
+    #: Demand that was set aside because no known machine can host one pod of it.
+    impossible: tuple[Impossibility, ...] = ()
 
     @property
     def satisfied(self) -> bool:

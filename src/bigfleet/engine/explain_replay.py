@@ -21,9 +21,10 @@ from bigfleet.engine.explain_scope import RowScope, may_preempt
 from bigfleet.engine.folding import FoldedRow
 from bigfleet.engine.matching import Fit, fits
 from bigfleet.engine.observer import Observer
-from bigfleet.engine.outcomes import idle_record, reclaim_reason, reclaimed_record
+from bigfleet.engine.outcomes import idle_record, reclaim_reason, reclaimed_record, spared_for
 from bigfleet.engine.pool import Pool
 from bigfleet.engine.preempt import Victims, count_coming
+from bigfleet.engine.reclaim import rows_by_stamp_when_short, short_row_of
 from bigfleet.engine.records import (
     CandidateConsidered,
     MachineKept,
@@ -359,12 +360,15 @@ def _outcome(fleet: DecidedFleet, machine: int) -> MachineRecord | None:
         return MachineKept(machine=one.id, cluster=one.cluster, row=RowRef.of(fleet.needs[holder], holder))
     if one.cluster not in fleet.options.reported:
         return MachineSpared(machine=one.id, cluster=one.cluster, reason=SparedReason.CLUSTER_NOT_REPORTED)
+    rows = [_standing(fleet, place, book) for place in fleet.in_order if fleet.needs[place].cluster == one.cluster]
+    short_row = short_row_of(one, fleet.options, rows_by_stamp_when_short(rows))
+    if short_row is not None:
+        return spared_for(one, short_row)
     order = fleet.by_keep_priority(one.cluster, MachineState.CONFIGURED)
     position = int(np.flatnonzero(order == machine)[0])
     before = order[:position]
     kept = before[(fleet.holder[before] >= 0) & (fleet.taker[before] < 0)]
     last_kept = next(iter(fleet.objects(kept[-1:]).machines.values())) if len(kept) else None
-    rows = [_standing(fleet, place, book) for place in fleet.in_order if fleet.needs[place].cluster == one.cluster]
     return reclaimed_record(one, position, reclaim_reason(one, fleet.options, book, rows), last_kept)
 
 
@@ -381,5 +385,6 @@ def _standing(fleet: DecidedFleet, place: int, book: Book) -> Row:
         fit=fit,
         shapes=fit.shapes,
         remaining=result.unresolved,
+        deficit=result.deficit,
         domain=result.domain if result.has_domain else None,
     )

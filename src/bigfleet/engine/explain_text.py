@@ -448,12 +448,7 @@ def _outcome_sentence(outcome: MachineRecord, row_name: RowName) -> str:
         case MachineReclaimed():
             return _reclaimed_sentence(outcome)
         case MachineSpared():
-            if outcome.reason is SparedReason.PREEMPTED:
-                return f"{machine} is not reclaimed from {outcome.cluster}, because it is preempted."
-            return (
-                f"{machine} is not reclaimed from {outcome.cluster}: the cluster has not reported what it wants, "
-                "and silence gives nothing back."
-            )
+            return _spared_sentence(outcome, row_name)
         case MachineReleased():
             return (
                 f"{machine} ({outcome.capacity_type.label}) is released: it has been idle for "
@@ -462,6 +457,18 @@ def _outcome_sentence(outcome: MachineRecord, row_name: RowName) -> str:
         case MachineHeld():
             left = "" if outcome.seconds_left is None else f"; {seconds_text(outcome.seconds_left)} are left"
             return f"{machine} is not released: {_HELD_REASONS[outcome.reason]}{left}."
+
+
+def _spared_sentence(record: MachineSpared, row_name: RowName) -> str:
+    start = f"{record.machine} is not reclaimed from {record.cluster}"
+    if record.bound_for is not None:
+        return (
+            f"{start}: it was bound for {row_name(record.bound_for)}, which lacks {amounts_text(record.deficit)}, and "
+            "a row that is short keeps the machines that were bound for it."
+        )
+    if record.reason is SparedReason.PREEMPTED:
+        return f"{start}, because it is preempted."
+    return f"{start}: the cluster has not reported what it wants, and silence gives nothing back."
 
 
 def _reclaimed_sentence(record: MachineReclaimed) -> str:

@@ -7,6 +7,7 @@ question, so a gang does not flip between its two forms while it is served; noth
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bigfleet.engine.decision import RowResult
 from bigfleet.engine.pool import Pool
 from bigfleet.model import vector
 from bigfleet.model.need import Need
@@ -34,8 +35,12 @@ def _folded_requirement(requirement: Requirement) -> Requirement:
 
 
 def folded_need(need: Need) -> Need:
-    """Return the folded row of one Same row: folded profile, the whole aggregate as min unit, no group, not parked."""
-    return replace(need, profile=folded_profile(need.profile), min_unit=need.aggregate, group="", parked=False)
+    """Return the folded row of one Same row: folded profile, the whole aggregate as min unit, no group, not parked.
+
+    One machine hosts all of it, so the row has no shapes.
+    """
+    profile = folded_profile(need.profile)
+    return replace(need, profile=profile, min_unit=need.aggregate, group="", parked=False, shapes=(), waiting=())
 
 
 def proving_shapes(folded: Need, pool: Pool) -> frozenset[int]:
@@ -86,3 +91,10 @@ def _joined(row: Need, member: Need) -> Need:
         aggregate=vector.add(row.aggregate, member.aggregate),
         arrival_unix_nanos=min(arrivals, default=0),
     )
+
+
+def forms_of(result: RowResult) -> tuple[Need, ...]:
+    """Return the rows for which a machine may have been bound that serves this one: folded, and as it was given."""
+    if result.folded or result.need.profile.same_key is None:
+        return (result.need, *result.members)
+    return (result.need, folded_need(result.need))

@@ -5,10 +5,10 @@ never be asked whether something happens: that is `bigfleet.engine.reclaim`'s an
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bigfleet.engine.decision import Options
-from bigfleet.engine.reclaim import clusters_with_machines, hold_seconds, hold_seconds_left
+from bigfleet.engine.reclaim import clusters_with_machines, hold_seconds, hold_seconds_left, short_row_of
 from bigfleet.engine.records import (
     HeldReason,
     MachineHeld,
@@ -26,25 +26,41 @@ from bigfleet.engine.rejections import ref
 from bigfleet.engine.rows import Book, Row
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.machine import Machine
+from bigfleet.model.need import RowKey
 from bigfleet.model.states import MachineState
 
 
 def report_outcomes(
-    reporter: Reporter, *, snapshot: Snapshot, options: Options, book: Book, rows: Sequence[Row]
+    reporter: Reporter,
+    *,
+    snapshot: Snapshot,
+    options: Options,
+    book: Book,
+    rows: Sequence[Row],
+    short: Mapping[RowKey, Row],
 ) -> None:
-    """Report Configured machines by cluster and keep-priority, then Idle ones by id."""
+    """Report Configured machines by cluster and keep-priority, then Idle ones by id.
+
+    `short` is the result of `bigfleet.engine.reclaim.rows_by_stamp_when_short`.
+    """
     rows_of: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         rows_of[row.need.cluster].append(row)
     for cluster in clusters_with_machines(snapshot):
-        _report_cluster(reporter, cluster, snapshot, options, book, rows_of[cluster])
+        _report_cluster(reporter, cluster, snapshot, options, book, rows_of[cluster], short)
     for machine in snapshot.of_state(MachineState.IDLE):
         if reporter.wants_machine(machine.id):
             reporter.report(idle_record(machine, snapshot, options, book))
 
 
 def _report_cluster(
-    reporter: Reporter, cluster: str, snapshot: Snapshot, options: Options, book: Book, rows: Sequence[Row]
+    reporter: Reporter,
+    cluster: str,
+    snapshot: Snapshot,
+    options: Options,
+    book: Book,
+    rows: Sequence[Row],
+    short: Mapping[RowKey, Row],
 ) -> None:
     last_kept: Machine | None = None
     for position, machine in enumerate(snapshot.of_cluster(cluster, MachineState.CONFIGURED)):
@@ -59,11 +75,24 @@ def _report_cluster(
                 continue
         elif cluster not in options.reported:
             record = MachineSpared(machine=machine.id, cluster=cluster, reason=SparedReason.CLUSTER_NOT_REPORTED)
+        elif (short_row := short_row_of(machine, options, short)) is not None:
+            record = spared_for(machine, short_row)
         else:
             reason = reclaim_reason(machine, options, book, rows)
             record = reclaimed_record(machine, position, reason, last_kept)
         if reporter.wants_machine(machine.id):
             reporter.report(record)
+
+
+def spared_for(machine: Machine, row: Row) -> MachineSpared:
+    """Return the record of a machine that stays because the row that it is stamped for is short."""
+    return MachineSpared(
+        machine=machine.id,
+        cluster=machine.cluster,
+        reason=SparedReason.ROW_SHORT,
+        bound_for=ref(row),
+        deficit=row.deficit,
+    )
 
 
 def reclaim_reason(machine: Machine, options: Options, book: Book, rows: Sequence[Row]) -> ReclaimReason:

@@ -1,16 +1,19 @@
 """What a cluster gives back and what is given up: Phase 3 (docs/spec/engine.md §7).
 
-It reads what Phases 1 and 2 left over and adds nothing of its own: a machine that is claimed or was preempted is never
-reclaimed, and silence removes nothing. How many reclaims are carried out is a rail's business, not this module's.
+It reads what Phases 1 and 2 left over and adds nothing of its own. A machine that is claimed or was preempted is never
+reclaimed, nor is one that was bound for a row which is short; silence removes nothing. How many reclaims are carried
+out is a rail's business, not this module's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Options
-from bigfleet.engine.rows import Book
+from bigfleet.engine.folding import folded_need
+from bigfleet.engine.rows import Book, Row
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
+from bigfleet.model.need import RowKey
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Only these are ever released, whatever the hold policy says: the rest is fixed capacity.
@@ -22,8 +25,38 @@ def clusters_with_machines(snapshot: Snapshot) -> list[str]:
     return sorted(cluster for cluster, state in snapshot.by_cluster if state is MachineState.CONFIGURED)
 
 
-def reclaims(snapshot: Snapshot, options: Options, book: Book) -> Iterator[Action]:
-    """Yield a Reclaim for each Configured machine that nobody holds, in clusters that have reported.
+def rows_by_stamp_when_short(rows: Iterable[Row]) -> dict[RowKey, Row]:
+    """Return the rows that Phase 1 left with a deficit, by every key that a machine bound for them may be stamped with.
+
+    The keys are the row's own, of a folded row those of its members, and of a gang that is not folded the one that it
+    would have: a gang may fold in one cycle and not in another. If several rows have one key, the first in list order
+    is returned.
+    """
+    short: dict[RowKey, Row] = {}
+    for row in sorted((row for row in rows if row.deficit), key=lambda row: row.position):
+        for need in (row.need, *row.members):
+            short.setdefault(need.key, row)
+        if not row.folded and row.is_same:
+            short.setdefault(folded_need(row.need).key, row)
+    return short
+
+
+def short_row_of(machine: Machine, options: Options, short: Mapping[RowKey, Row]) -> Row | None:
+    """Return the short row of its cluster that a machine is stamped for, None without one.
+
+    `short` is the result of `rows_by_stamp_when_short`. A machine that never joined its cluster protects no pod, so it
+    has none. No row has an empty fingerprint, so a machine without a stamp has none either.
+    """
+    if machine.id in options.unjoined:
+        return None
+    return short.get((machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group))
+
+
+def reclaims(snapshot: Snapshot, options: Options, book: Book, short: Mapping[RowKey, Row]) -> Iterator[Action]:
+    """Yield a Reclaim for each Configured machine that no row holds, in clusters that have reported.
+
+    A machine that is stamped for a short row stays (`short` is the result of `rows_by_stamp_when_short`): the row may
+    be short because of one pod, and the others run there (docs/adr/0136).
 
     Order: cluster, then keep-priority, so that a cluster sheds its expensive machines and keeps the cheap ones.
     """
@@ -32,6 +65,8 @@ def reclaims(snapshot: Snapshot, options: Options, book: Book) -> Iterator[Actio
             continue
         for machine in snapshot.of_cluster(cluster, MachineState.CONFIGURED):
             if machine.id in book.claims or machine.id in book.taken:
+                continue
+            if short_row_of(machine, options, short) is not None:
                 continue
             yield Action(
                 kind=ActionKind.RECLAIM,

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from bigfleet.engine.decision import ActionKind
+from bigfleet.model import vector
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
@@ -88,10 +89,11 @@ class ReclaimReason(StrEnum):
 
 
 class SparedReason(StrEnum):
-    """Why a machine that nobody holds is not reclaimed."""
+    """Why a machine that nobody holds is not reclaimed; the first that applies."""
 
     PREEMPTED = "preempted"
     CLUSTER_NOT_REPORTED = "cluster_not_reported"
+    ROW_SHORT = "row_short"
 
 
 class HeldReason(StrEnum):
@@ -371,6 +373,9 @@ class MachineSpared:
     machine: str
     cluster: str
     reason: SparedReason
+    #: `row_short` only: the short row that the machine is stamped for, and what Phase 1 left it short of.
+    bound_for: RowRef | None = None
+    deficit: Vector = field(default_factory=lambda: vector.ZERO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

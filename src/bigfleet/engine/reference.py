@@ -28,7 +28,7 @@ from bigfleet.engine.outcomes import report_outcomes
 from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.pool import Pool
 from bigfleet.engine.preempt import Victims, count_coming, grace_seconds, may_preempt, pick_victims
-from bigfleet.engine.reclaim import reclaims, releases
+from bigfleet.engine.reclaim import reclaims, releases, rows_by_stamp_when_short
 from bigfleet.engine.records import Reporter
 from bigfleet.engine.rows import Book, Row, supply_of
 from bigfleet.engine.snapshot import Snapshot
@@ -65,13 +65,14 @@ def decide(
     on_phase(Phase.ASSIGN)
     _preempt(in_order, book, victims, observer)
     on_phase(Phase.PREEMPT)
+    short = rows_by_stamp_when_short(rows)
     if reporter is not None:
-        report_outcomes(reporter, snapshot=snapshot, options=options, book=book, rows=in_order)
+        report_outcomes(reporter, snapshot=snapshot, options=options, book=book, rows=in_order, short=short)
 
     actions = [
         *(action for row in in_order for action in _acquisitions(row)),
         *(action for row in in_order for action in _preemptions(row)),
-        *reclaims(snapshot, options, book),
+        *reclaims(snapshot, options, book, short),
         *releases(snapshot, options, book),
     ]
     decision = Decision(

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Requirement
+from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -43,6 +44,8 @@ class DrainOutcome(IntEnum):
     GRACE_EXPIRED = 2
     NODE_NOT_FOUND = 3
     FAILED = 4
+    #: The evicted pods would not fit on the other nodes; the node was not touched.
+    WOULD_NOT_FIT = 100
 
 
 class Confidence(IntEnum):
@@ -99,6 +102,8 @@ class RollUp:
     cluster_id: str
     timestamp_unix_nanos: int
     needs: tuple[Need, ...]
+    #: What DaemonSets take of the cluster's nodes, in canonical order.
+    overheads: tuple[Overhead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +133,10 @@ class NodeStatus:
     node_name: str
     ready: bool
     observed_unix_nanos: int
+    #: What the pods on the node request in sum, Kubernetes quantities; empty also when that was not said.
+    requested: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    #: How many pods are on the node.
+    pods: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,19 @@
 """Demand: one row of what a cluster needs, and how rows of one kind merge (docs/spec/engine.md §1.8).
 
-A row says how much in total and the least that one machine must host alone. There is no pod count and no machine
-count anywhere.
+A row says how much in total and the least that one machine must host alone. It may also say which requests it consists
+of (`bigfleet.model.shapes`); then the total is their sum.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, Fingerprint
 from bigfleet.model.profile import Profile
 from bigfleet.model.quantity import Family
+from bigfleet.model.shapes import DemandShape, canonical_shapes, largest_of, merged_upwards, total_of
 from bigfleet.model.vector import Vector
 
 _NO_FAMILIES: Mapping[str, Family] = MappingProxyType({})
@@ -37,6 +39,10 @@ class Need:
     parked: bool = False
     #: How the row's own quantities were written, so that sums print the same way.
     families: Mapping[str, Family] = field(default_factory=lambda: _NO_FAMILIES, compare=False)
+    #: The distinct requests of the row, in canonical order; none: the aggregate may be divided at will.
+    shapes: tuple[DemandShape, ...] = ()
+    #: Pods that wait although the row was called met, in canonical order; no part of `shapes` and the aggregate.
+    waiting: tuple[DemandShape, ...] = ()
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -52,7 +58,9 @@ class Need:
 def merge_rows(rows: Iterable[Need]) -> list[Need]:
     """Merge rows of equal key, in order of first appearance.
 
-    Aggregates are summed, min units taken by per-dimension maximum, the earliest arrival that is known is kept.
+    Aggregates are summed, min units taken by per-dimension maximum, the earliest arrival that is known is kept. Shapes
+    and waiting pods are joined, at most `SHAPES_MAX` of each. A row without shapes says nothing of its requests, so the
+    merged row has none, unless the row without them wants nothing.
     """
     merged: dict[RowKey, Need] = {}
     for row in rows:
@@ -67,5 +75,33 @@ def merge_rows(rows: Iterable[Need]) -> list[Need]:
             min_unit=vector.maximum(known.min_unit, row.min_unit),
             arrival_unix_nanos=min(arrivals, default=0),
             families={**row.families, **known.families},
+            shapes=_joined_shapes(known, row),
+            waiting=merged_upwards((*known.waiting, *row.waiting)) if known.waiting or row.waiting else (),
         )
     return list(merged.values())
+
+
+def _joined_shapes(one: Need, other: Need) -> tuple[DemandShape, ...]:
+    if any(row.aggregate and not row.shapes for row in (one, other)):
+        return ()
+    return merged_upwards((*one.shapes, *other.shapes))
+
+
+class Amounts(NamedTuple):
+    """What a row of shapes says in the two fields that rows without shapes have alone."""
+
+    aggregate: Vector
+    min_unit: Vector
+    #: In canonical order.
+    shapes: tuple[DemandShape, ...]
+
+
+def amounts_of(shapes: Iterable[DemandShape], *, aggregate: Vector, min_unit: Vector) -> Amounts:
+    """Return the amounts of a row: what is empty of the aggregate and the min unit follows from the shapes.
+
+    The aggregate is the sum of all pods, the min unit the largest request in each dimension. What is given stays.
+    """
+    canonical = canonical_shapes(shapes)
+    if not canonical:
+        return Amounts(aggregate, min_unit, ())
+    return Amounts(aggregate or total_of(canonical), min_unit or largest_of(canonical), canonical)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from bigfleet.model.penalty import UNSPECIFIED, bucket_for_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.quantity import MILLI, QuantityError, parse_quantity
+from bigfleet.model.shapes import LIMIT_MAX
 from bigfleet.model.vector import Vector, parse_vector, vector_faults
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -79,6 +80,15 @@ class CoLocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """Pods of one group of which a machine may host only so many: required anti-affinity or a spread over hostnames."""
+
+    #: Equal for the pods that exclude each other; unique in the cluster, not "".
+    group: str
+    max_per_machine: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRequest:
     """What one pod asks for."""
 
@@ -92,6 +102,7 @@ class CapacityRequest:
     interruption_bucket: int = UNSPECIFIED
     reclamation_bucket: int = UNSPECIFIED
     co_location: CoLocation | None = None
+    exclusion: Exclusion | None = None
 
 
 class MappedRequest(NamedTuple):
@@ -101,6 +112,9 @@ class MappedRequest(NamedTuple):
     group: str
     #: Exact milli-units; zero dimensions are absent.
     vector: Vector
+    #: The group of pods that exclude each other on one machine, "" for none, and how many of it one may host.
+    exclusion: str = ""
+    max_per_machine: int = 0
 
 
 def penalty_bucket(quantity: str | None) -> int:
@@ -143,7 +157,14 @@ def map_request(request: CapacityRequest) -> MappedRequest:
         interruption_bucket=request.interruption_bucket,
         reclamation_bucket=request.reclamation_bucket,
     )
-    return MappedRequest(profile, group, parse_vector(request.resources))
+    vector = parse_vector(request.resources)
+    exclusion = request.exclusion
+    if exclusion is None:
+        return MappedRequest(profile, group, vector)
+    if not exclusion.group or not 1 <= exclusion.max_per_machine <= LIMIT_MAX:
+        fault = f"exclusion: a group and 1 to {LIMIT_MAX} pods a machine are expected, not {exclusion.max_per_machine}"
+        raise UnmappableRequest(UnmappableReason.INVALID_REQUIREMENT, fault)
+    return MappedRequest(profile, group, vector, exclusion.group, exclusion.max_per_machine)
 
 
 def _check_requirement(requirement: Requirement) -> None:

@@ -1,9 +1,11 @@
 """Adds a cluster's capacity requests up into the rows that its shard decides on (docs/spec/operator.md §3).
 
-The sums are running: a request that comes or goes touches one row, so that a roll-up costs the rows and not the
-requests. Within a row min units merge by per-dimension maximum; therefore requests that must not raise one another's
-min unit (a large CPU pod, a small GPU pod) need profiles that differ. `bigfleet.operator.session` sends what
-`RollUpBuilder.rows` returns. Nothing here may round, estimate or forget: a recount from scratch always agrees.
+The sums are running: a request that comes or goes touches one row, so that a roll-up costs the rows and their shapes,
+not the requests. Pods of equal requests are one shape; a row with more than 64 of them has requests rounded up until 64
+remain (`bigfleet.model.shapes.merged_upwards`), and its aggregate stays the exact sum. For shards that do not know
+shapes, min units merge by per-dimension maximum; there, requests that must not raise one another's min unit (a large
+CPU pod, a small GPU pod) need profiles that differ. `bigfleet.operator.session` sends what `RollUpBuilder.rows`
+returns. Nothing else here may round, estimate or forget: a recount from scratch always agrees.
 """
 
 import heapq
@@ -13,13 +15,15 @@ from collections.abc import Iterable
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
-from bigfleet.model.vector import Vector
+from bigfleet.model.shapes import DemandShape, merged_upwards
+from bigfleet.model.vector import vector_key
 from bigfleet.operator.requests import CapacityRequest, MappedRequest, map_request
 
 #: A heap is rebuilt when it holds this many entries more than twice the distinct values that are alive.
 _STALE_SLACK = 64
 
 _RowId = tuple[str, str]
+_PodKind = tuple[tuple[tuple[str, int], ...], str, int]
 
 
 class _Multiset:
@@ -61,7 +65,7 @@ class _Multiset:
 class _RowSum:
     """Everything that the roll-up knows of one (fingerprint, group)."""
 
-    __slots__ = ("count", "group", "need", "profile", "sums", "units")
+    __slots__ = ("count", "group", "need", "pods", "profile", "sums", "units")
 
     def __init__(self, profile: Profile, group: str) -> None:
         self.profile = profile
@@ -72,20 +76,27 @@ class _RowSum:
         self.sums: dict[str, int] = {}
         #: Values of every request by dimension; a key here is a key of `sums`, and the other way round.
         self.units: dict[str, _Multiset] = {}
+        #: Requests by what makes them one shape: vector, group that excludes itself, its limit.
+        self.pods: Counter[_PodKind] = Counter()
         #: The row as last built; None after a change.
         self.need: Need | None = None
 
-    def add(self, vector: Vector) -> None:
+    def add(self, request: MappedRequest) -> None:
         self.count += 1
         self.need = None
-        for name, milli in vector.items():
+        self.pods[_kind_of(request)] += 1
+        for name, milli in request.vector.items():
             self.sums[name] = self.sums.get(name, 0) + milli
             self.units.setdefault(name, _Multiset()).add(milli)
 
-    def remove(self, vector: Vector) -> None:
+    def remove(self, request: MappedRequest) -> None:
         self.count -= 1
         self.need = None
-        for name, milli in vector.items():
+        kind = _kind_of(request)
+        self.pods[kind] -= 1
+        if not self.pods[kind]:
+            del self.pods[kind]
+        for name, milli in request.vector.items():
             units = self.units[name]
             units.remove(milli)
             if units:
@@ -101,8 +112,16 @@ class _RowSum:
                 aggregate=dict(self.sums),
                 min_unit={name: units.maximum() for name, units in self.units.items()},
                 group=self.group,
+                shapes=merged_upwards(
+                    DemandShape(dict(resources), count, limit)
+                    for (resources, _group, limit), count in self.pods.items()
+                ),
             )
         return self.need
+
+
+def _kind_of(request: MappedRequest) -> _PodKind:
+    return (vector_key(request.vector), request.exclusion, request.max_per_machine)
 
 
 class RollUpBuilder:
@@ -137,7 +156,7 @@ class RollUpBuilder:
         row = self._rows.get(row_id)
         if row is None:
             row = self._rows[row_id] = _RowSum(mapped.profile, mapped.group)
-        row.add(mapped.vector)
+        row.add(mapped)
         return True
 
     def remove(self, request_id: str) -> bool:
@@ -147,7 +166,7 @@ class RollUpBuilder:
             return False
         row_id = (mapped.profile.fingerprint, mapped.group)
         row = self._rows[row_id]
-        row.remove(mapped.vector)
+        row.remove(mapped)
         if row.count == 0:
             del self._rows[row_id]
         return True

@@ -24,6 +24,7 @@ from bigfleet.rpc.convert_instruction import (
 from bigfleet.rpc.convert_machine import capacity_type_from_wire, machine_from_wire, machine_to_wire
 from bigfleet.rpc.convert_need import requirements_to_wire
 from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2, provider_pb2
+from bigfleet.rpc.wire_amounts import check_count, check_string
 
 # Bounds of docs/spec/wire.md §2 and §10.
 SHORTFALLS_MAX = 100
@@ -75,10 +76,10 @@ def report_from_wire(message: coordinator_pb2.ShardReport) -> ShardReport:
     wire_checks.check_identifier("shard_id", message.shard_id)
     for name in ("cycle", "shard_epoch", "coordinator_term"):
         wire_checks.check_not_negative(name, getattr(message, name))
-    wire_checks.check_string("shard_address", message.shard_address)
-    wire_checks.check_count("shortfalls", len(message.shortfalls), "rows", SHORTFALLS_MAX)
-    wire_checks.check_count("instruction_acks", len(message.instruction_acks), "rows", ACKS_MAX)
-    wire_checks.check_count("clusters", len(message.clusters), "ids", CLUSTERS_MAX)
+    check_string("shard_address", message.shard_address)
+    check_count("shortfalls", len(message.shortfalls), "rows", SHORTFALLS_MAX)
+    check_count("instruction_acks", len(message.instruction_acks), "rows", ACKS_MAX)
+    check_count("clusters", len(message.clusters), "ids", CLUSTERS_MAX)
     for index, cluster in enumerate(message.clusters):
         wire_checks.check_identifier(f"clusters[{index}]", cluster)
     has_clusters = bool(message.clusters) or message.HasField("ownership")
@@ -114,7 +115,7 @@ def summary_to_wire(summary: Summary) -> coordinator_pb2.ShardSummary:
 
 
 def _summary(message: coordinator_pb2.ShardSummary) -> Summary:
-    wire_checks.check_string("summary.provider_address", message.provider_address)
+    check_string("summary.provider_address", message.provider_address)
     for name in ("total_machines", "free_machines"):
         wire_checks.check_not_negative(f"summary.{name}", getattr(message, name))
     return Summary(
@@ -129,9 +130,9 @@ def _summary(message: coordinator_pb2.ShardSummary) -> Summary:
 
 
 def _counts(counts: Mapping[str, int], place: str) -> dict[str, int]:
-    wire_checks.check_count(place, len(counts), "keys", COUNT_KEYS_MAX)
+    check_count(place, len(counts), "keys", COUNT_KEYS_MAX)
     for name in sorted(counts):
-        wire_checks.check_string(f"{place}[{wire_checks.shown(name)}]", name, "the key has")
+        check_string(f"{place}[{wire_checks.shown(name)}]", name, "the key has")
         wire_checks.check_not_negative(f"{place}[{wire_checks.shown(name)}]", counts[name])
     return dict(sorted(counts.items()))
 
@@ -148,10 +149,10 @@ def _capacity_to_wire(row: CapacityRow) -> coordinator_pb2.CapacityCount:
 
 def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> tuple[CapacityRow, ...]:
     rows = tuple(messages)
-    wire_checks.check_count(place, len(rows), "rows", CAPACITY_ROWS_MAX)
+    check_count(place, len(rows), "rows", CAPACITY_ROWS_MAX)
     for index, row in enumerate(rows):
-        wire_checks.check_string(f"{place}[{index}].instance_type", row.instance_type)
-        wire_checks.check_string(f"{place}[{index}].zone", row.zone)
+        check_string(f"{place}[{index}].instance_type", row.instance_type)
+        check_string(f"{place}[{index}].zone", row.zone)
         wire_checks.check_not_negative(f"{place}[{index}].count", row.count)
     return tuple(
         CapacityRow(
@@ -215,10 +216,10 @@ def outcome_to_wire(outcome: Outcome) -> coordinator_pb2.InstructAck.Outcome.Val
 
 
 def _ack(message: coordinator_pb2.InstructAck, place: str) -> Ack:
-    wire_checks.check_string(f"{place}.instruction_id", message.instruction_id)
-    wire_checks.check_string(f"{place}.reason", message.reason)
-    wire_checks.check_count(f"{place}.machine_ids", len(message.machine_ids), "ids", OWNERSHIP_ROWS_MAX)
-    wire_checks.check_count(f"{place}.machines", len(message.machines), "records", OWNERSHIP_ROWS_MAX)
+    check_string(f"{place}.instruction_id", message.instruction_id)
+    check_string(f"{place}.reason", message.reason)
+    check_count(f"{place}.machine_ids", len(message.machine_ids), "ids", OWNERSHIP_ROWS_MAX)
+    check_count(f"{place}.machines", len(message.machines), "records", OWNERSHIP_ROWS_MAX)
     # An outcome of a later version is neither taken nor given up: the instruction is tried again.
     return Ack(
         instruction_id=message.instruction_id,
@@ -280,7 +281,7 @@ def _holding(message: coordinator_pb2.Ownership) -> Holding:
     if message.base not in _BASES:
         raise MalformedMessage("ownership.base", f"is {message.base}, and must be ALL (1) or DOMAINS (2)")
     for name in ("domains", "adopted", "released", "reservations", "disowned"):
-        wire_checks.check_count(f"ownership.{name}", len(getattr(message, name)), "rows", OWNERSHIP_ROWS_MAX)
+        check_count(f"ownership.{name}", len(getattr(message, name)), "rows", OWNERSHIP_ROWS_MAX)
     for index, domain in enumerate(message.domains):
         for name in ("topology_key", "topology_value"):
             wire_checks.check_name(f"ownership.domains[{index}].{name}", getattr(domain, name))
@@ -310,7 +311,7 @@ def _kept(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Kept, ...]:
         place = f"ownership.reservations[{index}]"
         wire_checks.check_name(f"{place}.machine_id", message.machine_id)
         for name in ("to_shard_id", "instruction_id", "instance_type", "zone"):
-            wire_checks.check_string(f"{place}.{name}", getattr(message, name))
+            check_string(f"{place}.{name}", getattr(message, name))
         kept.append(
             Kept(
                 MachineId(message.machine_id),
@@ -327,7 +328,7 @@ def _kept(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Kept, ...]:
 
 def _put_row(rows: dict[MachineId, Row], machine_id: str, row: Row, place: str) -> None:
     wire_checks.check_name(f"{place}.machine_id", machine_id)
-    wire_checks.check_string(f"{place}.shard_id", row.other)
+    check_string(f"{place}.shard_id", row.other)
     if machine_id in rows:
         raise MalformedMessage(
             f"{place}.machine_id", f"{wire_checks.shown(machine_id)} has another row in the same view"
@@ -336,7 +337,7 @@ def _put_row(rows: dict[MachineId, Row], machine_id: str, row: Row, place: str) 
 
 
 def _turn(instruction_id: str, place: str) -> Turn:
-    wire_checks.check_string(place, instruction_id)
+    check_string(place, instruction_id)
     turn = turn_of(instruction_id, own=Turn(-1, -1))
     if turn.term < 0:
         raise MalformedMessage(place, f"{wire_checks.shown(instruction_id)} names no term and number, as in 17-3")

@@ -5,11 +5,11 @@ only when somebody asks for them, because most roll-ups repeat the one before an
 `bigfleet.rpc.convert_session` carries roll-ups over a session. Nothing here may mend a row or leave one out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
 import xxhash
 
@@ -18,26 +18,25 @@ from bigfleet.model.frames import MalformedMessage, RollUp
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
-from bigfleet.model.quantity import Family, QuantityError, parse_quantity, quantity_family
+from bigfleet.model.quantity import Family
+from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads, overhead_fault
 from bigfleet.model.vector import Vector, format_vector
+from bigfleet.rpc.convert_shapes import NO_SHAPES, check_agreement, shapes_from_wire, shapes_to_wire
 from bigfleet.rpc.gen import capacity_pb2
 from bigfleet.rpc.rollup_head import head_of_rollup
+from bigfleet.rpc.wire_amounts import amounts_of, check_count, check_string
 
 # Bounds of docs/spec/wire.md §2.
 NEEDS_MAX = 20_000
 REQUIREMENTS_MAX = 64
 VALUES_MAX = 1_000
-RESOURCE_NAMES_MAX = 32
-STRING_BYTES_MAX = 1_024
 
 #: Requirements that are kept shared: they repeat from roll-up to roll-up and over the rows of one.
 _REQUIREMENTS_CACHED_MAX = 16_384
 #: Profiles that are kept shared: every cluster asks for much the same kinds of machine.
 _PROFILES_CACHED_MAX = 16_384
-#: The same with their min units; and resource maps, many of which differ from roll-up to roll-up.
+#: The same with their min units.
 _KINDS_CACHED_MAX = 16_384
-_AMOUNTS_CACHED_MAX = 16_384
-_NAME_SHOWN_CHARACTERS_MAX = 64
 
 _OPERATORS = {operator.value: operator for operator in Operator}
 _SPREAD_MODES = {mode.value: mode for mode in SpreadMode}
@@ -63,7 +62,7 @@ class ReceivedRollUp:
         self._timestamp_unix_nanos = message.timestamp_unix_nanos
         self._rows = len(message.needs)
         self._digest: bytes | None = None
-        self._outcome: tuple[Need, ...] | MalformedMessage | None = None
+        self._outcome: _Demand | MalformedMessage | None = None
 
     @classmethod
     def repeated(cls, frame: bytes, known_digest: bytes | None) -> Self | None:
@@ -112,12 +111,19 @@ class ReceivedRollUp:
 
     def needs(self) -> tuple[Need, ...]:
         """Return the rows in message order. Raises MalformedMessage for the first fault, with its row and field."""
+        return self._demand().needs
+
+    def overheads(self) -> tuple[Overhead, ...]:
+        """Return the overheads in canonical order. Raises MalformedMessage as `needs` does."""
+        return self._demand().overheads
+
+    def _demand(self) -> "_Demand":
         if self._outcome is None:
             message = self._parsed()
             # Reading takes the message apart, so what is made of the whole must have been made.
             self._digest = self.digest
             try:
-                self._outcome = _needs_from_wire(message)
+                self._outcome = _demand_from_wire(message)
             except MalformedMessage as fault:
                 self._outcome = fault
             self._message = None
@@ -135,12 +141,20 @@ class ReceivedRollUp:
         return self._message
 
 
-def _needs_from_wire(message: capacity_pb2.ClusterCapacityNeeds) -> tuple[Need, ...]:
+class _Demand(NamedTuple):
+    """What a roll-up says."""
+
+    needs: tuple[Need, ...]
+    overheads: tuple[Overhead, ...]
+
+
+def _demand_from_wire(message: capacity_pb2.ClusterCapacityNeeds) -> _Demand:
     """Read every row; the message is of no use afterwards."""
-    _check_count("needs", len(message.needs), "rows", NEEDS_MAX)
-    _check_string("cluster_id", message.cluster_id)
+    check_count("needs", len(message.needs), "rows", NEEDS_MAX)
+    check_string("cluster_id", message.cluster_id)
     cluster = ClusterId(message.cluster_id)
-    return tuple([_need_from_wire(cluster, row, index) for index, row in enumerate(message.needs)])
+    needs = tuple([_need_from_wire(cluster, row, index) for index, row in enumerate(message.needs)])
+    return _Demand(needs, _overheads_from_wire(message.overheads))
 
 
 def _digest(message: capacity_pb2.ClusterCapacityNeeds) -> bytes:
@@ -163,6 +177,12 @@ def rollup_to_wire(rollup: RollUp) -> capacity_pb2.ClusterCapacityNeeds:
         cluster_id=rollup.cluster_id,
         timestamp_unix_nanos=rollup.timestamp_unix_nanos,
         needs=needs_to_wire(rollup.needs),
+        overheads=[
+            capacity_pb2.NodeOverhead(
+                requirements=requirements_to_wire(overhead.requirements), resources=format_vector(overhead.resources)
+            )
+            for overhead in rollup.overheads
+        ],
     )
 
 
@@ -190,6 +210,8 @@ def need_to_wire(need: Need) -> capacity_pb2.CapacityNeed:
         reclamation_penalty_bucket=capacity_pb2.PenaltyBucket.ValueType(profile.reclamation_bucket),
         min_unit=format_vector(need.min_unit, need.families),
         group=need.group,
+        shapes=shapes_to_wire(need.shapes, need.families),
+        waiting=shapes_to_wire(need.waiting, need.families),
     )
 
 
@@ -242,14 +264,21 @@ def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: i
     group = row.group
     if group:
         row.ClearField("group")
+    found = waiting = NO_SHAPES
     try:
+        if row.shapes or row.waiting:
+            found, waiting = shapes_from_wire("shapes", row.shapes), shapes_from_wire("waiting", row.waiting)
+            row.ClearField("shapes")
+            row.ClearField("waiting")
         # The bytes of what is left are quicker to have and to look up than what they say.
         kind = _row_kind(row.SerializeToString(deterministic=True))
-        aggregate, written = _amounts("aggregate_resources", texts)
+        aggregate, written = amounts_of("aggregate_resources", texts)
         if kind.min_unit_fault is not None:
             raise kind.min_unit_fault
+        if found.shapes and texts:
+            check_agreement("shapes", found, aggregate)
         if group:
-            _check_string("group", group)
+            check_string("group", group)
             if not kind.is_same:
                 raise MalformedMessage("group", "is set, but none of the row's requirements has the operator Same")
     except MalformedMessage as fault:
@@ -257,14 +286,38 @@ def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: i
     if not kind.min_unit_families.keys() <= written.keys():
         # Where both maps name a dimension, its sum decides how sums are printed.
         written = {**kind.min_unit_families, **written}
-    return Need(cluster, kind.profile, aggregate, kind.min_unit, 0, group, False, written)
+    if not (found.shapes or waiting.shapes):
+        return Need(cluster, kind.profile, aggregate, kind.min_unit, 0, group, False, written)
+    if not (found.families.keys() | waiting.families.keys()) <= written.keys():
+        written = {**waiting.families, **found.families, **written}
+    aggregate, min_unit = aggregate or found.total, kind.min_unit or found.largest
+    return Need(cluster, kind.profile, aggregate, min_unit, 0, group, False, written, found.shapes, waiting.shapes)
+
+
+def _overheads_from_wire(messages: Sequence[capacity_pb2.NodeOverhead]) -> tuple[Overhead, ...]:
+    """Return overheads in canonical order. Raises MalformedMessage for the first fault."""
+    check_count("overheads", len(messages), "overheads", OVERHEADS_MAX)
+    found = []
+    for index, message in enumerate(messages):
+        place = f"overheads[{index}]"
+        check_count(f"{place}.requirements", len(message.requirements), "requirements", REQUIREMENTS_MAX)
+        requirements = tuple(
+            _checked_requirement(requirement, f"{place}.requirements[{number}]")
+            for number, requirement in enumerate(message.requirements)
+        )
+        fault = overhead_fault(requirements)
+        if fault is not None:
+            raise MalformedMessage(f"{place}.requirements", fault)
+        resources, _written = amounts_of(f"{place}.resources", dict(message.resources.items()))
+        found.append(Overhead(requirements, resources))
+    return canonical_overheads(found)
 
 
 @lru_cache(maxsize=_KINDS_CACHED_MAX)
 def _row_kind(content: bytes) -> _RowKind:
     """Return what a serialized row without sum and group says. Raises MalformedMessage with places within the row."""
     row = capacity_pb2.CapacityNeed.FromString(content)
-    _check_count("requirements", len(row.requirements), "requirements", REQUIREMENTS_MAX)
+    check_count("requirements", len(row.requirements), "requirements", REQUIREMENTS_MAX)
     profile = _profile(
         tuple([requirement.SerializeToString() for requirement in row.requirements]),
         tuple([spread.SerializeToString() for spread in row.spread]),
@@ -276,7 +329,7 @@ def _row_kind(content: bytes) -> _RowKind:
     written: Mapping[str, Family] = _NO_FAMILIES
     fault = None
     try:
-        min_unit, written = _amounts("min_unit", dict(row.min_unit.items()))
+        min_unit, written = amounts_of("min_unit", dict(row.min_unit.items()))
     except MalformedMessage as found:
         fault = found
     return _RowKind(profile, profile.same_key is not None, min_unit, written, fault)
@@ -297,7 +350,7 @@ def _profile(
     )
     topology = [_WireSpread.FromString(content) for content in spreads]
     for index, spread in enumerate(topology):
-        _check_string(f"spread[{index}].topology_key", spread.topology_key)
+        check_string(f"spread[{index}].topology_key", spread.topology_key)
     _check_bucket("interruption_penalty_bucket", interruption_bucket)
     _check_bucket("reclamation_penalty_bucket", reclamation_bucket)
     return Profile(
@@ -319,7 +372,7 @@ def _profile(
 def _checked_requirement(message: capacity_pb2.NodeSelectorRequirement, place: str) -> Requirement:
     if not message.key:
         raise MalformedMessage(f"{place}.key", "is empty")
-    _check_string(f"{place}.key", message.key)
+    check_string(f"{place}.key", message.key)
     operator = _OPERATORS.get(message.operator, Operator.UNSPECIFIED)
     if operator is Operator.UNSPECIFIED:
         known = ", ".join(f"{other.label} ({other.value})" for other in Operator if other is not Operator.UNSPECIFIED)
@@ -327,75 +380,12 @@ def _checked_requirement(message: capacity_pb2.NodeSelectorRequirement, place: s
     values = tuple(message.values)
     if not values and operator in _OPERATORS_WITH_VALUES:
         raise MalformedMessage(f"{place}.values", f"is empty, the operator {operator.label} needs at least one value")
-    _check_count(f"{place}.values", len(values), "values", VALUES_MAX)
+    check_count(f"{place}.values", len(values), "values", VALUES_MAX)
     for index, value in enumerate(values):
-        _check_string(f"{place}.values[{index}]", value)
+        check_string(f"{place}.values[{index}]", value)
     return _requirement(message.key, operator, values)
-
-
-def _amounts(place: str, texts: dict[str, str]) -> tuple[Vector, Mapping[str, Family]]:
-    """Return the vector of a resource map, without dimensions that are zero, and how each dimension was written.
-
-    Raises MalformedMessage for the first fault, names ascending. Equal maps give the same objects.
-    """
-    try:
-        return _sound_amounts(tuple(texts.items()))
-    except QuantityError:
-        _check_vector(place, texts)
-        raise AssertionError("what is refused has a fault") from None
-
-
-@lru_cache(maxsize=_AMOUNTS_CACHED_MAX)
-def _sound_amounts(items: tuple[tuple[str, str], ...]) -> tuple[Vector, Mapping[str, Family]]:
-    """Return a resource map's vector and families. Raises QuantityError when anything in it is unsound."""
-    if len(items) > RESOURCE_NAMES_MAX:
-        raise QuantityError("too many names")
-    amounts: dict[str, int] = {}
-    written: dict[str, Family] = {}
-    for name, text in items:
-        milli = parse_quantity(text)
-        if milli < 0 or text_bytes(name) > STRING_BYTES_MAX:
-            raise QuantityError("a negative quantity, or a name that is too long")
-        if milli:
-            amounts[name] = milli
-        written[name] = quantity_family(text)
-    return MappingProxyType(amounts), written
-
-
-def _check_vector(place: str, texts: Mapping[str, str]) -> None:
-    """Raise MalformedMessage for the first fault of a resource map, names ascending."""
-    _check_count(place, len(texts), "names", RESOURCE_NAMES_MAX)
-    for name in sorted(texts):
-        _check_string(f"{place}[{_shown(name)}]", name, "the name has")
-        try:
-            milli = parse_quantity(texts[name])
-        except QuantityError as error:
-            raise MalformedMessage(f"{place}[{_shown(name)}]", str(error)) from error
-        if milli < 0:
-            raise MalformedMessage(f"{place}[{_shown(name)}]", f"{texts[name]!r} is negative")
-
-
-def _shown(name: str) -> str:
-    short = name if len(name) <= _NAME_SHOWN_CHARACTERS_MAX else name[:_NAME_SHOWN_CHARACTERS_MAX] + "…"
-    return repr(short)
 
 
 def _check_bucket(place: str, ordinal: int) -> None:
     if ordinal not in penalty.ORDINALS:
         raise MalformedMessage(place, f"is {ordinal}, penalty buckets are 0 to {penalty.PINNED}")
-
-
-def _check_count(place: str, count: int, noun: str, count_max: int) -> None:
-    if count > count_max:
-        raise MalformedMessage(place, f"has {count} {noun}, at most {count_max} are allowed")
-
-
-def _check_string(place: str, text: str, subject: str = "has") -> None:
-    size_bytes = text_bytes(text)
-    if size_bytes > STRING_BYTES_MAX:
-        raise MalformedMessage(place, f"{subject} {size_bytes} bytes, at most {STRING_BYTES_MAX} are allowed")
-
-
-def text_bytes(text: str) -> int:
-    """Return the size of the text in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())

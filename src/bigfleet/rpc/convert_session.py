@@ -32,16 +32,15 @@ from bigfleet.model.frames import (
 )
 from bigfleet.rpc.convert_machine import resources_to_wire, state_from_wire, state_to_wire
 from bigfleet.rpc.convert_need import (
-    STRING_BYTES_MAX,
     ReceivedRollUp,
     need_to_wire,
     needs_to_wire,
     requirements_from_wire,
     requirements_to_wire,
     rollup_to_wire,
-    text_bytes,
 )
 from bigfleet.rpc.gen import shard_pb2, shardread_pb2
+from bigfleet.rpc.wire_amounts import RESOURCE_NAMES_MAX, STRING_BYTES_MAX, check_count, text_bytes
 
 __all__ = [
     "ReceivedOperatorFrame",
@@ -60,6 +59,7 @@ USER_DATA_BYTES_MAX = 1024 * 1024
 
 _AVAILABLE_PREFIX = "available:"
 _ELLIPSIS = "…"
+_NAME_SHOWN_CHARACTERS_MAX = 64
 _CONFIDENCES = {confidence.value: confidence for confidence in Confidence}
 _UNMET_REASONS = {reason.value: reason for reason in UnmetReason}
 _DRAIN_OUTCOMES = {outcome.value: outcome for outcome in DrainOutcome}
@@ -104,6 +104,8 @@ def operator_frame_to_wire(frame: OperatorFrame) -> shard_pb2.OperatorMessage:
                     node_name=frame.node_name,
                     ready=frame.ready,
                     observed_unix_nanos=frame.observed_unix_nanos,
+                    requested=frame.requested,
+                    pods=frame.pods,
                 )
             )
         case DrainResult():
@@ -147,13 +149,7 @@ def operator_frame_from_wire(message: shard_pb2.OperatorMessage) -> ReceivedOper
                 nodes_started=ack.nodes_started,
             )
         case "node_status":
-            status = message.node_status
-            return NodeStatus(
-                machine_id=_name("node_status.machine_id", status.machine_id),
-                node_name=_name("node_status.node_name", status.node_name),
-                ready=status.ready,
-                observed_unix_nanos=status.observed_unix_nanos,
-            )
+            return _node_status(message.node_status)
         case "drain_result":
             result = message.drain_result
             return DrainResult(
@@ -172,6 +168,22 @@ def _hello(hello: shard_pb2.Hello) -> Hello:
         capabilities=frozenset(
             _name(f"hello.capabilities[{index}]", capability) for index, capability in enumerate(hello.capabilities)
         ),
+    )
+
+
+def _node_status(status: shard_pb2.NodeStatus) -> NodeStatus:
+    requested = {
+        _name(f"node_status.requested[{name[:_NAME_SHOWN_CHARACTERS_MAX]!r}]", name): quantity
+        for name, quantity in status.requested.items()
+    }
+    check_count("node_status.requested", len(requested), "names", RESOURCE_NAMES_MAX)
+    return NodeStatus(
+        machine_id=_name("node_status.machine_id", status.machine_id),
+        node_name=_name("node_status.node_name", status.node_name),
+        ready=status.ready,
+        observed_unix_nanos=status.observed_unix_nanos,
+        requested=requested,
+        pods=status.pods,
     )
 
 

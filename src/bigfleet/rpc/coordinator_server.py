@@ -32,10 +32,10 @@ from bigfleet.model.ids import IDENTIFIER_BYTES_MAX, ClusterId, ShardId
 from bigfleet.model.ownership import Domain
 from bigfleet.rpc import coordinator_views as views
 from bigfleet.rpc.convert_coordinator import answer_to_wire, report_from_wire
-from bigfleet.rpc.convert_need import text_bytes
 from bigfleet.rpc.coordinator_client import LEADER_HINT
 from bigfleet.rpc.gen import coordinator_pb2, coordinator_pb2_grpc
 from bigfleet.rpc.identity import REPORT, Denied, Gate
+from bigfleet.rpc.wire_amounts import text_bytes
 from bigfleet.rpc.wire_checks import check_identifier
 
 SERVICE_NAME = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name

@@ -12,15 +12,9 @@ from bigfleet.model.ids import identifier_fault
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.vector import Vector, parse_vector
-from bigfleet.rpc.convert_need import (
-    REQUIREMENTS_MAX,
-    RESOURCE_NAMES_MAX,
-    STRING_BYTES_MAX,
-    VALUES_MAX,
-    requirements_from_wire,
-    text_bytes,
-)
+from bigfleet.rpc.convert_need import REQUIREMENTS_MAX, VALUES_MAX, requirements_from_wire
 from bigfleet.rpc.gen import capacity_pb2
+from bigfleet.rpc.wire_amounts import RESOURCE_NAMES_MAX, check_count, check_string
 
 _SHOWN_CHARACTERS_MAX = 64
 _OPERATORS_WITH_VALUES = frozenset({Operator.IN, Operator.NOT_IN})
@@ -36,19 +30,6 @@ def check_identifier(place: str, text: str) -> None:
     fault = identifier_fault(text)
     if fault is not None:
         raise MalformedMessage(place, fault)
-
-
-def check_count(place: str, count: int, noun: str, count_max: int) -> None:
-    """Raise MalformedMessage for more than `count_max`."""
-    if count > count_max:
-        raise MalformedMessage(place, f"has {count} {noun}, at most {count_max} are allowed")
-
-
-def check_string(place: str, text: str, subject: str = "has") -> None:
-    """Raise MalformedMessage for a text that is too long."""
-    size_bytes = text_bytes(text)
-    if size_bytes > STRING_BYTES_MAX:
-        raise MalformedMessage(place, f"{subject} {size_bytes} bytes, at most {STRING_BYTES_MAX} are allowed")
 
 
 def check_name(place: str, text: str) -> None:

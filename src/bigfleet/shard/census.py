@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.matching import Fit, Shapes
+from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
@@ -43,6 +44,17 @@ def supply_of(view: ColumnSnapshot, machine_id: str) -> Vector:
     vocabulary = view.vocabulary
     shape = int(view.columns.shape[row])
     return vocabulary.supplies[vocabulary.supply_of_shape[shape]]
+
+
+def largest_supply(view: ColumnSnapshot, cluster: str) -> Vector:
+    """Return, per dimension, the largest supply among the machines that carry the cluster; zero without one."""
+    columns, vocabulary = view.columns, view.vocabulary
+    number = vocabulary.cluster_numbers().get(cluster, -1)
+    shapes = np.unique(columns.shape[(columns.cluster == number) & (columns.state != REMOVED)]) if number > 0 else ()
+    largest: Vector = vector.ZERO
+    for shape in shapes:
+        largest = vector.maximum(largest, vocabulary.supplies[vocabulary.supply_of_shape[int(shape)]])
+    return largest
 
 
 def configured_by_cluster(view: ColumnSnapshot) -> dict[str, int]:

@@ -7,7 +7,7 @@ The cycle never waits for an action. What a cycle could not do is derived again 
 
 import asyncio
 from collections.abc import Callable, Set
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,22 +16,22 @@ from prometheus_client import CollectorRegistry
 
 from bigfleet.engine import shortfalls
 from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.decision import Action, Decision, Options
+from bigfleet.engine.decision import Decision, Options
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.frames import NodeStateUpdate
 from bigfleet.model.ids import IdSource, MachineId, ShardId
-from bigfleet.shard import rails
 from bigfleet.shard.actuation import Actuator
 from bigfleet.shard.ages import Ages, next_ages, short_of_cycle
 from bigfleet.shard.audit import Audit, AuditLog
 from bigfleet.shard.backoff import Refusals, Strikes
 from bigfleet.shard.belonging import EVERYTHING, Belonging, Title
-from bigfleet.shard.census import configured_by_cluster
+from bigfleet.shard.census import largest_supply
 from bigfleet.shard.classes import MachineRows
 from bigfleet.shard.deciding import Decider, EngineMaker, columnar_engine
 from bigfleet.shard.demand import Intake, RollUpOutcome
 from bigfleet.shard.executors import Executors
 from bigfleet.shard.grounds import ShardGrounds
+from bigfleet.shard.guardrails import Guardrails
 from bigfleet.shard.ingest import Ingest
 from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.laps import Laps
@@ -60,6 +60,8 @@ class CycleReport:
     is_timer: bool
     decision: Decision | None
     capped: int = 0
+    #: Reclaims of machines that have not been excess for long enough.
+    delayed: int = 0
     postponed: int = 0
     enqueued: int = 0
 
@@ -121,7 +123,6 @@ class Shard:
         self._wakeup = asyncio.Event()
         self._inspecting = asyncio.Lock()
         self._ages = Ages()
-        self._reclaims_spent: dict[str, int] = {}
         self._connect_parts()
 
     def _make_hands(self, provider: Provider, ids: IdSource) -> None:
@@ -154,6 +155,13 @@ class Shard:
             execute=self.executors.execute,
             is_backed_off=self.refusals.is_backed_off,
             audit=self.audit,
+        )
+        self._guardrails = Guardrails(
+            settings=self.settings,
+            actuator=self.actuator,
+            refusals=self.refusals,
+            metrics=self.metrics,
+            compute=self._compute,
         )
         self.belonging = Belonging(
             me=self.shard_id,
@@ -220,6 +228,7 @@ class Shard:
             compute=self._compute,
             wake=self.wake,
             take=lambda session, offer: self.take_rollup(session, offer),
+            largest_supply=lambda cluster: largest_supply(self.inventory.latest_snapshot, cluster),
         )
         self.session_views = SessionViews(
             sessions=self.sessions,
@@ -346,6 +355,7 @@ class Shard:
             reserved=self.belonging.reserved,
             unjoined=unjoined,
             parking_ages=self._ages.parking,
+            overheads=table.overheads_by_cluster(),
         )
         asked = Asked(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
         decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, lap.decided))
@@ -372,13 +382,17 @@ class Shard:
         self._refresh_overflowed_sessions()
         self.telling.tell_hints(aftermath)
         lap.end("emit")
-        report = await self._carry_out(decision, snapshot, is_timer)
+        passed = await self._guardrails.enqueue(
+            decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
+        )
+        if passed.postponed:
+            self.wake()
         lap.end("execute")
         self.view = build_view(decision, context)
         self.taken = aftermath.taken
         self.telling.tell_verdicts(aftermath)
         self.telling.show(aftermath, self._ages.ledger, demand_rows=len(demand))
-        return report
+        return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision, **asdict(passed))
 
     async def _reconcile(self) -> None:
         try:
@@ -448,48 +462,6 @@ class Shard:
         self.reconciler.widen()
         self.wake()
 
-    async def _carry_out(self, decision: Decision, snapshot: ColumnSnapshot, is_timer: bool) -> CycleReport:
-        posture = rails.disposition(paused=self.settings.actuation_paused, dry_run=self.settings.dry_run)
-        if is_timer:
-            self._reclaims_spent = {}
-        # What starts meanwhile is caught when the actions are enqueued.
-        in_flight, spent = self.actuator.in_flight(), self._reclaims_spent
-        if posture is not rails.Disposition.EXECUTE:
-            open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
-            self.metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))
-            await self.actuator.suppress(open_actions, self.cycle, posture)
-            return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision)
-        backed_off = self.refusals.backed_off()
-        chosen = await self._compute(
-            lambda: rails.choose(
-                decision.actions,
-                in_flight=in_flight,
-                backed_off=backed_off,
-                fraction=self.settings.reclaim_cap_fraction,
-                configured_by_cluster=configured_by_cluster(snapshot),
-                spent=spent,
-                actions_max=self.settings.actions_per_cycle_max,
-                room=self.actuator.candidates_max,
-            )
-        )
-        self._reclaims_spent = dict(chosen.spent)
-        self.metrics.actions_deduped.inc(chosen.in_flight)
-        self.metrics.actions_refused.inc(chosen.refused)
-        self.metrics.actions_dropped.inc(chosen.left)
-        self.metrics.reclaims_capped.inc(chosen.capped)
-        self.metrics.actions_deferred.inc(chosen.postponed)
-        counts = self.actuator.enqueue(chosen.actions, self.cycle)
-        if chosen.postponed:
-            self.wake()
-        return CycleReport(
-            cycle=self.cycle,
-            is_timer=is_timer,
-            decision=decision,
-            capped=chosen.capped,
-            postponed=chosen.postponed,
-            enqueued=counts.enqueued,
-        )
-
     @property
     def compute(self) -> Compute:
         """Runs pure work off the loop; who asks for much of it keeps others from doing so at the same time."""
@@ -557,7 +529,3 @@ class Shard:
         if machine is None or machine.cluster != cluster:
             return None
         return self.ingest.node_state(machine, machine.cluster)
-
-
-def _open_actions(decision: Decision, in_flight: Set[MachineId]) -> tuple[Action, ...]:
-    return tuple(action for action in decision.actions if action.machine_id not in in_flight)

@@ -4,15 +4,18 @@ docs/spec/engine.md §1.8 and docs/spec/shard.md §4. Silence changes nothing he
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bigfleet.engine.folding import folded_profile
 from bigfleet.engine.listed import ListedRows
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
+from bigfleet.model.shapes import Overhead
+from bigfleet.model.vector import ZERO, Vector
 from bigfleet.shard.rails import Quarantine, Verdict
 
 _FirstSight = tuple[int, int]
@@ -36,6 +39,7 @@ class NeedsTable:
         #: (arrival, rank) by cluster and (fingerprint, group) of the rows in force.
         self._first_sight: dict[str, dict[tuple[str, str], _FirstSight]] = {}
         self._next_rank = 0
+        self._overheads: Mapping[str, tuple[Overhead, ...]] = MappingProxyType({})
         #: Sorted rows of the clusters that were replaced since `_entries` was brought up to date.
         self._replaced: dict[str, list[_Entry]] = {}
         #: Ascending, and the row of each at the same place.
@@ -61,6 +65,13 @@ class NeedsTable:
         """Return a cluster's rows in message order."""
         return self._rows.get(cluster, ())
 
+    def overheads_by_cluster(self) -> Mapping[str, tuple[Overhead, ...]]:
+        """Return what DaemonSets take, by cluster, without clusters where they take nothing.
+
+        It never changes; the same object while nothing was replaced by something else.
+        """
+        return self._overheads
+
     def wants(self, key: RowKey) -> bool:
         """Say whether a row with that key is in force, as it was reported or as it would be folded."""
         cluster, fingerprint, group = key
@@ -82,8 +93,10 @@ class NeedsTable:
         folded = map(folded_profile, gangs.values())
         return next((profile for profile in folded if profile.fingerprint == fingerprint), None)
 
-    def replace(self, cluster: str, rows: Sequence[Need], *, now_unix_nanos: int) -> None:
-        """Put rows in the place of the cluster's former ones; an empty list clears it.
+    def replace(
+        self, cluster: str, rows: Sequence[Need], *, overheads: tuple[Overhead, ...] = (), now_unix_nanos: int
+    ) -> None:
+        """Put rows and overheads in the place of the cluster's former ones; an empty list clears it.
 
         A (fingerprint, group) that was there keeps the arrival and rank of its first sight, and its object when
         nothing of it changed.
@@ -121,6 +134,14 @@ class NeedsTable:
             self._first_sight.pop(cluster, None)
         entries.sort()
         self._replaced[cluster] = entries
+        self._replace_overheads(cluster, overheads)
+
+    def _replace_overheads(self, cluster: str, overheads: tuple[Overhead, ...]) -> None:
+        if self._overheads.get(cluster, ()) == overheads:
+            return
+        # A mapping that was handed out stays as it was.
+        others = {name: known for name, known in self._overheads.items() if name != cluster}
+        self._overheads = MappingProxyType({**others, cluster: overheads} if overheads else others)
 
     def in_list_order(self) -> ListedRows:
         """Return every row: priority descending, arrival, cluster, rank of first sight, message order.
@@ -225,17 +246,21 @@ def _arrived(row: Need, arrival_unix_nanos: int) -> Need:
         row.group,
         row.parked,
         row.families,
+        row.shapes,
+        row.waiting,
     )
 
 
 def _kept(former: Need, row: Need) -> Need | None:
     """Return the former object when the row says what it said, its way of writing included."""
-    is_same = (former.aggregate, former.min_unit, former.families, former.parked) == (
-        row.aggregate,
-        row.min_unit,
-        row.families,
-        row.parked,
-    )
+    is_same = (
+        former.aggregate,
+        former.min_unit,
+        former.families,
+        former.parked,
+        former.shapes,
+        former.waiting,
+    ) == (row.aggregate, row.min_unit, row.families, row.parked, row.shapes, row.waiting)
     return former if is_same else None
 
 
@@ -295,20 +320,37 @@ class Intake:
         intake.quarantine = intake.quarantine.unchanged()
         return True
 
-    def offer(self, cluster: str, rows: Sequence[Need], *, digest: bytes, now_unix_nanos: int) -> Verdict:
-        """Judge a valid roll-up and, when it is accepted, put it in force. Either way the cluster has reported."""
+    def offer(
+        self,
+        cluster: str,
+        rows: Sequence[Need],
+        *,
+        overheads: tuple[Overhead, ...] = (),
+        digest: bytes,
+        now_unix_nanos: int,
+        largest_supply: Callable[[], Vector] = lambda: ZERO,
+    ) -> Verdict:
+        """Judge a valid roll-up and, when it is accepted, put it in force. Either way the cluster has reported.
+
+        `largest_supply` returns the largest supply, per dimension, among the machines bound to the cluster.
+        """
         self.reported.add(cluster)
         intake = self._clusters.setdefault(cluster, _ClusterIntake())
-        verdict, judged = intake.quarantine.admit(len(rows))
-        if not self._guard:
-            verdict, judged = Verdict.ACCEPT, Quarantine(len(rows))
+        verdict, judged = Verdict.ACCEPT, intake.quarantine
+        if self._guard:
+            verdict, judged = intake.quarantine.admit(rows, largest_supply)
         intake.quarantine = judged
         if verdict.is_accepted:
             intake.digest = digest
-            self.table.replace(cluster, rows, now_unix_nanos=now_unix_nanos)
+            self.table.replace(cluster, rows, overheads=overheads, now_unix_nanos=now_unix_nanos)
         return verdict
 
     def is_quarantined(self, cluster: str) -> bool:
         """Say whether the cluster's last roll-up was held."""
         intake = self._clusters.get(cluster)
         return intake is not None and intake.quarantine.suspicious_in_a_row > 0
+
+    def suspicion(self, cluster: str) -> str:
+        """Return what was suspicious in the cluster's last roll-up, "" for nothing."""
+        intake = self._clusters.get(cluster)
+        return "" if intake is None else intake.quarantine.suspicion

@@ -8,7 +8,7 @@ end of a transition is never invented here.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -57,6 +57,8 @@ GOAL_STATE = {
     ActionKind.PREEMPT: MachineState.IDLE,
     ActionKind.DELETE: MachineState.SPECULATIVE,
 }
+#: Why a machine stays Configured whose operator declined to drain it.
+WOULD_NOT_FIT: Final = "WOULD_NOT_FIT: the pods of the node would not fit on the other nodes of the cluster"
 #: The transition that a re-drive of each kind is about; a Preempt drains like a Reclaim.
 REDRIVEN_STATE = {
     ActionKind.PROVISION: MachineState.CREATING,
@@ -353,6 +355,11 @@ class Executors:
                 record.message = "the provider showed that the drain was over"
                 return Outcome.NOOP
             record.message = result.name
+            if result is DrainOutcome.WOULD_NOT_FIT and action.kind is ActionKind.RECLAIM:
+                record.message = WOULD_NOT_FIT
+                # The operator has not touched the node, and the provider knows of no drain.
+                await self._settle(machine.id)
+                return Outcome.NOOP
             is_over = result is DrainOutcome.GRACE_EXPIRED
             grace_seconds = 0 if is_over else self._seconds_left(deadline_seconds)
         return await self._drain_call(record, machine.id, grace_seconds)

@@ -13,12 +13,14 @@ from typing import NamedTuple
 import structlog
 
 from bigfleet.model import labels as keys
+from bigfleet.model import vector
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import NodeStateUpdate, NodeStatus, Taint
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import decode_metadata
 from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
+from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.kept import Binding, Kept
 from bigfleet.shard.metrics import ShardMetrics
@@ -39,6 +41,18 @@ class Moment(NamedTuple):
 
     seconds: float
     unix_nanos: int
+
+
+class NodeLoad(NamedTuple):
+    """What the cluster last said of a machine's node."""
+
+    observed_unix_nanos: int
+    #: "" when the node is gone.
+    node_name: str
+    #: What its pods request in sum, milli-units; empty also when that was not said.
+    requested: Vector
+    #: How many pods it runs.
+    pods: int
 
 
 class _Told(NamedTuple):
@@ -72,8 +86,8 @@ class Ingest:
         self.on_remove: Callable[[MachineId, ClusterId], None] = lambda _machine, _cluster: None
         #: Called with each status that was kept, and the machine that it names.
         self.on_status: Callable[[Machine, NodeStatus], None] = lambda _machine, _status: None
-        #: Newest (observed Unix nanoseconds, node name) that the bound cluster's operator reported, by machine.
-        self._node_names: dict[str, tuple[int, str]] = {}
+        #: Newest status that the bound cluster's operator reported, by machine.
+        self._nodes: dict[str, NodeLoad] = {}
 
     def drive(self, machine: Machine) -> None:
         """Carry out a transition of ours. Raises InventoryRefusal when the table or the invariant forbids it."""
@@ -191,26 +205,35 @@ class Ingest:
         """Take a machine out of the inventory; nobody is told that it failed."""
         before = self._inventory.remove(machine_id)
         self._applied.pop(machine_id, None)
-        self._node_names.pop(machine_id, None)
+        self._nodes.pop(machine_id, None)
         self.on_remove(machine_id, before.cluster)
 
     def note_node_name(self, cluster: str, status: NodeStatus) -> bool:
-        """Keep the node name that an operator reported; False when the machine is not bound to its cluster.
+        """Keep what an operator reported of a node; False when the machine is not bound to its cluster.
 
         An empty name says that the node is gone; a status that is older than the last kept changes nothing.
         """
         machine = self._inventory.get(status.machine_id)
         if machine is None or machine.cluster != cluster:
             return False
-        kept_unix_nanos, _name = self._node_names.get(status.machine_id, (status.observed_unix_nanos, ""))
-        if status.observed_unix_nanos >= kept_unix_nanos:
-            self._node_names[status.machine_id] = (status.observed_unix_nanos, status.node_name)
+        known = self._nodes.get(status.machine_id)
+        if known is None or status.observed_unix_nanos >= known.observed_unix_nanos:
+            # A quantity that cannot be read is left out: what a node runs is a hint.
+            requested = parse_vector(status.requested) if status.requested else vector.ZERO
+            self._nodes[status.machine_id] = NodeLoad(
+                status.observed_unix_nanos, status.node_name, requested, max(0, status.pods)
+            )
             self.on_status(machine, status)
         return True
 
+    def node_load(self, machine_id: MachineId) -> NodeLoad | None:
+        """Return the newest status of a machine's node, None before the machine's cluster reported one."""
+        return self._nodes.get(machine_id)
+
     def node_name(self, machine: Machine) -> str:
         """Return the provider's node name, else the one that an operator reported, else ""."""
-        return machine.node_name or self._node_names.get(machine.id, (0, ""))[1]
+        known = self._nodes.get(machine.id)
+        return machine.node_name or (known.node_name if known is not None else "")
 
     def node_state(self, machine: Machine, cluster: ClusterId) -> NodeStateUpdate:
         """Return the frame that shows a machine to a cluster (docs/spec/shard.md §10.3)."""
@@ -266,7 +289,7 @@ class Ingest:
             return
         if former is not None and former.cluster and after.cluster not in ("", former.cluster):
             self._tell_lost(former, BOUND_ELSEWHERE)
-            self._node_names.pop(after.id, None)
+            self._nodes.pop(after.id, None)
             self._sessions.send_node_state(self.node_state(after, after.cluster))
             return
         if self._sessions.of(cluster) is not None and not (before is not None and before.is_framed_like(after)):
@@ -278,7 +301,7 @@ class Ingest:
             ):
                 self._sessions.send_node_state(update)
         if not after.cluster:
-            self._node_names.pop(after.id, None)
+            self._nodes.pop(after.id, None)
 
     def _tell_lost(self, machine: Machine, cause: str) -> None:
         """Tell a machine's cluster, if it is there, that it will hear no more of the machine."""

@@ -148,6 +148,10 @@ class ShardMetrics:
         self.inflight = gauge("execute_inflight", "Actions that hold a worker slot")
         self.waiting = gauge("execute_waiting", "Actions that wait for an operator", ["for"])
         self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
+        self.reclaim_delayed_machines = gauge(
+            "reclaim_delayed_machines", "Excess machines that wait for the end of the reclaim delay"
+        )
+        self.reclaim_after = gauge("reclaim_after_seconds", "How long a machine is excess before it is reclaimed")
         self.idle_releases = counter("idle_releases_total", "Machines that reached Speculative")
         self.phase_seconds = {
             MachineState.CONFIGURING: histogram("configure_phase_seconds", "Configuring to Configured", _BUCKETS_B),

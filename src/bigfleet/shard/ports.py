@@ -172,6 +172,8 @@ class ShardSettings:
     full_list_every_cycles: int = 30
     #: 0 switches the rail off.
     reclaim_cap_fraction: float = 0.05
+    #: How long a machine must be excess before it is reclaimed; 0 reclaims at once.
+    reclaim_after_seconds: float = 600.0
     empty_rollup_guard: bool = True
     removal_brake: bool = True
     actuation_paused: bool = False

@@ -4,18 +4,16 @@ Pure arithmetic over values (docs/spec/engine.md §8, docs/spec/shard.md §6). A
 executed, never what it is: none of them reorders anything.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.ids import MachineId
-from bigfleet.model.need import RowKey
+from bigfleet.model.need import Need, RowKey
+from bigfleet.model.vector import ZERO, Vector
+from bigfleet.shard.demand_size import DemandSize
 
-#: Rail 2: baselines below this are too small to tell a mistake from a change.
-GUARD_BASELINE_ROWS_MIN = 10
-#: Rail 2: fewer than one row in this many is suspicious.
-GUARD_SHRINK_FACTOR = 10
 #: Rail 2 and 4: the third suspicious one in a row is believed.
 STRIKES_TO_BELIEVE = 3
 #: Rail 4: more removals than this, and than the share below, are braked.
@@ -108,6 +106,8 @@ class Chosen:
     in_flight: int
     #: Their row is backed off.
     refused: int
+    #: Reclaims whose machine must stay for now (rail 5).
+    delayed: int
     capped: int
     postponed: int
     #: Not looked at: there are more before them than can be enqueued.
@@ -121,20 +121,22 @@ def choose(
     *,
     in_flight: Set[MachineId],
     backed_off: Set[RowKey],
+    is_delayed: Callable[[Action], bool] = lambda _action: False,
     fraction: float,
     configured_by_cluster: Mapping[str, int],
     spent: Mapping[str, int],
     actions_max: int,
     room: int,
 ) -> Chosen:
-    """Return what may be enqueued: free machines, rows that are not backed off, the cap, the limit, in this order.
+    """Return what may be enqueued: free machines, rows that are not backed off, no delay, the cap, the limit.
 
-    Each action is made at most once, and none after `room` have been found, unless there is a limit to tell about. It
-    may take as long as there are actions: it is no work for a loop.
+    The checks apply in this order. `is_delayed` is asked about Reclaims alone. Each action is made at most once, and
+    none after `room` have been found, unless there is a limit to tell about. It may take as long as there are actions:
+    it is no work for a loop.
     """
     cap = _ReclaimCap(fraction, configured_by_cluster, spent)
     kept: list[Action] = []
-    seen = busy = refused = 0
+    seen = busy = refused = delayed = 0
     for action in actions:
         if actions_max <= 0 and len(kept) >= room:
             break
@@ -143,6 +145,8 @@ def choose(
             busy += 1
         elif row_served_by(action) in backed_off:
             refused += 1
+        elif action.kind is ActionKind.RECLAIM and is_delayed(action):
+            delayed += 1
         elif cap.admits(action):
             kept.append(action)
     limited, postponed = limit_actions(kept, actions_max)
@@ -150,6 +154,7 @@ def choose(
         actions=limited,
         in_flight=busy,
         refused=refused,
+        delayed=delayed,
         capped=cap.capped,
         postponed=postponed,
         left=len(actions) - seen,
@@ -180,28 +185,34 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Rail 2 for one cluster: rows of the last accepted roll-up, and suspicious ones seen in a row."""
+    """Rail 2 for one cluster: size of the last accepted roll-up, and suspicious ones seen in a row."""
 
     #: None until the first roll-up of this process, which is always accepted.
-    baseline_rows: int | None = None
+    baseline: DemandSize | None = None
     suspicious_in_a_row: int = 0
+    #: What was suspicious in the last roll-up, "" for nothing.
+    suspicion: str = ""
 
-    def admit(self, rows: int) -> tuple[Verdict, "Quarantine"]:
-        """Judge a roll-up by its number of rows as received; return the verdict and the state after it."""
-        baseline = self.baseline_rows
-        suspicious = (
-            baseline is not None and baseline >= GUARD_BASELINE_ROWS_MIN and GUARD_SHRINK_FACTOR * rows < baseline
-        )
-        if not suspicious:
-            return Verdict.ACCEPT, Quarantine(rows)
+    def admit(
+        self, needs: Sequence[Need], largest_supply: Callable[[], Vector] = lambda: ZERO
+    ) -> tuple[Verdict, "Quarantine"]:
+        """Judge a roll-up by its rows as received; return the verdict and the state after it.
+
+        `largest_supply` is that of `DemandSize.loss`.
+        """
+        size = DemandSize.of(needs)
+        suspicion = "" if self.baseline is None else self.baseline.loss(size, needs, largest_supply)
+        if not suspicion:
+            return Verdict.ACCEPT, Quarantine(size)
         seen = self.suspicious_in_a_row + 1
         if seen >= STRIKES_TO_BELIEVE:
-            return Verdict.ACCEPT_CONFIRMED, Quarantine(rows)
-        return (Verdict.HOLD_1 if seen == 1 else Verdict.HOLD_2), replace(self, suspicious_in_a_row=seen)
+            return Verdict.ACCEPT_CONFIRMED, Quarantine(size, suspicion=suspicion)
+        verdict = Verdict.HOLD_1 if seen == 1 else Verdict.HOLD_2
+        return verdict, replace(self, suspicious_in_a_row=seen, suspicion=suspicion)
 
     def unchanged(self) -> "Quarantine":
         """Return the state after a roll-up that equals the last accepted one: it ends a streak."""
-        return replace(self, suspicious_in_a_row=0)
+        return replace(self, suspicious_in_a_row=0, suspicion="")
 
 
 @dataclass(frozen=True, slots=True)

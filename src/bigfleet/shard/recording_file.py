@@ -11,7 +11,8 @@ from pathlib import Path
 import structlog
 
 from bigfleet.shard.growing_file import append_whole, begin_fresh, open_locked
-from bigfleet.shard.recording_frames import MAGIC, Damage, Torn, WrongFile, frames
+from bigfleet.shard.recording_frames import MAGIC, Damage, FrameKind, Torn, WrongFile, frames
+from bigfleet.shard.recording_values import FORMAT, format_of_head
 
 _log = structlog.get_logger("bigfleet.shard.recording_file")
 
@@ -65,7 +66,10 @@ class RecordingFile:
         os.close(self._file)
 
     def _find_end(self) -> int:
-        """Return the length of the file once it ends with a whole frame; one that is damaged is put aside."""
+        """Return the length of the file once it ends with a whole frame.
+
+        A file that is damaged, or that another version of bigfleet wrote, is put aside.
+        """
         if not os.fstat(self._file).st_size:
             self.size_bytes = 0
             self.append(MAGIC)
@@ -78,6 +82,12 @@ class RecordingFile:
                         os.ftruncate(self._file, found.start)
                         _log.warning("recording_tail_cut", file=str(self._path), bytes=found.size_bytes)
                         return found.start
+                    written = format_of_head(found.content) if found.kind is FrameKind.HEAD else FORMAT
+                    if written != FORMAT:
+                        # Readers stop at records of another format, so ours would never be read behind them.
+                        _log.warning("recording_put_aside", file=str(self._path), fault=f"records of format {written}")
+                        self.rotate()
+                        return self.size_bytes
                     end = found.stop
         except WrongFile as fault:
             raise RecordingFault(f"{self._path}: {fault}; it is left alone, choose another file") from fault

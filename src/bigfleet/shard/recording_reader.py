@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet import installed_version
 from bigfleet.engine.columnar.store import Columns, ColumnSnapshot, RowsById, Vocabulary
 from bigfleet.engine.decision import Options
 from bigfleet.engine.listed import ListedRows
@@ -95,8 +96,8 @@ def _head_of(frame: Frame) -> Head:
         raise Damage(frame.start, f"a head that makes no sense ({error})") from error
     if head.format != FORMAT:
         raise WrongFile(
-            f"records of format {head.format} from byte {frame.start:,} on, this version reads {FORMAT}: "
-            f"replay it with bigfleet {head.bigfleet}, which wrote it"
+            f"records of format {head.format} from byte {frame.start:,} on, written by bigfleet {head.bigfleet}; this "
+            f"version, bigfleet {installed_version()}, reads format {FORMAT}: replay it with the version that wrote it"
         )
     return head
 

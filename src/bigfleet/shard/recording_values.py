@@ -21,17 +21,20 @@ from bigfleet.model.machine import PreemptedFor
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.quantity import Family
+from bigfleet.model.shapes import DemandShape, Overhead
 from bigfleet.model.states import CapacityType
 from bigfleet.model.vector import Vector
 
 #: Rises when an older reader would misread what is written.
-FORMAT: Final = 1
+FORMAT: Final = 2
 Rows = npt.NDArray[np.int64]
 #: Beyond, a number of the file is a text: the wire form of the file has 64 bits, quantities have no bound.
 _INT64: Final = range(-(2**63), 2**63)
 
 _Pairs = tuple[tuple[str, str], ...]
 _Amounts = tuple[tuple[str, int | str], ...]
+#: Key, operator, values.
+_RequirementEntry = tuple[str, int, tuple[str, ...]]
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -101,11 +104,19 @@ class MachinesDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class ProfileEntry(msgspec.Struct, frozen=True, array_like=True):
     """One profile; rows refer to it by its number."""
 
-    requirements: tuple[tuple[str, int, tuple[str, ...]], ...]
+    requirements: tuple[_RequirementEntry, ...]
     spreads: tuple[tuple[str, int, int], ...]
     priority: int
     interruption_bucket: int
     reclamation_bucket: int
+
+
+class PodShapeEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One shape of a row: pods of equal requests."""
+
+    resources: _Amounts
+    count: int
+    max_per_machine: int
 
 
 class NeedEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -119,6 +130,8 @@ class NeedEntry(msgspec.Struct, frozen=True, array_like=True):
     group: str
     parked: bool
     families: _Pairs
+    shapes: tuple[PodShapeEntry, ...]
+    waiting: tuple[PodShapeEntry, ...]
 
 
 class DemandDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -128,6 +141,13 @@ class DemandDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     gone: bytes = b""
     come: bytes = b""
     rows: tuple[NeedEntry, ...] = ()
+
+
+class OverheadEntry(msgspec.Struct, frozen=True, array_like=True):
+    """What DaemonSets take of every machine that holds the requirements."""
+
+    requirements: tuple[_RequirementEntry, ...]
+    resources: _Amounts
 
 
 class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -141,6 +161,7 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     weights: tuple[float, float, float, float] | None = None
     drain_seconds: float | None = None
     parking_ages: tuple[tuple[str, str, str, int], ...] | None = None
+    overheads: tuple[tuple[str, tuple[OverheadEntry, ...]], ...] | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -173,6 +194,16 @@ class CycleRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     options: OptionsDelta
     #: None when the engine failed.
     outcome: Outcome | None
+
+
+def format_of_head(content: bytes) -> int | None:
+    """Return the format that a head of any version names, None for what is no head."""
+    try:
+        fields = msgspec.msgpack.decode(content)
+    except msgspec.MsgspecError:
+        return None
+    named = fields[0] if isinstance(fields, list) and fields else None
+    return named if isinstance(named, int) else None
 
 
 # ---- arrays ------------------------------------------------------------------------------------------------------
@@ -263,7 +294,7 @@ def stamp_of(entry: StampEntry) -> Stamp:
 def profile_entry(profile: Profile) -> ProfileEntry:
     """Return a profile as it is written."""
     return ProfileEntry(
-        tuple((one.key, int(one.operator), one.values) for one in profile.requirements),
+        _requirements(profile.requirements),
         tuple((one.topology_key, one.skew_max, int(one.mode)) for one in profile.spreads),
         profile.priority,
         profile.interruption_bucket,
@@ -274,7 +305,7 @@ def profile_entry(profile: Profile) -> ProfileEntry:
 def profile_of(entry: ProfileEntry) -> Profile:
     """Return a profile as it was. Raises ValueError for an operator or mode that does not exist."""
     return Profile(
-        requirements=tuple(Requirement(key, Operator(number), values) for key, number, values in entry.requirements),
+        requirements=_requirements_of(entry.requirements),
         spreads=tuple(TopologySpread(key, skew, SpreadMode(number)) for key, skew, number in entry.spreads),
         priority=entry.priority,
         interruption_bucket=entry.interruption_bucket,
@@ -293,6 +324,8 @@ def need_entry(need: Need, profile: int) -> NeedEntry:
         need.group,
         need.parked,
         tuple([(name, family.value) for name, family in need.families.items()]) if need.families else (),
+        _pod_shapes(need.shapes),
+        _pod_shapes(need.waiting),
     )
 
 
@@ -307,7 +340,29 @@ def need_of(entry: NeedEntry, profile: Profile) -> Need:
         group=entry.group,
         parked=entry.parked,
         families={name: Family(value) for name, value in entry.families},
+        shapes=_pod_shapes_of(entry.shapes),
+        waiting=_pod_shapes_of(entry.waiting),
     )
+
+
+def _pod_shapes(shapes: tuple[DemandShape, ...]) -> tuple[PodShapeEntry, ...]:
+    if not shapes:
+        return ()
+    return tuple(
+        [PodShapeEntry(_amounts(shape.resources.items()), shape.count, shape.max_per_machine) for shape in shapes]
+    )
+
+
+def _pod_shapes_of(entries: tuple[PodShapeEntry, ...]) -> tuple[DemandShape, ...]:
+    return tuple(DemandShape(_vector(entry.resources), entry.count, entry.max_per_machine) for entry in entries)
+
+
+def _requirements(requirements: Iterable[Requirement]) -> tuple[_RequirementEntry, ...]:
+    return tuple((one.key, int(one.operator), one.values) for one in requirements)
+
+
+def _requirements_of(entries: Iterable[_RequirementEntry]) -> tuple[Requirement, ...]:
+    return tuple(Requirement(key, Operator(number), values) for key, number, values in entries)
 
 
 def _amounts(pairs: Iterable[tuple[str, int]]) -> _Amounts:
@@ -343,6 +398,9 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
         else None,
         drain_seconds=options.drain_seconds if changed("drain_seconds") else None,
         parking_ages=tuple((*key, age) for key, age in ages.items()) if changed("parking_ages") else None,
+        overheads=tuple((cluster, _overheads(options.overheads[cluster])) for cluster in sorted(options.overheads))
+        if changed("overheads")
+        else None,
     )
 
 
@@ -362,12 +420,22 @@ def options_of(delta: OptionsDelta, before: Options | None) -> Options:
         said["drain_seconds"] = delta.drain_seconds
     if delta.parking_ages is not None:
         said["parking_ages"] = {ParkingKey(*key): age for *key, age in delta.parking_ages}
+    if delta.overheads is not None:
+        said["overheads"] = {cluster: _overheads_of(entries) for cluster, entries in delta.overheads}
     if before is not None:
         return replace(before, **said)
     missing = sorted(Options.__dataclass_fields__.keys() - said.keys())
     if missing:
         raise ValueError(f"options that were never said: {', '.join(missing)}")
     return Options(**said)
+
+
+def _overheads(overheads: Iterable[Overhead]) -> tuple[OverheadEntry, ...]:
+    return tuple(OverheadEntry(_requirements(one.requirements), _amounts(one.resources.items())) for one in overheads)
+
+
+def _overheads_of(entries: Iterable[OverheadEntry]) -> tuple[Overhead, ...]:
+    return tuple(Overhead(_requirements_of(entry.requirements), _vector(entry.resources)) for entry in entries)
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ worth, and a roll-up that nobody can read must never change it.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import MalformedMessage
+from bigfleet.model.vector import Vector
 from bigfleet.shard import rails
 from bigfleet.shard.demand import Intake, RollUpOutcome
 from bigfleet.shard.metrics import ShardMetrics
@@ -39,8 +41,12 @@ class RollUpLane:
         compute: Compute,
         wake: Callable[[], None],
         take: Callable[[Session, RollUpOffer], RollUpOutcome],
+        largest_supply: Callable[[str], Vector],
     ) -> None:
-        """`take` is what `serve` hands each roll-up to; `wake` asks for a cycle on changed demand."""
+        """`wake` asks for a cycle on changed demand; `take` is what `serve` hands each roll-up to.
+
+        `largest_supply` is that of the machines bound to a cluster, per dimension.
+        """
         self._intake = intake
         self._sessions = sessions
         self._telling = telling
@@ -49,6 +55,7 @@ class RollUpLane:
         self._compute = compute
         self._wake = wake
         self._take = take
+        self._largest_supply = largest_supply
         #: Wall clock of each cluster's last roll-up.
         self.last_rollups: dict[str, int] = {}
 
@@ -70,21 +77,27 @@ class RollUpLane:
             self._sessions.acknowledge_rollup(session, offer, held=False)
             return RollUpOutcome.UNCHANGED
         try:
-            needs = offer.needs()
+            needs, overheads = offer.needs(), offer.overheads()
         except MalformedMessage as fault:
             self._metrics.rollups_rejected.labels(session.cluster).inc()
             _log.warning("rollup_rejected", cluster=session.cluster, place=fault.place, fault=fault.fault)
             self._sessions.reject_rollup(session, offer, str(fault))
             return RollUpOutcome.REJECTED
         verdict = self._intake.offer(
-            session.cluster, needs, digest=offer.digest, now_unix_nanos=self._clock.unix_nanos()
+            session.cluster,
+            needs,
+            overheads=overheads,
+            digest=offer.digest,
+            now_unix_nanos=self._clock.unix_nanos(),
+            largest_supply=partial(self._largest_supply, session.cluster),
         )
+        why = self._intake.suspicion(session.cluster)
         if not verdict.is_accepted:
-            _log.warning("rollup_held", cluster=session.cluster, verdict=verdict.value, rows=len(needs))
+            _log.warning("rollup_held", cluster=session.cluster, verdict=verdict.value, rows=len(needs), reason=why)
             self._sessions.acknowledge_rollup(session, offer, held=True)
             return RollUpOutcome.HELD
         if verdict is rails.Verdict.ACCEPT_CONFIRMED:
-            _log.warning("rollup_believed", cluster=session.cluster, rows=len(needs))
+            _log.warning("rollup_believed", cluster=session.cluster, rows=len(needs), reason=why)
         rows = self._intake.table.rows_of(session.cluster)
         self._telling.rollup_accepted(session.cluster, rows, offer.timestamp_unix_nanos)
         self._wake()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.need import Need
+from bigfleet.model.shapes import Overhead
 from bigfleet.shard.sessions import RollUpOffer
 
 
@@ -20,6 +21,7 @@ class ReadOffer:
     rows: int
     digest: bytes
     outcome: tuple[Need, ...] | MalformedMessage
+    read_overheads: tuple[Overhead, ...] = ()
     has_digest: bool = True
 
     def needs(self) -> tuple[Need, ...]:
@@ -28,11 +30,19 @@ class ReadOffer:
             raise self.outcome
         return self.outcome
 
+    def overheads(self) -> tuple[Overhead, ...]:
+        """Return the overheads. Raises MalformedMessage naming row and field."""
+        if isinstance(self.outcome, MalformedMessage):
+            raise self.outcome
+        return self.read_overheads
+
 
 def read_offer(offer: RollUpOffer) -> ReadOffer:
     """Read and check every row of a roll-up; it may run in any thread that has the roll-up for itself."""
+    overheads: tuple[Overhead, ...] = ()
     try:
         outcome: tuple[Need, ...] | MalformedMessage = offer.needs()
+        overheads = offer.overheads()
     except MalformedMessage as fault:
         outcome = fault
     return ReadOffer(
@@ -41,4 +51,5 @@ def read_offer(offer: RollUpOffer) -> ReadOffer:
         rows=offer.rows,
         digest=offer.digest,
         outcome=outcome,
+        read_overheads=overheads,
     )

@@ -27,6 +27,7 @@ from bigfleet.model.frames import (
     ReclaimAck,
 )
 from bigfleet.model.need import Need
+from bigfleet.model.shapes import Overhead
 from bigfleet.shard.outbox import CloseReason, Outbox
 
 SHARD_CAPABILITIES = frozenset({CAPABILITY_NODE_STATUS, CAPABILITY_DRAIN_RESULT, CAPABILITY_NEED_STATUS})
@@ -60,6 +61,10 @@ class RollUpOffer(Protocol):
 
     def needs(self) -> tuple[Need, ...]:
         """Read and check every row. Raises MalformedMessage naming row and field."""
+        ...
+
+    def overheads(self) -> tuple[Overhead, ...]:
+        """Return what DaemonSets take, in canonical order. Raises MalformedMessage as `needs` does."""
         ...
 
 

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import stat
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,12 @@ from bigfleet.provider.invoke import DeadlinePassed, within
 from bigfleet.provider.kinds import Kind
 from bigfleet.provider.partitioned.exec_driver import ExecDriver, ProgramFailed
 from bigfleet.provider.partitioned.ports import Carved, Size, Standing
+from tests.patience import wait_until_async
 from tests.provider.harness import metric
 from tests.provider.partitioned.hosts import Provider, document, node
 
-LOOKS_MAX = 3_000
+#: Longer than a busy machine takes to run a small program, as short as a test can wait for that to pass.
+TRANSITION_SECONDS = 8.0
 PROGRAM = """#!/bin/sh
 cd "$(dirname "$0")"
 cat > "$1.in"
@@ -138,22 +139,13 @@ async def test_a_program_that_is_gone_is_a_failure_that_names_it(folder: Path) -
         await driver_in(folder).create(MACHINE, CARVED, op())
 
 
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Return once it is so: a program takes real time."""
-    for _ in range(LOOKS_MAX):
-        if await is_so():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never was so")
-
-
 async def settled(provider: Provider, machine_id: str) -> Machine:
     """Return the machine once it rests."""
 
     async def is_at_rest() -> bool:
         return (await provider.core.get(machine_id)).state is not MachineState.CREATING
 
-    await until(is_at_rest)
+    await wait_until_async(is_at_rest)
     return (await provider.core.get(machine_id)).machine
 
 
@@ -161,7 +153,7 @@ async def test_a_provider_over_a_program_succeeds_retries_fails_and_times_out(fo
     before = asyncio.all_tasks()
     (folder / "inventory.out").write_text('{"instances": []}')
     body = document({"n": node("g")})
-    provider = Provider(body, driver=driver_in(folder), transition_timeout_seconds=4.0)
+    provider = Provider(body, driver=driver_in(folder), transition_timeout_seconds=TRANSITION_SECONDS)
     await provider.start()
     names = [f"p/g/z/quarter/00{number}" for number in range(4)]
     await provider.core.create(names[0])
@@ -174,7 +166,7 @@ async def test_a_provider_over_a_program_succeeds_retries_fails_and_times_out(fo
     async def was_retried() -> bool:
         return metric(provider.core, "retries_total", kind="create") > 0
 
-    await until(was_retried)
+    await wait_until_async(was_retried)
     (folder / "code").write_text("9")
     failed = await settled(provider, names[1])
     assert (failed.state, failed.last_error) == (MachineState.FAILED, "BACKEND: ProgramFailed: the array is busy")
@@ -183,7 +175,7 @@ async def test_a_provider_over_a_program_succeeds_retries_fails_and_times_out(fo
     (folder / "hang").write_text("")
     await provider.core.create(names[2])
     hung = await settled(provider, names[2])
-    assert hung.last_error == "TIMEOUT: timeout: create did not end in 4 s"
+    assert hung.last_error == "TIMEOUT: timeout: create did not end in 8 s"
     # All three keep their room.
     assert await provider.ids(MachineState.SPECULATIVE) == [names[3]]
     await provider.core.stop()

@@ -277,6 +277,7 @@ def believing_all_reported(options: Options) -> Options:
         ("priority-inversion", 40, with_engine(without(ActionKind.PREEMPT)), "machines (cluster train"),
         ("idle-release", 20, with_engine(deleting_what_is_idle), "S16"),
         ("shrink", 60, with_settings(reclaim_cap_fraction=0.0), "S8"),
+        ("calm", 60, with_settings(reclaim_after_seconds=0.0), "churn"),
         ("capacity-stockout", 10, with_settings(dry_run=True), "machines (state configured)"),
     ],
 )

@@ -76,11 +76,11 @@ def fleet(seed: int, *faults: str, **changes: Any) -> Plan:
     return msgspec.structs.replace(plan, **changes)
 
 
-def defect(name: str, invariant: str, *faults: str, **changes: Any) -> Callable[[Plant], Plant]:
-    """Register a defect with its world."""
+def defect(name: str, invariant: str, *faults: str, found_by: int = 1, **changes: Any) -> Callable[[Plant], Plant]:
+    """Register a defect with its world and the seed that is known to find it."""
 
     def register(plant: Plant) -> Plant:
-        DEFECTS.append(Defect(name, invariant, plant, lambda seed: fleet(seed, *faults, **changes)))
+        DEFECTS.append(Defect(name, invariant, plant, lambda seed: fleet(seed, *faults, **changes), found_by))
         return plant
 
     return register
@@ -142,6 +142,7 @@ def _too_early(patch: pytest.MonkeyPatch) -> None:
     "shard-zombie",
     "shard-pause",
     "slow-reader",
+    found_by=2,
     pools=_UNEVEN_POOLS,
     clusters=((_C0[0],), (KindPlan(name="web", count=16, cpu_milli=1000, priority=100),)),
     safety_seconds=700.0,
@@ -202,7 +203,7 @@ def _any_term(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leader, "_outrun", ignore)
 
 
-@defect("a reservation never ends", "L4", clusters=(_C0, _CHEAP), change_seconds_mean=60.0)
+@defect("a reservation never ends", "L4", found_by=2, clusters=(_C0, _CHEAP), change_seconds_mean=60.0)
 def _kept_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Handover, "_tended", lambda _self, kept: kept)
 
@@ -210,6 +211,7 @@ def _kept_for_ever(patch: pytest.MonkeyPatch) -> None:
 @defect(
     "nobody keeps a cooldown",
     "S17",
+    found_by=2,
     pools=_EVEN_POOLS,
     clusters=(_EVEN, _EVEN),
     change_seconds_mean=40.0,

@@ -16,6 +16,7 @@ from bigfleet.cli.engine.cases import (
     Entry,
     fingerprints_of,
     machine_of,
+    overheads_of,
 )
 from bigfleet.engine.decision import Action, ActionKind, Options
 from bigfleet.engine.snapshot import Snapshot
@@ -120,6 +121,7 @@ class Fleet:
             reserved=frozenset(self.reserved & self.machines.keys()),
             hold_seconds={CAPACITY_TYPES[name]: float(seconds) for name, seconds in holds.items()},
             drain_seconds=float(case.get("drain_s", 30)),
+            overheads=overheads_of(case.get("overheads") or ()),
             **more,
         )
 

@@ -11,14 +11,16 @@ from typing import Any, Final
 
 import yaml
 
+from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, shape_entries
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, Host, Machine, PreemptedFor
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.shapes import Overhead, canonical_overheads
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.model.vector import Vector, families, parse_vector
+from bigfleet.model.vector import Vector, parse_vector
 
 #: Cases of one file; far above any topic.
 CASES_MAX: Final = 100_000
@@ -127,26 +129,50 @@ def key_of(name: str) -> str:
 def need_of(entry: Entry) -> Need:
     """Return the row of a need as the cases write it."""
     full = {**NEED_TEMPLATES.get(entry.get("t", ""), {}), **entry}
-    aggregate = full.get("agg") or {}
+    shapes = shape_entries(full.get("shapes"), "shapes")
+    amounts = row_amounts(
+        aggregate=full.get("agg") or (None if shapes else {}),
+        min_unit=full.get("min") or {},
+        shapes=shapes,
+        waiting=shape_entries(full.get("waiting"), "waiting"),
+        is_lenient=True,
+    )
     return Need(
         cluster=ClusterId(full.get("cluster", "c1")),
         profile=profile_of(full),
-        aggregate=parse_vector(aggregate),
-        min_unit=parse_vector(full.get("min") or {}),
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
         arrival_unix_nanos=full.get("arrival", 0),
         group=full.get("group", ""),
         parked=full.get("parked", False),
-        families=families(aggregate),
+        families=amounts.families,
+        shapes=amounts.shapes,
+        waiting=amounts.waiting,
+    )
+
+
+def overheads_of(entries: Iterable[Entry]) -> dict[str, tuple[Overhead, ...]]:
+    """Return what DaemonSets take, by cluster, canonical. Raises ShapeFault."""
+    found: dict[str, list[Overhead]] = {}
+    for entry in entries:
+        overhead = checked_overhead(requirements_of(entry.get("reqs") or ()), entry["resources"])
+        found.setdefault(entry.get("cluster", "c1"), []).append(overhead)
+    summed = {cluster: canonical_overheads(overheads) for cluster, overheads in found.items()}
+    return {cluster: overheads for cluster, overheads in summed.items() if overheads}
+
+
+def requirements_of(entries: Iterable[Sequence[Any]]) -> tuple[Requirement, ...]:
+    """Return requirements as the cases write them."""
+    return tuple(
+        Requirement(key_of(key), OPERATORS[operator], tuple(values[0]) if values else ())
+        for key, operator, *values in entries
     )
 
 
 def profile_of(entry: Entry) -> Profile:
     """Return the profile of a need whose template is expanded."""
     return Profile(
-        requirements=tuple(
-            Requirement(key_of(key), OPERATORS[operator], tuple(values[0]) if values else ())
-            for key, operator, *values in entry.get("reqs") or ()
-        ),
+        requirements=requirements_of(entry.get("reqs") or ()),
         spreads=tuple(
             TopologySpread(key_of(key), skew, SPREAD_MODES[mode]) for key, skew, mode in entry.get("spread") or ()
         ),

@@ -5,7 +5,7 @@ file, its line and what is wrong; it is never skipped.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from bigfleet.cli.engine.cases import (
     row_name,
 )
 from bigfleet.cli.engine.registry import Decide
+from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, shape_entries
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile, Requirement, TopologySpread
-from bigfleet.model.vector import families, parse_vector
+from bigfleet.model.shapes import Overhead, canonical_overheads
 
 
 class FleetFault(ValueError):
@@ -116,7 +117,7 @@ def _action_record(action: Action, result: Decided) -> dict[str, Any]:
 
 
 def _row_record(name: str, row: RowResult) -> dict[str, Any]:
-    return {
+    record: dict[str, Any] = {
         "id": name,
         "cluster": row.need.cluster,
         "fingerprint": row.need.fingerprint,
@@ -125,6 +126,17 @@ def _row_record(name: str, row: RowResult) -> dict[str, Any]:
         "aggregate_milli": dict(row.need.aggregate),
         "min_unit_milli": dict(row.need.min_unit),
     }
+    for field, shapes in (("shapes", row.need.shapes), ("waiting", row.need.waiting)):
+        if shapes:
+            record[field] = [
+                {
+                    "resources_milli": dict(shape.resources),
+                    "count": shape.count,
+                    "max_per_machine": shape.max_per_machine,
+                }
+                for shape in shapes
+            ]
+    return record
 
 
 def fleet_machine_of(record: Entry) -> Machine:
@@ -154,24 +166,31 @@ def fleet_machine_of(record: Entry) -> Machine:
 
 
 def fleet_need_of(record: Entry) -> Need:
-    """Return one row of a generated fleet."""
+    """Return one row of a generated fleet. Raises ShapeFault for shapes that make no sense."""
+    amounts = row_amounts(
+        aggregate=record.get("aggregate"),
+        min_unit=record.get("min_unit") or {},
+        shapes=shape_entries(record.get("shapes"), "shapes"),
+        waiting=shape_entries(record.get("waiting"), "waiting"),
+        is_lenient=True,
+    )
     return Need(
         cluster=ClusterId(record["cluster"]),
         profile=Profile(
-            requirements=tuple(
-                Requirement(key, OPERATORS[operator], tuple(values)) for key, operator, values in record["requirements"]
-            ),
+            requirements=_requirements(record["requirements"]),
             spreads=tuple(TopologySpread(key, skew, SPREAD_MODES[mode]) for key, skew, mode in record["spreads"]),
             priority=record["priority"],
             interruption_bucket=record["interruption_bucket"],
             reclamation_bucket=record["reclamation_bucket"],
         ),
-        aggregate=parse_vector(record["aggregate"]),
-        min_unit=parse_vector(record["min_unit"]),
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
         arrival_unix_nanos=record["arrival"],
         group=record["group"],
         parked=record["parked"],
-        families=families(record["aggregate"]),
+        families=amounts.families,
+        shapes=amounts.shapes,
+        waiting=amounts.waiting,
     )
 
 
@@ -193,4 +212,20 @@ def fleet_options_of(fleet: Entry) -> Options:
         reserved=frozenset(r["id"] for r in inventory if r["reserved"]),
         hold_seconds={CAPACITY_TYPES[name]: float(seconds) for name, seconds in options["holds"].items()},
         drain_seconds=float(options["drain_s"]),
+        overheads=_overheads(options.get("overheads") or ()),
+    )
+
+
+def _overheads(records: Iterable[Entry]) -> dict[str, tuple[Overhead, ...]]:
+    found: dict[str, list[Overhead]] = {}
+    for record in records:
+        overhead = checked_overhead(_requirements(record.get("requirements") or ()), record["resources"])
+        found.setdefault(record["cluster"], []).append(overhead)
+    summed = {cluster: canonical_overheads(overheads) for cluster, overheads in found.items()}
+    return {cluster: overheads for cluster, overheads in summed.items() if overheads}
+
+
+def _requirements(records: Iterable[Sequence[Any]]) -> tuple[Requirement, ...]:
+    return tuple(
+        Requirement(key, OPERATORS[operator], tuple(values[0]) if values else ()) for key, operator, *values in records
     )

@@ -5,6 +5,7 @@ The format is that of tests/cases/engine/README.md. These answers do not depend 
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from bigfleet.cli.engine.cases import Case, machine_of, need_of
@@ -13,6 +14,7 @@ from bigfleet.cli.engine.registry import Decide
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need
+from bigfleet.model.vector import parse_vector
 from bigfleet.shard import rails
 from bigfleet.shard.demand import Intake
 from bigfleet.shard.inventory import Inventory, InventoryRefusal
@@ -57,8 +59,16 @@ def _needs_table(case: Case, decide: Decide) -> None:
 def _guard(case: Case, decide: Decide) -> None:
     intake = Intake()
     for number, report in enumerate(case.data["reports"]):
-        rows = [_row(f"g{index}") for index in range(report["rows"])]
-        verdict = intake.offer("c1", rows, digest=str(number).encode(), now_unix_nanos=number)
+        asked = report["rows"]
+        rows = [_row(f"g{index}") for index in range(asked)] if isinstance(asked, int) else list(map(need_of, asked))
+        largest = parse_vector(report.get("largest_machine", {}))
+        verdict = intake.offer(
+            "c1",
+            rows,
+            digest=str(number).encode(),
+            now_unix_nanos=number,
+            largest_supply=partial(dict[str, int], largest),
+        )
         expect_equal(report["expect"], verdict.value, "verdict")
         if "active" in report:
             expect_equal(report["active"], len(intake.table.in_list_order()), "active rows")

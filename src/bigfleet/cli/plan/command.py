@@ -14,17 +14,19 @@ from bigfleet.cli.faults import UsageFault
 
 if TYPE_CHECKING:
     from bigfleet.cli.plan.bound import Bound
-    from bigfleet.cli.plan.planning import Difference, Plan
+    from bigfleet.cli.plan.planning import Difference, Plan, PlanInput
     from bigfleet.engine.explain import Explanation
+    from bigfleet.planner.problem import SchedulerOrder
 
 OUTPUTS: Final = ("table", "json")
 #: Width of the tables where there is no terminal.
 WIDTH: Final = 120
+SETTLED_WIDTH: Final = 80
 
 _Inventory = Annotated[
     Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, Parquet, or nodes of a GPU trace.")
 ]
-_Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand: a YAML or JSON list.")]
+_Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand, and overheads: YAML or JSON.")]
 _Now = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Time on the clock of idle_since; by default the latest of them."),
@@ -36,6 +38,15 @@ _WhatIf = Annotated[Path | None, typer.Option(metavar="FILE", help="Patches; sho
 _Bound = Annotated[
     bool, typer.Option("--bound", help="Say how far the cost of what is taken is from a lower bound (needs scipy).")
 ]
+_UntilSettled = Annotated[
+    bool,
+    typer.Option(
+        "--until-settled", help="Decide and apply until nothing happens; show what each cluster holds at rest."
+    ),
+]
+_Scheduler = Annotated[
+    str, typer.Option(metavar="ORDER", help="Which nodes schedulers prefer: least-allocated or most-allocated.")
+]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
 
 
@@ -46,10 +57,12 @@ def plan(
     explain: _Explain = None,
     what_if: _WhatIf = None,
     bound: _Bound = False,
+    until_settled: _UntilSettled = False,
+    scheduler: _Scheduler = "least-allocated",
     output: _Output = "table",
 ) -> None:
     """Show what BigFleet would do with these machines and this demand, what it costs and what stays short."""
-    from bigfleet.cli.plan.inputs import read_machines, read_needs
+    from bigfleet.cli.plan.inputs import read_demand, read_machines
     from bigfleet.cli.plan.patches import apply_patches
     from bigfleet.cli.plan.planning import difference_of, make_plan, plan_input
 
@@ -57,7 +70,14 @@ def plan(
         raise UsageFault(f"--output: {output!r} is unknown; choose one of {', '.join(OUTPUTS)}")
     if now is not None and not math.isfinite(now):
         raise UsageFault(f"--now: {now} is no time; write seconds")
-    given = plan_input(read_machines(inventory), read_needs(demand), now_seconds=now)
+    if until_settled and (bound or explain is not None or what_if is not None):
+        raise UsageFault("--until-settled shows a fleet at rest; leave out --explain, --what-if and --bound")
+    order = _order(scheduler)
+    machines, wanted = read_machines(inventory), read_demand(demand)
+    given = plan_input(machines, wanted.needs, overheads=wanted.overheads, now_seconds=now, scheduler=order)
+    if until_settled:
+        _print_settled(given, output)
+        return
     changed = apply_patches(given, what_if) if what_if is not None else None
     base = make_plan(given)
     difference = None if changed is None else difference_of(base, make_plan(changed))
@@ -75,6 +95,16 @@ def plan(
         _print_tables(answer)
 
 
+def _order(name: str) -> "SchedulerOrder":
+    from bigfleet.planner.problem import SchedulerOrder
+
+    try:
+        return SchedulerOrder(name)
+    except ValueError:
+        known = ", ".join(order.value for order in SchedulerOrder)
+        raise UsageFault(f"--scheduler: {name!r} is unknown; choose one of {known}") from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     """Everything that one call shows."""
@@ -84,17 +114,19 @@ class _Answer:
     #: The plan with the change, if there is one: what is explained and bounded.
     final: "Plan"
     #: The explanation, and the id that was asked for.
-    about: "tuple[Explanation, str] | None"
+    about: "tuple[Explanation | list[str], str] | None"
     bound: "Bound | None"
 
 
 def _bound_of(plan: "Plan") -> "Bound":
     from bigfleet.cli.plan.bound import bound_of
 
+    if plan.explained is not None:
+        raise UsageFault("--bound: bounds plans of aggregates, this demand has shapes; leave --bound out")
     return bound_of(plan)
 
 
-def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation, str]":
+def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation | list[str], str]":
     """Find what is to be explained: a row, else a machine, unless a prefix says which; `base` has no change."""
     kind, colon, name = asked.partition(":")
     if not colon or kind not in ("need", "machine"):
@@ -109,6 +141,27 @@ def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation, str
     if (kind != "machine" and name in base.needs_by_id) or (kind != "need" and name in base.snapshot.machines):
         raise UsageFault(f"--explain: {name!r} is gone with the change; ask about it without --what-if")
     raise UsageFault(f"--explain: {name!r} is the id of no {kind or 'row and of no machine'}")
+
+
+def _print_settled(given: "PlanInput", output: str) -> None:
+    from bigfleet.cli.plan.settling import settle
+
+    settled = settle(given)
+    if output == "json":
+        import json
+
+        from bigfleet.cli.plan.document import settled_document
+
+        typer.echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+
+    from bigfleet.cli.plan.tables import show_settled
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=SETTLED_WIDTH, highlight=False)
+    show_settled(console, settled)
 
 
 def _print_tables(answer: _Answer) -> None:

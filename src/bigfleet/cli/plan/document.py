@@ -11,8 +11,10 @@ from typing import Any
 
 from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.cli.plan.settling import Claim, Settled
+from bigfleet.engine.decision import ActionKind, RowResult
 from bigfleet.engine.explain import Explanation
-from bigfleet.engine.explain_text import sentences, shortfall_sentences
+from bigfleet.engine.explain_text import sentences
 from bigfleet.model.vector import format_vector
 
 
@@ -23,6 +25,45 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "cost_before": _cost(plan.before),
         "cost_after": _cost(plan.after),
         "shortfalls": [_shortfall(short, plan) for short in plan.shortfalls],
+    }
+
+
+def settled_document(settled: Settled) -> dict[str, Any]:
+    """Return what every cluster holds at rest, what that costs, and what it took to get there."""
+    rows_of, claims_of = settled.rows_of, settled.claims_of
+    at_rest = settled.plan.before
+    return {
+        "clusters": {
+            cluster: {
+                "machines": [
+                    {
+                        "id": machine.id,
+                        "rows": rows_of.get(machine.id, []),
+                        "instance_type": machine.instance_type,
+                        "zone": machine.zone,
+                        "capacity_type": machine.capacity_type.label,
+                        "price_per_hour": plain(machine.price_usd_per_hour),
+                        "claims": [_claim(claim) for claim in claims_of.get(machine.id, ())],
+                    }
+                    for machine in machines
+                ]
+            }
+            for cluster, machines in settled.clusters.items()
+        },
+        "cost_usd_per_hour": plain(at_rest.serving_usd_per_hour),
+        "idle_usd_per_hour": plain(at_rest.idle_usd_per_hour),
+        "idle_machines": at_rest.idle_machines,
+        "cycles": settled.cycles,
+        "actions": {kind.label: settled.actions.get(kind, 0) for kind in ActionKind},
+        "shortfalls": [_shortfall(short, settled.plan) for short in settled.plan.shortfalls],
+    }
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    return {
+        "row": claim.row,
+        "resources": format_vector(claim.resources, claim.families),
+        **({} if claim.pods is None else {"count": claim.pods}),
     }
 
 
@@ -51,8 +92,10 @@ def bound_document(bound: Bound) -> dict[str, Any]:
     }
 
 
-def explanation_document(plan: Plan, explanation: Explanation, about: str) -> dict[str, Any]:
-    """Return an explanation as sentences and as values."""
+def explanation_document(plan: Plan, explanation: Explanation | list[str], about: str) -> dict[str, Any]:
+    """Return an explanation as sentences and, of a decision over aggregates, as values."""
+    if isinstance(explanation, list):
+        return {"about": about, "sentences": explanation}
     return {"about": about, "sentences": sentences(explanation, row_name=plan.row_name), "values": plain(explanation)}
 
 
@@ -91,6 +134,31 @@ def _action(planned: PlannedAction) -> dict[str, Any]:
     return record
 
 
+def _pods_short(row: RowResult) -> dict[str, Any]:
+    """Return the pods that have no place and those that are set aside, for a row with shapes."""
+    shapes = (*row.need.shapes, *row.need.waiting)
+    if not shapes:
+        return {}
+    return {
+        "unplaced": [
+            {"resources": format_vector(shapes[index].resources, row.need.families), "count": count}
+            for index, count in row.unplaced
+        ],
+        "impossible": [
+            {
+                "reason": "request_too_large" if entry.dimension else "no_machine_matches",
+                "resources": format_vector(shapes[entry.shape].resources, row.need.families),
+                "count": shapes[entry.shape].count,
+                "dimension": entry.dimension,
+                "wanted": format_vector({entry.dimension: entry.wanted}).get(entry.dimension, "0"),
+                "largest": format_vector({entry.dimension: entry.largest}).get(entry.dimension, "0"),
+            }
+            for entry in row.impossible
+            if entry.shape is not None
+        ],
+    }
+
+
 def _cost(cost: Cost) -> dict[str, Any]:
     return {
         "serving_usd_per_hour": plain(cost.serving_usd_per_hour),
@@ -103,7 +171,6 @@ def _cost(cost: Cost) -> dict[str, Any]:
 
 def _shortfall(short: Shortfall, plan: Plan) -> dict[str, Any]:
     families = short.row.need.families
-    told = short.explanation
     return {
         "row": short.need_id,
         "cluster": short.row.need.cluster,
@@ -111,5 +178,6 @@ def _shortfall(short: Shortfall, plan: Plan) -> dict[str, Any]:
         "lacks": format_vector(short.lacks, families),
         "lacks_before_preemption": format_vector(short.row.deficit, families),
         "waits_for": list(short.waits_for),
-        "reasons": [] if told is None else shortfall_sentences(told, row_name=plan.row_name),
+        "reasons": plan.shortfall_reasons(short),
+        **_pods_short(short.row),
     }

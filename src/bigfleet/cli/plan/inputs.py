@@ -2,14 +2,15 @@
 
 Machines: JSON lines, CSV or Parquet with the field names of docs/spec/engine.md §1.1, or the nodes of a GPU cluster
 trace.
-Demand: a YAML or JSON list. Nothing is skipped or guessed: what is wrong is told with file, line or row, and field.
+Demand: a YAML or JSON list of rows, or a mapping with rows and overheads. Nothing is skipped or guessed: an error names
+file, line or row, and field.
 """
 
 import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,14 +19,16 @@ import msgspec
 import yaml
 
 from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES, load_yaml
+from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_overhead, row_amounts
 from bigfleet.cli.faults import UsageFault
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import ORDINALS
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.model.vector import families, parse_vector, vector_faults
+from bigfleet.model.vector import vector_faults
 from bigfleet.sim.fleet import trace_fleet
 from bigfleet.sim.trace import TraceFault, read_nodes
 
@@ -89,7 +92,9 @@ class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     id: str
     cluster: str
-    aggregate: dict[str, str | int]
+    aggregate: dict[str, str | int] | None = None
+    shapes: list[ShapeEntry] = []
+    waiting: list[ShapeEntry] = []
     min_unit: dict[str, str | int] = {}
     priority: int = 0
     interruption_bucket: int = 1
@@ -99,6 +104,26 @@ class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     group: str = ""
     arrival: int = 0
     parked: bool = False
+
+
+class ClusterOverheadEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What DaemonSets take of every matching machine of a known cluster, as it is written."""
+
+    resources: dict[str, str | int]
+    requirements: list[RequirementEntry] = []
+
+
+class OverheadEntry(ClusterOverheadEntry, forbid_unknown_fields=True, kw_only=True):
+    """The same with the cluster beside it."""
+
+    cluster: str
+
+
+class DemandEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A demand file that says more than rows."""
+
+    rows: list[Any]
+    overheads: list[OverheadEntry] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +142,16 @@ class NeedGiven:
 
     id: str
     need: Need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemandGiven:
+    """Everything that a demand file says."""
+
+    #: In the order of the file.
+    needs: tuple[NeedGiven, ...]
+    #: By cluster, canonical.
+    overheads: Mapping[str, tuple[Overhead, ...]]
 
 
 # ---- machines ----------------------------------------------------------------------------------------------------
@@ -301,11 +336,42 @@ def _trace_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
 # ---- demand ------------------------------------------------------------------------------------------------------
 
 
-def read_needs(path: Path) -> list[NeedGiven]:
-    """Return the rows of a file in its order, ids different. Raises UsageFault naming file, row and field."""
-    rows = read_document(path)
-    if not isinstance(rows, list):
-        raise UsageFault(f"{path}: a list of rows is expected, each with id, cluster and aggregate")
+def read_demand(path: Path) -> DemandGiven:
+    """Return the rows and overheads of a file. Raises UsageFault naming file, row and field."""
+    document = read_document(path)
+    if isinstance(document, dict):
+        demand = converted(document, DemandEntry, str(path))
+        return DemandGiven(needs=_needs(demand.rows, path), overheads=overheads_given(demand.overheads, str(path)))
+    if not isinstance(document, list):
+        raise UsageFault(
+            f"{path}: a list of rows is expected, each with id, cluster and shapes or aggregate, "
+            "or a mapping with rows and overheads"
+        )
+    return DemandGiven(needs=_needs(document, path), overheads={})
+
+
+def overheads_given(entries: Sequence[OverheadEntry], place: str) -> dict[str, tuple[Overhead, ...]]:
+    """Return overheads by cluster, canonical. Raises UsageFault naming the place and the field."""
+    found: dict[str, list[Overhead]] = {}
+    for number, entry in enumerate(entries):
+        where = f"{place} overheads[{number}]"
+        fault = identifier_fault(entry.cluster)
+        if fault:
+            raise UsageFault(f"{where}: cluster {fault}")
+        try:
+            overhead = checked_overhead(_requirements(entry.requirements, where), entry.resources)
+        except ShapeFault as wrong:
+            raise UsageFault(f"{where}: {wrong}") from wrong
+        found.setdefault(entry.cluster, []).append(overhead)
+    summed = {cluster: canonical_overheads(overheads) for cluster, overheads in found.items()}
+    for cluster, overheads in summed.items():
+        if len(overheads) > OVERHEADS_MAX:
+            raise UsageFault(f"{place} overheads: {len(overheads)} of cluster {cluster}, at most {OVERHEADS_MAX}")
+    return {cluster: overheads for cluster, overheads in sorted(summed.items()) if overheads}
+
+
+def _needs(rows: list[Any], path: Path) -> tuple[NeedGiven, ...]:
+    """Return the rows in their order, ids different. Raises UsageFault naming file, row and field."""
     if len(rows) > NEEDS_MAX:
         raise UsageFault(f"{path}: {len(rows):,} rows, at most {NEEDS_MAX:,} are planned")
     found: dict[str, int] = {}
@@ -319,7 +385,7 @@ def read_needs(path: Path) -> list[NeedGiven]:
             raise UsageFault(f"{place}: the id stands at [{found[given.id]}] already; ids must differ")
         found[given.id] = number
         needs.append(given)
-    return needs
+    return tuple(needs)
 
 
 def in_list_order(needs: Iterable[NeedGiven]) -> list[NeedGiven]:
@@ -337,20 +403,33 @@ def with_profile(given: NeedGiven, place: str, **changes: int) -> NeedGiven:
     return replace(given, need=replace(given.need, profile=replace(given.need.profile, **changes)))  # type: ignore[arg-type]
 
 
+def with_shapes(given: NeedGiven, shapes: Sequence[ShapeEntry], place: str) -> NeedGiven:
+    """Return the row with other pods; aggregate and min unit follow from them. Raises UsageFault."""
+    try:
+        amounts = row_amounts(aggregate=None, min_unit={}, shapes=shapes)
+    except ShapeFault as wrong:
+        raise UsageFault(f"{place}: {wrong}") from wrong
+    need = replace(
+        given.need,
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
+        families=amounts.families,
+        shapes=amounts.shapes,
+    )
+    return replace(given, need=need)
+
+
 def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
     fault = identifier_fault(entry.cluster)
     if fault or not entry.id:
         raise UsageFault(f"{place}: {f'cluster {fault}' if fault else 'id is empty'}")
-    for name, quantities in (("aggregate", entry.aggregate), ("min_unit", entry.min_unit)):
-        _check_quantities(quantities, f"{place}: {name}")
-    requirements = [
-        Requirement(
-            requirement.key,
-            _named(requirement.operator, _OPERATORS, f"{place}: requirements[{number}]"),
-            tuple(requirement.values),
+    try:
+        amounts = row_amounts(
+            aggregate=entry.aggregate, min_unit=entry.min_unit, shapes=entry.shapes, waiting=entry.waiting
         )
-        for number, requirement in enumerate(entry.requirements)
-    ]
+    except ShapeFault as wrong:
+        raise UsageFault(f"{place}: {wrong}") from wrong
+    requirements = _requirements(entry.requirements, place)
     spreads = [
         TopologySpread(
             spread.key,
@@ -366,18 +445,30 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
         interruption_bucket=_bucket(entry.interruption_bucket, f"{place}: interruption_bucket"),
         reclamation_bucket=_bucket(entry.reclamation_bucket, f"{place}: reclamation_bucket"),
     )
-    aggregate = _texts(entry.aggregate)
     need = Need(
         cluster=ClusterId(entry.cluster),
         profile=profile,
-        aggregate=parse_vector(aggregate),
-        min_unit=parse_vector(_texts(entry.min_unit)),
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
         arrival_unix_nanos=entry.arrival,
         group=entry.group,
         parked=entry.parked,
-        families=families(aggregate),
+        families=amounts.families,
+        shapes=amounts.shapes,
+        waiting=amounts.waiting,
     )
     return NeedGiven(id=entry.id, need=need)
+
+
+def _requirements(entries: Sequence[RequirementEntry], place: str) -> list[Requirement]:
+    return [
+        Requirement(
+            entry.key,
+            _named(entry.operator, _OPERATORS, f"{place}: requirements[{number}]"),
+            tuple(entry.values),
+        )
+        for number, entry in enumerate(entries)
+    ]
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

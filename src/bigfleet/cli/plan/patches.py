@@ -13,15 +13,20 @@ from typing import Any, Final
 import msgspec
 
 from bigfleet.cli.engine.cases import CAPACITY_TYPES
+from bigfleet.cli.engine.shape_entries import ShapeEntry
 from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.plan.inputs import (
     MACHINES_MAX,
+    ClusterOverheadEntry,
     MachineEntry,
     MachineGiven,
+    OverheadEntry,
     converted,
     machine_given,
+    overheads_given,
     read_document,
     with_profile,
+    with_shapes,
 )
 from bigfleet.cli.plan.planning import PlanInput
 from bigfleet.model.ids import MachineId
@@ -50,12 +55,20 @@ class PriceEntry(Selector, forbid_unknown_fields=True, kw_only=True):
 
 
 class NeedPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`set_need`: the new priority or penalty buckets of a row."""
+    """`set_need`: the new priority, penalty buckets or pods of a row."""
 
     id: str
     priority: int | None = None
     interruption_bucket: int | None = None
     reclamation_bucket: int | None = None
+    shapes: list[ShapeEntry] | None = None
+
+
+class OverheadPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`set_overheads`: all that DaemonSets take in a cluster from now on."""
+
+    cluster: str
+    overheads: list[ClusterOverheadEntry]
 
 
 def read_patches(path: Path) -> list[tuple[str, str, Any]]:
@@ -148,12 +161,28 @@ def _set_need(given: PlanInput, content: Any, place: str) -> PlanInput:
     entry = converted(content, NeedPatch, place)
     names = ("priority", "interruption_bucket", "reclamation_bucket")
     changes = {name: value for name in names if (value := getattr(entry, name)) is not None}
-    if not changes:
-        raise UsageFault(f"{place}: nothing is set; give {', '.join(names)}")
+    if not changes and entry.shapes is None:
+        raise UsageFault(f"{place}: nothing is set; give {', '.join(names)}, shapes")
     if all(need.id != entry.id for need in given.needs):
         raise UsageFault(f"{place}.id: the demand has no row {entry.id!r}")
-    needs = tuple(with_profile(need, place, **changes) if need.id == entry.id else need for need in given.needs)
-    return replace(given, needs=needs)
+    needs = list(given.needs)
+    for number, need in enumerate(needs):
+        if need.id == entry.id:
+            changed = with_profile(need, place, **changes)
+            needs[number] = changed if entry.shapes is None else with_shapes(changed, entry.shapes, place)
+    return replace(given, needs=tuple(needs))
+
+
+def _set_overheads(given: PlanInput, content: Any, place: str) -> PlanInput:
+    entry = converted(content, OverheadPatch, place)
+    if all(need.need.cluster != entry.cluster for need in given.needs):
+        raise UsageFault(f"{place}.cluster: the demand has no cluster {entry.cluster!r}")
+    said = [
+        OverheadEntry(cluster=entry.cluster, resources=one.resources, requirements=one.requirements)
+        for one in entry.overheads
+    ]
+    others = {cluster: known for cluster, known in given.overheads.items() if cluster != entry.cluster}
+    return replace(given, overheads={**others, **overheads_given(said, place)})
 
 
 def _remove_cluster(given: PlanInput, content: Any, place: str) -> PlanInput:
@@ -166,6 +195,7 @@ def _remove_cluster(given: PlanInput, content: Any, place: str) -> PlanInput:
         given,
         needs=tuple(need for need in given.needs if need.need.cluster != content),
         removed_clusters=given.removed_clusters | {content},
+        overheads={cluster: known for cluster, known in given.overheads.items() if cluster != content},
     )
 
 
@@ -174,5 +204,6 @@ _PATCHES: Final[Mapping[str, Callable[[PlanInput, Any, str], PlanInput]]] = {
     "lose_machines": _lose_machines,
     "price_factor": _price_factor,
     "set_need": _set_need,
+    "set_overheads": _set_overheads,
     "remove_cluster": _remove_cluster,
 }

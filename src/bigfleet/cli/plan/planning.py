@@ -1,24 +1,34 @@
 """Decides a plan: one cycle of the engine on what the files hold, what it costs and what stays short.
 
-The decision is the reference's, whole: no rail slows it and nothing is carried out (docs/planning.md). A cluster that
+No safety limit slows the decision and nothing is carried out (docs/planning.md). A cluster that
 has no row in the demand is silent, and silence gives nothing back; one that was removed reports that it wants nothing.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
+from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
 from bigfleet.engine.explain import Explanation, NeedExplanation, explain_needs
+from bigfleet.engine.explain_text import shortfall_sentences
 from bigfleet.engine.records import RowRef
 from bigfleet.engine.reference import decide
+from bigfleet.engine.shapes.decide import decide_with_fleet
+from bigfleet.engine.shapes.explain import Explained, names_by_key
+from bigfleet.engine.shapes.explain import shortfall_sentences as reasons_of_shapes
+from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
+from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
+from bigfleet.planner.problem import SchedulerOrder
 
 #: Short rows whose reasons a plan works out, the most urgent first.
 SHORTFALLS_EXPLAINED_MAX = 20
@@ -50,6 +60,10 @@ class PlanInput:
     now_seconds: float
     #: Clusters that want nothing and say so.
     removed_clusters: frozenset[str] = frozenset()
+    #: What DaemonSets take of each machine, by cluster.
+    overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
+    #: The order in which the clusters' schedulers prefer nodes.
+    scheduler: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,34 +131,97 @@ class Plan:
     shortfalls: tuple[Shortfall, ...]
     #: Rows of the demand by their ids.
     needs_by_id: Mapping[str, Need] = field(repr=False)
+    #: Explains a decision over demand shapes; None for a decision over aggregates.
+    explained: Explained | None = field(default=None, repr=False)
 
     def row_name(self, row: RowRef) -> str:
         """Return the name of a row of the folded list."""
         return self.names[row.position]
 
-    def explain_need(self, need_id: str) -> Explanation:
-        """Return why a row got what it got. The row must be in the demand."""
-        return self.decision.explain(self.needs_by_id[need_id])
+    def explain_need(self, need_id: str) -> Explanation | list[str]:
+        """Return why a row got what it got, sentences for a decision over shapes. The row must be in the demand."""
+        need = self.needs_by_id[need_id]
+        return self.decision.explain(need) if self.explained is None else self.explained.row(need.key)
 
-    def explain_machine(self, machine_id: str) -> Explanation:
+    def explain_machine(self, machine_id: str) -> Explanation | list[str]:
         """Return why a machine serves whom it serves. The machine must be in the inventory."""
+        if self.explained is not None:
+            return self.explained.machine(machine_id)
         return self.decision.explain(MachineId(machine_id))
+
+    def shortfall_reasons(self, short: Shortfall) -> list[str]:
+        """Return why a row is short, in sentences."""
+        if self.explained is not None:
+            return reasons_of_shapes(short.row)
+        return [] if short.explanation is None else shortfall_sentences(short.explanation, row_name=self.row_name)
 
 
 def plan_input(
-    machines: Sequence[MachineGiven], needs: Sequence[NeedGiven], *, now_seconds: float | None = None
+    machines: Sequence[MachineGiven],
+    needs: Sequence[NeedGiven],
+    *,
+    overheads: Mapping[str, tuple[Overhead, ...]] | None = None,
+    now_seconds: float | None = None,
+    scheduler: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED,
 ) -> PlanInput:
     """Return the input of a plan; without a time it is that of the latest idle-since stamp."""
     stamps = [given.idle_since_seconds for given in machines if given.idle_since_seconds is not None]
     return PlanInput(
         machines={given.machine.id: given for given in machines},
         needs=tuple(needs),
+        overheads=overheads or {},
         now_seconds=max(stamps, default=0.0) if now_seconds is None else now_seconds,
+        scheduler=scheduler,
     )
 
 
-def make_plan(given: PlanInput) -> Plan:
-    """Decide one cycle and return everything that a person asks of it."""
+def make_plan(given: PlanInput, targets: Mapping[str, Target] | None = None) -> Plan:
+    """Decide one cycle and return everything that a person asks of it; `targets` as in `answer_to`."""
+    asked = question_of(given)
+    answer = answer_to(asked, given.scheduler, targets)
+    explained = None
+    if answer.fleet is not None:
+        names = names_by_key({need.need.key: need.id for need in given.needs})
+        explained = Explained(answer.decision, answer.fleet, names)
+    return decided_plan(given, asked.snapshot, asked.demand, answer.options, answer.decision, explained=explained)
+
+
+class Answer(NamedTuple):
+    """A decision and the options with which it was made."""
+
+    decision: Decision
+    options: Options
+    #: The working state that a decision over shapes left; None for a decision over aggregates.
+    fleet: Fleet | None
+
+
+def answer_to(asked: "Question", scheduler: SchedulerOrder, targets: Mapping[str, Target] | None = None) -> Answer:
+    """Decide one cycle.
+
+    A demand with shapes is decided pod by pod, towards target compositions; without `targets` they are planned first.
+    A demand without any is decided by its aggregates.
+    """
+    if not any(need.shapes or need.waiting for need in asked.demand):
+        return Answer(decide(*asked), asked.options, None)
+    if targets is None:
+        orders = dict.fromkeys((str(need.cluster) for need in asked.demand), scheduler)
+        targets = targets_of(*asked, orders=orders)
+    options = replace(asked.options, targets=targets)
+    decision, fleet = decide_with_fleet(asked.snapshot, asked.demand, options)
+    return Answer(decision, options, fleet)
+
+
+class Question(NamedTuple):
+    """What an engine is asked."""
+
+    snapshot: Snapshot
+    #: In list order.
+    demand: tuple[Need, ...]
+    options: Options
+
+
+def question_of(given: PlanInput) -> Question:
+    """Return what one cycle on an input is decided on."""
     demand = tuple(need.need for need in in_list_order(given.needs))
     snapshot = Snapshot.of(
         [one.machine for one in given.machines.values()],
@@ -159,12 +236,19 @@ def make_plan(given: PlanInput) -> Plan:
         reported=frozenset(need.cluster for need in demand) | given.removed_clusters,
         unjoined=frozenset(machine_id for machine_id, one in given.machines.items() if one.unjoined),
         reserved=frozenset(machine_id for machine_id, one in given.machines.items() if one.reserved),
+        overheads=given.overheads,
     )
-    return decided_plan(given, snapshot, demand, options, decide(snapshot, demand, options))
+    return Question(snapshot, demand, options)
 
 
 def decided_plan(
-    given: PlanInput, snapshot: Snapshot, demand: tuple[Need, ...], options: Options, decision: Decision
+    given: PlanInput,
+    snapshot: Snapshot,
+    demand: tuple[Need, ...],
+    options: Options,
+    decision: Decision,
+    *,
+    explained: Explained | None = None,
 ) -> Plan:
     """Return everything that a person asks of a decision on some input; its rows are the very objects of the input."""
     ids = {id(need.need): need.id for need in given.needs}
@@ -179,8 +263,9 @@ def decided_plan(
         actions=_planned(decision, snapshot, names),
         before=cost_of(snapshot.machines.values()),
         after=cost_of(snapshot.machines.values(), {a.machine_id: STATE_AFTER[a.kind] for a in decision.actions}),
-        shortfalls=_shortfalls(decision, names, snapshot, demand, options),
+        shortfalls=_shortfalls(decision, names, snapshot, demand, options, has_records=explained is None),
         needs_by_id={need.id: need.need for need in given.needs},
+        explained=explained,
     )
 
 
@@ -227,11 +312,18 @@ def _planned(decision: Decision, snapshot: Snapshot, names: Sequence[str]) -> tu
 
 
 def _shortfalls(
-    decision: Decision, names: Sequence[str], snapshot: Snapshot, demand: Sequence[Need], options: Options
+    decision: Decision,
+    names: Sequence[str],
+    snapshot: Snapshot,
+    demand: Sequence[Need],
+    options: Options,
+    *,
+    has_records: bool,
 ) -> tuple[Shortfall, ...]:
     short = [(name, row) for name, row in zip(names, decision.rows, strict=True) if row.deficit]
     short.sort(key=lambda entry: entry[1].need.profile.precedence, reverse=True)
-    asked = [row for _name, row in short if row.unresolved][:SHORTFALLS_EXPLAINED_MAX]
+    unresolved = [row for _name, row in short if row.unresolved]
+    asked = unresolved[:SHORTFALLS_EXPLAINED_MAX] if has_records else []
     told = explain_needs(snapshot, demand, options, [row.members[0] for row in asked]) if asked else []
     explained = {id(row): explanation for row, explanation in zip(asked, told, strict=True)}
     return tuple(

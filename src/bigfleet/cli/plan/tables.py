@@ -5,7 +5,7 @@ anything but sums.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -15,9 +15,10 @@ from rich.text import Text
 
 from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.cli.plan.settling import Settled
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.explain import Explanation
-from bigfleet.engine.explain_text import amounts_text, dollars_text, sentences, shortfall_sentences
+from bigfleet.engine.explain_text import amounts_text, dollars_text, sentences
 
 #: Machines that a line of the table names.
 NAMED_MAX: Final = 2
@@ -41,6 +42,60 @@ def show_plan(console: Console, plan: Plan, title: str = "Plan") -> None:
     console.print()
     console.print(_costs_table([("before", plan.before), ("after", plan.after)]))
     _show_shortfalls(console, plan)
+
+
+def show_settled(console: Console, settled: Settled) -> None:
+    """Print what every cluster holds at rest, what that costs and what stays short."""
+    _title(console, "At rest")
+    held = _held(settled)
+    if held:
+        console.print(_held_table(held))
+    carried_out = ", ".join(
+        f"{settled.actions[kind]:,} {kind.label}" for kind in ActionKind if settled.actions.get(kind)
+    )
+    cycles = "1 cycle" if settled.cycles == 1 else f"{settled.cycles:,} cycles"
+    _print(console, f"{cycles} with actions until rest: {carried_out}." if carried_out else "Nothing had to be done.")
+    cost = settled.plan.before
+    _print(
+        console,
+        f"The clusters hold {_machines_text(cost.serving_machines)} for {dollars_text(cost.serving_usd_per_hour)}/h; "
+        f"{_machines_text(cost.idle_machines)} for {dollars_text(cost.idle_usd_per_hour)}/h idle.",
+    )
+    _show_shortfalls(console, settled.plan)
+
+
+def _machines_text(count: int) -> str:
+    return "1 machine" if count == 1 else f"{count:,} machines"
+
+
+#: Cluster, row, instance type, zone and capacity type that machines share.
+_Line = tuple[str, str, str, str, str]
+
+
+def _held(settled: Settled) -> dict[_Line, list[float]]:
+    """Return the prices of the machines that are held, by what they share."""
+    rows_of = settled.rows_of
+    held: dict[_Line, list[float]] = {}
+    for cluster, machines in settled.clusters.items():
+        for machine in machines:
+            names, kind = rows_of.get(machine.id, []), machine.capacity_type.label
+            rest = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            line = (cluster, ", ".join(names[:NAMED_MAX]) + rest, machine.instance_type, machine.zone, kind)
+            held.setdefault(line, []).append(machine.price_usd_per_hour)
+    return dict(sorted(held.items()))
+
+
+def _held_table(held: Mapping[_Line, Sequence[float]]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("cluster", "rows", "n", "instance type", "zone", "paid as", "$/h"):
+        table.add_column(name, justify="right" if name in ("n", "$/h") else "left", overflow="fold")
+    for line, each in list(held.items())[:LINES_MAX]:
+        cluster, row, *machine = line
+        cells = (cluster, row, f"{len(each):,}", *machine, dollars_text(math.fsum(each)))
+        table.add_row(*(Text(cell) for cell in cells))
+    if len(held) > LINES_MAX:
+        table.add_row(Text("…"), Text(f"{len(held) - LINES_MAX:,} more lines; --output json names every machine"))
+    return table
 
 
 def show_difference(console: Console, difference: Difference) -> None:
@@ -93,11 +148,12 @@ def show_bound(console: Console, bound: Bound) -> None:
     )
 
 
-def show_explanation(console: Console, plan: Plan, explanation: Explanation, about: str) -> None:
+def show_explanation(console: Console, plan: Plan, explanation: Explanation | list[str], about: str) -> None:
     """Print why a row or a machine is decided as it is."""
     console.print()
     _title(console, f"Why {about}")
-    for sentence in sentences(explanation, row_name=plan.row_name):
+    said = explanation if isinstance(explanation, list) else sentences(explanation, row_name=plan.row_name)
+    for sentence in said:
         _print(console, sentence)
 
 
@@ -193,9 +249,8 @@ def _show_shortfalls(console: Console, plan: Plan) -> None:
         _print(console, f"{one.need_id} of {one.row.need.cluster} lacks {amounts_text(one.lacks)}.")
         if one.waits_for:
             _print(console, _waiting_sentence(one), indent=2)
-        if one.explanation is not None:
-            for sentence in shortfall_sentences(one.explanation, row_name=plan.row_name):
-                _print(console, sentence, indent=2)
+        for sentence in plan.shortfall_reasons(one):
+            _print(console, sentence, indent=2)
 
 
 def _waiting_sentence(short: Shortfall) -> str:

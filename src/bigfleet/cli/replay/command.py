@@ -261,7 +261,7 @@ def _show_one(
     replayed: "Replayed",
     base: "Plan | None",
     difference: "Difference | None",
-    about: "tuple[Explanation, str] | None",
+    about: "tuple[Explanation | list[str], str] | None",
     settings: "Settings",
     output: str,
 ) -> None:

@@ -44,6 +44,7 @@ def plan_of(recorded: RecordedCycle, decision: Decision) -> Plan:
         },
         needs=tuple(_named(recorded)),
         now_seconds=options.now_seconds,
+        overheads=options.overheads,
     )
     return decided_plan(given, snapshot, recorded.demand, options, decision)
 
@@ -58,7 +59,7 @@ def difference_to(base: Plan, patches: Path | None, settings: Settings, engine: 
     return difference_of(base, decided_plan(given, snapshot, demand, options, decision))
 
 
-def explained(plan: Plan, asked: str, *, base: Plan) -> tuple[Explanation, str]:
+def explained(plan: Plan, asked: str, *, base: Plan) -> tuple[Explanation | list[str], str]:
     """Return why a row or a machine is decided as it is, and its name.
 
     `asked` is a machine's id, or a row's name or how its id begins, with or without its cluster; need: or machine:
@@ -120,4 +121,5 @@ def _options_of(given: PlanInput, options: Options) -> Options:
         reported=options.reported | given.removed_clusters,
         unjoined=flagged("unjoined"),
         reserved=flagged("reserved"),
+        overheads=given.overheads,
     )

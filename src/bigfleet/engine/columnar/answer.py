@@ -264,6 +264,12 @@ class ActionColumns(LazySequence[Action]):
         machines: Int32s = np.concatenate(parts)
         return machines
 
+    def excess(self) -> Sequence[MachineId]:
+        """Return the machines that are reclaimed because nothing claims them, in emission order."""
+        answer = self._answer
+        ids, unjoined = answer.view.ids, answer.unjoined
+        return [ids[row] for row in answer.reclaimed.tolist() if not unjoined or ids[row] not in unjoined]
+
     def counts(self) -> Mapping[ActionKind, int]:
         """Return how many actions there are of each kind, without making any."""
         states = self._answer.view.columns.state[self._answer.acquired_machine]

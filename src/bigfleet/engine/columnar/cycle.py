@@ -34,6 +34,7 @@ from bigfleet.engine.columnar.phases import (
     reclaims,
     releases,
     short_rows,
+    short_stamps,
 )
 from bigfleet.engine.columnar.setup import (
     fleet_arrays,
@@ -260,6 +261,7 @@ class Cycle:
         short = short_rows(rows, work, order)
         acquire(fleet, rows, gangs, work, scratch, short)
         acquired_row, acquired_machine = acquisitions(view, work, short)
+        stamps = short_stamps(work, self._spliced.folded, self._arranged, self.demand, tables)
         self.on_phase(Phase.ASSIGN)
         preempt_all(fleet, rows, work, scratch, short, orders=orders, tables=tables, options=options)
         self.on_phase(Phase.PREEMPT)
@@ -283,6 +285,6 @@ class Cycle:
             acquired_machine=acquired_machine,
             victim_row=work.taken_row[:taken][victims],
             victim_machine=work.taken_machine[:taken][victims],
-            reclaimed=reclaims(excess, work, tables, options),
+            reclaimed=reclaims(excess, fleet, work, stamps, view=view, tables=tables, options=options),
             released=releases(view, work, orders, tables, options),
         )

@@ -201,4 +201,6 @@ def joined(members: Sequence[Need]) -> Need:
         parked=False,
         aggregate={name: milli * len(members) for name, milli in first.aggregate.items()},
         arrival_unix_nanos=min(arrivals, default=0),
+        shapes=(),
+        waiting=(),
     )

@@ -16,10 +16,13 @@ from bigfleet.engine.columnar.arrays import (
     Bound,
     Fleet,
     Int32s,
+    Int64s,
     Rows,
     Scratch,
     Work,
 )
+from bigfleet.engine.columnar.demand import NO_ASK, Demand
+from bigfleet.engine.columnar.folds import Arranged, Folded, folded_pair
 from bigfleet.engine.columnar.kept import Excess, Flags
 from bigfleet.engine.columnar.orders import Orders
 from bigfleet.engine.columnar.preemption import preempt
@@ -125,15 +128,63 @@ def followed_excess(excess: Excess | None, bound: Bound, fresh: Flags) -> Excess
     return excess
 
 
-def reclaims(excess: Excess, work: Work, tables: Tables, options: Options) -> Int32s:
-    """Return the machines that are given back: by cluster id, then keep-priority (§7)."""
+def short_stamps(work: Work, folded: Folded, arranged: Arranged, demand: Demand, tables: Tables) -> Int64s:
+    """Return the keys, cluster << 32 | pair, with which machines are stamped that were bound for a short row (§7).
+
+    Call it between acquisition and Phase 2: Phase 2 writes into `work.want`, and a row with victims is still short.
+    """
+    short = np.flatnonzero(work.want)
+    if len(short) == 0:
+        return np.zeros(0, np.int64)
+    needs = demand.need_columns
+    own = folded.cluster[short].astype(np.int64) << 32 | folded.pair[short]
+    # A gang that does not fold now may have folded when its machines were bound.
+    gangs = short[folded.members[short] == 0]
+    asks = needs.folded_ask[arranged.numbers[arranged.start[folded.cluster[gangs]] + folded.local[gangs]]]
+    gangs, asks = gangs[asks != NO_ASK], asks[asks != NO_ASK]
+    distinct, place = np.unique(asks, return_inverse=True)
+    pairs = np.array([folded_pair(ask, demand, tables) for ask in distinct.tolist()], np.int64)
+    own = np.concatenate([own, folded.cluster[gangs].astype(np.int64) << 32 | pairs[place]])
+    short_folds = short[folded.members[short] != 0]
+    if len(short_folds) == 0:
+        return own
+    # Of one cluster all gangs with one folded ask fold together. NO_ASK is -1, which makes a key below all of these.
+    asked = folded.cluster[short_folds].astype(np.int64) << 32 | folded.ask[short_folds]
+    asking = arranged.cluster.astype(np.int64) << 32 | needs.folded_ask[arranged.numbers]
+    members = np.flatnonzero(np.isin(asking, asked))
+    of_members = arranged.cluster[members].astype(np.int64) << 32 | needs.pair[arranged.numbers[members]]
+    return np.concatenate([own, of_members])
+
+
+def reclaims(
+    excess: Excess,
+    fleet: Fleet,
+    work: Work,
+    short: Int64s,
+    *,
+    view: ColumnSnapshot,
+    tables: Tables,
+    options: Options,
+) -> Int32s:
+    """Return the machines that are reclaimed: by cluster id, then keep-priority (§7).
+
+    `short` is the result of `short_stamps`: what is kept between decisions knows nothing of it.
+    """
     sizes = excess.stop - excess.start
     names = list(tables.clusters.of)
     having = [(str(names[number]), number) for number in np.flatnonzero(sizes).tolist()]
     numbers = np.array([number for name, number in sorted(having) if name in options.reported], np.int32)
     machines = np.empty(int(sizes[numbers].sum()), np.int32)
     found = list_reclaimed(work.taken, numbers, excess.start, excess.stop, excess.machines, machines)
-    return machines[:found]
+    machines = machines[:found]
+    if len(short) == 0 or found == 0:
+        return machines
+    cluster = fleet.cluster_of[fleet.cluster[machines]].astype(np.int64)
+    stays = np.isin(cluster << 32 | tables.stamp_pair[fleet.stamp[machines]], short)
+    if options.unjoined:
+        unjoined = [view.rows.get(MachineId(machine_id), -1) for machine_id in options.unjoined]
+        stays &= ~np.isin(machines, unjoined)
+    return machines[~stays]
 
 
 def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: Tables, options: Options) -> Int32s:

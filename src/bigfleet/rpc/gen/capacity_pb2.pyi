@@ -102,6 +102,7 @@ class ClusterCapacityNeeds(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     TIMESTAMP_UNIX_NANOS_FIELD_NUMBER: _builtins.int
     NEEDS_FIELD_NUMBER: _builtins.int
+    OVERHEADS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Must equal the session's."""
     timestamp_unix_nanos: _builtins.int
@@ -110,20 +111,71 @@ class ClusterCapacityNeeds(_message.Message):
     def needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___CapacityNeed]:
         """Full replacement. Empty is a statement ("nothing"), not silence."""
 
+    @_builtins.property
+    def overheads(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeOverhead]:
+        """(ours) What DaemonSets and mirror pods take of every node that matches."""
+
     def __init__(
         self,
         *,
         cluster_id: _builtins.str = ...,
         timestamp_unix_nanos: _builtins.int = ...,
         needs: _abc.Iterable[Global___CapacityNeed] | None = ...,
+        overheads: _abc.Iterable[Global___NodeOverhead] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "needs", b"needs", "timestamp_unix_nanos", b"timestamp_unix_nanos"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "needs", b"needs", "overheads", b"overheads", "timestamp_unix_nanos", b"timestamp_unix_nanos"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterCapacityNeeds: _TypeAlias = ClusterCapacityNeeds  # noqa: Y015
+
+@_typing.final
+class NodeOverhead(_message.Message):
+    """(ours) What daemons take of every node of the cluster that holds all requirements."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ResourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUIREMENTS_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requirements(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeSelectorRequirement]: ...
+    @_builtins.property
+    def resources(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        requirements: _abc.Iterable[Global___NodeSelectorRequirement] | None = ...,
+        resources: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requirements", b"requirements", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeOverhead: _TypeAlias = NodeOverhead  # noqa: Y015
 
 @_typing.final
 class CapacityNeed(_message.Message):
@@ -179,6 +231,8 @@ class CapacityNeed(_message.Message):
     RECLAMATION_PENALTY_BUCKET_FIELD_NUMBER: _builtins.int
     MIN_UNIT_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
     """Higher goes first."""
     interruption_penalty_bucket: Global___PenaltyBucket.ValueType
@@ -199,6 +253,16 @@ class CapacityNeed(_message.Message):
     def min_unit(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The largest indivisible request."""
 
+    @_builtins.property
+    def shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodShape]:
+        """(ours) The distinct requests of this row, at most 64; aggregate_resources is their sum, or less where requests were
+        rounded up to make them few.
+        """
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodShape]:
+        """(ours) Requests of pods that the scheduler has reported unschedulable although the row was called met, at most 64."""
+
     def __init__(
         self,
         *,
@@ -210,14 +274,67 @@ class CapacityNeed(_message.Message):
         reclamation_penalty_bucket: Global___PenaltyBucket.ValueType = ...,
         min_unit: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         group: _builtins.str = ...,
+        shapes: _abc.Iterable[Global___PodShape] | None = ...,
+        waiting: _abc.Iterable[Global___PodShape] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate_resources", b"aggregate_resources", "group", b"group", "interruption_penalty_bucket", b"interruption_penalty_bucket", "min_unit", b"min_unit", "priority", b"priority", "reclamation_penalty_bucket", b"reclamation_penalty_bucket", "requirements", b"requirements", "spread", b"spread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate_resources", b"aggregate_resources", "group", b"group", "interruption_penalty_bucket", b"interruption_penalty_bucket", "min_unit", b"min_unit", "priority", b"priority", "reclamation_penalty_bucket", b"reclamation_penalty_bucket", "requirements", b"requirements", "shapes", b"shapes", "spread", b"spread", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CapacityNeed: _TypeAlias = CapacityNeed  # noqa: Y015
+
+@_typing.final
+class PodShape(_message.Message):
+    """(ours) Pods of equal requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ResourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    MAX_PER_MACHINE_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    max_per_machine: _builtins.int
+    """Pods of this shape that one machine may host; 0: no limit."""
+    @_builtins.property
+    def resources(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What each pod requests."""
+
+    def __init__(
+        self,
+        *,
+        resources: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        count: _builtins.int = ...,
+        max_per_machine: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "max_per_machine", b"max_per_machine", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PodShape: _TypeAlias = PodShape  # noqa: Y015
 
 @_typing.final
 class NodeSelectorRequirement(_message.Message):

@@ -558,10 +558,32 @@ class NodeStatus(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RequestedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MACHINE_ID_FIELD_NUMBER: _builtins.int
     NODE_NAME_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     OBSERVED_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    REQUESTED_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
     machine_id: _builtins.str
     node_name: _builtins.str
     """Empty: the node is gone."""
@@ -569,6 +591,12 @@ class NodeStatus(_message.Message):
     """The node's condition Ready is True."""
     observed_unix_nanos: _builtins.int
     """One older than the last kept is ignored."""
+    pods: _builtins.int
+    """How many pods are on the node."""
+    @_builtins.property
+    def requested(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the pods on the node request in sum; empty: not said."""
+
     def __init__(
         self,
         *,
@@ -576,10 +604,12 @@ class NodeStatus(_message.Message):
         node_name: _builtins.str = ...,
         ready: _builtins.bool = ...,
         observed_unix_nanos: _builtins.int = ...,
+        requested: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        pods: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["machine_id", b"machine_id", "node_name", b"node_name", "observed_unix_nanos", b"observed_unix_nanos", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["machine_id", b"machine_id", "node_name", b"node_name", "observed_unix_nanos", b"observed_unix_nanos", "pods", b"pods", "ready", b"ready", "requested", b"requested"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -602,6 +632,8 @@ class DrainResult(_message.Message):
         OUTCOME_GRACE_EXPIRED: DrainResult._Outcome.ValueType  # 2
         OUTCOME_NODE_NOT_FOUND: DrainResult._Outcome.ValueType  # 3
         OUTCOME_FAILED: DrainResult._Outcome.ValueType  # 4
+        OUTCOME_WOULD_NOT_FIT: DrainResult._Outcome.ValueType  # 100
+        """The evicted pods would not fit on the other nodes; the node was not touched."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
     OUTCOME_UNSPECIFIED: DrainResult.Outcome.ValueType  # 0
@@ -609,6 +641,8 @@ class DrainResult(_message.Message):
     OUTCOME_GRACE_EXPIRED: DrainResult.Outcome.ValueType  # 2
     OUTCOME_NODE_NOT_FOUND: DrainResult.Outcome.ValueType  # 3
     OUTCOME_FAILED: DrainResult.Outcome.ValueType  # 4
+    OUTCOME_WOULD_NOT_FIT: DrainResult.Outcome.ValueType  # 100
+    """The evicted pods would not fit on the other nodes; the node was not touched."""
 
     INSTRUCTION_ID_FIELD_NUMBER: _builtins.int
     MACHINE_ID_FIELD_NUMBER: _builtins.int

@@ -35,9 +35,10 @@ class Template:
     @classmethod
     def of(cls, workload: str, name: str, request: CapacityRequest) -> "Template":
         """Return the template of a request. Raises UnmappableRequest."""
-        profile, group, vector = map_request(request)
+        mapped = map_request(request)
         together = request.co_location
-        return cls(workload, name, request, profile, group, vector, together.topology_key if together else "")
+        key = together.topology_key if together else ""
+        return cls(workload, name, request, mapped.profile, mapped.group, mapped.vector, key)
 
 
 @dataclass(slots=True, eq=False)

@@ -334,6 +334,8 @@ class Scenario(_Section, frozen=True, kw_only=True):
     arms: tuple[Takes, ...] = ()
     cycle_seconds: float = 10.0
     reclaim_cap: float = 0.05
+    #: How long a machine must be excess before it is reclaimed; 0 is at once.
+    reclaim_after_seconds: float = 0.0
     #: The clusters report one after the other, and another one is first in each cycle.
     rotating_reports: bool = False
     incremental_reconcile: bool = False
@@ -397,6 +399,8 @@ def _head_faults(scenario: Scenario) -> Iterator[str]:
         yield f"$.cycle_seconds: {scenario.cycle_seconds:g} is not above 0, or has no end"
     if not 0 <= scenario.reclaim_cap <= 1:
         yield f"$.reclaim_cap: {scenario.reclaim_cap:g} is not from 0 to 1"
+    if not 0 <= scenario.reclaim_after_seconds < math.inf:
+        yield f"$.reclaim_after_seconds: {scenario.reclaim_after_seconds:g} is negative, or has no end"
     if not scenario.must_hold:
         yield "$.must_hold: a scenario without an expectation shows nothing"
     for name, shape in scenario.shapes.items():

@@ -138,6 +138,7 @@ class World:
         self.settings = ShardSettings(
             cycle_interval_seconds=scenario.cycle_seconds,
             reclaim_cap_fraction=scenario.reclaim_cap,
+            reclaim_after_seconds=scenario.reclaim_after_seconds,
             incremental_reconcile=scenario.incremental_reconcile,
         )
 

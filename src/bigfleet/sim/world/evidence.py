@@ -111,7 +111,7 @@ class RolledUp:
     rows: tuple[Need, ...] | None
     outcome: RollUpOutcome
     #: Rows of the last one in force, and how many in a row were suspicious before this one.
-    baseline_rows: int | None
+    baseline: tuple[Need, ...] | None
     suspicious_before: int
 
 
@@ -151,7 +151,7 @@ class ClusterMemory:
 
     #: (row key, aggregate) of the last roll-up that came into force.
     in_force: tuple[object, ...] = ()
-    baseline_rows: int | None = None
+    baseline: tuple[Need, ...] | None = None
     suspicious_in_a_row: int = 0
     last_outcome: RollUpOutcome | None = None
 
@@ -168,6 +168,8 @@ class ShardMemory:
     #: Reclaims enqueued since the last timer cycle, and the largest cap since then, by cluster.
     reclaims: Counter[str] = field(default_factory=Counter)
     caps: dict[str, int] = field(default_factory=dict)
+    #: When the last cycles without a break first found each machine excess, in seconds of their decisions.
+    excess_since_seconds: dict[str, float] = field(default_factory=dict)
     #: The newest action that was looked at.
     last_action_id: str = ""
 
@@ -303,6 +305,18 @@ class Evidence:
 def content_of(rows: Iterable[Need]) -> tuple[object, ...]:
     """Return what rows say, in an order that does not depend on theirs."""
     return tuple(sorted((row.key, tuple(sorted(row.aggregate.items()))) for row in rows))
+
+
+def has_collapsed(before: Iterable[Need], after: Iterable[Need]) -> bool:
+    """Say whether less than a tenth is left in a dimension of which 10 rows, or 10 of their min units, were wanted."""
+    before, after = list(before), list(after)
+    for name in {name for row in before for name in row.aggregate}:
+        wanted = [(row.aggregate[name], row.min_unit.get(name)) for row in before if name in row.aggregate]
+        units = sum(max(1, amount // least) if least else 1 for amount, least in wanted)
+        left = sum(row.aggregate.get(name, 0) for row in after)
+        if max(len(wanted), units) >= 10 and left * 10 < sum(amount for amount, _least in wanted):
+            return True
+    return False
 
 
 def new_actions(shard: "WatchedShard", memory: ShardMemory) -> list[ActionRecord]:

@@ -7,12 +7,15 @@ further than the event shows, and none may repeat that code's own reasoning wher
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from bigfleet.engine import reference
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model import vector
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
 from bigfleet.model.states import TRANSITIONS, MachineState
 from bigfleet.provider.simulated.life import cluster_of, is_there
 from bigfleet.shard.demand import RollUpOutcome
@@ -28,6 +31,7 @@ from bigfleet.sim.world.evidence import (
     Marked,
     RolledUp,
     content_of,
+    has_collapsed,
 )
 
 S = MachineState
@@ -47,8 +51,6 @@ PROVIDER_EDGES = (frozenset(TRANSITIONS) | OWN_EDGES) - {(S.CONFIGURING, S.IDLE)
 #: Every so many-th cycle is decided again by the reference.
 REFERENCE_EVERY_CYCLES = 4
 _NOT_IN_FORCE = (RollUpOutcome.HELD, RollUpOutcome.REJECTED)
-GUARD_ROWS_MIN = 10
-GUARD_FACTOR = 10
 GUARD_STRIKES = 3
 
 Check = Callable[[Any, Evidence], Iterator[str]]
@@ -232,14 +234,12 @@ def _unrecorded(calls: Any, audited: Any, in_flight: Any) -> Iterator[str]:
 @invariant("S10", RolledUp)
 def sudden_shrinking_is_held(event: RolledUp, _evidence: Evidence) -> Iterator[str]:
     """A roll-up that shrinks to under a tenth is quarantined until its third time."""
-    if event.rows is None or event.baseline_rows is None or event.outcome is not RollUpOutcome.ACCEPTED:
+    if event.rows is None or event.baseline is None or event.outcome is not RollUpOutcome.ACCEPTED:
         return
-    rows = len(event.rows)
-    is_suspicious = event.baseline_rows >= GUARD_ROWS_MIN and GUARD_FACTOR * rows < event.baseline_rows
-    if is_suspicious and event.suspicious_before + 1 < GUARD_STRIKES:
+    if has_collapsed(event.baseline, event.rows) and event.suspicious_before + 1 < GUARD_STRIKES:
         yield (
-            f"{event.cluster}: a roll-up of {rows} rows came into force after one of {event.baseline_rows},"
-            f" the {event.suspicious_before + 1}. time"
+            f"{event.cluster}: a roll-up of {len(event.rows)} rows came into force after one of {len(event.baseline)},"
+            f" of which it asks for less than a tenth, the {event.suspicious_before + 1}. time"
         )
 
 
@@ -318,6 +318,23 @@ def reclaims_stay_under_the_cap(event: Cycled, evidence: Evidence) -> Iterator[s
             yield f"{cluster}: {count} reclaims in one period, the cap is {memory.caps.get(cluster, 1)}"
 
 
+@invariant("S8", Cycled)
+def reclaims_wait_for_their_delay(event: Cycled, evidence: Evidence) -> Iterator[str]:
+    """No machine is reclaimed before it has been excess without interruption for the reclaim delay."""
+    decision = event.report.decision
+    if decision is None or decision.basis is None:
+        return
+    since = evidence.memory(event.shard).excess_since_seconds
+    now_seconds, after_seconds = decision.basis.options.now_seconds, event.shard.settings.reclaim_after_seconds
+    for record in event.actions:
+        if record.is_redrive or record.disposition or record.action.reason != "phase3.excess":
+            continue
+        waited = now_seconds - since.get(record.action.machine_id, now_seconds)
+        if waited < after_seconds:
+            machine_id = record.action.machine_id
+            yield f"{machine_id} is reclaimed after {waited:g} s of excess, the delay is {after_seconds:g} s"
+
+
 @invariant("S13", Cycled)
 def no_bad_record_enters(event: Cycled, _evidence: Evidence) -> Iterator[str]:
     """A rejected provider record never enters a cost."""
@@ -351,6 +368,41 @@ def incremental_equals_full(event: Cycled, _evidence: Evidence) -> Iterator[str]
             f"cycle {event.report.cycle}: {len(ours)} actions, the reference has {len(theirs)};"
             f" not in it {sorted(map(str, ours - theirs))[:2]}, only in it {sorted(map(str, theirs - ours))[:2]}"
         )
+
+
+@invariant("S20", Cycled)
+def a_short_row_keeps_its_machines(event: Cycled, _evidence: Evidence) -> Iterator[str]:
+    """No machine is reclaimed as excess while the row that it was bound for is short."""
+    reclaims = [record.action for record in event.actions if not record.is_redrive]
+    reclaims = [action for action in reclaims if action.reason == "phase3.excess"]
+    decision = event.report.decision
+    if not reclaims or decision is None or decision.basis is None:
+        return
+    machines = decision.basis.snapshot().machines
+    for action in reclaims:
+        machine = machines.get(action.machine_id)
+        if machine is None:
+            continue
+        stamp = (action.cluster, machine.assigned_need_fingerprint, machine.assigned_group)
+        for need in decision.basis.demand:
+            if need.key == stamp and is_beyond_reach(need, machines.values()):
+                yield f"{machine.id} is reclaimed, and no choice of machines covers the row {stamp} it was bound for"
+
+
+def is_beyond_reach(need: Need, machines: Iterable[Machine]) -> bool:
+    """Say whether a row is short whoever gets what: all that its cluster has and all that is free does not cover it.
+
+    Summed here and not read from the decision, which is what is judged. A machine counts when it meets the
+    requirements and hosts the min unit; claims of other rows, domains and spreads only make a row shorter.
+    """
+    within_reach: vector.Vector = vector.ZERO
+    for machine in machines:
+        is_bound = machine.state in (S.CONFIGURED, S.CONFIGURING) and machine.cluster == need.cluster
+        is_reachable = is_bound or machine.state in (S.CREATING, S.IDLE, S.SPECULATIVE)
+        holds = all(each.holds(machine.attribute(each.key)) for each in need.profile.requirements)
+        if is_reachable and holds and vector.covers(machine.supply, need.min_unit):
+            within_reach = vector.add(within_reach, machine.supply)
+    return not vector.covers(within_reach, need.aggregate)
 
 
 @invariant("S0", Cycled)

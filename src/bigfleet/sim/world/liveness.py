@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from bigfleet.engine.decision import RowResult
+from bigfleet.engine.folding import forms_of
 from bigfleet.model import labels, vector
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ShardId
@@ -272,13 +273,18 @@ def _serves(machine: Machine, requirements: Iterable[Requirement], min_unit: vec
 
 
 def excess_is_reclaimed(world: "World", shard: WatchedShard) -> Iterator[str]:
-    """Excess is reclaimed: at the end every bound machine is claimed by a row of its cluster."""
+    """Excess is reclaimed: at the end a row of its cluster claims every bound machine, or is short and had it bound."""
     decided = shard.last_decision
     if decided is None:
         return
     claimed = {machine_id: row.need.cluster for row in decided.rows for machine_id in row.claimed}
+    short = {need.key for row in decided.rows if not row.satisfied for need in forms_of(row)}
     for record in _of_shard(world, shard):
-        if record.state is S.CONFIGURED and claimed.get(record.machine.id) != record.machine.cluster:
+        machine, metadata = record.machine, record.metadata
+        if record.state is not S.CONFIGURED or claimed.get(machine.id) == machine.cluster:
+            continue
+        stamp = (metadata.get(labels.ASSIGNED_NEED_FINGERPRINT, ""), metadata.get(labels.ASSIGNED_GROUP, ""))
+        if (machine.cluster, *stamp) not in short:
             yield f"{record.id} serves {record.machine.cluster}, and no row of it claims the machine"
 
 

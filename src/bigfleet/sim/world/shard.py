@@ -37,14 +37,13 @@ from bigfleet.sim.world.evidence import (
     Evidence,
     RolledUp,
     content_of,
+    has_collapsed,
     new_actions,
 )
 from bigfleet.sim.world.link import ShardLink
 from bigfleet.sim.world.provider import ProviderSite, RemoteProvider
 from bigfleet.sim.world.stores import KeptAudit
 from bigfleet.sim.world.titles import HeldFile, ShardDisk
-
-_SUSPICIOUS_ROWS_MIN, _SUSPICIOUS_FACTOR = 10, 10
 
 
 class WatchedShard(Shard):
@@ -78,6 +77,7 @@ class WatchedShard(Shard):
                 f"{record.kind_label} {record.action.cluster} {record.action.reason} {record.disposition}",
             )
         self._note_caps(report)
+        self._note_excess(report)
         self.tell(Cycled(self, report, actions))
         return report
 
@@ -91,6 +91,14 @@ class WatchedShard(Shard):
             cap = max(1, int(self.settings.reclaim_cap_fraction * bound))
             memory.caps[cluster] = max(cap, memory.caps.get(cluster, 0))
 
+    def _note_excess(self, report: CycleReport) -> None:
+        if report.decision is None or report.decision.basis is None:
+            return
+        memory, now_seconds = self.evidence.memory(self), report.decision.basis.options.now_seconds
+        excess = [each.machine_id for each in report.decision.actions if each.reason == "phase3.excess"]
+        known = memory.excess_since_seconds
+        memory.excess_since_seconds = {machine_id: known.get(machine_id, now_seconds) for machine_id in excess}
+
     def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
         """Take one roll-up, and tell what became of it."""
         outcome = super().take_rollup(session, offer)
@@ -100,7 +108,7 @@ class WatchedShard(Shard):
         rows = None
         if outcome in (RollUpOutcome.ACCEPTED, RollUpOutcome.HELD):
             rows = offer.needs()
-        event = RolledUp(self, session.cluster, rows, outcome, memory.baseline_rows, memory.suspicious_in_a_row)
+        event = RolledUp(self, session.cluster, rows, outcome, memory.baseline, memory.suspicious_in_a_row)
         memory.last_outcome = outcome
         if outcome is RollUpOutcome.UNCHANGED:
             memory.suspicious_in_a_row = 0
@@ -108,10 +116,9 @@ class WatchedShard(Shard):
             memory.suspicious_in_a_row += 1
             self.evidence.mark("a roll-up quarantined")
         elif rows is not None:
-            baseline = memory.baseline_rows
-            if baseline is not None and baseline >= _SUSPICIOUS_ROWS_MIN and _SUSPICIOUS_FACTOR * len(rows) < baseline:
+            if memory.baseline is not None and has_collapsed(memory.baseline, rows):
                 self.evidence.mark("a quarantined roll-up believed")
-            memory.baseline_rows, memory.suspicious_in_a_row = len(rows), 0
+            memory.baseline, memory.suspicious_in_a_row = rows, 0
             memory.in_force = content_of(rows)
         self.evidence.note("roll-up", session.cluster, f"{outcome.value} {'' if rows is None else len(rows)}")
         self.tell(event)

@@ -139,6 +139,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wake_gap_seconds: float | None = 0.5
     is_incremental: bool = False
     reclaim_cap_fraction: float = 0.2
+    reclaim_after_seconds: float = 0.0
     #: execute, paused or dry-run; until the faults end.
     posture: str = "execute"
     join_gate: str = "observe"
@@ -180,6 +181,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             incremental_reconcile=self.is_incremental,
             full_list_every_cycles=10,
             reclaim_cap_fraction=self.reclaim_cap_fraction,
+            reclaim_after_seconds=self.reclaim_after_seconds,
             actuation_paused=posture == "paused",
             dry_run=posture == "dry-run",
             outbox_frames_max=48,
@@ -307,6 +309,8 @@ def _of_one_shard(seed: int) -> Plan:
         reclaim_cap_fraction=rng.choice((0.05, 0.2, 0.5)),
         posture=rng.choice(("execute",) * 14 + ("paused", "dry-run")),
         join_gate=rng.choice(("observe", "observe", "enforce", "off")),
+        # Of a stream of its own: what else a seed draws stays as it was.
+        reclaim_after_seconds=float(Streams(seed).of("reclaim-delay").choice((0, 60, 600))),
     )
 
 

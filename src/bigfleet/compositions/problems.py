@@ -1,0 +1,225 @@
+"""Turns a cluster's part of a decision's input into a planner's problem, and the answer into a target.
+
+Held machines and Speculative ones of one class are one class of the problem; Idle ones are another, because they cost
+less. Rows without shapes cannot be planned: a cluster that has one gets no target.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bigfleet.engine.shapes.choice import is_paid_for
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.state import UNLIMITED, Cluster, Host, Offer, PodGroup, Row
+from bigfleet.engine.targets import ClassKey, Target, TargetClaim, class_key
+from bigfleet.model.machine import Machine
+from bigfleet.model.states import MachineState
+from bigfleet.planner.composition import Composition
+from bigfleet.planner.problem import (
+    BILLION,
+    NANO,
+    QUANTITY_MAX,
+    MachineClass,
+    Problem,
+    SchedulerOrder,
+    Shape,
+    Spread,
+    mask_of,
+)
+
+#: Penalties and prices above this count as this: their products must fit the planner's integers.
+DOLLARS_MAX: Final = 1_000_000.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """Machines that are one class of a problem."""
+
+    key: ClassKey
+    is_idle: bool
+    example: Machine
+    shape: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterProblem:
+    """A problem with what it takes to read the answer."""
+
+    problem: Problem
+    kinds: tuple[_Kind, ...]
+    groups: tuple[PodGroup, ...]
+
+
+def problem_of(
+    cluster: Cluster,
+    fleet: Fleet,
+    *,
+    order: SchedulerOrder,
+    left: Mapping[int, int] | None = None,
+    may_exchange: bool = False,
+) -> ClusterProblem | None:
+    """Return the cluster's problem, None when it has nothing to plan or a row without shapes.
+
+    `left` says how many machines of each offer, by its place, may be planned with; absent are all that are available.
+    """
+    rows = [row for row in cluster.rows if row.groups and not row.need.parked]
+    if not rows or any(row.divisible is not None and row.need.aggregate for row in cluster.rows):
+        return None
+    kinds, held, stock = _kinds(cluster, fleet, left)
+    dimensions = len(fleet.dimensions.names)
+    keys = _topology_keys(rows)
+    classes = tuple(
+        _machine_class(kind, held[kind], stock[kind], fleet, cluster, keys, number) for number, kind in enumerate(kinds)
+    )
+    ranked = [(rank, group) for rank, row in enumerate(rows) for group in row.groups if not group.is_waiting]
+    groups = tuple(group for _, group in ranked)
+    problem = Problem(
+        dimensions=fleet.dimensions.names,
+        classes=classes,
+        shapes=tuple(_shape(group, kinds, rank, dimensions) for rank, group in ranked),
+        order=order,
+        may_exchange=may_exchange,
+    )
+    return ClusterProblem(problem=problem, kinds=tuple(kinds), groups=groups)
+
+
+def _kinds(
+    cluster: Cluster, fleet: Fleet, left: Mapping[int, int] | None
+) -> tuple[list[_Kind], Mapping[_Kind, list[Host]], Mapping[_Kind, int]]:
+    """Return the classes, ordered by their first id; held machines and stock of each."""
+    found: dict[tuple[ClassKey, bool], _Kind] = {}
+    held: defaultdict[_Kind, list[Host]] = defaultdict(list)
+    stock: Counter[_Kind] = Counter()
+    for host in cluster.hosts:
+        key = class_key(host.machine)
+        kind = found.setdefault((key, False), _Kind(key, False, host.machine, host.shape))
+        held[kind].append(host)
+    for place, offer in enumerate(fleet.offers):
+        available = offer.available if left is None else left.get(place, 0)
+        key, is_idle = class_key(offer.example), offer.state is MachineState.IDLE
+        kind = found.setdefault((key, is_idle), _Kind(key, is_idle, offer.example, offer.shape))
+        stock[kind] += available
+    usable = [
+        kind
+        for kind in found.values()
+        if held[kind] or (stock[kind] and any(row.may_use(kind.example, kind.shape) for row in cluster.rows))
+    ]
+    return sorted(usable, key=lambda kind: (kind.key, kind.is_idle)), held, stock
+
+
+def _topology_keys(rows: Sequence[Row]) -> tuple[str, ...]:
+    keys = {row.same_key for row in rows} | {s.topology_key for row in rows if (s := row.need.profile.strict_spread)}
+    return tuple(sorted(key for key in keys if key is not None))
+
+
+def _machine_class(
+    kind: _Kind,
+    held: Sequence[Host],
+    stock: int,
+    fleet: Fleet,
+    cluster: Cluster,
+    keys: Sequence[str],
+    number: int,
+) -> MachineClass:
+    machine = kind.example
+    total = fleet.total(cluster.id, kind.shape)
+    bare = fleet.total("", kind.shape)
+    price = _nanos(machine.price_usd_per_hour)
+    cost = price
+    if kind.is_idle:
+        offer = Offer(example=machine, shape=kind.shape, machines=[machine])
+        cost = 0 if is_paid_for(offer) else int(price / fleet.options.idle_head_start)
+    values = ((key, machine.attribute(key)) for key in keys)
+    source = "idle" if kind.is_idle else "offer"
+    return MachineClass(
+        key=f"{machine.instance_type}/{machine.zone}/{machine.capacity_type.label}/{source}/{number:05d}",
+        supply=_bounded(total),
+        allocatable=_bounded(bare),
+        cost=cost,
+        held=len(held),
+        held_cost=price,
+        stock=stock,
+        probability=round(machine.interruption_probability * BILLION),
+        domains=tuple((key, value) for key, value in values if value is not None),
+    )
+
+
+def _bounded(room: Sequence[int]) -> tuple[int, ...]:
+    return tuple(min(milli, QUANTITY_MAX) if milli < UNLIMITED else QUANTITY_MAX for milli in room)
+
+
+def _nanos(dollars: float) -> int:
+    return round(min(max(dollars, 0.0), DOLLARS_MAX) * NANO)
+
+
+def _shape(group: PodGroup, kinds: Sequence[_Kind], rank: int, dimensions: int) -> Shape:
+    row = group.row
+    request = [0] * dimensions
+    for d, milli in group.request:
+        request[d] = min(milli, QUANTITY_MAX)
+    penalty = row.penalty_dollars
+    spread = row.need.profile.strict_spread
+    return Shape(
+        row=row.position,
+        request=tuple(request),
+        count=group.count,
+        matches=mask_of(n for n, kind in enumerate(kinds) if row.may_use(kind.example, kind.shape)),
+        rank=rank,
+        priority=row.need.profile.priority,
+        max_per_machine=group.limit,
+        penalty=_nanos(penalty),
+        is_pinned=penalty == float("inf"),
+        gang="" if row.same_key is None else str(row.position),
+        same_key=row.same_key or "",
+        spread=None if spread is None or row.same_key is not None else Spread(spread.topology_key, spread.skew_max),
+    )
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------
+
+
+def target_of(asked: ClusterProblem, answer: Composition) -> Target:
+    """Return the composition in the terms of a decision."""
+    counts: Counter[ClassKey] = Counter()
+    first: dict[int, int] = {}
+    kept = dict(enumerate(answer.kept))
+    added = dict(enumerate(answer.added))
+    held_first = sorted(range(len(asked.kinds)), key=lambda n: (asked.kinds[n].key, asked.kinds[n].is_idle))
+    for n in held_first:
+        key = asked.kinds[n].key
+        first[n] = counts[key]
+        counts[key] += kept.get(n, 0) + added.get(n, 0)
+    claims = tuple(
+        TargetClaim(
+            machine_class=asked.kinds[claim.machine_class].key,
+            first=first[claim.machine_class] + claim.first,
+            machines=claim.machines,
+            row=asked.groups[claim.shape].row.need.key,
+            shape=asked.groups[claim.shape].index,
+            count=claim.count,
+        )
+        for claim in answer.claims
+    )
+    runner_up = answer.runner_up
+    return Target(
+        counts={key: count for key, count in counts.items() if count},
+        claims=claims,
+        runner_up="" if runner_up is None else runner_up.leader,
+        runner_up_costs_more_usd_per_hour=None if runner_up is None else runner_up.costs_more / NANO,
+    )
+
+
+def added_by_offer(asked: ClusterProblem, answer: Composition, fleet: Fleet) -> dict[int, int]:
+    """Return how many machines of each offer, by its place, the composition acquires."""
+    wanted: Counter[tuple[ClassKey, bool]] = Counter()
+    for kind, count in zip(asked.kinds, answer.added, strict=True):
+        wanted[(kind.key, kind.is_idle)] += count
+    taken: dict[int, int] = {}
+    for place, offer in enumerate(fleet.offers):
+        key = (class_key(offer.example), offer.state is MachineState.IDLE)
+        count = min(wanted[key], offer.available)
+        if count:
+            taken[place] = count
+            wanted[key] -= count
+    return taken

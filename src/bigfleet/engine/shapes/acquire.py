@@ -1,0 +1,316 @@
+"""Acquires machines for rows that are short: the second half of Phase 1.
+
+A machine is chosen for what it would host of the row and of the lower rows of its cluster. Where the cluster has a
+target composition, machines of its classes are taken first. A row that is parked, or a gang without a domain,
+acquires nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from bigfleet.engine.shapes.choice import Choice, Prices, choose, reference_prices
+from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
+from bigfleet.engine.shapes.following import acquire_as_planned
+from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row, spread_counts
+from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack
+from bigfleet.engine.shapes.state import Cluster, Host, Offer, PodGroup, Row
+from bigfleet.engine.targets import ClassKey, class_key
+from bigfleet.model.states import CapacityType, MachineState
+
+#: Times that a cluster is credited and acquires again within one decision.
+SETTLING_ROUNDS_MAX: Final = 4
+
+
+def acquire(fleet: Fleet) -> None:
+    """Acquire for every short row in processing order, then trim each cluster and complete its target."""
+    prices = {c.id: _prices(c, fleet) for c in fleet.clusters.values() if any(row.has_left for row in c.rows)}
+    for row in fleet.rows:
+        if row.has_left and row.may_acquire:
+            _acquire(row, fleet, prices[row.cluster.id])
+    for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
+        repack(cluster, fleet)
+        _search_offers(cluster, fleet)
+        if cluster.id not in fleet.options.targets:
+            _drop_unnecessary(cluster, fleet)
+            _settle(cluster, fleet, prices.get(cluster.id))
+    for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
+        _complete_target(cluster, fleet)
+        repack(cluster, fleet)
+    for row in fleet.rows:
+        row.is_short = row.has_left or bool(row.impossible)
+
+
+def _prices(cluster: Cluster, fleet: Fleet) -> Prices:
+    totals = fleet.totals(cluster.id)
+    return reference_prices(cluster.rows, fleet.offers, totals, fleet.free(), fleet.dimensions.pods)
+
+
+def _search_offers(cluster: Cluster, fleet: Fleet) -> None:
+    """Look for machines that host what has no place yet when lower rows hold what only they could use.
+
+    A higher row that took the only machine of a kind may run elsewhere. Small clusters are searched over what they hold
+    and what is left on offer together.
+    """
+    rows = [row for row in cluster.rows if row.may_acquire]
+    if not any(row.has_left for row in rows) or len(cluster.hosts) >= SEARCHED_HOSTS_MAX:
+        return
+    usable = [o for o in fleet.offers if o.available and any(row.may_use(o.example, o.shape) for row in rows)]
+    usable.sort(key=lambda o: (o.example.price_usd_per_hour, o.machines[o.taken].id))
+    added: list[Host] = []
+    for offer in usable:
+        while offer.available and len(cluster.hosts) < SEARCHED_HOSTS_MAX:
+            added.append(_take(cluster, offer, fleet))
+    if added:
+        repack(cluster, fleet)
+    for host in reversed(added):
+        if not host.is_claimed:
+            _give_back(host, cluster)
+
+
+def _settle(cluster: Cluster, fleet: Fleet, prices: Prices | None) -> None:
+    """Credit the cluster as the next cycle will, and acquire what that leaves without a place.
+
+    Pods are placed beside the machine that was acquired for them; the next cycle places them in hosting order. Without
+    this step a fleet comes to rest only after several cycles.
+    """
+    for _ in range(SETTLING_ROUNDS_MAX):
+        if not cluster.acquired or prices is None:
+            return
+        rows = [row for row in cluster.rows if row.same_key is None]
+        for row in rows:
+            clear_row(row, cluster.hosts)
+        sort_hosts(cluster)
+        for row in rows:
+            place_row(row, cluster.hosts)
+        repack(cluster, fleet)
+        acquired = len(cluster.acquired)
+        for row in cluster.rows:
+            if row.has_left and row.may_acquire:
+                _acquire(row, fleet, prices)
+        if len(cluster.acquired) == acquired:
+            return
+
+
+# ---- one row -----------------------------------------------------------------------------------------------------
+
+
+def _acquire(row: Row, fleet: Fleet, prices: Prices) -> None:
+    """Place the row on what its cluster acquired already, then acquire until nothing is left or nothing helps."""
+    cluster = row.cluster
+    for host in acquire_as_planned(row, fleet):
+        note_plan(host, row, fleet)
+    if not row.has_left:
+        return
+    row.spread_domains = _empty_domains(row, fleet)
+    if cluster.acquired:
+        _place_on(row, cluster.hosts if cluster.planned else cluster.acquired)
+    while row.has_left:
+        found = _choose(row, fleet, prices)
+        if found is None:
+            return
+        choice, is_by_target = found
+        for _ in range(_repetitions(row, choice)):
+            host = _take(cluster, choice.offer, fleet)
+            fleet.notes[host.machine.id] = ChoiceNote(
+                row=row,
+                cost_usd_per_hour=choice.cost_usd_per_hour,
+                runner_up=choice.runner_up,
+                costs_more_usd_per_hour=choice.runner_up_costs_more_usd_per_hour,
+                is_by_target=is_by_target,
+            )
+            _place_on(row, cluster.hosts[-1:])
+
+
+def note_plan(host: Host, row: Row, fleet: Fleet) -> None:
+    """Note that the machine was acquired because the target composition has it."""
+    fleet.notes[host.machine.id] = ChoiceNote(
+        row=row,
+        cost_usd_per_hour=host.machine.price_usd_per_hour,
+        runner_up="",
+        costs_more_usd_per_hour=0.0,
+        is_by_target=True,
+    )
+
+
+def _place_on(row: Row, added: Sequence[Host]) -> None:
+    """Place what the row has left on machines that the cluster acquired."""
+    if row.need.profile.strict_spread is None or row.divisible is not None:
+        place_row(row, added)
+        return
+    # A new domain lowers the minimum of all: the row is placed from the beginning.
+    clear_row(row, row.cluster.hosts)
+    place_row(row, row.cluster.hosts)
+
+
+def _take(cluster: Cluster, offer: Offer, fleet: Fleet) -> Host:
+    host = fleet.host(cluster, offer.take())
+    host.offer = offer
+    cluster.hosts.append(host)
+    cluster.acquired.append(host)
+    return host
+
+
+def _choose(row: Row, fleet: Fleet, prices: Prices) -> tuple[Choice, bool] | None:
+    """Return the next machine, of the target's classes while those help, else of any; and whether a target chose."""
+    cluster = row.cluster
+    offers = _open_offers(row, fleet)
+    totals = fleet.totals(cluster.id)
+    others = _others(row)
+    missing = _missing(cluster, fleet)
+    preferred = [offer for offer in offers if missing.get(class_key(offer.example), 0) > 0]
+    for candidates, is_by_target in ((preferred, True), (offers, False)):
+        left = _left_to_spread(row, fleet)
+        choice = choose(row, others, candidates, totals, prices, left=left, head_start=fleet.options.idle_head_start)
+        if choice is not None:
+            return choice, is_by_target
+    return None
+
+
+def _others(row: Row) -> list[Row]:
+    """Return the lower rows of the cluster that may fill what the row leaves of a machine."""
+    rows = row.cluster.rows
+    lower = rows[rows.index(row) + 1 :]
+    return [
+        other
+        for other in lower
+        if other.has_left
+        and other.same_key is None
+        and other.need.profile.strict_spread is None
+        and not other.need.parked
+    ]
+
+
+def _left_to_spread(row: Row, fleet: Fleet) -> dict[PodGroup, int]:
+    """Return at most how many pods of a spread row one machine may take; empty for other rows."""
+    spread = row.need.profile.strict_spread
+    if spread is None or row.divisible is not None:
+        return {}
+    return {group: min(group.left, spread.skew_max) for group in row.groups}
+
+
+def _open_offers(row: Row, fleet: Fleet) -> list[Offer]:
+    """Return the offers that the row may use; under a strict spread, those in domains that may take a pod now."""
+    offers = [offer for offer in fleet.offers if offer.available and row.may_use(offer.example, offer.shape)]
+    spread = row.need.profile.strict_spread
+    if spread is None or row.divisible is not None:
+        return offers
+    key = spread.topology_key
+    by_domain = {value for offer in offers if (value := offer.example.attribute(key)) is not None}
+    counts = spread_counts(row, row.cluster.hosts, spread)
+    minimum = min(counts.values(), default=0)
+    is_open = {value for value in by_domain if counts.get(value, 0) <= minimum + spread.skew_max - 1}
+    return [offer for offer in offers if offer.example.attribute(key) in is_open]
+
+
+def _empty_domains(row: Row, fleet: Fleet) -> tuple[str, ...]:
+    """Return the domains in which a spread row of which nothing runs could be hosted by what is on offer."""
+    spread = row.need.profile.strict_spread
+    if spread is None or row.divisible is not None or any(spread_counts(row, row.cluster.hosts, spread).values()):
+        return ()
+    values = set()
+    for offer in fleet.offers:
+        value = offer.example.attribute(spread.topology_key)
+        if value is None or not offer.available or not row.may_use(offer.example, offer.shape):
+            continue
+        total = fleet.total(row.cluster.id, offer.shape)
+        if any(fitting(total, group.request, 1) for group in row.groups):
+            values.add(value)
+    return tuple(sorted(values))
+
+
+def _repetitions(row: Row, choice: Choice) -> int:
+    """Return how often the choice stays the best: until some group has fewer pods left than one machine hosts."""
+    if row.need.profile.strict_spread is not None or choice.fill.shares:
+        return 1
+    times = [group.left // count for group, count in choice.fill.pods]
+    own = [-(-group.left // count) for group, count in choice.fill.pods if group.row is row]
+    return max(1, min([choice.offer.available, max(own, default=1), *times]))
+
+
+# ---- targets -----------------------------------------------------------------------------------------------------
+
+
+def _missing(cluster: Cluster, fleet: Fleet) -> dict[ClassKey, int]:
+    """Return how many machines of each class the cluster lacks of its target."""
+    target = fleet.options.targets.get(cluster.id)
+    if target is None:
+        return {}
+    missing = dict(target.counts)
+    for host in cluster.hosts:
+        key = class_key(host.machine)
+        if key in missing:
+            missing[key] -= 1
+    return missing
+
+
+def _complete_target(cluster: Cluster, fleet: Fleet) -> None:
+    """Acquire what the target has beyond the claims: the room that the scheduler's order needs."""
+    missing = _missing(cluster, fleet)
+    for offer in fleet.offers:
+        key = class_key(offer.example)
+        if not any(row.may_acquire and row.may_use(offer.example, offer.shape) for row in cluster.rows):
+            continue
+        while missing.get(key, 0) > 0 and offer.available:
+            missing[key] -= 1
+            _take(cluster, offer, fleet).is_target = True
+
+
+# ---- trimming ----------------------------------------------------------------------------------------------------
+
+
+def _drop_unnecessary(cluster: Cluster, fleet: Fleet) -> None:
+    """Give back machines acquired in this decision whose pods fit on the others, the dearest first."""
+    acquired = sorted(cluster.acquired, key=lambda h: (-_price_to_use(h), h.machine.id))
+    for host in acquired:
+        if host.is_claimed and not _move_away(host, cluster):
+            continue
+        _give_back(host, cluster)
+
+
+def _give_back(host: Host, cluster: Cluster) -> None:
+    """Undo an acquisition; nothing may claim the machine."""
+    assert host.offer is not None, f"{host.machine.id} was not acquired in this decision"
+    cluster.hosts.remove(host)
+    cluster.acquired.remove(host)
+    host.offer.give_back(host.machine)
+
+
+def _price_to_use(host: Host) -> float:
+    machine = host.machine
+    is_fixed = machine.capacity_type not in (CapacityType.ON_DEMAND, CapacityType.SPOT)
+    return 0.0 if machine.state is MachineState.IDLE and is_fixed else machine.price_usd_per_hour
+
+
+def _move_away(host: Host, cluster: Cluster) -> bool:
+    """Move the host's pods to the cluster's other hosts; returns False, with nothing changed, when they do not fit."""
+    bound = any(g.row.need.profile.strict_spread is not None or g.row.same_key is not None for g in host.claims)
+    if host.shares or bound:
+        return False
+    moved: list[tuple[PodGroup, Host, int]] = []
+    for group, count in sorted(host.claims.items(), key=lambda item: (-item[0].size, item[0].row.rank, item[0].index)):
+        left = count
+        for other in cluster.hosts:
+            if other is host or not left or not may_host(group, other):
+                continue
+            group.left += left
+            taken = min(left, capacity(group, other))
+            group.left -= left
+            if taken:
+                group.left += taken
+                place(group, other, taken)
+                moved.append((group, other, taken))
+                left -= taken
+        if left:
+            _move_back(moved)
+            return False
+    host.claims.clear()
+    return True
+
+
+def _move_back(moved: Sequence[tuple[PodGroup, Host, int]]) -> None:
+    for group, other, count in moved:
+        for d, milli in group.request:
+            other.room[d] += milli * count
+        other.claims[group] -= count
+        if not other.claims[group]:
+            del other.claims[group]

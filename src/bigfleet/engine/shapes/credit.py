@@ -1,0 +1,46 @@
+"""Credits every row with room on what its cluster holds: the first half of Phase 1.
+
+Rows are taken by precedence, so a higher row never lacks room that a lower row has. Acquiring is `acquire`'s business.
+"""
+
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.following import pending, place_as_planned, read_plan
+from bigfleet.engine.shapes.gangs import credit_gang
+from bigfleet.engine.shapes.hosting import place_first_fit, place_row
+from bigfleet.engine.shapes.repack import repack
+from bigfleet.engine.shapes.state import Row
+
+
+def credit(fleet: Fleet) -> None:
+    """Credit all rows, as planned where there is a plan, then pack each cluster again where something has no place."""
+    for cluster in fleet.clusters.values():
+        read_plan(cluster, fleet)
+        place_as_planned(cluster)
+    for row in fleet.rows:
+        if row.same_key is not None:
+            credit_gang(row, fleet)
+            continue
+        waits = pending(row)
+        for group, count in waits.items():
+            group.left -= count
+        place_row(row, row.cluster.hosts)
+        for group, count in waits.items():
+            group.left += count
+        if row.has_left and not waits:
+            _credit_orphans(row, fleet)
+    for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
+        if not any(pending(row) for row in cluster.rows):
+            repack(cluster, fleet)
+
+
+def _credit_orphans(row: Row, fleet: Fleet) -> None:
+    """Credit the row's own machines in creation of which the cluster is not known, by id, while they help."""
+    own = fleet.orphans.get((row.need.fingerprint, row.need.group), [])
+    for machine in list(own):
+        if not row.has_left:
+            return
+        host = fleet.host(row.cluster, machine)
+        place_first_fit(row, [host])
+        if host.is_claimed:
+            own.remove(machine)
+            row.cluster.hosts.append(host)

@@ -1,0 +1,92 @@
+"""Follows a cluster's target composition: places pods as it was planned, and acquires the planned machines.
+
+A plan numbers the machines of each class: those that the cluster holds in hosting order, then those that it acquires. A
+row acquires the machines on which pods of it were planned, at its turn; lower rows that were planned on them are placed
+with it. What a plan does not cover is placed and acquired as without one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.hosting import capacity, may_host, place
+from bigfleet.engine.shapes.state import Cluster, Host, Offer, PodGroup, Row
+from bigfleet.engine.targets import ClassKey, class_key
+
+MachineNumber = tuple[ClassKey, int]
+
+
+def read_plan(cluster: Cluster, fleet: Fleet) -> None:
+    """Note what was planned on which machine, and number the machines that the cluster holds."""
+    target = fleet.options.targets.get(cluster.id)
+    if target is None:
+        return
+    groups = {
+        (row.need.key, group.index): group for row in cluster.rows for group in row.groups if not group.is_waiting
+    }
+    for claim in target.claims:
+        group = groups.get((claim.row, claim.shape))
+        if group is None:
+            continue
+        for number in range(claim.first, claim.first + claim.machines):
+            cluster.planned.setdefault((claim.machine_class, number), []).append((group, claim.count))
+    sizes: Counter[ClassKey] = Counter()
+    for host in cluster.hosts:
+        key = class_key(host.machine)
+        cluster.numbered[(key, sizes[key])] = host
+        sizes[key] += 1
+
+
+def place_as_planned(cluster: Cluster) -> None:
+    """Place what was planned on the machines that the cluster holds."""
+    for number, host in cluster.numbered.items():
+        _fill(host, cluster.planned.get(number, ()))
+
+
+def _fill(host: Host, planned: Iterable[tuple[PodGroup, int]]) -> None:
+    for group, count in planned:
+        row = group.row
+        is_elsewhere = row.same_key is not None and row.domain is None
+        if not is_elsewhere and may_host(group, host):
+            place(group, host, min(count, capacity(group, host)))
+
+
+def pending(row: Row) -> dict[PodGroup, int]:
+    """Return how many of the row's unplaced pods are planned on machines that the cluster does not hold yet."""
+    counts: Counter[PodGroup] = Counter()
+    cluster = row.cluster
+    for number, planned in cluster.planned.items():
+        if number not in cluster.numbered and number not in cluster.unavailable:
+            for group, count in planned:
+                if group.row is row:
+                    counts[group] += count
+    return {group: min(count, group.left) for group, count in counts.items() if group.left}
+
+
+def acquire_as_planned(row: Row, fleet: Fleet) -> list[Host]:
+    """Acquire the machines on which pods of the row were planned and have no place yet; return them.
+
+    A machine that is not to be had is skipped, and so is what was planned on it.
+    """
+    cluster = row.cluster
+    acquired = []
+    offers: dict[ClassKey, list[Offer]] = {}
+    for offer in fleet.offers:
+        offers.setdefault(class_key(offer.example), []).append(offer)
+    for number, planned in cluster.planned.items():
+        if number in cluster.numbered or number in cluster.unavailable:
+            continue
+        if not any(group.row is row and group.left for group, _ in planned):
+            continue
+        found = next((o for o in offers.get(number[0], ()) if o.available and row.may_use(o.example, o.shape)), None)
+        if found is None:
+            cluster.unavailable.add(number)
+            continue
+        host = fleet.host(cluster, found.take())
+        host.offer, host.is_target = found, True
+        cluster.hosts.append(host)
+        cluster.acquired.append(host)
+        cluster.numbered[number] = host
+        _fill(host, planned)
+        acquired.append(host)
+    return acquired

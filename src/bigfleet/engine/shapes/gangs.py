@@ -1,0 +1,164 @@
+"""Chooses the one domain of a gang (a row with a Same requirement) and claims what the gang holds there.
+
+A domain is judged by how many of the gang's pods fit: on what the cluster holds, on the gang's own machines, and on
+what could be acquired. A gang never takes a machine outside its domain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from bigfleet.engine.shapes.choice import Prices, choose, reference_prices
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
+from bigfleet.engine.shapes.state import Host, Offer, Row
+
+
+class DomainRank(NamedTuple):
+    """Sort key of a domain: the least is chosen."""
+
+    is_unsatisfiable: bool
+    #: Share of the gang that the domain could host, negative; 0 when it can host the whole gang.
+    lacking: Fraction
+    #: Shares of the gang on what the cluster holds and on the gang's own machines, negative.
+    held: Fraction
+    own: Fraction
+    #: Whether the target composition has the gang elsewhere.
+    is_off_target: bool
+    #: What the machines to acquire cost, dollars an hour.
+    cost: float
+    value: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Domain:
+    """What one domain offers a gang."""
+
+    value: str
+    rank: DomainRank
+    #: Machines that the gang would acquire, by offer.
+    wanted: list[tuple[Offer, int]] = field(default_factory=list)
+
+
+def credit_gang(row: Row, fleet: Fleet) -> None:
+    """Choose the row's domain, claim room there on the gang's own machines first, and earmark what it will acquire."""
+    domains = sorted(_domains(row, fleet), key=lambda domain: domain.rank)
+    if not domains:
+        row.is_satisfiable = False
+        row.matching = frozenset()
+        return
+    best = domains[0]
+    row.domain = best.value
+    row.is_satisfiable = not best.rank.is_unsatisfiable
+    row.matching = _in_domain(row, fleet, best.value)
+    place_first_fit(row, own_first(row, row.cluster.hosts))
+    for offer, count in best.wanted:
+        offer.earmarked += count
+
+
+def own_first(row: Row, hosts: Sequence[Host]) -> list[Host]:
+    """Return the hosts with the row's own machines before the others, each in hosting order."""
+    return sorted(hosts, key=lambda host: not is_own(row, host))
+
+
+def is_own(row: Row, host: Host) -> bool:
+    """Return whether the machine carries the row's fingerprint and group."""
+    machine = host.machine
+    return machine.assigned_need_fingerprint == row.need.fingerprint and machine.assigned_group == row.need.group
+
+
+def _in_domain(row: Row, fleet: Fleet, value: str) -> frozenset[int]:
+    key = row.same_key
+    assert key is not None, "only a gang has a domain"
+    return frozenset(n for n in row.matching if fleet.shapes.examples[n].attribute(key) == value)
+
+
+def _domains(row: Row, fleet: Fleet) -> list[Domain]:
+    """Return every domain in which something could host a part of the gang."""
+    key = row.same_key
+    assert key is not None, "only a gang has domains"
+    values: set[str] = set()
+    for host in row.cluster.hosts:
+        value = host.machine.attribute(key)
+        if value is not None and row.may_use(host.machine, host.shape):
+            values.add(value)
+    offers = [o for o in fleet.offers if not row.need.parked and row.may_use(o.example, o.shape)]
+    values.update(value for o in offers if (value := o.example.attribute(key)) is not None and _unclaimed(o) > 0)
+    totals = fleet.totals(row.cluster.id)
+    prices = reference_prices([row], offers, totals, fleet.free(), fleet.dimensions.pods)
+    found = (_judge(row, fleet, value, offers, prices) for value in sorted(values))
+    return [domain for domain in found if domain is not None]
+
+
+def _unclaimed(offer: Offer) -> int:
+    return offer.available - offer.earmarked
+
+
+def _judge(row: Row, fleet: Fleet, value: str, offers: Sequence[Offer], prices: Prices) -> Domain | None:
+    """Try the domain: place, measure, and put everything back."""
+    everywhere, key = row.matching, row.same_key
+    assert key is not None, "only a gang has a domain"
+    row.matching = _in_domain(row, fleet, value)
+    hosts = own_first(row, row.cluster.hosts)
+    owned = [host for host in hosts if is_own(row, host)]
+    before, dimensions = _wanted(row), list(row.divisible or {})
+    place_first_fit(row, owned)
+    own = _covered(row, dimensions, before)
+    place_first_fit(row, hosts)
+    held = _covered(row, dimensions, before)
+    free = [o for o in offers if o.example.attribute(key) == value]
+    wanted, cost, added = _purchase(row, fleet, free, prices)
+    total = _covered(row, dimensions, before)
+    clear_row(row, (*hosts, *added))
+    row.matching = everywhere
+    if total == 0:
+        return None
+    is_whole = total == 1
+    is_off_target = value not in _planned_domains(row, fleet)
+    rank = DomainRank(not is_whole, Fraction(0) if is_whole else -total, -held, -own, is_off_target, cost, value)
+    return Domain(value=value, rank=rank, wanted=wanted)
+
+
+def _planned_domains(row: Row, fleet: Fleet) -> set[str | None]:
+    """Return the domains in which the target composition has the gang."""
+    target = fleet.options.targets.get(row.cluster.id)
+    key = row.same_key
+    assert key is not None, "only a gang has a domain"
+    claims = () if target is None else target.claims
+    return {claim.machine_class.attribute(key) for claim in claims if claim.row == row.need.key}
+
+
+def _wanted(row: Row) -> Sequence[int]:
+    """Return what the gang has left: by dimension of a divisible row, else its pods."""
+    return [*row.divisible.values()] if row.divisible is not None else [sum(group.left for group in row.groups)]
+
+
+def _covered(row: Row, dimensions: Sequence[int], before: Sequence[int]) -> Fraction:
+    """Return the share of the gang that has a place: of its pods, or the mean over a divisible row's dimensions."""
+    left = [row.divisible.get(d, 0) for d in dimensions] if row.divisible is not None else _wanted(row)
+    shares = [Fraction(had - has, had) for had, has in zip(before, left, strict=True) if had]
+    return sum(shares, Fraction(0)) / len(shares) if shares else Fraction(1)
+
+
+def _purchase(
+    row: Row, fleet: Fleet, offers: Sequence[Offer], prices: Prices
+) -> tuple[list[tuple[Offer, int]], float, list[Host]]:
+    """Place what is left on machines of the offers, as acquisition would choose them; the offers stay as they are."""
+    bought: dict[int, int] = {}
+    hosts: list[Host] = []
+    cost = 0.0
+    totals = fleet.totals(row.cluster.id)
+    while row.has_left:
+        open_offers = [o for o in offers if _unclaimed(o) > bought.get(id(o), 0)]
+        choice = choose(row, (), open_offers, totals, prices, left={}, head_start=fleet.options.idle_head_start)
+        if choice is None:
+            break
+        offer = choice.offer
+        machine = offer.machines[offer.taken + bought.get(id(offer), 0)]
+        host = fleet.host(row.cluster, machine)
+        place_first_fit(row, [host])
+        hosts.append(host)
+        bought[id(offer)] = bought.get(id(offer), 0) + 1
+        cost += machine.price_usd_per_hour
+    return [(o, bought[id(o)]) for o in offers if id(o) in bought], cost, hosts

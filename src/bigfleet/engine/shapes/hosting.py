@@ -1,0 +1,164 @@
+"""Places pods on machines: how many fit, first fit in a given order, and strict topology spreads.
+
+A placement is a claim (row, shape, machine, count). Nothing here acquires or releases a machine.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from bigfleet.engine.shapes.state import Host, PodGroup, Request, Room, Row
+from bigfleet.model.profile import TopologySpread
+
+
+def fitting(room: Room, request: Request, most: int) -> int:
+    """Return how many equal pods the room holds, `most` at most."""
+    for dimension, milli in request:
+        if room[dimension] < milli * most:
+            most = room[dimension] // milli
+            if most <= 0:
+                return 0
+    return most
+
+
+def may_host(group: PodGroup, host: Host) -> bool:
+    """Return whether the group's row may use the host; waiting pods use only what has not joined yet."""
+    return group.row.may_use(host.machine, host.shape) and not (group.is_waiting and host.is_configured)
+
+
+def capacity(group: PodGroup, host: Host) -> int:
+    """Return how many of the group's unplaced pods the host could take now."""
+    most = group.left
+    if group.limit:
+        most = min(most, group.limit - host.claims.get(group, 0))
+    return fitting(host.room, group.request, most) if most > 0 else 0
+
+
+def place(group: PodGroup, host: Host, count: int) -> None:
+    """Claim `count` pods' room on the host."""
+    if count <= 0:
+        return
+    for dimension, milli in group.request:
+        host.room[dimension] -= milli * count
+        assert host.room[dimension] >= 0, f"{host.machine.id} has no room for {count} pods"
+    host.claims[group] = host.claims.get(group, 0) + count
+    group.left -= count
+
+
+def unplace(group: PodGroup, host: Host) -> int:
+    """Give back the group's claim on the host; returns the number of pods."""
+    count = host.claims.pop(group, 0)
+    for dimension, milli in group.request:
+        host.room[dimension] += milli * count
+    group.left += count
+    return count
+
+
+def place_share(row: Row, host: Host) -> bool:
+    """Let a row without shapes take what is left of the host, up to what it still wants; returns whether it took any.
+
+    The room must cover the row's unit, because nothing is known about its pods but the largest request of each
+    dimension.
+    """
+    assert row.divisible is not None, "only a row without shapes takes shares"
+    if not row.divisible or fitting(host.room, row.unit, 1) == 0:
+        return False
+    taken = {d: min(host.room[d], milli) for d, milli in row.divisible.items() if host.room[d] > 0}
+    if not taken:
+        return False
+    share = host.shares.setdefault(row, {})
+    for d, milli in taken.items():
+        host.room[d] -= milli
+        share[d] = share.get(d, 0) + milli
+        row.divisible[d] -= milli
+        if row.divisible[d] == 0:
+            del row.divisible[d]
+    return True
+
+
+def place_first_fit(row: Row, hosts: Sequence[Host]) -> None:
+    """Place a row without a spread: each group, largest first, on the hosts in order."""
+    if row.divisible is not None:
+        for host in hosts:
+            if not row.divisible:
+                return
+            if row.may_use(host.machine, host.shape):
+                place_share(row, host)
+        return
+    for group in row.groups:
+        for host in hosts:
+            if not group.left:
+                break
+            if may_host(group, host):
+                place(group, host, capacity(group, host))
+
+
+def place_row(row: Row, hosts: Sequence[Host]) -> None:
+    """Place what a row has left on the hosts, in their order, under its strict spread if it has one."""
+    spread = row.need.profile.strict_spread
+    if spread is None or row.divisible is not None:
+        place_first_fit(row, hosts)
+    else:
+        place_spread(row, hosts, spread)
+
+
+def spread_counts(row: Row, hosts: Iterable[Host], spread: TopologySpread) -> dict[str, int]:
+    """Return the row's pods by domain: domains in which it may use a host, and `Row.spread_domains`."""
+    counts = dict.fromkeys(row.spread_domains, 0)
+    for host in hosts:
+        value = host.machine.attribute(spread.topology_key)
+        if value is not None and row.may_use(host.machine, host.shape):
+            placed = sum(count for group, count in host.claims.items() if group.row is row)
+            counts[value] = counts.get(value, 0) + placed
+    return counts
+
+
+def place_spread(row: Row, hosts: Sequence[Host], spread: TopologySpread) -> None:
+    """Place pods so that no domain holds more than the emptiest one plus the skew.
+
+    The domain with the fewest pods goes first, then the smaller value; within a domain the hosts in order. A domain
+    without room stays where it is and holds the others down.
+    """
+    by_domain: dict[str, list[Host]] = {}
+    for host in hosts:
+        value = host.machine.attribute(spread.topology_key)
+        if value is not None and row.may_use(host.machine, host.shape):
+            by_domain.setdefault(value, []).append(host)
+    counts = spread_counts(row, hosts, spread)
+    for group in row.groups:
+        while group.left and _place_one_level(group, by_domain, counts, spread.skew_max):
+            pass
+
+
+def _place_one_level(
+    group: PodGroup, by_domain: Mapping[str, Sequence[Host]], counts: dict[str, int], skew: int
+) -> bool:
+    """Place pods of the group in the first open domain that has room; returns whether there was one."""
+    minimum = min(counts.values(), default=0)
+    for value in sorted(by_domain, key=lambda domain: (counts[domain], domain)):
+        allowed = minimum + skew - counts[value]
+        if allowed <= 0:
+            return False
+        placed = 0
+        for host in by_domain[value]:
+            if may_host(group, host):
+                count = min(capacity(group, host), allowed - placed)
+                place(group, host, count)
+                placed += count
+            if placed == allowed or not group.left:
+                break
+        if placed:
+            counts[value] += placed
+            return True
+    return False
+
+
+def clear_row(row: Row, hosts: Iterable[Host]) -> None:
+    """Give back everything that the row takes of the hosts."""
+    for host in hosts:
+        for group in row.groups:
+            if group in host.claims:
+                unplace(group, host)
+        share = host.shares.pop(row, None)
+        if share is not None and row.divisible is not None:
+            for d, milli in share.items():
+                host.room[d] += milli
+                row.divisible[d] = row.divisible.get(d, 0) + milli

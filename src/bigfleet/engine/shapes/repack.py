@@ -1,0 +1,208 @@
+"""Packs a cluster again where the placement by precedence left something without a place.
+
+First everything is placed as the target composition says, then largest first; if all of it fits, that packing counts.
+Otherwise small clusters are searched
+exhaustively, row by row in precedence order, with a counted effort. A row never loses a place to a lower one.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row
+from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row
+from bigfleet.engine.targets import ClassKey, Target, class_key
+
+#: Clusters up to this size are searched.
+SEARCHED_HOSTS_MAX: Final = 12
+SEARCHED_PODS_MAX: Final = 40
+#: Placements tried for one question.
+SEARCH_STEPS_MAX: Final = 5_000
+
+
+def repack(cluster: Cluster, fleet: Fleet) -> None:
+    """Find places for what the cluster's rows have left, without taking any from a higher row."""
+    if not cluster.hosts or not any(row.has_left for row in cluster.rows):
+        return
+    before = _save(cluster)
+    target = fleet.options.targets.get(cluster.id)
+    if target is not None and target.claims:
+        if _pack_as_planned(cluster, target):
+            return
+        _restore(cluster, before)
+    if _pack_largest_first(cluster):
+        return
+    _restore(cluster, before)
+    _search(cluster)
+
+
+def _is_fixed(row: Row) -> bool:
+    """Return whether the row keeps its places: a whole gang runs where it was placed."""
+    return row.same_key is not None and not row.has_left
+
+
+def _pack_largest_first(cluster: Cluster) -> bool:
+    """Place all rows again, largest pods first; returns whether everything has a place."""
+    rows = [row for row in cluster.rows if not _is_fixed(row)]
+    for row in rows:
+        clear_row(row, cluster.hosts)
+    groups = sorted((group for row in rows for group in row.groups), key=lambda g: (-g.size, g.row.rank, g.index))
+    for group in groups:
+        if not group.left:
+            continue
+        if group.row.need.profile.strict_spread is not None:
+            place_row(group.row, cluster.hosts)
+        else:
+            _place_group(group, cluster.hosts)
+    for row in rows:
+        if row.divisible is not None:
+            place_row(row, cluster.hosts)
+    return not any(row.has_left for row in cluster.rows)
+
+
+def _pack_as_planned(cluster: Cluster, target: Target) -> bool:
+    """Place all rows as the target's claims say; returns whether everything has a place."""
+    numbered: dict[tuple[ClassKey, int], Host] = {}
+    sizes: Counter[ClassKey] = Counter()
+    for host in cluster.hosts:
+        key = class_key(host.machine)
+        numbered[(key, sizes[key])] = host
+        sizes[key] += 1
+    rows = [row for row in cluster.rows if not _is_fixed(row)]
+    groups = {(row.need.key, group.index): group for row in rows for group in row.groups if not group.is_waiting}
+    for row in rows:
+        clear_row(row, cluster.hosts)
+    for claim in target.claims:
+        group = groups.get((claim.row, claim.shape))
+        if group is None:
+            continue
+        for number in range(claim.first, claim.first + claim.machines):
+            planned = numbered.get((claim.machine_class, number))
+            if planned is not None and may_host(group, planned):
+                place(group, planned, min(claim.count, capacity(group, planned)))
+    for row in rows:
+        place_row(row, cluster.hosts)
+    return not any(row.has_left for row in cluster.rows)
+
+
+def _place_group(group: PodGroup, hosts: Sequence[Host]) -> None:
+    for host in hosts:
+        if not group.left:
+            return
+        if may_host(group, host):
+            place(group, host, capacity(group, host))
+
+
+# ---- what was ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    rooms: list[list[int]]
+    claims: list[dict[PodGroup, int]]
+    shares: list[dict[Row, dict[int, int]]]
+    left: list[int]
+    divisible: list[dict[int, int] | None]
+
+
+def _save(cluster: Cluster) -> _Saved:
+    return _Saved(
+        rooms=[list(host.room) for host in cluster.hosts],
+        claims=[dict(host.claims) for host in cluster.hosts],
+        shares=[{row: dict(share) for row, share in host.shares.items()} for host in cluster.hosts],
+        left=[group.left for row in cluster.rows for group in row.groups],
+        divisible=[None if row.divisible is None else dict(row.divisible) for row in cluster.rows],
+    )
+
+
+def _restore(cluster: Cluster, saved: _Saved) -> None:
+    for host, room, claims, shares in zip(cluster.hosts, saved.rooms, saved.claims, saved.shares, strict=True):
+        host.room[:] = room
+        host.claims = dict(claims)
+        host.shares = {row: dict(share) for row, share in shares.items()}
+    groups = (group for row in cluster.rows for group in row.groups)
+    for group, left in zip(groups, saved.left, strict=True):
+        group.left = left
+    for row, amounts in zip(cluster.rows, saved.divisible, strict=True):
+        row.divisible = None if amounts is None else dict(amounts)
+
+
+# ---- search ------------------------------------------------------------------------------------------------------
+
+
+def _search(cluster: Cluster) -> None:
+    """Serve each row in precedence order with as many pods as some packing of it and all rows above it allows."""
+    rows = [
+        row
+        for row in cluster.rows
+        if row.groups and row.need.profile.strict_spread is None and row.same_key is None and row.divisible is None
+    ]
+    pods = sum(group.count for row in rows for group in row.groups)
+    if len(cluster.hosts) > SEARCHED_HOSTS_MAX or pods > SEARCHED_PODS_MAX:
+        return
+    before = _save(cluster)
+    served_before = [group.count - group.left for row in rows for group in row.groups]
+    for row in rows:
+        clear_row(row, cluster.hosts)
+    accepted: dict[PodGroup, int] = {}
+    best: dict[PodGroup, list[int]] = {}
+    for row in rows:
+        for group in row.groups:
+            fewest, most = 0, group.count
+            while fewest < most:
+                count = (fewest + most + 1) // 2
+                found = _feasible({**accepted, group: count}, cluster.hosts)
+                if found is None:
+                    most = count - 1
+                else:
+                    fewest, best = count, found
+            accepted[group] = fewest
+    if [accepted[group] for row in rows for group in row.groups] <= served_before:
+        # The effort ran out before the search found what first fit had.
+        _restore(cluster, before)
+        return
+    for group, counts in best.items():
+        for host, count in zip(cluster.hosts, counts, strict=True):
+            place(group, host, count)
+
+
+def _feasible(wanted: dict[PodGroup, int], hosts: Sequence[Host]) -> dict[PodGroup, list[int]] | None:
+    """Return pods of each group by host such that all have a place, None when the search found no such packing."""
+    groups = sorted((g for g, n in wanted.items() if n), key=lambda g: (-g.size, g.row.rank, g.index))
+    pods = [group for group in groups for _ in range(wanted[group])]
+    rooms = [list(host.room) for host in hosts]
+    counts = {group: [0] * len(hosts) for group in wanted}
+    steps = [0]
+
+    def place_from(number: int, first: int) -> bool:
+        if number == len(pods):
+            return True
+        group = pods[number]
+        tried: set[tuple[int, tuple[int, ...], int]] = set()
+        for h in range(first, len(hosts)):
+            host, room = hosts[h], rooms[h]
+            if not may_host(group, host) or not fitting(room, group.request, 1):
+                continue
+            if group.limit and counts[group][h] >= group.limit:
+                continue
+            alike = (host.shape, tuple(room), counts[group][h])
+            if alike in tried:
+                continue
+            tried.add(alike)
+            steps[0] += 1
+            if steps[0] > SEARCH_STEPS_MAX:
+                return False
+            for d, milli in group.request:
+                room[d] -= milli
+            counts[group][h] += 1
+            follows = number + 1 < len(pods) and pods[number + 1] is group
+            if place_from(number + 1, h if follows else 0):
+                return True
+            for d, milli in group.request:
+                room[d] += milli
+            counts[group][h] -= 1
+        return False
+
+    return counts if place_from(0, 0) else None

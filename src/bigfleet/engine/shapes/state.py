@@ -1,0 +1,266 @@
+"""Holds the working state of one decision: rows, pod groups, hosts and offers.
+
+Everything here lives for one call of `decide` and is thrown away with it. Quantities are integers in milli-units,
+indexed by the dimensions of the call. Nothing here chooses a machine.
+"""
+
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from bigfleet.engine.matching import Shapes
+from bigfleet.engine.targets import ClassKey
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.model.penalty import bucket_upper_dollars
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import Vector
+
+#: The resource of which every pod takes one.
+PODS: Final = "pods"
+#: One pod, in milli-units.
+ONE_POD: Final = 1000
+#: Room of a machine in the dimension `pods` when it declares none.
+UNLIMITED: Final = 1 << 200
+
+#: (dimension, milli-units) of each dimension that is positive, dimensions ascending.
+Request = tuple[tuple[int, int], ...]
+Room = list[int]
+
+
+class Dimensions:
+    """Numbers the resource names of one call in name order; the last number is `pods`."""
+
+    def __init__(self, vectors: Iterable[Vector]) -> None:
+        """Number every name that occurs in the vectors."""
+        names = {name for amounts in vectors for name in amounts}
+        self.names: tuple[str, ...] = (*sorted(names - {PODS}), PODS)
+        self._index = {name: number for number, name in enumerate(self.names)}
+        self.pods = len(self.names) - 1
+
+    def request(self, amounts: Vector) -> Request:
+        """Return the positive dimensions of a vector."""
+        return tuple(sorted((self._index[name], milli) for name, milli in amounts.items()))
+
+    def room(self, supply: Vector, overhead: Vector) -> Room:
+        """Return what is left of a supply after an overhead, 0 at least; no `pods` declared is no limit."""
+        room = [max(0, supply.get(name, 0) - overhead.get(name, 0)) for name in self.names]
+        if PODS not in supply:
+            room[self.pods] = UNLIMITED
+        return room
+
+    def vector(self, amounts: Iterable[tuple[int, int]]) -> Vector:
+        """Return the vector of (dimension, milli-units) pairs; `pods` is left out."""
+        return {self.names[number]: milli for number, milli in amounts if number != self.pods and milli > 0}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PodGroup:
+    """Equal pods of one row."""
+
+    row: "Row"
+    #: Place in the row's shapes; waiting shapes are numbered after the others.
+    index: int
+    #: What one pod requests, `pods` included.
+    request: Request
+    count: int
+    #: Most pods of the group on one machine; 0 is no limit.
+    limit: int
+    #: Extra demand of pods that the scheduler could not place: hosted by machines that have not joined yet.
+    is_waiting: bool = False
+    #: Largest share of the largest machine's supply that one pod takes; sorts groups, largest first.
+    size: float = 0.0
+    #: Pods that have no place yet.
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = self.count
+
+
+class Impossible(NamedTuple):
+    """Why no known machine can host a pod."""
+
+    #: None for the smallest machine that a row without shapes accepts.
+    group: PodGroup | None
+    #: The dimension that lacks; "" when no machine matches the profile.
+    dimension: str
+    wanted: int
+    #: The largest supply of a machine that matches, less overheads.
+    largest: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Host:
+    """One machine as its cluster sees it: what it offers, what is left of it, and who takes the rest."""
+
+    machine: Machine
+    #: Number of the machine's shape (`Shapes.of`).
+    shape: int
+    #: Supply less the cluster's overheads.
+    total: Room
+    room: Room
+    claims: dict[PodGroup, int] = field(default_factory=dict)
+    #: What rows without shapes take, by dimension.
+    shares: dict["Row", dict[int, int]] = field(default_factory=dict)
+    #: Whether the target composition of the cluster keeps this machine also when nothing claims it.
+    is_target: bool = False
+    #: Where the machine was acquired from in this decision; None for what the cluster held before.
+    offer: "Offer | None" = None
+
+    @property
+    def is_claimed(self) -> bool:
+        """Return whether any row takes a part of the machine."""
+        return bool(self.claims or self.shares)
+
+    @property
+    def is_configured(self) -> bool:
+        """Return whether the machine serves its cluster already."""
+        return self.machine.state is MachineState.CONFIGURED
+
+    def rows(self) -> set["Row"]:
+        """Return the rows that take a part of the machine."""
+        return {group.row for group in self.claims} | set(self.shares)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Row:
+    """One row of demand on its way through the phases."""
+
+    need: Need
+    #: Place in the demand, from 0.
+    position: int
+    #: Place in processing order, from 0.
+    rank: int = 0
+    cluster: "Cluster"
+    #: Shapes of machines that the row may use: the profile matches; of a Same row, those of its domain.
+    matching: frozenset[int]
+    #: In canonical order: size descending, then index.
+    groups: list[PodGroup] = field(default_factory=list)
+    #: A row without shapes: what is not covered yet, by dimension; None for a row with shapes.
+    divisible: dict[int, int] | None = None
+    #: A row without shapes: what a machine must have room for to be counted.
+    unit: Request = ()
+    domain: str | None = None
+    is_satisfiable: bool = True
+    #: Values of the strict spread's key that count as empty domains: those of the offers, when nothing of the row runs.
+    spread_domains: tuple[str, ...] = ()
+    #: Set aside: no known machine can host one pod.
+    impossible: list["Impossible"] = field(default_factory=list)
+    #: Short of something after Phase 1.
+    is_short: bool = False
+    #: Machines that drain for the row, and machines that are preempted for it.
+    coming: list[Machine] = field(default_factory=list)
+    victims: list[Machine] = field(default_factory=list)
+
+    @property
+    def penalty_dollars(self) -> float:
+        """Return the upper bound of the row's interruption bucket; infinite when pinned."""
+        return bucket_upper_dollars(self.need.profile.interruption_bucket)
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether some of the row's demand has no place."""
+        return bool(self.divisible) or any(group.left for group in self.groups)
+
+    @property
+    def same_key(self) -> str | None:
+        """Return the key whose value all pods of the row share; None for none."""
+        return self.need.profile.same_key
+
+    @property
+    def may_acquire(self) -> bool:
+        """Return whether the row may take machines that its cluster does not hold yet."""
+        if self.divisible is not None and self.impossible:
+            return False
+        return not self.need.parked and not (self.same_key is not None and self.domain is None)
+
+    def may_use(self, machine: Machine, shape: int) -> bool:
+        """Return whether the profile allows the machine; a pinned row uses nothing that can be interrupted."""
+        return shape in self.matching and not (
+            machine.interruption_probability > 0 and self.penalty_dollars == float("inf")
+        )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Cluster:
+    """What one cluster holds and wants in this decision."""
+
+    id: str
+    #: By processing order.
+    rows: list[Row] = field(default_factory=list)
+    #: Bound and coming machines in hosting order, then those that were acquired in this decision.
+    hosts: list[Host] = field(default_factory=list)
+    #: Acquired in this decision, in order.
+    acquired: list[Host] = field(default_factory=list)
+    #: By (class, number): what the target composition has on each machine, and the machine where the cluster has it.
+    planned: dict[tuple[ClassKey, int], list[tuple[PodGroup, int]]] = field(default_factory=dict)
+    numbered: dict[tuple[ClassKey, int], Host] = field(default_factory=dict)
+    #: Numbers of machines that cannot be had.
+    unavailable: set[tuple[ClassKey, int]] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Offer:
+    """Machines that are alike in everything a choice looks at; Idle or Speculative."""
+
+    example: Machine
+    shape: int
+    #: Ids ascending; taken from the front.
+    machines: list[Machine]
+    taken: int = 0
+    #: Machines at the end that gangs count on, by the row's position; they hide machines from other gangs' domains
+    #: only.
+    earmarked: int = 0
+
+    @property
+    def available(self) -> int:
+        """Return how many machines are left."""
+        return len(self.machines) - self.taken
+
+    @property
+    def state(self) -> MachineState:
+        """Return the state of the offer's machines."""
+        return self.example.state
+
+    def take(self) -> Machine:
+        """Remove the machine with the lowest id and return it."""
+        machine = self.machines[self.taken]
+        self.taken += 1
+        return machine
+
+    def give_back(self, machine: Machine) -> None:
+        """Make a machine that was taken available again."""
+        self.machines.remove(machine)
+        self.taken -= 1
+        insort(self.machines, machine, lo=self.taken, key=lambda m: m.id)
+
+
+def offers_of(machines: Sequence[Machine], shapes: Shapes) -> list[Offer]:
+    """Group Idle and Speculative machines into offers, ordered by the lowest id of each."""
+    groups: defaultdict[tuple[object, ...], list[Machine]] = defaultdict(list)
+    for machine in sorted(machines, key=lambda m: m.id):
+        key = (
+            machine.state,
+            shapes.of[machine.id],
+            machine.capacity_type,
+            machine.price_usd_per_hour,
+            machine.interruption_probability,
+        )
+        groups[key].append(machine)
+    return [Offer(example=found[0], shape=shapes.of[found[0].id], machines=found) for found in groups.values()]
+
+
+def largest(rooms: Iterable[Room], dimensions: int) -> list[int]:
+    """Return the largest room of each dimension; 0 where there is none."""
+    most = [0] * dimensions
+    for room in rooms:
+        most = [max(a, b) for a, b in zip(most, room, strict=True)]
+    return most
+
+
+def dominant_share(request: Request, most: Sequence[int], pods: int) -> float:
+    """Return the largest request ÷ most over the dimensions but `pods`; infinite where there is none."""
+    shares = (float(milli) / float(most[d]) if most[d] else float("inf") for d, milli in request if d != pods)
+    return max(shares, default=0.0)

@@ -1,0 +1,32 @@
+"""Plans target compositions: which machines, and how many of each, one cluster should hold at the lowest cost."""
+
+from bigfleet.planner.composition import Claim, Composition, RunnerUp, Unhosted, UnhostedReason
+from bigfleet.planner.plan import closed_form, plan
+from bigfleet.planner.problem import (
+    MachineClass,
+    Problem,
+    ProblemFault,
+    SchedulerOrder,
+    Shape,
+    Spread,
+    mask_of,
+)
+from bigfleet.planner.search import Effort
+
+__all__ = [
+    "Claim",
+    "Composition",
+    "Effort",
+    "MachineClass",
+    "Problem",
+    "ProblemFault",
+    "RunnerUp",
+    "SchedulerOrder",
+    "Shape",
+    "Spread",
+    "Unhosted",
+    "UnhostedReason",
+    "closed_form",
+    "mask_of",
+    "plan",
+]

@@ -1,0 +1,63 @@
+"""Decides which pods the stock suffices for, by precedence."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bigfleet.planner.composition import Unhosted, UnhostedReason
+from bigfleet.planner.core import Core
+from bigfleet.planner.greedy import Filled, fill, least_prices, size_order
+from bigfleet.planner.prepare import Prepared
+from bigfleet.planner.simulate import Int
+
+
+def filled(core: Core, wanted: Int) -> Filled:
+    """Return a greedy fill of so many pods of each part, held machines included."""
+    order = size_order(core, [int(p) for p in np.flatnonzero(wanted)])
+    return fill(core, order, wanted, core.stock, core.cost, least_prices(core, core.cost), core.supply)
+
+
+def admit(prepared: Prepared) -> Prepared:
+    """Return what the stock suffices for; the rest is set aside as out of stock, lowest precedence first.
+
+    When the columns worth looking at do not suffice, all columns take part.
+    """
+    if not filled(prepared.core, prepared.core.count).left.any():
+        return prepared
+    core = prepared.every_column
+    if not filled(core, core.count).left.any():
+        return replace(prepared, core=core)
+    admitted = np.zeros(len(core.parts), np.int64)
+    ranks = np.array([core.problem.shapes[part.shape].rank for part in core.parts], np.int64)
+    for rank in np.unique(ranks):
+        admitted += _admitted_of_rank(core, admitted, np.flatnonzero(ranks == rank).tolist())
+    short = core.count - admitted
+    reason = UnhostedReason.OUT_OF_STOCK
+    missing: dict[int, int] = {}
+    for p in np.flatnonzero(short):
+        missing[core.parts[p].shape] = missing.get(core.parts[p].shape, 0) + int(short[p])
+    unhosted = (*prepared.unhosted, *(Unhosted(shape, count, reason) for shape, count in missing.items()))
+    kept = [p for p in range(len(core.parts)) if admitted[p]]
+    return replace(
+        prepared, core=core.with_parts(kept, admitted), unhosted=tuple(sorted(unhosted, key=lambda each: each.shape))
+    )
+
+
+def _admitted_of_rank(core: Core, before: Int, members: Sequence[int]) -> Int:
+    """Return the pods of one rank that find room beside those admitted before."""
+    chosen = np.zeros(len(core.parts), np.int64)
+    chosen[members] = core.count[members]
+    while chosen.any():
+        left = filled(core, before + chosen).left
+        if not left.any():
+            break
+        lower = np.minimum(left, chosen)
+        if not lower.any():
+            # Room that was found for a higher rank is not found beside this one: it yields, smallest first.
+            last = max(np.flatnonzero(chosen), key=lambda p: (int(core.request[p].max()), int(p)))
+            lower[last] = chosen[last]
+        chosen -= lower
+        for gang in {core.problem.shapes[core.parts[p].shape].gang for p in np.flatnonzero(lower)} - {""}:
+            chosen[[p for p, part in enumerate(core.parts) if core.problem.shapes[part.shape].gang == gang]] = 0
+    return chosen

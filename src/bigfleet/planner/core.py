@@ -1,0 +1,334 @@
+"""Turns a problem into arrays: parts of shapes, columns of machines, and which part runs on which column.
+
+A *part* is pods of one shape that share their constraints: a whole shape, the pods of a strict spread in one domain, or
+the pods of a gang in the domain chosen for it. A *column* is machines that cost the same: the held machines of a class,
+or those that can be acquired. Parts and columns are in canonical order, so the caller's order changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from bigfleet.planner.first_fit import FirstFitTables
+from bigfleet.planner.kernels import Kernels
+from bigfleet.planner.problem import BILLION, Problem, SchedulerOrder
+from bigfleet.planner.simulate import FIELD_BITS, NEVER, POINT, Arena, Bool, Fleet, Int, pack_words, simulate
+
+#: Stands for unlimited stock: more machines than any cluster holds, small enough for sums.
+PLENTY: Final = 1 << 40
+#: Scores divide numbers below this many bits, so that a product with a score's points cannot overflow.
+_SCORE_BITS: Final = 35
+#: Nano-dollars an hour for the largest supply of a dimension, and how much more a scarce dimension counts.
+_OPPORTUNITY: Final = 500
+_SCARCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Pods of one shape under one set of constraints."""
+
+    #: Position in the problem's shapes.
+    shape: int
+    count: int
+    #: Classes to which the part is confined beside its profile, or None.
+    within: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Machines of one class that cost the same."""
+
+    #: Position in the problem's classes.
+    machine_class: int
+    is_held: bool
+    cost: int
+    stock: int
+
+
+@dataclass(frozen=True)
+class Core:
+    """The arrays of one problem; P parts, C columns, D dimensions."""
+
+    problem: Problem
+    kernels: Kernels
+    parts: tuple[Part, ...]
+    columns: tuple[Column, ...]
+    #: In the problem's units, (P, D) and (C, D).
+    request: Int
+    supply: Int
+    #: Pods by part, (P).
+    count: Int
+    #: Place in the queue, 0 first, (P).
+    tier: Int
+    #: Pods of the part that one machine may host, PLENTY without a limit, (P).
+    limit: Int
+    #: Which columns match and are not forbidden by interruptions, too small ones included, (P, C).
+    matches: Bool
+    #: Those of them that are large enough: where claims may be, (P, C).
+    may_claim: Bool
+    #: The same without regard to interruptions, which the scheduler knows nothing of, (P, C).
+    may_run: Bool
+    #: Price with the expected interruptions of the average part that may claim the column, and a trifle for what its
+    #: loss takes from others, which decides between equal prices, (C).
+    cost: Int
+
+    @cached_property
+    def fits(self) -> Int:
+        """Pods of a part that an empty machine of a column hosts, (P, C)."""
+        return np.where(self.may_claim, np.minimum(pods_that_fit(self.supply, self.request), self.limit[:, None]), 0)
+
+    @cached_property
+    def stock(self) -> Int:
+        """Machines of each column that there are, (C)."""
+        return np.array([column.stock for column in self.columns], np.int64)
+
+    @cached_property
+    def demand(self) -> Int:
+        """Sum of all requests, (D)."""
+        total: Int = (self.request * self.count[:, None]).sum(axis=0)
+        return total
+
+    @cached_property
+    def arena(self) -> Arena:
+        """What simulations need."""
+        return build_arena(self)
+
+    @cached_property
+    def first_fit_tables(self) -> FirstFitTables:
+        """What first-fit needs."""
+        request, supply = scaled(self.request, self.supply, self.demand)
+        return FirstFitTables(request, supply, self.fits, self.count)
+
+    def price(self, fleet: Fleet) -> int:
+        """Return the sum of the columns' costs."""
+        return sum(int(self.cost[column]) * count for column, count in fleet)
+
+    def restricted(self, columns: Sequence[int]) -> "Core":
+        """Return the core with some columns only."""
+        chosen = np.array(columns, np.int64)
+        return replace(
+            self,
+            columns=tuple(self.columns[c] for c in columns),
+            supply=self.supply[chosen],
+            matches=self.matches[:, chosen],
+            may_claim=self.may_claim[:, chosen],
+            may_run=self.may_run[:, chosen],
+            cost=self.cost[chosen],
+        )
+
+    def with_counts(self, counts: Int) -> "Core":
+        """Return the core with other counts of pods; parts without pods stay."""
+        return replace(self, count=counts)
+
+    def with_parts(self, parts: Sequence[int], counts: Int) -> "Core":
+        """Return the core with some parts only, and other counts by position before the choice."""
+        chosen = np.array(parts, np.int64)
+        return replace(
+            self,
+            parts=tuple(self.parts[p] for p in parts),
+            request=self.request[chosen],
+            count=counts[chosen],
+            tier=self.tier[chosen],
+            limit=self.limit[chosen],
+            matches=self.matches[chosen],
+            may_claim=self.may_claim[chosen],
+            may_run=self.may_run[chosen],
+        )
+
+
+def pods_that_fit(supply: Int, request: Int) -> Int:
+    """Return how often each request (P, D) fits each supply (C, D), at most PLENTY, (P, C)."""
+    fits = np.full((len(request), len(supply)), PLENTY, np.int64)
+    for d in range(request.shape[1]):
+        wants = request[:, d]
+        if wants.any():
+            times = supply[None, :, d] // np.maximum(wants, 1)[:, None]
+            np.minimum(fits, np.where(wants[:, None] > 0, times, PLENTY), out=fits)
+    return fits
+
+
+def matching(problem: Problem, parts: Sequence[Part], columns: Sequence[Column]) -> Bool:
+    """Return which columns match the profile of each part and lie where it is confined to, (P, C)."""
+    size = (len(problem.classes) + 7) // 8
+    rows: dict[int, Bool] = {}
+    of_column = np.array([column.machine_class for column in columns], np.int64)
+    result = np.zeros((len(parts), len(columns)), np.bool_)
+    for p, part in enumerate(parts):
+        mask = problem.shapes[part.shape].matches
+        if mask not in rows:
+            bits = np.frombuffer(mask.to_bytes(size, "little"), np.uint8)
+            rows[mask] = np.unpackbits(bits, bitorder="little").astype(np.bool_)
+        result[p] = rows[mask][of_column]
+        if part.within is not None:
+            result[p] &= np.array([int(c) in part.within for c in of_column], np.bool_)
+    return result
+
+
+def columns_of(problem: Problem) -> tuple[Column, ...]:
+    """Return held and acquirable machines, by key, held ones first."""
+    columns = []
+    for position in sorted(range(len(problem.classes)), key=lambda c: problem.classes[c].key):
+        kind = problem.classes[position]
+        if kind.held:
+            columns.append(Column(position, True, kind.held_cost, kind.held))
+        if kind.stock is None or kind.stock > 0:
+            columns.append(Column(position, False, kind.cost, PLENTY if kind.stock is None else kind.stock))
+    return tuple(columns)
+
+
+def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column], kernels: Kernels) -> Core:
+    """Return the arrays of some parts and columns."""
+    shapes = [problem.shapes[part.shape] for part in parts]
+    classes = [problem.classes[column.machine_class] for column in columns]
+    width = len(problem.dimensions)
+    request = np.array([shape.request for shape in shapes], np.int64).reshape(len(parts), width)
+    supply = np.array([kind.supply for kind in classes], np.int64).reshape(len(columns), width)
+    count = np.array([part.count for part in parts], np.int64)
+    priorities = sorted({shape.priority for shape in shapes}, reverse=True)
+    matches = matching(problem, parts, columns)
+    is_large_enough = np.ones_like(matches)
+    for d in range(width):
+        if request[:, d].any():
+            is_large_enough &= request[:, d][:, None] <= supply[None, :, d]
+    pinned = np.array([shape.is_pinned for shape in shapes], np.bool_)
+    risky = np.array([kind.probability > 0 for kind in classes], np.bool_)
+    may_match = matches & ~(pinned[:, None] & risky[None, :])
+    may_claim = may_match & is_large_enough
+    place = {priority: tier for tier, priority in enumerate(priorities)}
+    return Core(
+        problem=problem,
+        kernels=kernels,
+        parts=tuple(parts),
+        columns=tuple(columns),
+        request=request,
+        supply=supply,
+        count=count,
+        tier=np.array([place[shape.priority] for shape in shapes], np.int64),
+        limit=np.array([shape.max_per_machine or PLENTY for shape in shapes], np.int64),
+        matches=may_match,
+        may_claim=may_claim,
+        may_run=matches & is_large_enough,
+        cost=_costs(problem, request, count, may_claim, columns, parts) + _opportunity(request, supply),
+    )
+
+
+def _costs(
+    problem: Problem, request: Int, count: Int, may_claim: Bool, columns: Sequence[Column], parts: Sequence[Part]
+) -> Int:
+    """Return price + probability × penalty, the penalty weighted by what each part asks for."""
+    costs = np.array([column.cost for column in columns], np.int64)
+    risky = [c for c, column in enumerate(columns) if problem.classes[column.machine_class].probability]
+    if not risky:
+        return costs
+    demand = [max(1, int(total)) for total in (request * count[:, None]).sum(axis=0)]
+    # Weight of a part: its largest share of the cluster's demand, in parts per billion.
+    weights = [
+        max((int(wants) * int(n) * BILLION // whole for wants, whole in zip(row, demand, strict=True)), default=0)
+        for row, n in zip(request, count, strict=True)
+    ]
+    known: dict[bytes, int] = {}
+    for c in risky:
+        who = may_claim[:, c]
+        mark = who.tobytes()
+        if mark not in known:
+            chosen = [int(p) for p in np.flatnonzero(who)]
+            whole = max(1, sum(weights[p] for p in chosen))
+            known[mark] = sum(weights[p] * problem.shapes[parts[p].shape].penalty for p in chosen) // whole
+        costs[c] += problem.classes[columns[c].machine_class].probability * known[mark] // BILLION
+    return costs
+
+
+def _opportunity(request: Int, supply: Int) -> Int:
+    """Return a few micro-dollars for each column: more for larger machines, most for what no part or few parts want."""
+    total = np.ones(len(supply), np.int64)
+    for d in range(supply.shape[1]):
+        most = int(supply[:, d].max(initial=0))
+        shift = max(0, most.bit_length() - 40)
+        is_scarce = not len(request) or bool((request[:, d] == 0).any())
+        weight = _OPPORTUNITY * (_SCARCE if is_scarce else 1)
+        total += (supply[:, d] >> shift) * weight // max(1, most >> shift)
+    return total
+
+
+def build_arena(core: Core) -> Arena:
+    """Return the scaled and packed form of a core for simulations."""
+    request, supply = scaled(core.request, core.supply, core.demand)
+    per_machine = [0 if limit >= PLENTY else int(limit) for limit in core.limit]
+    takes, empty = _scores(core)
+    return Arena(
+        words=pack_words(request, supply, per_machine), takes=takes, empty=empty, count=core.count, tier=core.tier
+    )
+
+
+def scaled(request: Int, supply: Int, demand: Int) -> tuple[Int, Int]:
+    """Return requests and supplies in units that fit FIELD_BITS bits.
+
+    The unit is the greatest common divisor of the requests, so nothing is lost unless the largest useful supply
+    still does not fit; then requests are rounded up.
+    """
+    small_request, small_supply = np.zeros_like(request), np.zeros_like(supply)
+    for d in range(request.shape[1]):
+        unit = max(1, int(np.gcd.reduce(request[:, d], initial=0)))
+        useful = np.minimum(supply[:, d], demand[d])
+        most = int(useful.max(initial=0))
+        while most // unit >= 1 << FIELD_BITS:
+            unit *= 2
+        small_request[:, d] = -(-request[:, d] // unit)
+        small_supply[:, d] = useful // unit
+    return small_request, small_supply
+
+
+def _scores(core: Core) -> tuple[Int, Int]:
+    """Return the score that each part takes from a machine of each column, and the score of an empty machine."""
+    problem = core.problem
+    takes = np.zeros((len(core.parts), len(core.columns)), np.int64)
+    empty = np.zeros(len(core.columns), np.int64)
+    scored = [d for d, name in enumerate(problem.dimensions) if name in problem.scored]
+    classes = [problem.classes[column.machine_class] for column in core.columns]
+    for d in scored:
+        divisor = np.array([(kind.allocatable or kind.supply)[d] for kind in classes], np.int64)
+        divisor = np.maximum(divisor, core.supply[:, d])
+        shift = max(0, int(divisor.max(initial=0)).bit_length() - _SCORE_BITS)
+        whole = np.maximum(divisor >> shift, 1)
+        points = 100 // len(scored) * POINT
+        takes += (core.request[:, d] >> shift)[:, None] * points // whole[None, :]
+        free = (core.supply[:, d] >> shift) * points // whole
+        empty += free if problem.order is SchedulerOrder.LEAST_ALLOCATED else points - free
+    if problem.order is SchedulerOrder.MOST_ALLOCATED:
+        takes = -takes
+    takes[~core.may_run] = NEVER
+    takes = np.concatenate([takes, np.full((len(takes), 1), NEVER, np.int64)], axis=1)
+    return takes, np.append(empty + 1, 1)
+
+
+class FastKernels:
+    """The loops in NumPy, for many fleets at once."""
+
+    def simulate(self, core: Core, fleets: Sequence[Fleet], queues: Sequence[Int]) -> Int:
+        """Return what the scheduler leaves over, by fleet and queue, (F, O, P)."""
+        return simulate(core.arena, fleets, queues)
+
+    def place(self, core: Core, columns: Int, orders: Sequence[Sequence[int]], keep: bool) -> tuple[Int, Int]:
+        """Return what first-fit leaves (R, P) and, if asked, what it places (R, P, M) on the machines of each row."""
+        return core.first_fit_tables.place(columns, orders, keep)
+
+    def patterns(self, core: Core, pending: Sequence[int], left: Int, usable: Int, supply: Int) -> Int:
+        """Return how many pods of each pending part an empty machine of each usable column takes in turn, (P', C')."""
+        free = supply[usable].copy()
+        takes = np.zeros((len(pending), len(usable)), np.int64)
+        for n, p in enumerate(pending):
+            wants = core.request[p]
+            take = np.full(len(usable), min(int(left[p]), int(core.limit[p])), np.int64)
+            for d in np.flatnonzero(wants):
+                np.minimum(take, free[:, d] // wants[d], out=take)
+            take *= core.may_claim[p, usable]
+            np.maximum(take, 0, out=take)
+            takes[n] = take
+            free -= take[:, None] * wants[None, :]
+        return takes
+
+
+FAST: Final = FastKernels()

@@ -1,0 +1,161 @@
+"""Searches the fleet with the least completed cost: starts, then rounds of moves, judged by simulations."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bigfleet.planner.core import Core
+from bigfleet.planner.leaders import merged
+from bigfleet.planner.moves import Moves
+from bigfleet.planner.packing import SEQUENCE, FirstFit
+from bigfleet.planner.simulate import Fleet, Int
+from bigfleet.planner.starts import completed, paid_anyway, starting_fleets
+from bigfleet.planner.valuation import Valuation
+
+#: Starts that are completed and compared once more.
+_COMPLETED: Final = 32
+#: Numbers of orders: of the starts, of the rounds, and of the final comparison. They differ: a fleet that was chosen
+#: in some orders is compared in others.
+_START_ORDERS: Final = range(2)
+_ROUND_ORDERS: Final = 10
+_FINAL_ORDERS: Final = 100_000
+#: Children of a round that are checked for a packing.
+_CHECKED: Final = 6
+#: Orders of first-fit-decreasing in a round, out of the first so many of the sequence.
+_NUMBERS: Final = 3
+_NUMBERS_OF: Final = 9
+#: Machines times fleets in one round.
+_SIMULATED: Final = 1 << 13
+_PROPOSED: Final = 1 << 16
+_PROPOSALS_LEAST: Final = 24
+_SIMULATED_LEAST: Final = 8
+#: Pods from which on all of the effort is spent.
+_WHOLE_EFFORT: Final = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much the planner tries; every number is a count, none is a time."""
+
+    #: Rounds of moves.
+    rounds: int = 24
+    #: Proposals of a round, and how many of them are simulated; fewer for fleets of many machines.
+    proposals: int = 200
+    simulated: int = 40
+    #: Orders of the queue in a round; each round has orders of its own, so that no fleet is fitted to a few of them.
+    orders: int = 3
+    #: Orders in the final comparison, and fleets that take part in it.
+    final_orders: int = 6
+    finalists: int = 8
+    #: Very large clusters are planned on a sample of so many pods.
+    sample: int = 800
+
+    def scaled(self, pods: int) -> "Effort":
+        """Return the effort for a cluster of so many pods: a small one has fewer fleets, and there are more of them."""
+        if pods >= _WHOLE_EFFORT:
+            return self
+        part = max(pods, _WHOLE_EFFORT // 8)
+        return replace(
+            self,
+            rounds=max(1, self.rounds * (part + _WHOLE_EFFORT) // (2 * _WHOLE_EFFORT)),
+            proposals=max(8, self.proposals * part // _WHOLE_EFFORT),
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """A fleet that hosts everything, with its value in the final comparison."""
+
+    value: int
+    fleet: Fleet
+    lost_millipods: int
+
+
+class Search:
+    """Searches fleets of one core that contain what is held, or that are free to drop it."""
+
+    def __init__(self, core: Core, effort: Effort) -> None:
+        """Prepare simulations and packings."""
+        self.core = core
+        self.effort = effort.scaled(int(core.count.sum()))
+        self.first_fit = FirstFit(core)
+        self.valuation = Valuation(core)
+
+    def run(self, base: Fleet, wanted: Int) -> list[Candidate]:
+        """Return fleets that add machines to a base for the wanted pods, best first; none where none hosts them all."""
+        fleets = self._starts(base, wanted)
+        if not fleets:
+            return []
+        acquirable = [c for c, column in enumerate(self.core.columns) if not column.is_held]
+        moves = Moves(self.core, self.first_fit, acquirable, [not column.is_held for column in self.core.columns])
+        return self.compare([*self._improve(moves, fleets[0]), *fleets[:2]], self._leaders(fleets))
+
+    def prune(self, fleet: Fleet) -> list[Candidate]:
+        """Return fleets without machines that are not needed, held ones included, best first."""
+        moves = Moves(self.core, self.first_fit, (), [True] * len(self.core.columns))
+        return self.compare(self._improve(moves, fleet), ())
+
+    def _starts(self, base: Fleet, wanted: Int) -> list[Fleet]:
+        """Return completed starts, best first."""
+        if not self.core.count.any():
+            return [()]
+        found = set(starting_fleets(self.core, base, wanted))
+        paid = merged(base, paid_anyway(self.core))
+        if paid != base:
+            left = self.first_fit.pack(paid).left
+            found.update(starting_fleets(self.core, paid, left))
+        fleets = self._ranked(sorted(found))[:_COMPLETED]
+        fitting = completed(self.core, self.first_fit, fleets)
+        checked = self.first_fit.fits(fitting)
+        return self._ranked([fleet for fleet, fits in zip(fitting, checked, strict=True) if fits])
+
+    def _ranked(self, fleets: Sequence[Fleet]) -> list[Fleet]:
+        values, _ = self.valuation.values(fleets, _START_ORDERS)
+        return [fleet for _, fleet in sorted(zip(values, fleets, strict=True))]
+
+    def _leaders(self, fleets: Iterable[Fleet]) -> list[Fleet]:
+        """Return the first fleet of each leading kind."""
+        first: dict[int, Fleet] = {}
+        for fleet in fleets:
+            if fleet:
+                first.setdefault(leader(self.core, fleet), fleet)
+        return list(first.values())
+
+    def _improve(self, moves: Moves, start: Fleet) -> list[Fleet]:
+        """Return the fleets that were best after some round, the last ones of them."""
+        effort, best = self.effort, start
+        values, _ = self.valuation.values([best], _START_ORDERS)
+        value, history = values[0], [best]
+        for number in range(effort.rounds):
+            first = _ROUND_ORDERS + number * effort.orders
+            numbers = [SEQUENCE[(_NUMBERS * number + k) % _NUMBERS_OF] for k in range(_NUMBERS)]
+            machines = max(1, sum(count for _, count in best))
+            proposals = min(effort.proposals, max(_PROPOSALS_LEAST, _PROPOSED // (machines * _NUMBERS)))
+            simulated = min(effort.simulated, max(_SIMULATED_LEAST, _SIMULATED // (machines * effort.orders)))
+            both = [best, *moves.neighbours(best, value, proposals, numbers)[:simulated]]
+            values, _ = self.valuation.values(both, range(first, first + effort.orders))
+            ranked = sorted(range(len(both)), key=lambda n: (values[n], both[n]))
+            better = ranked[: ranked.index(0)][:_CHECKED]
+            fits = self.first_fit.fits([both[n] for n in better])
+            chosen = next((n for n, is_packed in zip(better, fits, strict=True) if is_packed), 0)
+            best, value = both[chosen], values[chosen]
+            if best not in history:
+                history.append(best)
+        return history[-effort.finalists :]
+
+    def compare(self, fleets: Iterable[Fleet], others: Iterable[Fleet] = ()) -> list[Candidate]:
+        """Return the finalists in the order of their values in fresh orders, with the best of each other leader."""
+        final = sorted({*fleets, *others})
+        orders = range(_FINAL_ORDERS, _FINAL_ORDERS + self.effort.final_orders)
+        values, lost = self.valuation.values(final, orders)
+        return sorted(Candidate(*each) for each in zip(values, final, lost, strict=True))
+
+
+def leader(core: Core, fleet: Fleet) -> int:
+    """Return the first column of the kind with the largest part of the cost; a kind is a type in any zone."""
+    spent: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for column, count in fleet:
+        kind = (tuple(core.supply[column].tolist()), int(core.cost[column]))
+        entry = spent.setdefault(kind, [0, column])
+        entry[0] -= int(core.cost[column]) * count
+    return min(spent.values())[1]

@@ -1,0 +1,74 @@
+"""Delays a voluntary reclaim until its machine has been excess for long enough.
+
+docs/spec/shard.md §6, rail 5. The delay starts and ends on timer cycles; every cycle may start it over. Preemption and
+`phase3.unjoined` are not delayed. Values are replaced, never changed, so that they may be worked out off the loop.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.model.ids import MachineId
+
+#: The reason of a Reclaim that is not delayed: the machine never joined its cluster and serves nothing.
+UNJOINED_REASON = "phase3.unjoined"
+
+
+@runtime_checkable
+class _KnowsExcess(Protocol):
+    """Actions whose excess machines are known without making the actions."""
+
+    def excess(self) -> Sequence[MachineId]: ...
+
+
+def is_delayable(action: Action) -> bool:
+    """Say whether the action reclaims an excess machine."""
+    return action.kind is ActionKind.RECLAIM and action.reason != UNJOINED_REASON
+
+
+def excess_machines(actions: Sequence[Action]) -> Iterable[MachineId]:
+    """Return the machines that a decision reclaims because nothing claims them, in emission order."""
+    if isinstance(actions, _KnowsExcess):
+        return actions.excess()
+    return (action.machine_id for action in actions if is_delayable(action))
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """The excess machines of the last cycle, with the time since which each has been excess without interruption.
+
+    A machine that only woken cycles have found excess is absent: its delay starts with the next timer cycle.
+    """
+
+    #: Monotonic seconds of a timer cycle, by machine; no other machine than the excess ones of the last cycle.
+    since_seconds: Mapping[MachineId, float] = field(default_factory=dict)
+    #: Monotonic second of the last timer cycle.
+    timer_seconds: float = float("-inf")
+    #: Excess machines of the last cycle, also those that no timer cycle has seen yet.
+    machines: int = 0
+
+    def followed_by(self, excess: Iterable[MachineId], *, now_seconds: float, is_timer: bool) -> "Excess":
+        """Return the state after a cycle that found these machines excess; all others are forgotten."""
+        known, since, machines = self.since_seconds, {}, 0
+        for machine_id in excess:
+            machines += 1
+            if is_timer:
+                since[machine_id] = known.get(machine_id, now_seconds)
+            elif machine_id in known:
+                since[machine_id] = known[machine_id]
+        return Excess(since, now_seconds if is_timer else self.timer_seconds, machines)
+
+    def is_due(self, machine_id: MachineId, after_seconds: float) -> bool:
+        """Say whether the machine had been excess for `after_seconds` in the last timer cycle; 0 is always due."""
+        if after_seconds <= 0:
+            return True
+        since = self.since_seconds.get(machine_id)
+        return since is not None and self.timer_seconds - since >= after_seconds
+
+    def waiting(self, after_seconds: float) -> int:
+        """Return how many excess machines are not due yet."""
+        if after_seconds <= 0:
+            return 0
+        due_since = self.timer_seconds - after_seconds
+        return self.machines - sum(since <= due_since for since in self.since_seconds.values())

@@ -1,0 +1,119 @@
+"""Random fleets with demand shapes: what is called satisfied runs, and no rule of the claims is broken."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from bigfleet.engine.decision import Decision, Placement
+from bigfleet.engine.shapes.decide import decide
+from tests.engine.proof import EQUALITY_EXAMPLES
+from tests.engine.shapes.claims_checker import violations
+from tests.engine.shapes.shape_fleets import Drawn, fleet
+
+#: Fleets of one test case; the number of cases follows the usual knob.
+CHUNK = 100
+CHUNKS = max(1, EQUALITY_EXAMPLES // 4 // CHUNK)
+
+
+def decided(drawn: Drawn) -> Decision:
+    """Return the decision on a drawn fleet."""
+    return decide(drawn.snapshot, drawn.demand, drawn.options)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_claim_is_sound_and_every_satisfied_row_is_hosted(chunk: int) -> None:
+    """A checker that shares no code with the engine finds nothing to object to."""
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        drawn = fleet(seed)
+
+        assert violations(drawn.machines, drawn.demand, drawn.options, decided(drawn)) == [], f"seed {seed}"
+
+
+def test_the_order_of_machines_and_equal_rows_changes_nothing() -> None:
+    """The decision depends on the demand's list order among equals alone, not on the order of the machines."""
+    for seed in range(150):
+        drawn = fleet(seed)
+        machines = list(drawn.machines)
+        random.Random(seed).shuffle(machines)
+        demand = sorted(drawn.demand, key=lambda row: (row.profile.precedence, row.arrival_unix_nanos))
+
+        again = decide(replace(drawn, machines=tuple(machines)).snapshot, drawn.demand, drawn.options)
+        reordered = decide(drawn.snapshot, sorted(demand, key=lambda row: row.arrival_unix_nanos), drawn.options)
+
+        first = decided(drawn)
+        assert again == first
+        assert {(a.kind, a.machine_id, a.cluster) for a in reordered.actions} == {
+            (a.kind, a.machine_id, a.cluster) for a in first.actions
+        }
+
+
+def test_the_fleets_have_what_they_are_meant_to_have() -> None:
+    """Among a few hundred fleets every feature of the demand occurs."""
+    found: set[str] = set()
+    for seed in range(300):
+        drawn = fleet(seed)
+        decision = decided(drawn)
+        rows = decision.rows
+        found |= {action.kind.label for action in decision.actions}
+        found |= {"gang" for row in rows if row.has_domain and row.placements}
+        found |= {"spread" for row in rows if row.need.profile.strict_spread and row.placements}
+        found |= {"impossible" for row in rows if row.impossible}
+        found |= {"unplaced" for row in rows if row.unplaced}
+        found |= {"no shapes" for row in rows if row.shares}
+        found |= {"limit" for row in rows for p in row.placements if _limit(row.need.shapes, p)}
+        found |= {"waiting" for row in rows for p in row.placements if p.shape >= len(row.need.shapes)}
+        on = [p.machine_id for row in rows for p in row.placements]
+        found |= {"shared machine"} if len(on) > len(set(on)) else set()
+
+    assert found >= {"Bootstrap", "Provision", "Reclaim", "Preempt", "gang", "spread", "impossible", "unplaced"}
+    assert found >= {"no shapes", "limit", "waiting", "shared machine"}
+
+
+def _limit(shapes: tuple[object, ...], placement: Placement) -> bool:
+    return placement.shape < len(shapes) and bool(getattr(shapes[placement.shape], "max_per_machine", 0))
+
+
+# ---- the checker has teeth ---------------------------------------------------------------------------------------
+
+
+def _first_with_placements() -> tuple[Drawn, Decision, int]:
+    for seed in range(200):
+        drawn = fleet(seed)
+        decision = decided(drawn)
+        for number, row in enumerate(decision.rows):
+            if row.placements and row.satisfied:
+                return drawn, decision, number
+    raise AssertionError("no fleet has a placement")
+
+
+def _with_row(decision: Decision, number: int, **changes: object) -> Decision:
+    rows = list(decision.rows)
+    rows[number] = replace(rows[number], **changes)  # type: ignore[arg-type]
+    return replace(decision, rows=tuple(rows))
+
+
+def test_a_claim_beyond_the_room_of_a_machine_is_found() -> None:
+    """A claim of a thousand times the pods is more than any machine has."""
+    drawn, decision, number = _first_with_placements()
+    claims = decision.rows[number].placements
+    planted = tuple(Placement(p.machine_id, p.shape, p.count * 1000) for p in claims)
+
+    assert violations(drawn.machines, drawn.demand, drawn.options, _with_row(decision, number, placements=planted))
+
+
+def test_a_pod_without_a_claim_is_found() -> None:
+    """A row that is called satisfied with one claim less is not."""
+    drawn, decision, number = _first_with_placements()
+    planted = decision.rows[number].placements[1:]
+
+    assert violations(drawn.machines, drawn.demand, drawn.options, _with_row(decision, number, placements=planted))
+
+
+def test_two_actions_on_one_machine_are_found() -> None:
+    """Every action twice is one too many for each machine."""
+    drawn, decision = next((f, d) for f in map(fleet, range(200)) if (d := decided(f)).actions)
+
+    planted = replace(decision, actions=(*decision.actions, *decision.actions))
+
+    assert violations(drawn.machines, drawn.demand, drawn.options, planted)

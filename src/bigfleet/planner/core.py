@@ -317,7 +317,7 @@ def _scores(core: Core) -> tuple[Short, Short]:
         takes = -takes
     takes[~core.may_run] = NEVER
     takes = np.concatenate([takes, np.full((len(takes), 1), NEVER, np.int64)], axis=1)
-    return takes.astype(np.int32), np.append(empty + 1, 1).astype(np.int32)
+    return takes.astype(np.int32), np.append(empty + POINT, POINT).astype(np.int32)
 
 
 class FastKernels:

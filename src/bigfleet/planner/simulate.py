@@ -2,8 +2,8 @@
 
 The queue is sorted by priority and follows a hash within a priority. A machine is feasible when the profile matches,
 the request fits and `max_per_machine` is kept. Among the feasible machines the mean over the scored dimensions of the
-share that is free (least-allocated) or used (most-allocated) after the placement decides. kube-scheduler rounds that
-score to whole points and breaks ties by chance; here a hash of less than one point is added, which has the same effect.
+share that is free (least-allocated) or used (most-allocated) after the placement decides, rounded down to
+whole points. Ties are broken by a hash of less than one point, as kube-scheduler breaks them by chance.
 
 All limits of a machine live in bit fields of one or more 64-bit words with one guard bit each: subtracting a request
 clears the guard bit of every limit that it exceeds, so one subtraction and one comparison test all of them.
@@ -159,6 +159,7 @@ class _Run:
         for step in range(steps):
             takes.take(starts[step], axis=0, out=change, mode="clip")
             np.subtract(score, change, out=after)
+            np.bitwise_and(after, -POINT, out=after)
             tie = (step * 31) % TIES
             np.add(after, ties[tie : tie + machines], out=after)
             for word, (free, room, guard) in enumerate(zip(self._free, rooms, self._guard, strict=True)):

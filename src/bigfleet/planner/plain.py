@@ -50,8 +50,9 @@ def _scheduled(core: Core, fleet: Fleet, queue: Sequence[int]) -> list[int]:
             if any(wants > has for wants, has in zip(request, free[m], strict=True)):
                 continue
             tie = mix(step * 31 % TIES + m) & (POINT - 1)
-            if score[m] - takes + tie > best_score:
-                best, best_score = m, score[m] - takes + tie
+            points = (score[m] - takes) // POINT * POINT
+            if points + tie > best_score:
+                best, best_score = m, points + tie
         if best < 0:
             lost[part] += 1
             continue

@@ -5,14 +5,14 @@ from typing import Final
 
 import numpy as np
 
-from bigfleet.planner.core import Core
+from bigfleet.planner.core import Core, pods_that_fit
 from bigfleet.planner.greedy import least_prices
 from bigfleet.planner.simulate import Fleet, Int
 
 #: Lost pods of a thousand beyond which each costs LOST_WEIGHT times as much again.
 LOST_PER_MILLE: Final = 2
 LOST_LEAST: Final = 150
-LOST_WEIGHT: Final = 4
+LOST_WEIGHT: Final = 3
 #: A column with stock for this part of the pods can be bought to complete a fleet.
 _COMPLETING: Final = 8
 _COST_MAX: Final = 1 << 42
@@ -32,11 +32,13 @@ class Valuation:
         if is_open.any():
             costs = np.where(is_open, costs, np.maximum(costs, int(costs[is_open].max())))
         self._unit = least_prices(core, costs)
-        alone = np.where(core.may_claim, costs[None, :], _COST_MAX).min(axis=1, initial=_COST_MAX)
+        one = np.where(core.may_claim, costs[None, :], _COST_MAX).min(axis=1, initial=_COST_MAX)
         # The first lost pod of an order needs a machine for itself, the others share.
-        self._first = np.maximum(alone - self._unit, 0)
+        self._first = np.maximum(one - self._unit, 0)
         #: No slack protects a pod of which even the largest machine hosts one only: its loss is costed, not counted.
-        self._is_protected = core.fits.max(axis=1, initial=0) > 1
+        #: A limit of pods per machine does not count: more machines protect such a pod.
+        hosts = np.where(core.may_claim, pods_that_fit(core.supply, core.request), 0)
+        self._is_protected = hosts.max(axis=1, initial=0) > 1
         self._allowed = max(int(core.count[self._is_protected].sum()) * LOST_PER_MILLE, LOST_LEAST)
 
     def values(self, fleets: Sequence[Fleet], orders: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -404,6 +404,10 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
     )
 
 
+#: A shard decides without targets, so these two always have their defaults.
+_UNRECORDED: Final = frozenset({"targets", "idle_head_start"})
+
+
 def options_of(delta: OptionsDelta, before: Options | None) -> Options:
     """Return the options that differ so from those before. Raises ValueError when something was never said."""
     said: dict[str, Any] = {"now_seconds": delta.now_seconds}
@@ -424,7 +428,7 @@ def options_of(delta: OptionsDelta, before: Options | None) -> Options:
         said["overheads"] = {cluster: _overheads_of(entries) for cluster, entries in delta.overheads}
     if before is not None:
         return replace(before, **said)
-    missing = sorted(Options.__dataclass_fields__.keys() - said.keys())
+    missing = sorted(Options.__dataclass_fields__.keys() - said.keys() - _UNRECORDED)
     if missing:
         raise ValueError(f"options that were never said: {', '.join(missing)}")
     return Options(**said)

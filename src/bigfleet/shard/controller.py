@@ -45,6 +45,7 @@ from bigfleet.shard.reports import Report, report_of
 from bigfleet.shard.rollup_lane import RollUpLane
 from bigfleet.shard.session_views import SessionViews
 from bigfleet.shard.sessions import RollUpOffer, Session, Sessions
+from bigfleet.shard.stockouts import Stockouts
 from bigfleet.shard.stuck import StuckWatch
 from bigfleet.shard.telling import Aftermath, Audience, Telling
 from bigfleet.shard.views import CycleView, ViewContext, build_view
@@ -95,7 +96,9 @@ class Shard:
         self.sessions = Sessions(epoch=epoch, outbox_frames_max=settings.outbox_frames_max)
         self.strikes = Strikes(clock)
         self.refusals = Refusals(clock)
+        self.stockouts = Stockouts(clock, self.metrics)
         self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
+        self.ingest.on_observed = self.stockouts.observed
         self._clock = clock
         self._compute = compute
         #: Is told what every cycle asked its engine, and what it was answered.
@@ -141,6 +144,7 @@ class Shard:
             ids=ids,
             strikes=self.strikes,
             refusals=self.refusals,
+            stockouts=self.stockouts,
             revisit=lambda machine_id: self.reconciler.revisit(machine_id),
             profile_of=self.intake.table.profile_of,
             note_drain=self.stuck.note_drain,
@@ -349,11 +353,15 @@ class Shard:
             self.stuck.look(snapshot, self.actuator, self.cycle)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.telling.judged()
+        unavailable = self.stockouts.unavailable(snapshot, is_pending=self.actuator.is_pending, rows_of=table.need_of)
         options = Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=self.intake.reported_by_now(),
             reserved=self.belonging.reserved,
             unjoined=unjoined,
+            sold_out=unavailable.sold_out,
+            probes=unavailable.probes,
+            set_aside=unavailable.set_aside,
             parking_ages=self._ages.parking,
         )
         asked = Asked(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
@@ -361,6 +369,7 @@ class Shard:
         self._has_decided = True
         lap.end_decision()
         self.refusals.keep_only(self.intake.table.wants)
+        self.stockouts.keep_only(self.intake.table.wants)
         audience = Audience(
             demand=by_cluster,
             buckets=buckets,
@@ -376,6 +385,7 @@ class Shard:
             demand=demand,
             options=options,
             refused=self.refusals.refused(),
+            failing=self.stockouts.failing(),
         )
         context, aftermath = await self._conclude(decision, context, audience, is_timer)
         self._refresh_overflowed_sessions()
@@ -424,8 +434,11 @@ class Shard:
         before = self._ages
 
         def conclude() -> tuple[Ages, ViewContext, Aftermath]:
-            short, refused = short_of_cycle(decision.rows, context.refused), context.refused
-            ages = next_ages(before, short, snapshot=context.snapshot, refused=refused, advance=is_timer)
+            refused, failing = context.refused, context.failing
+            short = short_of_cycle(decision.rows, refused, failing)
+            ages = next_ages(
+                before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
+            )
             aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
             return ages, aged, self.telling.aftermath_of(decision, short, aged, audience)
 

@@ -46,6 +46,7 @@ from bigfleet.shard.ports import (
     TransitionAck,
 )
 from bigfleet.shard.sessions import Session, SessionLost, Sessions
+from bigfleet.shard.stockouts import Stockouts
 
 _log = structlog.get_logger("bigfleet.shard.executors")
 
@@ -92,6 +93,7 @@ class Executors:
         ids: IdSource,
         strikes: Strikes,
         refusals: Refusals,
+        stockouts: Stockouts,
         revisit: Callable[[MachineId], None],
         profile_of: Callable[[RowKey], Profile | None],
         note_drain: Callable[[MachineId, int], None],
@@ -109,6 +111,7 @@ class Executors:
         self._ids = ids
         self._strikes = strikes
         self._refusals = refusals
+        self._stockouts = stockouts
         self._revisit = revisit
         self._profile_of = profile_of
         self._note_drain = note_drain
@@ -175,6 +178,9 @@ class Executors:
     async def _provision(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
         action = record.action
         profile = _action_profile(action)
+        if not self._stockouts.may_create(machine):  # P0
+            record.message = "its capacity pool is out of stock: nothing was asked of the provider"
+            return Outcome.EXHAUSTED
         creating = replace(  # P1
             machine,
             state=MachineState.CREATING,
@@ -183,7 +189,7 @@ class Executors:
             intended_cluster=action.cluster,
         )
         self._ingest.drive(creating)
-        ack = await self._create(record, machine.id)  # P2
+        ack = await self._create(record, creating)  # P2
         if isinstance(ack, Outcome):
             return ack
         if not self._take(machine.id, ack.record):  # P3
@@ -197,8 +203,12 @@ class Executors:
             return await self._bootstrap(following, idle, actuator)
         return _beyond(state, MachineState.SPECULATIVE)
 
-    async def _create(self, record: ActionRecord, machine_id: MachineId) -> TransitionAck | Outcome:
-        return await self._call(record, "create", lambda token: self._provider.create(machine_id, token))
+    async def _create(self, record: ActionRecord, machine: Machine) -> TransitionAck | Outcome:
+        ack = await self._call(record, "create", lambda token: self._provider.create(machine.id, token))
+        if ack is Outcome.EXHAUSTED:
+            self._stockouts.exhausted(machine)
+            await self._settle(machine.id)
+        return ack
 
     # ---- bootstrap ----------------------------------------------------------------------------------------------
 
@@ -445,7 +455,7 @@ class Executors:
                 return await self._drain_call(record, machine.id, 0)
             case MachineState.DELETING:
                 return await self._delete_call(record, machine)
-        ack = await self._create(record, machine.id)
+        ack = await self._create(record, machine)
         if isinstance(ack, Outcome):
             return ack
         if not self._take(machine.id, ack.record):
@@ -495,6 +505,9 @@ class Executors:
             return Outcome.UNKNOWN_OUTCOME
         except ProviderRefusal as refusal:
             record.message = f"{method}: {refusal}"
+            if method == "create" and refusal.kind is RefusalKind.EXHAUSTED:
+                # The machine is healthy and its pool is not: no strike, but a back-off of the pool (§9.8).
+                return Outcome.EXHAUSTED
             return await self._refused(machine_id, refusal)
         record.operation_id = ack.operation_id
         if ack.record.machine.id != machine_id:

@@ -147,6 +147,8 @@ class ShardMetrics:
         self.queue_depth = gauge("action_queue_depth", "Actions that wait for a worker")
         self.inflight = gauge("execute_inflight", "Actions that hold a worker slot")
         self.waiting = gauge("execute_waiting", "Actions that wait for an operator", ["for"])
+        self.stockouts = counter("stockouts_total", "Back-offs of capacity pools that were out of stock")
+        self.pools_sold_out = gauge("capacity_pools_sold_out", "Capacity pools that are out of stock")
         self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
         self.reclaim_delayed_machines = gauge(
             "reclaim_delayed_machines", "Excess machines that wait for the end of the reclaim delay"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.store import Columns, Offer, Shape, Stamp
-from bigfleet.engine.decision import Options, ParkingKey, Weights
+from bigfleet.engine.decision import CapacityPool, Options, ParkingKey, Weights
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import PreemptedFor
 from bigfleet.model.need import Need
@@ -141,6 +141,10 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     weights: tuple[float, float, float, float] | None = None
     drain_seconds: float | None = None
     parking_ages: tuple[tuple[str, str, str, int], ...] | None = None
+    #: (instance type, zone, capacity type); recordings of versions without these three begin with none of them.
+    sold_out: tuple[tuple[str, str, int], ...] | None = None
+    probes: tuple[str, ...] | None = None
+    set_aside: tuple[str, ...] | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -343,13 +347,22 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
         else None,
         drain_seconds=options.drain_seconds if changed("drain_seconds") else None,
         parking_ages=tuple((*key, age) for key, age in ages.items()) if changed("parking_ages") else None,
+        sold_out=tuple(sorted((pool.instance_type, pool.zone, int(pool.capacity_type)) for pool in options.sold_out))
+        if changed("sold_out")
+        else None,
+        probes=_sorted(options.probes) if changed("probes") else None,
+        set_aside=_sorted(options.set_aside) if changed("set_aside") else None,
     )
+
+
+#: Options that recordings of older versions do not have; they are then empty.
+_ADDED_OPTIONS: Final = frozenset({"sold_out", "probes", "set_aside"})
 
 
 def options_of(delta: OptionsDelta, before: Options | None) -> Options:
     """Return the options that differ so from those before. Raises ValueError when something was never said."""
     said: dict[str, Any] = {"now_seconds": delta.now_seconds}
-    for name in ("reported", "unjoined", "reserved"):
+    for name in ("reported", "unjoined", "reserved", "probes", "set_aside"):
         names = getattr(delta, name)
         if names is not None:
             said[name] = frozenset(names)
@@ -362,9 +375,13 @@ def options_of(delta: OptionsDelta, before: Options | None) -> Options:
         said["drain_seconds"] = delta.drain_seconds
     if delta.parking_ages is not None:
         said["parking_ages"] = {ParkingKey(*key): age for *key, age in delta.parking_ages}
+    if delta.sold_out is not None:
+        said["sold_out"] = frozenset(
+            CapacityPool(instance_type, zone, CapacityType(kind)) for instance_type, zone, kind in delta.sold_out
+        )
     if before is not None:
         return replace(before, **said)
-    missing = sorted(Options.__dataclass_fields__.keys() - said.keys())
+    missing = sorted(Options.__dataclass_fields__.keys() - said.keys() - _ADDED_OPTIONS)
     if missing:
         raise ValueError(f"options that were never said: {', '.join(missing)}")
     return Options(**said)

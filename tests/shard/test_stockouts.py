@@ -152,7 +152,7 @@ async def test_sold_out_machines_are_neither_given_away_nor_told_as_available() 
     operator.report(row(1))
     await run(world, provider, 30)
 
-    assert (operator.hints()[-1].count, len(world.shard.taken)) == (0, 5)
+    assert (operator.hints()[-1].available_count, len(world.shard.taken)) == (0, 5)
 
 
 async def test_what_was_failed_by_the_backend_is_a_shortfall_too() -> None:

@@ -43,6 +43,8 @@ class DrainOutcome(IntEnum):
     GRACE_EXPIRED = 2
     NODE_NOT_FOUND = 3
     FAILED = 4
+    #: The evicted pods would not fit on the other nodes; the node was not touched.
+    WOULD_NOT_FIT = 100
 
 
 class Confidence(IntEnum):

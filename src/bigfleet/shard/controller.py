@@ -39,6 +39,7 @@ from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ownership import Ownership, rows_with
 from bigfleet.shard.ownership_file import OwnershipFile
 from bigfleet.shard.ports import Compute, Provider, ProviderRefusal, ShardSettings, TokenSource
+from bigfleet.shard.reclaim_delay import FitHolds
 from bigfleet.shard.reconcile import Reconciler
 from bigfleet.shard.recording_taker import Asked, CycleTaker, recorded
 from bigfleet.shard.reports import Report, report_of
@@ -97,6 +98,7 @@ class Shard:
         self.strikes = Strikes(clock)
         self.refusals = Refusals(clock)
         self.stockouts = Stockouts(clock, self.metrics)
+        self.fit_holds = FitHolds(clock)
         self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
         self.ingest.on_observed = self.stockouts.observed
         self._clock = clock
@@ -145,6 +147,7 @@ class Shard:
             strikes=self.strikes,
             refusals=self.refusals,
             stockouts=self.stockouts,
+            fit_holds=self.fit_holds,
             revisit=lambda machine_id: self.reconciler.revisit(machine_id),
             profile_of=self.intake.table.profile_of,
             note_drain=self.stuck.note_drain,
@@ -160,8 +163,10 @@ class Shard:
             is_backed_off=self.refusals.is_backed_off,
             audit=self.audit,
         )
-        self._guardrails = Guardrails(
+        self.guardrails = Guardrails(
             settings=self.settings,
+            clock=self._clock,
+            fit_holds=self.fit_holds,
             actuator=self.actuator,
             refusals=self.refusals,
             metrics=self.metrics,
@@ -391,7 +396,7 @@ class Shard:
         self._refresh_overflowed_sessions()
         self.telling.tell_hints(aftermath)
         lap.end("emit")
-        passed = await self._guardrails.enqueue(
+        passed = await self.guardrails.enqueue(
             decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
         )
         if passed.postponed:

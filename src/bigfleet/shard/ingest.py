@@ -176,6 +176,15 @@ class Ingest:
         self._applied.setdefault(machine.id, _Told.of(before))
         self._tell(machine.id, before, failed)
 
+    def keep_bound(self, machine: Machine) -> None:
+        """Undo a drain that its operator refused: the provider still shows the machine as Configured, and so do we."""
+        kept = replace(machine, state=MachineState.CONFIGURED, preempted_for=None)
+        before = self._inventory.observe(
+            kept, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
+        )
+        self._applied.pop(machine.id, None)
+        self._tell(machine.id, before, kept)
+
     def applied_state(self, machine_id: MachineId) -> MachineState | None:
         """Return the state of the last record applied, None when there was none."""
         applied = self._applied.get(machine_id)

@@ -153,6 +153,9 @@ class ShardMetrics:
         self.reclaim_delayed_machines = gauge(
             "reclaim_delayed_machines", "Excess machines that wait for the end of the reclaim delay"
         )
+        self.reclaim_held_machines = gauge(
+            "reclaim_held_machines", "Machines that are kept because their pods would not fit on other nodes"
+        )
         self.reclaim_after = gauge("reclaim_after_seconds", "How long a machine is excess before it is reclaimed")
         self.idle_releases = counter("idle_releases_total", "Machines that reached Speculative")
         self.phase_seconds = {

@@ -67,6 +67,7 @@ class UnmetReason(IntEnum):
     TOPOLOGY_UNSATISFIABLE = 3
     PREEMPTION_EXHAUSTED = 4
     BOOTSTRAP_REFUSED = 100
+    STOCKOUT = 101
 
     @property
     def label(self) -> str:

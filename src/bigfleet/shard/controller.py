@@ -39,12 +39,14 @@ from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ownership import Ownership, rows_with
 from bigfleet.shard.ownership_file import OwnershipFile
 from bigfleet.shard.ports import Compute, Provider, ProviderRefusal, ShardSettings, TokenSource
+from bigfleet.shard.reclaim_delay import FitHolds
 from bigfleet.shard.reconcile import Reconciler
 from bigfleet.shard.recording_taker import Asked, CycleTaker, recorded
 from bigfleet.shard.reports import Report, report_of
 from bigfleet.shard.rollup_lane import RollUpLane
 from bigfleet.shard.session_views import SessionViews
 from bigfleet.shard.sessions import RollUpOffer, Session, Sessions
+from bigfleet.shard.stockouts import Stockouts
 from bigfleet.shard.stuck import StuckWatch
 from bigfleet.shard.telling import Aftermath, Audience, Telling
 from bigfleet.shard.views import CycleView, ViewContext, build_view
@@ -95,7 +97,10 @@ class Shard:
         self.sessions = Sessions(epoch=epoch, outbox_frames_max=settings.outbox_frames_max)
         self.strikes = Strikes(clock)
         self.refusals = Refusals(clock)
+        self.stockouts = Stockouts(clock, self.metrics)
+        self.fit_holds = FitHolds(clock)
         self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
+        self.ingest.on_observed = self.stockouts.observed
         self._clock = clock
         self._compute = compute
         #: Is told what every cycle asked its engine, and what it was answered.
@@ -141,6 +146,8 @@ class Shard:
             ids=ids,
             strikes=self.strikes,
             refusals=self.refusals,
+            stockouts=self.stockouts,
+            fit_holds=self.fit_holds,
             revisit=lambda machine_id: self.reconciler.revisit(machine_id),
             profile_of=self.intake.table.profile_of,
             note_drain=self.stuck.note_drain,
@@ -156,8 +163,10 @@ class Shard:
             is_backed_off=self.refusals.is_backed_off,
             audit=self.audit,
         )
-        self._guardrails = Guardrails(
+        self.guardrails = Guardrails(
             settings=self.settings,
+            clock=self._clock,
+            fit_holds=self.fit_holds,
             actuator=self.actuator,
             refusals=self.refusals,
             metrics=self.metrics,
@@ -349,11 +358,15 @@ class Shard:
             self.stuck.look(snapshot, self.actuator, self.cycle)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.telling.judged()
+        unavailable = self.stockouts.unavailable(snapshot, is_pending=self.actuator.is_pending, rows_of=table.need_of)
         options = Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=self.intake.reported_by_now(),
             reserved=self.belonging.reserved,
             unjoined=unjoined,
+            sold_out=unavailable.sold_out,
+            probes=unavailable.probes,
+            set_aside=unavailable.set_aside,
             parking_ages=self._ages.parking,
             overheads=table.overheads_by_cluster(),
         )
@@ -362,6 +375,7 @@ class Shard:
         self._has_decided = True
         lap.end_decision()
         self.refusals.keep_only(self.intake.table.wants)
+        self.stockouts.keep_only(self.intake.table.wants)
         audience = Audience(
             demand=by_cluster,
             buckets=buckets,
@@ -377,12 +391,13 @@ class Shard:
             demand=demand,
             options=options,
             refused=self.refusals.refused(),
+            failing=self.stockouts.failing(),
         )
         context, aftermath = await self._conclude(decision, context, audience, is_timer)
         self._refresh_overflowed_sessions()
         self.telling.tell_hints(aftermath)
         lap.end("emit")
-        passed = await self._guardrails.enqueue(
+        passed = await self.guardrails.enqueue(
             decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
         )
         if passed.postponed:
@@ -425,8 +440,11 @@ class Shard:
         before = self._ages
 
         def conclude() -> tuple[Ages, ViewContext, Aftermath]:
-            short, refused = short_of_cycle(decision.rows, context.refused), context.refused
-            ages = next_ages(before, short, snapshot=context.snapshot, refused=refused, advance=is_timer)
+            refused, failing = context.refused, context.failing
+            short = short_of_cycle(decision.rows, refused, failing)
+            ages = next_ages(
+                before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
+            )
             aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
             return ages, aged, self.telling.aftermath_of(decision, short, aged, audience)
 

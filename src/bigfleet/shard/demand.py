@@ -85,6 +85,13 @@ class NeedsTable:
             return next(row.profile for row in self.rows_of(cluster) if row.fingerprint == fingerprint)
         return self._folded_profile_of(key)
 
+    def need_of(self, key: RowKey) -> Need | None:
+        """Return the first row in force with that key; None for a folded row's key, and when there is none."""
+        cluster, fingerprint, group = key
+        if (fingerprint, group) not in self._first_sight.get(cluster, ()):
+            return None
+        return next((row for row in self.rows_of(cluster) if row.key == key), None)
+
     def _folded_profile_of(self, key: RowKey) -> Profile | None:
         cluster, fingerprint, group = key
         if group:

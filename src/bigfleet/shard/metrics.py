@@ -147,9 +147,14 @@ class ShardMetrics:
         self.queue_depth = gauge("action_queue_depth", "Actions that wait for a worker")
         self.inflight = gauge("execute_inflight", "Actions that hold a worker slot")
         self.waiting = gauge("execute_waiting", "Actions that wait for an operator", ["for"])
+        self.stockouts = counter("stockouts_total", "Back-offs of capacity pools that were out of stock")
+        self.pools_sold_out = gauge("capacity_pools_sold_out", "Capacity pools that are out of stock")
         self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
         self.reclaim_delayed_machines = gauge(
             "reclaim_delayed_machines", "Excess machines that wait for the end of the reclaim delay"
+        )
+        self.reclaim_held_machines = gauge(
+            "reclaim_held_machines", "Machines that are kept because their pods would not fit on other nodes"
         )
         self.reclaim_after = gauge("reclaim_after_seconds", "How long a machine is excess before it is reclaimed")
         self.idle_releases = counter("idle_releases_total", "Machines that reached Speculative")

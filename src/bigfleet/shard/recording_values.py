@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.store import Columns, Offer, Shape, Stamp
-from bigfleet.engine.decision import Options, ParkingKey, Weights
+from bigfleet.engine.decision import CapacityPool, Options, ParkingKey, Weights
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import PreemptedFor
 from bigfleet.model.need import Need
@@ -162,6 +162,10 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     drain_seconds: float | None = None
     parking_ages: tuple[tuple[str, str, str, int], ...] | None = None
     overheads: tuple[tuple[str, tuple[OverheadEntry, ...]], ...] | None = None
+    #: (instance type, zone, capacity type); recordings of versions without these three begin with none of them.
+    sold_out: tuple[tuple[str, str, int], ...] | None = None
+    probes: tuple[str, ...] | None = None
+    set_aside: tuple[str, ...] | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -401,13 +405,22 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
         overheads=tuple((cluster, _overheads(options.overheads[cluster])) for cluster in sorted(options.overheads))
         if changed("overheads")
         else None,
+        sold_out=tuple(sorted((pool.instance_type, pool.zone, int(pool.capacity_type)) for pool in options.sold_out))
+        if changed("sold_out")
+        else None,
+        probes=_sorted(options.probes) if changed("probes") else None,
+        set_aside=_sorted(options.set_aside) if changed("set_aside") else None,
     )
+
+
+#: Options that a recording need not have. A shard decides without targets, so these two always have their defaults.
+_ADDED_OPTIONS: Final = frozenset({"sold_out", "probes", "set_aside", "targets", "idle_head_start"})
 
 
 def options_of(delta: OptionsDelta, before: Options | None) -> Options:
     """Return the options that differ so from those before. Raises ValueError when something was never said."""
     said: dict[str, Any] = {"now_seconds": delta.now_seconds}
-    for name in ("reported", "unjoined", "reserved"):
+    for name in ("reported", "unjoined", "reserved", "probes", "set_aside"):
         names = getattr(delta, name)
         if names is not None:
             said[name] = frozenset(names)
@@ -422,9 +435,13 @@ def options_of(delta: OptionsDelta, before: Options | None) -> Options:
         said["parking_ages"] = {ParkingKey(*key): age for *key, age in delta.parking_ages}
     if delta.overheads is not None:
         said["overheads"] = {cluster: _overheads_of(entries) for cluster, entries in delta.overheads}
+    if delta.sold_out is not None:
+        said["sold_out"] = frozenset(
+            CapacityPool(instance_type, zone, CapacityType(kind)) for instance_type, zone, kind in delta.sold_out
+        )
     if before is not None:
         return replace(before, **said)
-    missing = sorted(Options.__dataclass_fields__.keys() - said.keys())
+    missing = sorted(Options.__dataclass_fields__.keys() - said.keys() - _ADDED_OPTIONS)
     if missing:
         raise ValueError(f"options that were never said: {', '.join(missing)}")
     return Options(**said)

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.engine.columnar.setup import sold_out_rows
 from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
 from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger
 from bigfleet.model.clock import Clock
@@ -88,7 +89,7 @@ def taken_rows(decision: Decision, context: ViewContext, busy: Iterable[str]) ->
     claimed = _claimed(decision.actions, rows)
     # Sorted, so that the same machines are the same rows whatever order the set has them in.
     others = sorted(row for row in (rows.get(MachineId(machine_id)) for machine_id in busy) if row is not None)
-    return np.concatenate([claimed, np.array(others, np.int64)])
+    return np.concatenate([claimed, np.array(others, np.int64), sold_out_rows(context.snapshot, context.options)])
 
 
 def _claimed(actions: Sequence[Action], rows: Mapping[MachineId, int]) -> MachineRows:

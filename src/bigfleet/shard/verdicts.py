@@ -18,6 +18,7 @@ from bigfleet.model import vector
 from bigfleet.model.frames import NeedStatus, NeedStatusUpdate, UnmetReason
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.vector import Vector
+from bigfleet.shard.census import SoldOutShapes
 from bigfleet.shard.classes import Ask, Fits, Prices
 from bigfleet.shard.views import ViewContext, reason_of, residuals_of
 
@@ -31,6 +32,7 @@ _SENTENCES: Mapping[UnmetReason, str] = {
     UnmetReason.NO_MATCHING_SUPPLY: "no machine of the fleet matches the requirements and holds the largest request",
     UnmetReason.TOPOLOGY_UNSATISFIABLE: "no single domain can hold the whole group",
     UnmetReason.PREEMPTION_EXHAUSTED: "machines are being drained for it",
+    UnmetReason.STOCKOUT: "the provider has no stock of machines for it, or fails to create them; it is tried again",
 }
 _PARKED = "no single domain can hold the whole group; it is tried again from time to time"
 
@@ -56,9 +58,9 @@ def unmet_rows(short: Iterable[RowResult], context: ViewContext, fits: Fits) -> 
     found = []
     # An ask takes longer to hash than everything else here. The rows hold on to their min units, so an id is one unit.
     asks: dict[tuple[str, int], tuple[Ask, bool]] = {}
+    sold_out = SoldOutShapes(context.snapshot, context.options)
     for result in short:
         key = result.need.key
-        is_refused = key in context.refused
         for member, residual in residuals_of(result, context):
             if not residual:
                 continue
@@ -67,7 +69,12 @@ def unmet_rows(short: Iterable[RowResult], context: ViewContext, fits: Fits) -> 
             if known is None:
                 ask = Ask.of(member)
                 known = asks[parts] = ask, bool(fits.fitting(ask).any())
-            reason = reason_of(result, is_refused=is_refused, has_supply=known[1])
+            reason = reason_of(
+                result,
+                is_refused=key in context.refused,
+                lacks_stock=key in context.failing or sold_out.could_host(member),
+                has_supply=known[1],
+            )
             age_cycles = context.row_ages.get(member.key, 0)
             found.append(Unmet(member, known[0], residual, reason, result.need.parked, age_cycles, key))
     return found

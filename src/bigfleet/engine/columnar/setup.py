@@ -34,6 +34,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.pool import RESERVABLE_STATES
 from bigfleet.model.ids import MachineId
 from bigfleet.model.penalty import ORDINALS
+from bigfleet.model.states import MachineState
 
 #: Cells of (gang class, domain) and entries of free machines by cell; beyond, the reference engine must answer.
 CELLS_MAX: Final = 20_000_000
@@ -43,8 +44,9 @@ ENTRIES_MAX: Final = 100_000_000
 def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
     """Return the rows of the machines that no phase but the third may see, ascending (§1.1)."""
     hidden = []
-    if not (options.unjoined or options.reserved):
-        return np.zeros(0, np.int64)
+    sold_out = sold_out_rows(view, options)
+    if not (options.unjoined or options.reserved or options.set_aside):
+        return sold_out
     for machine_id in options.unjoined:
         row = view.rows.get(MachineId(machine_id))
         if row is not None:
@@ -53,7 +55,32 @@ def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
         row = view.rows.get(MachineId(machine_id))
         if row is not None and view.columns.state[row] in RESERVABLE_STATES:
             hidden.append(row)
-    return np.unique(np.array(hidden, np.int64))
+    for machine_id in options.set_aside:
+        row = view.rows.get(MachineId(machine_id))
+        if row is not None and view.columns.state[row] == MachineState.IDLE:
+            hidden.append(row)
+    return np.union1d(np.array(hidden, np.int64), sold_out)
+
+
+def sold_out_rows(view: ColumnSnapshot, options: Options) -> Int64s:
+    """Return the rows of the Speculative machines whose pool has no stock and that are no probes, ascending."""
+    if not options.sold_out:
+        return np.zeros(0, np.int64)
+    columns, vocabulary = view.columns, view.vocabulary
+    shapes: dict[tuple[str, str], list[int]] = {}
+    for number, shape in enumerate(vocabulary.shapes):
+        shapes.setdefault((shape.instance_type, shape.zone), []).append(number)
+    # Few pools are sold out at the same time: one mask of shapes and offers each, and one look at the machines.
+    is_sold_out = np.zeros((len(vocabulary.shapes) + 1, len(vocabulary.offers) + 1), np.bool_)
+    for pool in options.sold_out:
+        offers = [n for n, offer in enumerate(vocabulary.offers) if offer.capacity_type == pool.capacity_type]
+        for shape_number in shapes.get((pool.instance_type, pool.zone), ()):
+            is_sold_out[shape_number, offers] = True
+    speculative = np.flatnonzero(columns.state == MachineState.SPECULATIVE)
+    found = speculative[is_sold_out[columns.shape[speculative], columns.offer[speculative]]]
+    probes = [row for row in (view.rows.get(MachineId(each)) for each in options.probes) if row is not None]
+    rows: Int64s = found[~np.isin(found, probes)] if probes else found
+    return rows.astype(np.int64)
 
 
 def statuses(machines: int, hidden: Int64s) -> Bytes:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
+from bigfleet.engine.pool import RESERVABLE_STATES, is_set_aside, is_sold_out
 from bigfleet.engine.shapes.state import (
     ONE_POD,
     PODS,
@@ -36,8 +37,6 @@ from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 
-#: States in which `Options.reserved` hides a machine.
-RESERVABLE_STATES = frozenset({MachineState.IDLE, MachineState.SPECULATIVE, MachineState.DRAINING})
 #: Machines that host pods of a cluster, or will.
 _HELD = (MachineState.CONFIGURED, MachineState.CONFIGURING, MachineState.CREATING)
 
@@ -150,7 +149,7 @@ def build(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Fleet
 
 def is_usable(machine: Machine, options: Options) -> bool:
     """Return whether any phase but the third may see the machine."""
-    if machine.id in options.unjoined:
+    if machine.id in options.unjoined or is_sold_out(machine, options) or is_set_aside(machine, options):
         return False
     return machine.id not in options.reserved or machine.state not in RESERVABLE_STATES
 

@@ -37,7 +37,7 @@ def best_cost(asked: Problem, rng: Random) -> int:
     queues = [queue(asked, rng) for _ in range(ORDERS)]
     for counts in fleets:
         machines = [each for n, each in zip(counts, asked.classes, strict=True) for _ in range(n)]
-        if packs(asked, machines) and not any(lost(machines, pods) for pods in queues):
+        if packs(asked, machines) and not any(lost(machines, pods, rng) for pods in queues):
             return sum(each.cost for each in machines)
     raise AssertionError("no fleet hosts the pods")
 
@@ -49,15 +49,15 @@ def queue(asked: Problem, rng: Random) -> list[Shape]:
     return sorted(pods, key=lambda pod: -pod.priority)
 
 
-def lost(machines: list[MachineClass], pods: list[Shape]) -> int:
-    """Return the pods that a least-allocated scheduler leaves over."""
+def lost(machines: list[MachineClass], pods: list[Shape], rng: Random) -> int:
+    """Return the pods that a least-allocated scheduler leaves over; it cannot tell scores apart within one point."""
     free = [list(each.supply) for each in machines]
     left = 0
     for pod in pods:
         best, best_score = -1, -1.0
         for m, each in enumerate(machines):
             after = [has - wants for has, wants in zip(free[m], pod.request, strict=True)]
-            score = sum(after[d] / each.supply[d] for d in (0, 1))
+            score = sum(after[d] / each.supply[d] for d in (0, 1)) + rng.random() * 0.02
             if min(after) >= 0 and score > best_score:
                 best, best_score = m, score
         if best < 0:

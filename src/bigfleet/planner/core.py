@@ -15,7 +15,7 @@ import numpy as np
 from bigfleet.planner.first_fit import FirstFitTables
 from bigfleet.planner.kernels import Kernels
 from bigfleet.planner.problem import BILLION, Problem, SchedulerOrder
-from bigfleet.planner.simulate import FIELD_BITS, NEVER, POINT, Arena, Bool, Fleet, Int, pack_words, simulate
+from bigfleet.planner.simulate import FIELD_BITS, NEVER, POINT, Arena, Bool, Fleet, Int, Short, pack_words, simulate
 
 #: Stands for unlimited stock: more machines than any cluster holds, small enough for sums.
 PLENTY: Final = 1 << 40
@@ -65,7 +65,7 @@ class Core:
     tier: Int
     #: Pods of the part that one machine may host, PLENTY without a limit, (P).
     limit: Int
-    #: Which columns match and are not forbidden by interruptions, too small ones included, (P, C).
+    #: Which columns match the profile and, for gangs, lie in the domain; too small ones included, (P, C).
     matches: Bool
     #: Those of them that are large enough: where claims may be, (P, C).
     may_claim: Bool
@@ -95,6 +95,13 @@ class Core:
     def arena(self) -> Arena:
         """What simulations need."""
         return build_arena(self)
+
+    @cached_property
+    def as_scheduled(self) -> "Core | None":
+        """The core as the scheduler sees it, which knows of no pinned rows; None where that is no difference."""
+        if (self.may_claim == self.may_run).all():
+            return None
+        return replace(self, may_claim=self.may_run)
 
     @cached_property
     def first_fit_tables(self) -> FirstFitTables:
@@ -151,7 +158,7 @@ def pods_that_fit(supply: Int, request: Int) -> Int:
 
 
 def matching(problem: Problem, parts: Sequence[Part], columns: Sequence[Column]) -> Bool:
-    """Return which columns match the profile of each part and lie where it is confined to, (P, C)."""
+    """Return which columns match the profile of each part, (P, C)."""
     size = (len(problem.classes) + 7) // 8
     rows: dict[int, Bool] = {}
     of_column = np.array([column.machine_class for column in columns], np.int64)
@@ -162,8 +169,15 @@ def matching(problem: Problem, parts: Sequence[Part], columns: Sequence[Column])
             bits = np.frombuffer(mask.to_bytes(size, "little"), np.uint8)
             rows[mask] = np.unpackbits(bits, bitorder="little").astype(np.bool_)
         result[p] = rows[mask][of_column]
+    return result
+
+
+def confined(parts: Sequence[Part], columns: Sequence[Column]) -> Bool:
+    """Return which columns lie where each part is confined to, (P, C)."""
+    result = np.ones((len(parts), len(columns)), np.bool_)
+    for p, part in enumerate(parts):
         if part.within is not None:
-            result[p] &= np.array([int(c) in part.within for c in of_column], np.bool_)
+            result[p] = [column.machine_class in part.within for column in columns]
     return result
 
 
@@ -195,8 +209,10 @@ def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column
             is_large_enough &= request[:, d][:, None] <= supply[None, :, d]
     pinned = np.array([shape.is_pinned for shape in shapes], np.bool_)
     risky = np.array([kind.probability > 0 for kind in classes], np.bool_)
-    may_match = matches & ~(pinned[:, None] & risky[None, :])
-    may_claim = may_match & is_large_enough
+    within = confined(parts, columns)
+    may_run = matches & within & is_large_enough
+    may_claim = may_run & ~(pinned[:, None] & risky[None, :])
+    is_gang = np.array([bool(shape.gang) for shape in shapes], np.bool_)
     place = {priority: tier for tier, priority in enumerate(priorities)}
     return Core(
         problem=problem,
@@ -208,9 +224,9 @@ def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column
         count=count,
         tier=np.array([place[shape.priority] for shape in shapes], np.int64),
         limit=np.array([shape.max_per_machine or PLENTY for shape in shapes], np.int64),
-        matches=may_match,
+        matches=matches & (within | ~is_gang[:, None]),
         may_claim=may_claim,
-        may_run=matches & is_large_enough,
+        may_run=may_run,
         cost=_costs(problem, request, count, may_claim, columns, parts) + _opportunity(request, supply),
     )
 
@@ -281,7 +297,7 @@ def scaled(request: Int, supply: Int, demand: Int) -> tuple[Int, Int]:
     return small_request, small_supply
 
 
-def _scores(core: Core) -> tuple[Int, Int]:
+def _scores(core: Core) -> tuple[Short, Short]:
     """Return the score that each part takes from a machine of each column, and the score of an empty machine."""
     problem = core.problem
     takes = np.zeros((len(core.parts), len(core.columns)), np.int64)
@@ -301,7 +317,7 @@ def _scores(core: Core) -> tuple[Int, Int]:
         takes = -takes
     takes[~core.may_run] = NEVER
     takes = np.concatenate([takes, np.full((len(takes), 1), NEVER, np.int64)], axis=1)
-    return takes, np.append(empty + 1, 1)
+    return takes.astype(np.int32), np.append(empty + 1, 1).astype(np.int32)
 
 
 class FastKernels:

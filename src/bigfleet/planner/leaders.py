@@ -66,7 +66,7 @@ def led_fleets(core: Core, group: Sequence[int], wanted: Int, scales: Sequence[i
     for scale in scales:
         scaled = volume * scale // 100
         whole = -(-scaled // WHOLE)
-        for machines in (whole, whole - 1):
+        for machines in (whole - 1, whole, whole + 1):
             if machines < 1 or machines in seen:
                 continue
             seen.add(machines)

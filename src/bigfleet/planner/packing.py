@@ -39,8 +39,9 @@ class FirstFit:
     def __init__(self, core: Core) -> None:
         """Prepare the prices by which leftovers are compared."""
         self._core = core
-        self._matches = core.matches
+        self._matches = core.matches & (core.may_claim | ~core.may_run)
         self._prices = np.where(core.may_claim, core.cost[None, :], 0).max(axis=1, initial=1)
+        self._scheduler = None if core.as_scheduled is None else FirstFit(core.as_scheduled)
         self._ranks: dict[tuple[int, ...], tuple[tuple[list[int], Int], ...]] = {}
         self._supplies = [tuple(each) for each in core.supply.tolist()]
         self._orders: dict[tuple[Fleet, int], list[int]] = {}
@@ -87,8 +88,11 @@ class FirstFit:
         return result
 
     def fits(self, fleets: Sequence[Fleet], numbers: Sequence[int] = SEQUENCE) -> list[bool]:
-        """Return whether some order places every pod, for each fleet."""
-        return [bool((left.sum(axis=1) == 0).any()) for left in self.left(fleets, numbers)]
+        """Return whether some order places every pod, for each fleet: as claims, and as a scheduler may place them."""
+        fits = [bool((left.sum(axis=1) == 0).any()) for left in self.left(fleets, numbers)]
+        if self._scheduler is not None:
+            fits = [each and self._scheduler.fits([fleet])[0] for each, fleet in zip(fits, fleets, strict=True)]
+        return fits
 
     def pack(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> Packed:
         """Return the packing of the order that leaves the fewest pods without a place, the first of equals.

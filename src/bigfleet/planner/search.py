@@ -57,7 +57,7 @@ class Effort:
         """Return the effort for a cluster of so many pods: a small one has fewer fleets, and there are more of them."""
         if pods >= _WHOLE_EFFORT:
             return self
-        part = max(pods, _WHOLE_EFFORT // 8)
+        part = max(pods, _WHOLE_EFFORT // 4)
         return replace(
             self,
             rounds=max(1, self.rounds * (part + _WHOLE_EFFORT) // (2 * _WHOLE_EFFORT)),
@@ -125,9 +125,11 @@ class Search:
             left = self.first_fit.pack(paid).left
             found.update(starting_fleets(self.core, paid, left))
         fleets = self._ranked(sorted(found))[:_COMPLETED]
-        fitting = completed(self.core, self.first_fit, fleets)
-        checked = self.first_fit.fits(fitting)
-        return self._ranked([fleet for fleet, fits in zip(fitting, checked, strict=True) if fits])
+        ranked = self._ranked(completed(self.core, self.first_fit, fleets))
+        # Those that a scheduler may not place, either, come last: the search may start from them all the same.
+        some = ranked[:_CHECKED]
+        checked = self.first_fit.fits(some)
+        return sorted(ranked, key=lambda fleet: fleet not in some or not checked[some.index(fleet)])
 
     def _ranked(self, fleets: Sequence[Fleet]) -> list[Fleet]:
         values, _ = self.valuation.values(fleets, _START_ORDERS)

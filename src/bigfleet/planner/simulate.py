@@ -20,11 +20,12 @@ from bigfleet.planner.hashing import noise, queue_ranks
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
+Short = NDArray[np.int32]
 
 #: One point of the scheduler's score.
 POINT: Final = 1 << 20
 #: Score of a class that does not match; far beyond any score.
-NEVER: Final = 1 << 40
+NEVER: Final = 1 << 30
 #: Widest bit field of a dimension, without its guard bit.
 FIELD_BITS: Final = 20
 _WORD_BITS: Final = 63
@@ -83,9 +84,9 @@ class Arena:
 
     words: Words
     #: Score that a part takes from a machine, NEVER where it does not match, (P, C + 1); the last column is no machine.
-    takes: Int
+    takes: Short
     #: Score of an empty machine of a column, (C + 1).
-    empty: Int
+    empty: Short
     #: Pods of each part, (P).
     count: Int
     #: Place of each part in the queue, ascending, (P).
@@ -127,6 +128,7 @@ class _Run:
         for f, fleet in enumerate(fleets):
             filled = np.repeat(np.array([c for c, _ in fleet], np.int64), np.array([n for _, n in fleet], np.int64))
             columns[f, : len(filled)] = filled
+        self._fleets = np.repeat(np.arange(len(fleets)), len(orders))
         self._columns = np.repeat(columns, len(orders), axis=0)
         self._queues = np.tile(np.array(orders, np.int64).T, (1, len(fleets)))
         self._score = arena.empty[self._columns]
@@ -134,28 +136,28 @@ class _Run:
         self._free = [np.append(limit, 0)[self._columns] for limit in words.limit]
         self._requests = [request[self._queues] for request in words.request]
         self._guard = words.guard
-        self._noise = noise(TIES + machines, POINT)
+        self._noise = noise(TIES + machines, POINT).astype(np.int32)
         self.lost = self._place(arena, len(fleets), len(orders))
 
     def _place(self, arena: Arena, fleets: int, orders: int) -> Int:
         """Place every pod of the queues; return what is lost, (F, O, P)."""
         rows, machines = self._columns.shape
-        width = arena.takes.shape[1]
-        takes = arena.takes.ravel()
-        starts = self._queues * width
+        # What each part takes from each machine of each fleet, (P × F, M), and where the pods of a row find theirs.
+        takes = arena.takes.take(self._columns[::orders], axis=1).reshape(-1, machines)
+        starts = self._queues * fleets + self._fleets
         first = np.arange(rows) * machines
         shape = (rows, machines)
-        index, change, after, held = (np.empty(shape, np.int64) for _ in range(4))
+        change, after = (np.empty(shape, np.int32) for _ in range(2))
+        held = np.empty(shape, np.int64)
         rooms = [np.empty(shape, np.int64) for _ in self._free]
         fits, fits_all = np.empty(shape, np.bool_), np.empty(shape, np.bool_)
-        score, columns, ties = self._score, self._columns, self._noise
+        score, ties = self._score, self._noise
         flat = [(free.ravel(), room.ravel()) for free, room in zip(self._free, rooms, strict=True)]
         flat_score, flat_after, flat_change = score.ravel(), after.ravel(), change.ravel()
         steps = len(self._queues)
         is_placed = np.empty((steps, rows), np.bool_)
         for step in range(steps):
-            np.add(columns, starts[step][:, None], out=index)
-            takes.take(index, out=change, mode="clip")
+            takes.take(starts[step], axis=0, out=change, mode="clip")
             np.subtract(score, change, out=after)
             tie = (step * 31) % TIES
             np.add(after, ties[tie : tie + machines], out=after)

@@ -122,7 +122,7 @@ async def test_what_came_lately_serves_here_and_is_not_reported_as_giveable(make
     shard.provider.add(*idle("n"))
     await told(shard, adopt(idle("n")))
     operator = shard.world.connect("web")
-    operator.report(need("web", "4", priority=1), need("web", "99"))
+    operator.report(need("web", "4", priority=1), need("web", "5"))
 
     async def offered() -> int:
         await shard.world.step()

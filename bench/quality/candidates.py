@@ -46,15 +46,8 @@ def _shapes() -> Candidate:
     return ShapesCandidate()
 
 
-def _planner() -> Candidate:
-    from bench.quality.planner_candidate import PlannerCandidate
-
-    return PlannerCandidate()
-
-
 CANDIDATES: Final[dict[str, Callable[[], Candidate]]] = {
     "engine": _engine,
     "shapes": _shapes,
-    "planner": _planner,
     "packer": PackerCandidate,
 }

@@ -13,7 +13,7 @@ from bigfleet.shard.audit import GENESIS, START, chained, read_line
 from bigfleet.shard.audit_check import check
 from bigfleet.shard.audit_file import AuditFile, AuditFileFault
 from bigfleet.shard.growing_file import OLD_FILES_MAX
-from bigfleet.shard.ports import compute_inline
+from bigfleet.shard.ports import ShardSettings, compute_inline
 from bigfleet.sim.virtual_time import LoopClock
 from tests.shard.world import ScriptedProvider, World, machine, need
 
@@ -314,7 +314,8 @@ async def test_a_shard_writes_a_log_that_verifies(path: Path) -> None:
     provider.add(*(machine(f"m{number}", S.IDLE) for number in range(12)))
     for epoch in (1, 2):
         log = AuditFile(path, size_bytes_max=4096)
-        world = World(provider, epoch=epoch, audit_log=log)
+        settings = ShardSettings(empty_rollup_guard=False)
+        world = World(provider, settings=settings, epoch=epoch, audit_log=log)
         operator = world.connect("c1")
         operator.report(need("c1", "24"))
         await world.settle()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.objects import snapshot_of
-from bigfleet.engine.columnar.setup import sold_out_rows
+from bigfleet.engine.columnar.stock import sold_out_rows
 from bigfleet.engine.columnar.store import REMOVED, Columns, ColumnSnapshot, Stamp
 from bigfleet.engine.decision import Options, RowResult
 from bigfleet.engine.matching import Shapes

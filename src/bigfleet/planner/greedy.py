@@ -72,10 +72,21 @@ def size_order(core: Core, members: Sequence[int]) -> list[int]:
     return sorted(members, key=lambda p: (key[p], p))
 
 
-def fill(core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, prices: Int, supply: Int) -> Filled:
+def fill(
+    core: Core,
+    order: Sequence[int],
+    wanted: Int,
+    stock: Int,
+    costs: Int,
+    prices: Int,
+    supply: Int,
+    is_largest_first: bool = False,
+) -> Filled:
     """Buy machines until every wanted pod has a place or no column hosts what is left.
 
-    `order` is the order of parts within a machine, `supply` what a machine offers here (its supply less slack).
+    `order` is the order of parts within a machine, `supply` what a machine offers here (its supply less slack). With
+    `is_largest_first` each machine hosts the first part of the order that is left: large pods then share their machines
+    with small ones, as long as there are small ones.
     """
     left, stock = wanted.copy(), stock.copy()
     counts: dict[int, int] = {}
@@ -84,7 +95,9 @@ def fill(core: Core, order: Sequence[int], wanted: Int, stock: Int, costs: Int, 
     costs = np.clip(costs, 1, _COST_MAX)
     while True:
         pending = [p for p in order if left[p]]
-        usable: Int = np.flatnonzero((stock > 0) & core.may_claim[pending].any(axis=0)).astype(np.int64)
+        usable: Int = np.flatnonzero(
+            (stock > 0) & core.may_claim[pending[:1] if is_largest_first else pending].any(axis=0)
+        ).astype(np.int64)
         if not len(usable):
             break
         takes = core.kernels.patterns(core, pending, left, usable, supply)

@@ -15,8 +15,6 @@ from bigfleet.planner.simulate import Fleet, Int
 
 _REMOVED: Final = (1, 1, 1, 2, 2, 3)
 _ADDED: Final = (0, 0, 1, 1, 1, 2, 2, 3)
-#: A proposal costs at least so many thousandths of the fleet's value: less cannot hold the demand.
-_LEAST: Final = 850
 _TIMES_MAX: Final = 1 << 10
 
 
@@ -41,7 +39,6 @@ class Moves:
         """
         tried: set[Fleet] = {fleet}
         machines = [c for c, n in fleet for _ in range(n)]
-        least = value * _LEAST // 1000
         for _ in range(wanted):
             child = self._change(fleet, machines)
             if self._price(child) < value:
@@ -49,7 +46,7 @@ class Moves:
         tried.discard(fleet)
         found = self._completed(sorted(tried), fleet, value, numbers)
         found.discard(fleet)
-        return sorted((f for f in found if self._price(f) >= least), key=lambda f: (self._price(f), f))
+        return sorted(found, key=lambda f: (self._price(f), f))
 
     def _change(self, fleet: Fleet, machines: Sequence[int]) -> Fleet:
         counts = dict(fleet)

@@ -12,13 +12,15 @@ from bigfleet.planner.simulate import Fleet, Int
 from bigfleet.planner.starts import completed, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
-#: Starts that are completed and compared once more.
-_COMPLETED: Final = 32
 #: Numbers of orders: of the starts, of the rounds, and of the final comparison. They differ: a fleet that was chosen
 #: in some orders is compared in others.
 _START_ORDERS: Final = range(2)
 _ROUND_ORDERS: Final = 10
+_TRIAL_ORDERS: Final = range(2, 6)
 _FINAL_ORDERS: Final = 100_000
+#: Starts with different leaders that are improved for some rounds each; the best of them is improved further.
+_TRIALS: Final = 8
+_TRIAL: Final = 3
 #: Children of a round that are checked for a packing.
 _CHECKED: Final = 6
 #: Orders of first-fit-decreasing in a round, out of the first so many of the sequence.
@@ -29,6 +31,9 @@ _SIMULATED: Final = 1 << 13
 _PROPOSED: Final = 1 << 16
 _PROPOSALS_LEAST: Final = 24
 _SIMULATED_LEAST: Final = 8
+_STARTS_LEAST: Final = 12
+#: Rounds times pods of a small cluster.
+_SMALL_ROUNDS: Final = 1000
 #: Nano-dollars an hour by which machines of one price may differ, and numbers that are tried when machines are dropped.
 _ALIKE: Final = 20_000
 _FEWER: Final = 24
@@ -40,11 +45,13 @@ _WHOLE_EFFORT: Final = 400
 class Effort:
     """How much the planner tries; every number is a count, none is a time."""
 
-    #: Rounds of moves.
-    rounds: int = 24
+    #: Starts that are completed until they host everything, and compared once more.
+    starts: int = 32
+    #: Rounds of moves: three quarters of them for starts with different leaders, the others for the best of those.
+    rounds: int = 32
     #: Proposals of a round, and how many of them are simulated; fewer for fleets of many machines.
-    proposals: int = 200
-    simulated: int = 40
+    proposals: int = 250
+    simulated: int = 16
     #: Orders of the queue in a round; each round has orders of its own, so that no fleet is fitted to a few of them.
     orders: int = 3
     #: Orders in the final comparison, and fleets that take part in it.
@@ -60,7 +67,9 @@ class Effort:
         part = max(pods, _WHOLE_EFFORT // 4)
         return replace(
             self,
-            rounds=max(1, self.rounds * (part + _WHOLE_EFFORT) // (2 * _WHOLE_EFFORT)),
+            starts=max(_STARTS_LEAST, self.starts * part // _WHOLE_EFFORT),
+            # A round over few pods is cheap, and needed: one machine more or less is a large part of a small fleet.
+            rounds=min(self.rounds, max(self.rounds * part // _WHOLE_EFFORT, _SMALL_ROUNDS // max(pods, 40))),
             proposals=max(8, self.proposals * part // _WHOLE_EFFORT),
         )
 
@@ -91,7 +100,16 @@ class Search:
             return []
         acquirable = [c for c, column in enumerate(self.core.columns) if not column.is_held]
         moves = Moves(self.core, self.first_fit, acquirable, [not column.is_held for column in self.core.columns])
-        return self.compare([*self._improve(moves, fleets[0]), *fleets[:2]], self._leaders(fleets))
+        # Three quarters of the rounds go to trials of different leaders, the others to the best of them.
+        number = max(1, min(_TRIALS, self.effort.rounds * 3 // 4 // _TRIAL))
+        leaders = self._leaders(fleets)[:number]
+        trials = [self._improve(moves, start, _TRIAL * n, _TRIAL) for n, start in enumerate(leaders)]
+        finals = [history[-1] for history in trials]
+        values, _ = self.valuation.values(finals, _TRIAL_ORDERS)
+        _, chosen = min(zip(values, finals, strict=True))
+        done = _TRIAL * len(trials)
+        history = self._improve(moves, chosen, done, max(0, self.effort.rounds - done))
+        return self.compare([*history, *finals], self._leaders(fleets))
 
     def prune(self, fleet: Fleet) -> list[Candidate]:
         """Return the fleet and its parts without machines that are not needed, held ones included, best first.
@@ -124,7 +142,7 @@ class Search:
         if paid != base:
             left = self.first_fit.pack(paid).left
             found.update(starting_fleets(self.core, paid, left))
-        fleets = self._ranked(sorted(found))[:_COMPLETED]
+        fleets = self._ranked(sorted(found))[: self.effort.starts]
         ranked = self._ranked(completed(self.core, self.first_fit, fleets))
         # Those that a scheduler may not place, either, come last: the search may start from them all the same.
         some = ranked[:_CHECKED]
@@ -143,18 +161,18 @@ class Search:
                 first.setdefault(leader(self.core, fleet), fleet)
         return list(first.values())
 
-    def _improve(self, moves: Moves, start: Fleet) -> list[Fleet]:
+    def _improve(self, moves: Moves, start: Fleet, begin: int, rounds: int) -> list[Fleet]:
         """Return the fleets that were best after some round, the last ones of them."""
         effort, best = self.effort, start
         values, _ = self.valuation.values([best], _START_ORDERS)
         value, history = values[0], [best]
-        for number in range(effort.rounds):
+        for number in range(begin, begin + rounds):
             first = _ROUND_ORDERS + number * effort.orders
             numbers = [SEQUENCE[(_NUMBERS * number + k) % _NUMBERS_OF] for k in range(_NUMBERS)]
             machines = max(1, sum(count for _, count in best))
             proposals = min(effort.proposals, max(_PROPOSALS_LEAST, _PROPOSED // (machines * _NUMBERS)))
             simulated = min(effort.simulated, max(_SIMULATED_LEAST, _SIMULATED // (machines * effort.orders)))
-            both = [best, *moves.neighbours(best, value, proposals, numbers)[:simulated]]
+            both = [best, *probed(moves.neighbours(best, value, proposals, numbers), simulated)]
             values, _ = self.valuation.values(both, range(first, first + effort.orders))
             ranked = sorted(range(len(both)), key=lambda n: (values[n], both[n]))
             better = ranked[: ranked.index(0)][:_CHECKED]
@@ -171,6 +189,13 @@ class Search:
         orders = range(_FINAL_ORDERS, _FINAL_ORDERS + self.effort.final_orders)
         values, lost = self.valuation.values(final, orders)
         return sorted(Candidate(*each) for each in zip(values, final, lost, strict=True))
+
+
+def probed(fleets: Sequence[Fleet], most: int) -> list[Fleet]:
+    """Return at most so many of the fleets, evenly over their order."""
+    if len(fleets) <= most:
+        return list(fleets)
+    return [fleets[n * len(fleets) // most] for n in range(most)]
 
 
 def leader(core: Core, fleet: Fleet) -> int:

@@ -26,9 +26,11 @@ def greedy_fleets(core: Core, wanted: Int, stock: Int, rounds: int = _GREEDY_ROU
     for _ in range(rounds):
         charged = prices
         for slack in _SLACKS:
-            filled = fill(core, order, wanted, stock, core.cost, prices, core.supply * (100 - slack) // 100)
-            if not filled.left.any():
-                yield filled.fleet
+            supply = core.supply * (100 - slack) // 100
+            for is_largest_first in (True, False):
+                filled = fill(core, order, wanted, stock, core.cost, prices, supply, is_largest_first)
+                if not filled.left.any():
+                    yield filled.fleet
             if not slack:
                 charged = filled.charged
         prices = np.maximum((prices + charged) // 2, 1)

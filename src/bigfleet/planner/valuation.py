@@ -12,7 +12,7 @@ from bigfleet.planner.simulate import Fleet, Int
 #: Lost pods of a thousand beyond which each costs LOST_WEIGHT times as much again.
 LOST_PER_MILLE: Final = 2
 LOST_LEAST: Final = 150
-LOST_WEIGHT: Final = 4
+LOST_WEIGHT: Final = 1
 #: A column with stock for this part of the pods can be bought to complete a fleet.
 _COMPLETING: Final = 8
 _COST_MAX: Final = 1 << 42

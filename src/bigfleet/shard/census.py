@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.setup import sold_out_rows
+from bigfleet.engine.columnar.stock import sold_out_rows
 from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.decision import CapacityPool, Options
 from bigfleet.engine.matching import Fit, Shapes

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.setup import sold_out_rows
+from bigfleet.engine.columnar.stock import sold_out_rows
 from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
 from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger
 from bigfleet.model.clock import Clock

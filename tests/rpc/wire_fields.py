@@ -286,8 +286,6 @@ SHARDREAD: dict[str, Fields] = {
         "held": (12, "bool"),
         "reserved_for_shard_id": (13, "str"),
         "reserved_until_unix_nanos": (14, "i64"),
-        "reclaim_delayed_until_unix_nanos": (100, "i64"),
-        "reclaim_delayed_reason": (101, "str"),
     },
     "ExplainNeedRequest": {"cluster_id": (1, "str"), "profile_fingerprint": (2, "str"), "group": (3, "str")},
     "ExplainNeedResponse": {

@@ -174,7 +174,7 @@ class Flags:
     incremental_reconcile: _Incremental = False
     full_list_every: _FullListEvery = 30
     reclaim_cap_fraction: _CapFraction = 0.05
-    reclaim_after: _ReclaimAfter = "10m"
+    reclaim_after: _ReclaimAfter = "0s"
     empty_rollup_guard: _Guard = True
     removal_brake: _Brake = True
     actuation_paused: _Paused = False

@@ -173,7 +173,7 @@ class ShardSettings:
     #: 0 switches the rail off.
     reclaim_cap_fraction: float = 0.05
     #: How long a machine must be excess before it is reclaimed; 0 reclaims at once.
-    reclaim_after_seconds: float = 600.0
+    reclaim_after_seconds: float = 0.0
     empty_rollup_guard: bool = True
     removal_brake: bool = True
     actuation_paused: bool = False

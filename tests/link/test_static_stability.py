@@ -72,11 +72,15 @@ async def linked(world: World, file: Any, coordinators: Absent) -> AsyncIterator
         await asyncio.gather(running, return_exceptions=True)
 
 
+#: A cluster that wants nothing any more is believed at once.
+SETTINGS = ShardSettings(execute_concurrency_max=4, empty_rollup_guard=False)
+
+
 class Twin:
     """One of two shards to which the same happens."""
 
     def __init__(self, **more: Any) -> None:
-        self.world = World(ScriptedProvider(), settings=ShardSettings(execute_concurrency_max=4), **more)
+        self.world = World(ScriptedProvider(), settings=SETTINGS, **more)
         for name in MACHINES[:4]:
             self.world.provider.add(machine(name, S.IDLE))
         self.operators: dict[str, FakeOperator] = {}

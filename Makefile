@@ -8,7 +8,7 @@ ARGS ?=
 # How many random fleets `make test-long` compares the two engines on; every other proof of the engines runs in proportion.
 EXAMPLES ?= 20000
 # How many seeds of the world of faults `make test-slow` runs; `make soak` runs as many as there is time for.
-WORLD_SEEDS ?= 70
+WORLD_SEEDS ?= 24
 # How long `make soak` runs, and its first seed.
 FOR ?= 1h
 SEED ?= 1
@@ -45,7 +45,8 @@ up: $(STAMP) ## run a provider, a shard and simulated clusters: make up ARGS="--
 # Importing compiles what is not on disk yet. Without this each worker of the tests would compile all of it.
 kernels: $(STAMP) ## compile the engine's kernels once, for every later process of this user
 	@$(BIN)/python -c 'from bigfleet.cli.kernel_cache import keep_kernels; keep_kernels(); \
-	  from bigfleet.engine.columnar.engine import warm_up; import bigfleet.shard.recording_kernel; warm_up()'
+	  from bigfleet.engine.columnar.engine import warm_up; \
+	  import bigfleet.planner.compiled, bigfleet.shard.recording_kernel; warm_up()'
 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"

@@ -100,7 +100,7 @@ def new_shard(provider: ListedProvider, settings: ShardSettings | None = None) -
     return Shard(
         shard_id=ShardId("bench"),
         epoch=1,
-        settings=settings or ShardSettings(),
+        settings=settings or ShardSettings(reclaim_after_seconds=0.0),
         provider=provider,
         clock=SystemClock(),
         ids=SystemIds(),
@@ -124,7 +124,8 @@ class KnownFleet:
         #: One loop for all runs, as in a shard: making one takes a millisecond.
         self._runner = asyncio.Runner()
         self.provider = ListedProvider()
-        self.shard = new_shard(self.provider, ShardSettings(incremental_reconcile=is_incremental))
+        settings = ShardSettings(incremental_reconcile=is_incremental, reclaim_after_seconds=0.0)
+        self.shard = new_shard(self.provider, settings)
         #: What the provider tells of each machine.
         self.answer = answer_of(fleet)
         self.content = b"".join(self.answer)

@@ -8,6 +8,7 @@ from bench.engine_fleets import STEADY_CLUSTERS, idle_fleet, options_of, steady_
 from bench.engine_workloads import ENGINE
 from bench.hail_workloads import HAIL_QUESTIONS
 from bench.harness import Benchmark
+from bench.pod_workloads import POD_WORKLOADS
 from bench.provider_workloads import PROVIDERS
 from bench.quality_workloads import QUALITY
 from bench.recording_workloads import RECORDINGS
@@ -80,6 +81,7 @@ ALL = (
     steady(5_000),
     steady(50_000),
     *ENGINE,
+    *POD_WORKLOADS,
     *SHARD,
     *COORDINATOR,
 )

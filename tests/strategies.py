@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from bigfleet.engine.decision import Options
+from bigfleet.engine.decision import CapacityPool, Options
 from bigfleet.engine.folding import folded_need
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import labels as keys
@@ -247,6 +247,7 @@ def fleets(
     count = draw(st.integers(0, machines_max) | st.integers(machines_max // 2, machines_max))
     fleet = [draw(machines(f"m{n:02}", rows=demand)) for n in range(count)]
     ids = [machine.id for machine in fleet]
+    pools = sorted({CapacityPool.of(machine) for machine in fleet})
     flagged = st.frozensets(st.sampled_from(ids), max_size=2) if ids and flags else st.just(frozenset())
     idle_since = {
         machine.id: NOW_SECONDS - draw(st.sampled_from([0.0, 60.0, 599.0, 600.0]))
@@ -262,6 +263,9 @@ def fleets(
             unjoined=draw(flagged),
             reserved=draw(flagged),
             overheads=draw(overheads_by_cluster),
+            sold_out=draw(st.frozensets(st.sampled_from(pools), max_size=2)) if pools and flags else frozenset(),
+            probes=draw(flagged),
+            set_aside=draw(flagged),
         ),
     )
 

@@ -8,9 +8,9 @@ deletion Speculative. A cycle takes 30 s; a cycle without actions is followed by
 import math
 import time
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from bench.quality.values import (
     MEMORY,
@@ -121,37 +121,34 @@ class EngineWorld:
         """Decide and apply until two cycles in a row, an hour apart, decide nothing."""
         demand = _needs(clusters)
         self._before.clear()
-        cycles = actions = quiet = 0
         seconds = 0.0
-        decision: Decision | None = None
-        for _ in range(CYCLES_MAX):
+
+        def decide() -> Decision:
+            nonlocal seconds
             decision, spent = self._decide(clusters, demand)
             seconds += spent
-            if not decision.actions:
-                quiet += 1
-                self._now += REST_SECONDS
-                if quiet == 2:
-                    break
-                continue
-            quiet = 0
-            cycles += 1
-            actions += len(decision.actions)
-            for action in decision.actions:
-                self._apply(action)
-            self._ages = next_ages(self._ages, decision.rows, advance=True)
-            self._now += CYCLE_SECONDS
-        assert decision is not None, "at least one cycle is decided"
+            return decision
+
+        course = until_rest(decide, self._carry_out, self._pass)
         needed = sum(distance(before, level(self._get(machine_id))) for machine_id, before in self._before.items())
         return Settled(
             holdings=self._holdings(),
-            rows=_reports(clusters, decision),
+            rows=_reports(clusters, course.decision),
             has_claims=False,
-            cycles=cycles,
-            actions=actions,
-            actions_unneeded=actions - needed,
+            cycles=course.cycles,
+            actions=course.actions,
+            actions_unneeded=course.actions - needed,
             engine_seconds=seconds,
-            is_at_rest=quiet == 2,
+            is_at_rest=course.is_at_rest,
         )
+
+    def _carry_out(self, decision: Decision) -> None:
+        for action in decision.actions:
+            self._apply(action)
+        self._ages = next_ages(self._ages, decision.rows, advance=True)
+
+    def _pass(self, seconds: float) -> None:
+        self._now += seconds
 
     def cycle(self, clusters: Sequence[Cluster], refuses: Container[str] = ()) -> Counter[ActionKind]:
         """Decide one cycle and apply it; return how many actions there were of each kind.
@@ -208,6 +205,38 @@ class EngineWorld:
         elif known is None or known.state is not MachineState.IDLE:
             self._idle_since[machine.id] = self._now
         self._store.insert(machine, self._idle_since.get(machine.id))
+
+
+class Course(NamedTuple):
+    """How a fleet came to rest, or did not."""
+
+    #: The last decision; without actions when the fleet is at rest.
+    decision: Decision
+    #: Cycles that had actions, and their actions.
+    cycles: int
+    actions: int
+    is_at_rest: bool
+
+
+def until_rest(
+    decide: Callable[[], Decision], carry_out: Callable[[Decision], None], wait: Callable[[float], None]
+) -> Course:
+    """Decide and carry out until two cycles in a row, an hour apart, decide nothing, or `CYCLES_MAX` are over."""
+    cycles = actions = quiet = 0
+    for _ in range(CYCLES_MAX):
+        decision = decide()
+        if decision.actions:
+            quiet = 0
+            cycles += 1
+            actions += len(decision.actions)
+            carry_out(decision)
+            wait(CYCLE_SECONDS)
+            continue
+        quiet += 1
+        wait(REST_SECONDS)
+        if quiet == 2:
+            break
+    return Course(decision, cycles, actions, is_at_rest=quiet == 2)
 
 
 def action_applied(machine: Machine, action: Action) -> Machine:

@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.quality.engine_candidate import (
-    CYCLE_SECONDS,
-    CYCLES_MAX,
     HOST,
-    REST_SECONDS,
     action_applied,
     level,
     machine_of,
     need_of,
     requirement_of,
+    until_rest,
 )
 from bench.quality.values import Claim, Cluster, Holding, Instance, Offer, RowReport, Scheduler, Settled, Start
 from bigfleet.compositions.targets import targets_of
@@ -70,35 +68,28 @@ class _World:
         before = {machine_id: level(machine) for machine_id, machine in self._machines.items()}
         started = time.process_time()
         targets = self._targets(clusters, demand)
-        cycles = actions = quiet = 0
-        decision: Decision | None = None
-        for _ in range(CYCLES_MAX):
-            decision = decide(self._snapshot(), demand, self._options(clusters, targets))
-            if not decision.actions:
-                quiet += 1
-                self._now += REST_SECONDS
-                if quiet == 2:
-                    break
-                continue
-            quiet = 0
-            cycles += 1
-            actions += len(decision.actions)
-            for action in decision.actions:
-                self._apply(action)
-            self._ages = next_ages(self._ages, decision.rows, advance=True)
-            self._now += CYCLE_SECONDS
-        assert decision is not None, "at least one cycle is decided"
+        course = until_rest(
+            lambda: decide(self._snapshot(), demand, self._options(clusters, targets)), self._carry_out, self._pass
+        )
         needed = sum(_actions_between(before[machine_id], level(m)) for machine_id, m in self._machines.items())
         return Settled(
-            holdings=self._holdings(clusters, decision),
-            rows=_reports(clusters, decision),
+            holdings=self._holdings(clusters, course.decision),
+            rows=_reports(clusters, course.decision),
             has_claims=True,
-            cycles=cycles,
-            actions=actions,
-            actions_unneeded=actions - needed,
+            cycles=course.cycles,
+            actions=course.actions,
+            actions_unneeded=course.actions - needed,
             engine_seconds=time.process_time() - started,
-            is_at_rest=quiet == 2,
+            is_at_rest=course.is_at_rest,
         )
+
+    def _carry_out(self, decision: Decision) -> None:
+        for action in decision.actions:
+            self._apply(action)
+        self._ages = next_ages(self._ages, decision.rows, advance=True)
+
+    def _pass(self, seconds: float) -> None:
+        self._now += seconds
 
     def _targets(self, clusters: Sequence[Cluster], demand: Sequence[Need]) -> dict[str, Target]:
         orders = {cluster.id: self._order for cluster in clusters}

@@ -128,7 +128,7 @@ def live_fleet(place: Path, *shard_flags: str) -> Iterator[LiveFleet]:
     )
     shard = (
         *("shard", "--listen", fleet.shard, "--provider-addr", fleet.provider, "--data-dir", str(place)),
-        *("--metrics-addr", fleet.metrics, "--cycle-interval", "500ms", *shard_flags),
+        *("--metrics-addr", fleet.metrics, "--cycle-interval", "500ms", "--reclaim-after", "0s", *shard_flags),
     )
     with (
         serving(fleet.provider, place / "provider.log", *provider),

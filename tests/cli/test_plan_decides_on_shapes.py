@@ -255,7 +255,7 @@ def test_an_explanation_says_who_shares_a_machine_and_what_came_second(files: Fi
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "4 of its 4 pods run on m1, which also serves cache." in text
-    assert "The target composition of shop is 1 × t8.32." in text
+    assert "The target composition of shop is 1 × t8.32" in text
     assert "m1 is acquired at $0.40/h, because the target composition has it" in text
     assert "next best was r1, $0.10/h dearer for the same pods." in text
     assert "r1 would be taken in its place if m1 cost $0.50/h." in text

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigfleet.coordinator.reports import Shortfall
+from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.coordinator.soft import Answer
 from bigfleet.model import labels
@@ -100,6 +100,7 @@ holdings = st.builds(
 capacity = st.lists(
     st.builds(CapacityRow, names, names, st.sampled_from(CapacityType), counts, vectors), max_size=3
 ).map(tuple)
+sold_out = st.lists(st.builds(SoldOutPool, names, names, st.sampled_from(CapacityType), counts), max_size=3).map(tuple)
 reports = st.builds(
     ShardReport,
     shard_id=shards,
@@ -138,6 +139,7 @@ reports = st.builds(
     ).map(tuple),
     clusters=st.none() | st.frozensets(names.map(ClusterId), min_size=1, max_size=3),
     holding=st.none() | holdings,
+    sold_out=sold_out,
 )
 
 
@@ -160,6 +162,7 @@ def test_a_report_comes_back_as_it_was_sent(report: ShardReport) -> None:
         instructions=st.lists(instructions, max_size=3).map(tuple),
         want_ownership=st.booleans(),
         confirmed=id_lists,
+        sold_out=sold_out,
     )
 )
 def test_an_answer_comes_back_as_it_was_sent(answer: Answer) -> None:

@@ -252,6 +252,7 @@ class LiveShard:
         self.flags = (
             *("shard", "--listen", self.address, "--metrics-addr", http, "--provider-addr", provider),
             *("--data-dir", str(place), "--cycle-interval", "200ms", "--wake-min-gap", "50ms"),
+            *("--reclaim-after", "0s"),
             *("--audit-log", str(self.audit_log), *flags),
         )
         self._http = http

@@ -135,8 +135,9 @@ class Driver:
         driven.possible = place + 1
         if place % len(LIFE) == 3:
             driven.cluster[place] = f"c-{place}"
+        before, driven.operation = driven.operation, ""
         ack = await self._call(stub, driven, place)
-        assert ack.operation_id != driven.operation, "an operation id came twice"
+        assert ack.operation_id != before, "an operation id came twice"
         driven.operation = ack.operation_id
         driven.see(ack.machine)
         assert driven.shown >= place, f"{driven.id} was accepted at {place} and shows {driven.shown}"
@@ -175,10 +176,14 @@ class Driver:
         driven.answered = sequence
         return ack
 
+    def answers(self) -> int:
+        """Return how many transitions were answered so far."""
+        return self.counts["acks"] + self.counts["repeats"]
+
     def forget_operations(self) -> None:
-        """After a kill the caller of an unanswered call does not know its operation."""
+        """Forget, after a kill, by which operation a machine at rest came there."""
         for driven in self.machines.values():
-            if driven.possible > driven.shown + 1 or driven.shown % 2 == 0:
+            if driven.shown % 2 == 0:
                 driven.operation = ""
 
 
@@ -231,8 +236,8 @@ def _until_there(path: Path) -> None:
     wait_until(path.exists, "the provider does not come up", poll_seconds=0.005)
 
 
-async def one_life(driver: Driver, provider: Lives, address: str, seconds: float) -> None:
-    """Let a provider start, check it, load it for so long, and kill it."""
+async def one_life(driver: Driver, provider: Lives, address: str, answers: int, seconds: float) -> None:
+    """Let a provider start, check it, load it until it has given so many answers, and kill it so long after."""
     child = provider.begin()
     is_alive = True
     try:
@@ -243,6 +248,10 @@ async def one_life(driver: Driver, provider: Lives, address: str, seconds: float
             stub = provider_pb2_grpc.CapacityProviderStub(channel)
             await driver.check(stub)
             load = asyncio.create_task(driver.load(stub))
+            expected = driver.answers() + answers
+            # A load that has failed gives no more answers; awaiting it below says why.
+            while driver.answers() < expected and not load.done():
+                await asyncio.sleep(0.001)
             await asyncio.sleep(seconds)
             is_alive = False
             await asyncio.to_thread(provider.end, child)
@@ -253,22 +262,28 @@ async def one_life(driver: Driver, provider: Lives, address: str, seconds: float
 
 
 async def survives(kills: int, seed: int, folder: Path) -> dict[str, int]:
-    """Kill a provider so many times, one time in ten while it starts; return what was seen of it."""
+    """Kill a provider so many times, one time in ten while it starts; return what was seen of it.
+
+    Goes on until each thing that can be seen was seen as often: how much a life gets done depends on the machine.
+    """
     driver = Driver(seed)
+    number = 0
     # Short, for an address of a Unix socket.
     with TemporaryDirectory() as short:
         address = str(Path(short) / "p")
         with lives(folder / "s.db", address) as provider:
-            for number in range(kills):
+            while number < kills or min(driver.counts.values()) < kills:
                 if number % 10 == 9:
                     child = provider.begin()
                     await asyncio.sleep(driver.rng.uniform(0, 0.05))
                     provider.end(child)
                 else:
-                    await one_life(driver, provider, address, driver.rng.uniform(0, 0.1))
+                    answers, seconds = driver.rng.randint(0, 12), driver.rng.uniform(0, 0.05)
+                    await one_life(driver, provider, address, answers, seconds)
                 driver.forget_operations()
-            await one_life(driver, provider, address, 0)
-    print(driver.counts)
+                number += 1
+            await one_life(driver, provider, address, 0, 0)
+    print(number, driver.counts)
     return driver.counts
 
 
@@ -280,4 +295,4 @@ async def test_20_kills_under_load_take_nothing_back_that_was_shown(tmp_path: Pa
 @pytest.mark.slow
 async def test_200_kills_under_load_take_nothing_back_that_was_shown(tmp_path: Path) -> None:
     """A kill comes at any moment: between calls, in them, and one in ten while the provider starts."""
-    assert min((await survives(KILLS, 1, tmp_path)).values()) > KILLS
+    assert min((await survives(KILLS, 1, tmp_path)).values()) >= KILLS

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from hypothesis import strategies as st
 
-from bigfleet.engine.decision import DEFAULT_HOLD_SECONDS, Options, ParkingKey, Weights
+from bigfleet.engine.decision import DEFAULT_HOLD_SECONDS, CapacityPool, Options, ParkingKey, Weights
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine, PreemptedFor
 from bigfleet.model.need import Need
@@ -249,10 +249,12 @@ class _Writer:
         return self._settings(replace(self.options, reported=self.options.reported ^ {cluster}))
 
     def flags(self) -> Change:
-        machine_id = self._some_machine().id
-        if self.pick((True, False)):
-            return self._settings(replace(self.options, reserved=self.options.reserved ^ {machine_id}))
-        return self._settings(replace(self.options, unjoined=self.options.unjoined ^ {machine_id}))
+        machine = self._some_machine()
+        if self.pick((True, False, False)):
+            pool = CapacityPool.of(machine)
+            return self._settings(replace(self.options, sold_out=self.options.sold_out ^ {pool}))
+        name = self.pick(("reserved", "unjoined", "probes", "set_aside"))
+        return self._settings(replace(self.options, **{name: getattr(self.options, name) ^ {machine.id}}))
 
     def ages(self) -> Change:
         gangs = [need for need in self.demand if need.profile.same_key is not None]

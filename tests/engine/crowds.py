@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from bigfleet.engine.decision import DEFAULT_HOLD_SECONDS, Options, ParkingKey, Weights
+from bigfleet.engine.decision import DEFAULT_HOLD_SECONDS, CapacityPool, Options, ParkingKey, Weights
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, MachineId
@@ -166,6 +166,7 @@ def varied_fleets(draw: st.DrawFn) -> FleetInput:
         for need in fleet.demand
         if need.profile.same_key is not None and draw(st.integers(0, 3)) == 0
     }
+    pools = sorted({CapacityPool.of(machine) for machine in machines_by_id.values()})
     flagged = st.frozensets(st.sampled_from(ids), max_size=3) if ids else st.just(frozenset())
     options = replace(
         fleet.options,
@@ -177,5 +178,8 @@ def varied_fleets(draw: st.DrawFn) -> FleetInput:
         ),
         unjoined=draw(flagged),
         reserved=draw(flagged),
+        sold_out=draw(st.frozensets(st.sampled_from(pools), max_size=3)) if pools else frozenset(),
+        probes=draw(flagged),
+        set_aside=draw(flagged),
     )
     return FleetInput(Snapshot.of(machines_by_id.values(), fleet.snapshot.idle_since_seconds), fleet.demand, options)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bigfleet.engine.decision import ActionKind, Decision, Options, RowResult
 from bigfleet.engine.folding import forms_of
 from bigfleet.engine.matching import fits
+from bigfleet.engine.pool import is_set_aside, is_sold_out
 from bigfleet.engine.records import RecordLog
 from bigfleet.engine.reference import decide
 from bigfleet.engine.snapshot import Snapshot
@@ -109,6 +110,11 @@ def test_no_row_is_short_beside_a_machine_that_would_help(fleet: FleetInput) -> 
     decision = decision_of(fleet)
     claimed = {machine_id for row in decision.rows for machine_id in row.claimed}
     hidden = fleet.options.reserved | fleet.options.unjoined
+    hidden |= {
+        machine.id
+        for machine in fleet.snapshot.machines.values()
+        if is_sold_out(machine, fleet.options) or is_set_aside(machine, fleet.options)
+    }
     left = [m for state in FREE_STATES for m in fleet.snapshot.of_state(state) if m.id not in claimed | hidden]
     for row in decision.rows:
         profile = row.need.profile

@@ -1,4 +1,4 @@
-"""What is reported when, and what becomes of the answer (docs/spec/coordinator.md §8, points 1, 3 to 7)."""
+"""What is reported when, and what becomes of the answer (docs/spec/coordinator.md §8, points 1, 3 to 8)."""
 
 import asyncio
 from collections.abc import Iterable

@@ -18,7 +18,7 @@ def test_every_third_slot_is_spot_and_zones_come_in_threes() -> None:
         is_spot = number % 3 == 2
         assert slot.zone == ("zone-a", "zone-b", "zone-c")[number // 3 % 3]
         assert slot.capacity_type is (CapacityType.SPOT if is_spot else CapacityType.ON_DEMAND)
-        assert (slot.price_usd_per_hour, slot.interruption_probability) == ((0.12, 0.05) if is_spot else (0.40, 0.0))
+        assert (slot.price_usd_per_hour, slot.interruption_probability) == ((0.12, 0.00007) if is_spot else (0.40, 0.0))
         assert slot.instance_type == "fake.8x32"
         assert dict(slot.resources) == dict(slot.allocatable) == {"cpu": "7500m", "memory": "28Gi"}
 

@@ -61,7 +61,7 @@ async def test_prices_and_probabilities_of_the_default_world_are_as_stated() -> 
             case _:
                 assert price == pytest.approx(0.3 * on_demand)
                 assert declared.setdefault(offer.market, probability) == probability
-    assert set(declared.values()) <= {0.025, 0.075, 0.125, 0.175, 0.30}
+    assert set(declared.values()) <= {0.000035, 0.00011, 0.00019, 0.00027, 0.0005}
     assert len(set(declared.values())) > 1
 
 
@@ -92,7 +92,10 @@ async def test_the_default_world_is_the_sample_mix() -> None:
 
 def run_world(seed: int) -> list[tuple[float, str, str, float]]:
     async def main() -> list[tuple[float, str, str, float]]:
-        world = world_of(SPOT % "" + "faults: {create_error: 0.2, transient: 0.2, join_never: 0.1}")
+        world = world_of(
+            SPOT % ""
+            + "interruption: {probabilities: [0.3]}\nfaults: {create_error: 0.2, transient: 0.2, join_never: 0.1}"
+        )
         core = await started(make_simulated(make_cloud(world, seed=seed)))
         seen = await live(core, 4000)
         await core.stop()
@@ -295,3 +298,10 @@ def test_seeded_slots_are_the_fake_mix() -> None:
     assert len({offer.slot.id for offer in offers}) == 9
     assert sum(offer.slot.capacity_type is CapacityType.SPOT for offer in offers) == 3
     assert {offer.own_price_usd_per_hour for offer in offers} == {0.12, 0.40}
+
+
+def test_declared_probabilities_are_monthly_rates_within_one_hour() -> None:
+    """The default choices are the usual bands of interruption per month, so that costs are dollars per hour."""
+    monthly = [1 - (1 - each) ** 720 for each in World().interruption.probabilities]
+
+    assert monthly == pytest.approx([0.025, 0.075, 0.125, 0.175, 0.30], abs=0.005)

@@ -43,7 +43,8 @@ BOUNDS = ((1_000, 100), (7, 2), (1, 1))
 
 
 def decided(fleet: FleetInput, *, has_source: bool = True) -> DecidedOn:
-    """Decide a fleet as a shard does, and keep what a shard keeps of it."""
+    """Decide a fleet over aggregates as a shard does, and keep what a shard keeps of it."""
+    fleet = replace(fleet, demand=tuple(replace(need, shapes=(), waiting=()) for need in fleet.demand))
     view = column_snapshot(fleet.snapshot)
     if not has_source:
         view = replace(view, source=None)

@@ -286,6 +286,8 @@ SHARDREAD: dict[str, Fields] = {
         "held": (12, "bool"),
         "reserved_for_shard_id": (13, "str"),
         "reserved_until_unix_nanos": (14, "i64"),
+        "reclaim_delayed_until_unix_nanos": (100, "i64"),
+        "reclaim_delayed_reason": (101, "str"),
     },
     "ExplainNeedRequest": {"cluster_id": (1, "str"), "profile_fingerprint": (2, "str"), "group": (3, "str")},
     "ExplainNeedResponse": {
@@ -362,6 +364,13 @@ COORDINATOR: dict[str, Fields] = {
         "clusters": (100, "*str"),
         "ownership": (101, "Ownership"),
         "coordinator_term": (102, "i64"),
+        "sold_out": (103, "*SoldOutPool"),
+    },
+    "SoldOutPool": {
+        "instance_type": (1, "str"),
+        "zone": (2, "str"),
+        "capacity_type": (3, "CapacityType"),
+        "backoff_seconds": (4, "i32"),
     },
     "ShardSummary": {
         "total_machines": (1, "i32"),
@@ -395,6 +404,7 @@ COORDINATOR: dict[str, Fields] = {
         "instructions": (3, "*CoordinatorInstruction"),
         "want_ownership": (100, "bool"),
         "confirmed_machine_ids": (101, "*str"),
+        "sold_out": (102, "*SoldOutPool"),
     },
     "CoordinatorInstruction": {
         "coordinator_term": (1, "i64"),

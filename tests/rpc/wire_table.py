@@ -145,6 +145,8 @@ ENUMS: dict[str, dict[str, int]] = {
         "UNMET_REASON_TOPOLOGY_UNSATISFIABLE": 3,
         "UNMET_REASON_PREEMPTION_EXHAUSTED": 4,
         "UNMET_REASON_BOOTSTRAP_REFUSED": 100,
+        "UNMET_REASON_STOCKOUT": 101,
+        "UNMET_REASON_REQUEST_TOO_LARGE": 102,
     },
     "InstructAck.Outcome": {
         "OUTCOME_UNSPECIFIED": 0,

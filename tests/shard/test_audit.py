@@ -83,7 +83,7 @@ async def test_every_mutating_call_has_exactly_one_record() -> None:
         machine("m1", S.IDLE),
         *(machine(f"s{n}", S.SPECULATIVE, capacity_type=CapacityType.SPOT) for n in range(2)),
     )
-    provider.refusals = {("configure", "m1"): [RefusalKind.REFUSED], ("create", "s0"): [RefusalKind.EXHAUSTED]}
+    provider.refusals = {("configure", "m1"): [RefusalKind.REFUSED], ("create", "s0"): [RefusalKind.REFUSED]}
     world = World(provider, settings=ShardSettings(empty_rollup_guard=False), audit_log=log)
     operator = world.connect("c1")
     operator.report(need("c1", "12"))

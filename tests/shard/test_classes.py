@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.store import ColumnSnapshot, ColumnStore, column_snapshot
-from bigfleet.engine.decision import ActionKind
+from bigfleet.engine.decision import ActionKind, CapacityPool, Options
 from bigfleet.engine.matching import fits
 from bigfleet.model import vector
 from bigfleet.model.frames import Confidence
@@ -28,6 +28,12 @@ _NOTHING = np.zeros(0, np.int64)
 
 def _profile() -> Profile:
     return Profile(requirements=(Requirement(ZONE, Operator.IN, ("za",)),))
+
+
+def _is_sold_out(each: Machine, options: Options) -> bool:
+    if each.state is not MachineState.SPECULATIVE or each.id in options.probes:
+        return False
+    return CapacityPool.of(each) in options.sold_out
 
 
 def looked_at(need: Need, rows: list[Need], free: list[Machine]) -> tuple[int, Confidence, float]:
@@ -65,7 +71,8 @@ def test_offers_claims_and_unmet_rows_equal_what_looking_at_each_finds(fleet: Fl
     offers.update(by_cluster, classes, fitting)
     claimed = {a.machine_id for a in decision.actions if a.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION)}
     machines = fleet.snapshot.machines.values()
-    free = [each for each in machines if each.id not in claimed and each.id not in busy]
+    gone = claimed | busy | {each.id for each in machines if _is_sold_out(each, fleet.options)}
+    free = [each for each in machines if each.id not in gone]
 
     for need in fleet.demand:
         hint = offers.hint((need.cluster, need.fingerprint))

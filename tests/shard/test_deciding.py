@@ -16,7 +16,7 @@ from bigfleet.engine.decision import Decision, Options, PhaseListener
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.shard.controller import Shard
-from bigfleet.shard.deciding import Divergence, columnar_engine
+from bigfleet.shard.deciding import Divergence, fleet_engine
 from bigfleet.shard.ports import ShardSettings
 from tests.shard.world import ScriptedProvider, World, machine, need
 
@@ -177,4 +177,4 @@ def test_the_engine_for_large_fleets_is_the_default() -> None:
     """Nobody has to ask for it."""
     default = Shard.__init__.__kwdefaults__
     assert default is not None
-    assert default["make_engine"] is columnar_engine
+    assert default["make_engine"] is fleet_engine

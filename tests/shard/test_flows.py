@@ -152,8 +152,8 @@ async def test_a_machine_whose_pods_fit_nowhere_else_stays_configured() -> None:
     assert world.machine("m1") == before
     assert operator.states("m1")[-2:] == [S.DRAINING, S.CONFIGURED]
     (record,) = [one for one in world.shard.actuator.history if one.action.kind is ActionKind.RECLAIM]
-    assert record.outcome is Outcome.NOOP
-    assert record.message.startswith("WOULD_NOT_FIT: ")
+    assert record.outcome is Outcome.WOULD_NOT_FIT
+    assert record.message.startswith("the operator answered WOULD_NOT_FIT")
     assert world.metric("drain_results_total", outcome="would_not_fit") == 1
 
 

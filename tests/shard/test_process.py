@@ -23,7 +23,7 @@ from bigfleet.cli.shard_place import ShardPlace
 from bigfleet.cli.shard_process import serve_shard
 from bigfleet.model.ids import ShardId
 from bigfleet.rpc.gen import provider_pb2
-from bigfleet.shard.deciding import Divergence, Engine, columnar_engine
+from bigfleet.shard.deciding import Divergence, Engine, fleet_engine
 from bigfleet.shard.ports import ShardSettings
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port
@@ -71,7 +71,7 @@ async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypat
 
     def slow(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
         assert may_end.wait(PATIENCE_SECONDS)
-        return columnar_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
+        return fleet_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
 
     http, rpc = free_port(), free_port()
     async with empty_provider() as provider:
@@ -122,7 +122,7 @@ def test_kernels_are_kept_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch
         calls.append("made")
 
     monkeypatch.setattr(shard_process, "keep_kernels", kept)
-    monkeypatch.setattr(shard_process, "columnar_engine", made)
+    monkeypatch.setattr(shard_process, "fleet_engine", made)
     shard_process.make_engine(verify_every_cycles=0, on_divergence=lambda _divergence: None)
 
     assert calls == ["kept", "made"]

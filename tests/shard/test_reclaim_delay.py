@@ -109,7 +109,7 @@ async def test_without_a_delay_reclaims_are_at_once() -> None:
     report = await world.step(is_timer=False)
 
     assert (report.enqueued, report.delayed, world.metric("reclaim_delayed_machines")) == (1, 0, 0)
-    assert not world.shard._guardrails.excess.since_seconds
+    assert not world.shard.guardrails.excess.since_seconds
 
 
 @pytest.mark.virtual_time

@@ -175,8 +175,8 @@ def test_long_runs_of_shared_ids_are_compared_at_once() -> None:
 
 def test_everything_that_decides_is_written() -> None:
     """A field that is added to what an engine is given needs a place in a record."""
-    #: Of decisions over shapes, which no shard makes.
-    unrecorded = {"targets", "idle_head_start"}
+    #: A shard has no flag for it.
+    unrecorded = {"idle_head_start"}
     assert {field.name for field in fields(Options)} - unrecorded == set(OptionsDelta.__struct_fields__)
     assert set(NeedEntry.__struct_fields__) == {field.name for field in fields(Need)}
     derived = {"fingerprint"}

@@ -94,7 +94,9 @@ async def test_each_refusal_of_each_call(call: str, refusal: RefusalKind, synchr
 async def test_the_third_refusal_in_a_row_holds_the_machine(call: str) -> None:
     """For half an hour, whatever the call; the provider's state is taken again then."""
     provider = ScriptedProvider()
-    provider.refusals[call, "m1"] = [RefusalKind.REFUSED, RefusalKind.EXHAUSTED, RefusalKind.REFUSED]
+    # A Create without capacity is no strike: it backs off the pool (§9.8).
+    second = RefusalKind.REFUSED if call == "create" else RefusalKind.EXHAUSTED
+    provider.refusals[call, "m1"] = [RefusalKind.REFUSED, second, RefusalKind.REFUSED]
     world = await called(provider, call)
     for _ in range(5):
         await world.cycle()

@@ -117,7 +117,7 @@ async def test_what_is_looked_at_is_four_times_the_queue_and_the_rest_spends_not
     report = await world.step()
 
     assert (report.enqueued, report.capped, world.metric("actions_dropped_total")) == (2, 0, 98)
-    assert world.shard._guardrails._reclaims_spent == {"c1": 8}
+    assert world.shard.guardrails._reclaims_spent == {"c1": 8}
 
 
 async def test_who_finds_no_room_to_wait_waits_in_its_slot() -> None:

@@ -36,9 +36,10 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector
 from bigfleet.shard.audit import AuditLog
 from bigfleet.shard.controller import CycleReport, Shard
-from bigfleet.shard.deciding import EngineMaker, columnar_engine
+from bigfleet.shard.deciding import EngineMaker, fleet_engine
 from bigfleet.shard.outbox import SessionClosed
 from bigfleet.shard.ownership_file import OwnershipFile
+from bigfleet.shard.plans import PlanWorkers
 from bigfleet.shard.ports import (
     Compute,
     FenceToken,
@@ -354,11 +355,12 @@ class World:
         epoch: int = 1,
         settings: ShardSettings | None = None,
         compute: Compute = compute_inline,
-        make_engine: EngineMaker = columnar_engine,
+        make_engine: EngineMaker = fleet_engine,
         audit_log: AuditLog | None = None,
         shard_id: str = "shard-0",
         ownership_file: OwnershipFile | None = None,
         reclaim_after_seconds: float = 0.0,
+        plan_workers: PlanWorkers | None = None,
     ) -> None:
         """Excess is reclaimed at once unless the test says otherwise."""
         self.provider = provider or ScriptedProvider()
@@ -375,6 +377,7 @@ class World:
             make_engine=make_engine,
             audit_log=audit_log,
             ownership_file=ownership_file,
+            plan_workers=plan_workers,
         )
 
     def connect(self, cluster: str, *capabilities: str) -> FakeOperator:

@@ -49,6 +49,7 @@ def test_one_shard_has_no_coordinator_and_no_words_for_one(tmp_path: Path) -> No
 
     assert list(told) == ["provider", "shard"]
     assert flag(told["shard"], "--id") == "shard-0"
+    assert flag(told["shard"], "--reclaim-after") == "2s"
     assert not {"--coordinator-addr", "--ownership", "--report-interval", "--advertise-addr"} & set(told["shard"])
 
 

@@ -18,8 +18,8 @@ _DIGEST_CHARACTERS = 16
 def keep_kernels() -> Path | None:
     """Have kernels that are compiled from now on kept on disk; return where, or None when no directory can be written.
 
-    Must be called before `bigfleet.engine.columnar.kernels` is imported. The directory stands below NUMBA_CACHE_DIR
-    when that is set, else below the user's cache directory.
+    Must be called before `bigfleet.engine.columnar.kernels` or `bigfleet.planner.compiled` is imported. The directory
+    stands below NUMBA_CACHE_DIR when that is set, else below the user's cache directory.
     """
     import numba
 
@@ -37,9 +37,10 @@ def keep_kernels() -> Path | None:
 
 
 def source_digest() -> str:
-    """Return a digest of every module of the columnar engine."""
+    """Return a digest of every module of the columnar engine, and of the planner's compiled loops."""
     digest = hashlib.sha256()
-    modules = (entry for entry in files(_PACKAGE).iterdir() if entry.name.endswith(".py"))
+    modules = [entry for entry in files(_PACKAGE).iterdir() if entry.name.endswith(".py")]
+    modules.append(files("bigfleet.planner") / "compiled.py")
     for module in sorted(modules, key=lambda entry: entry.name):
         digest.update(module.name.encode() + b"\0" + module.read_bytes() + b"\0")
     return digest.hexdigest()[:_DIGEST_CHARACTERS]

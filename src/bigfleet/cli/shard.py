@@ -27,6 +27,7 @@ from bigfleet.model.ownership import Base
 
 if TYPE_CHECKING:
     from bigfleet.cli.shard_place import ShardPlace
+    from bigfleet.shard.cluster_policy import PolicyFile
     from bigfleet.shard.ports import ShardSettings
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -84,6 +85,22 @@ _ReclaimAfter = Annotated[
     typer.Option(
         metavar="DURATION",
         help="Time that a machine must be excess without interruption before it is reclaimed; 0 reclaims at once.",
+    ),
+]
+_PlanWorkers = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=64,
+        metavar="N",
+        help="Processes that work out which machines clusters should hold; with 0 that is done within the cycle.",
+    ),
+]
+_PlanWait = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Longest time that a cluster whose demand changed waits for its plan before it takes new machines.",
     ),
 ]
 _Guard = Annotated[
@@ -144,6 +161,9 @@ _Advertise = Annotated[
     str,
     typer.Option(metavar="HOST:PORT", help="Where others reach this shard; the host's name and port by default."),
 ]
+_ClusterPolicy = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="YAML of settings of single clusters; read again on SIGHUP.")
+]
 _LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
 
 
@@ -174,7 +194,9 @@ class Flags:
     incremental_reconcile: _Incremental = False
     full_list_every: _FullListEvery = 30
     reclaim_cap_fraction: _CapFraction = 0.05
-    reclaim_after: _ReclaimAfter = "0s"
+    reclaim_after: _ReclaimAfter = "10m"
+    plan_workers: _PlanWorkers = 1
+    plan_wait: _PlanWait = "10s"
     empty_rollup_guard: _Guard = True
     removal_brake: _Brake = True
     actuation_paused: _Paused = False
@@ -196,6 +218,7 @@ class Flags:
     join_deadline: _JoinDeadline = "15m"
     cluster_silence_alert: _SilenceAlert = "10m"
     available_capacity_interval: _HintInterval = "5s"
+    cluster_policy: _ClusterPolicy = None
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
@@ -253,6 +276,7 @@ class Flags:
             full_list_every_cycles=self.full_list_every,
             reclaim_cap_fraction=self.reclaim_cap_fraction,
             reclaim_after_seconds=parse_duration_seconds(self.reclaim_after, "--reclaim-after"),
+            plan_wait_seconds=parse_duration_seconds(self.plan_wait, "--plan-wait"),
             empty_rollup_guard=self.empty_rollup_guard,
             removal_brake=self.removal_brake,
             actuation_paused=self.actuation_paused,
@@ -298,6 +322,7 @@ class Flags:
             advertised_address=self.advertise_addr and check_dialable(self.advertise_addr, "--advertise-addr"),
             new_file_owns=OWNERSHIP[self.ownership],
             data_dir=self.data_dir,
+            plan_workers=self.plan_workers,
             provider_address=parse_address(self.provider_addr, "--provider-addr") if self.provider_addr else None,
             fake_slots=self.fake_provider,
             listen_address=parse_address(self.listen, "--listen"),
@@ -307,7 +332,18 @@ class Flags:
             audit_log_bytes_max=parse_size_bytes(self.audit_log_max_bytes, "--audit-log-max-bytes"),
             record=self.record,
             record_bytes_max=parse_size_bytes(self.record_max_bytes, "--record-max-bytes"),
+            cluster_policy=self._policies(),
         )
+
+    def _policies(self) -> "PolicyFile | None":
+        from bigfleet.shard.cluster_policy import PolicyFault, PolicyFile
+
+        if self.cluster_policy is None:
+            return None
+        try:
+            return PolicyFile(self.cluster_policy)
+        except PolicyFault as fault:
+            raise UsageFault(f"--cluster-policy {fault}") from fault
 
 
 # Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.

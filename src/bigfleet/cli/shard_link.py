@@ -13,6 +13,7 @@ from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import Reporter
 from bigfleet.link.speaking import LinkCounts, ShardSpeaker
+from bigfleet.link.telling import pools_of
 from bigfleet.rpc.coordinator_link import GrpcCoordinator
 from bigfleet.shard.controller import Shard
 from bigfleet.shard.ports import ShardSettings
@@ -38,4 +39,5 @@ def make_reporter(
         client=Client(place.coordinators, GrpcCoordinator(tls=place.tls), clock, on_redirect=counts.redirected),
         clock=clock,
         on_report=counts.reported,
+        on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
     )

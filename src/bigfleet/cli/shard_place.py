@@ -9,6 +9,7 @@ from pathlib import Path
 from bigfleet.model.ids import ShardId
 from bigfleet.model.ownership import Base
 from bigfleet.rpc.tls import TlsFiles
+from bigfleet.shard.cluster_policy import PolicyFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +33,13 @@ class ShardPlace:
     new_file_owns: Base = Base.ALL
     #: One identity for server, coordinator and provider; None is plain text.
     tls: TlsFiles | None = None
+    #: Processes that work out target compositions; with 0 that is done within the cycle.
+    plan_workers: int = 1
     #: None keeps no audit log.
     audit_log: Path | None = None
     audit_log_bytes_max: int = 256 * 1024 * 1024
     #: None records nothing.
     record: Path | None = None
     record_bytes_max: int = 256 * 1024 * 1024
+    #: Settings of single clusters, as read at the start; None treats all alike.
+    cluster_policy: PolicyFile | None = None

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from bigfleet.cli import interpreter
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.kernel_cache import keep_kernels
+from bigfleet.cli.plan_workers import ProcessPlanWorkers
 from bigfleet.cli.replay.recorder import kept_recorder
 from bigfleet.cli.runtime import SystemClock, SystemIds, serve_http, stop_on_signals
 from bigfleet.cli.shard_link import make_reporter
@@ -31,8 +32,9 @@ from bigfleet.rpc.identity import Gate
 from bigfleet.rpc.provider_client import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.tls import TlsFiles, export_expiry
 from bigfleet.shard.audit_file import AuditFile, AuditFileFault
+from bigfleet.shard.cluster_policy import PolicyFile
 from bigfleet.shard.controller import Shard
-from bigfleet.shard.deciding import Divergence, Engine, EngineMaker, columnar_engine
+from bigfleet.shard.deciding import Divergence, Engine, EngineMaker, fleet_engine
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.state_file import StateFile, StateFileFault
 
@@ -54,7 +56,7 @@ def make_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergence
     # Before the import that loads the kernels, and not on the loop: finding the compiler takes a second.
     if keep_kernels() is None:
         _log.warning("kernels_not_kept", advice="set NUMBA_CACHE_DIR to a directory that can be written")
-    engine = columnar_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
+    engine = fleet_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
     # Loading kernels, and all the more compiling them, leaves garbage, and the process is not ready yet.
     gc.collect()
     return engine
@@ -92,6 +94,9 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             tls=place.tls if place.provider_address else None,
         )
         stack.push_async_callback(provider.close)
+        workers = stack.enter_context(ProcessPlanWorkers(place.plan_workers)) if place.plan_workers else None
+        if workers is not None:
+            workers.start()
         shard = Shard(
             shard_id=place.shard_id,
             epoch=state_file.epoch,
@@ -104,11 +109,11 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             make_engine=engine_maker,
             audit_log=audit_file,
             ownership_file=state_file.ownership,
+            plan_workers=workers,
         )
         recording = kept_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
-        if audit_file is not None:
-            await stack.enter_async_context(_kept(audit_file, clock, shard))
+        await stack.enter_async_context(_files_kept(place.cluster_policy, audit_file, clock, shard))
         # Half a million machines hold no garbage, and looking through them would take a collection a second.
         shard.on_inventory = gc.freeze
         server = _grpc_server(shard, clock, registry, place.tls)
@@ -146,18 +151,45 @@ def _open_audit(place: ShardPlace) -> AuditFile | None:
 
 
 @asynccontextmanager
-async def _kept(audit_file: AuditFile, clock: SystemClock, shard: Shard) -> AsyncIterator[None]:
-    """Keep the audit log on disk while the context lasts, and open it anew at every SIGHUP."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, audit_file.reopen)
-    count = shard.metrics.audit_write_errors.inc
-    syncing = asyncio.create_task(audit_file.keep_synced(clock, compute_in_thread, count), name="audit")
+async def _files_kept(
+    policy_file: PolicyFile | None, audit_file: AuditFile | None, clock: SystemClock, shard: Shard
+) -> AsyncIterator[None]:
+    """Keep the audit log on disk while the context lasts; on SIGHUP open it again and read the policies again."""
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+    if policy_file is not None:
+        shard.policies = policy_file.policies
+        tasks.append(asyncio.create_task(_policies_followed(policy_file, shard, asked), name="policies"))
+    if audit_file is not None:
+        count = shard.metrics.audit_write_errors.inc
+        tasks.append(asyncio.create_task(audit_file.keep_synced(clock, compute_in_thread, count), name="audit"))
+
+    def hang_up() -> None:
+        asked.set()
+        if audit_file is not None:
+            audit_file.reopen()
+
+    # A shard without either file ends at SIGHUP, as programs do.
+    if tasks:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        syncing.cancel()
-        await asyncio.gather(syncing, return_exceptions=True)
+        if tasks:
+            loop.remove_signal_handler(signal.SIGHUP)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _policies_followed(policy_file: PolicyFile, shard: Shard, asked: asyncio.Event) -> None:
+    while True:
+        await asked.wait()
+        asked.clear()
+        is_read = await compute_in_thread(policy_file.read_again)
+        shard.metrics.cluster_policy_reads.labels("ok" if is_read else "refused").inc()
+        shard.policies = policy_file.policies
+        shard.wake()
 
 
 def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, tls: TlsFiles | None) -> GrpcServer:

@@ -166,7 +166,8 @@ def _shape(group: PodGroup, kinds: Sequence[_Kind], rank: int, dimensions: int) 
         row=row.position,
         request=tuple(request),
         count=group.count,
-        matches=mask_of(n for n, kind in enumerate(kinds) if row.may_use(kind.example, kind.shape)),
+        # By the profile alone: the scheduler places pods of pinned rows on machines that may be interrupted, too.
+        matches=mask_of(n for n, kind in enumerate(kinds) if kind.shape in row.matching),
         rank=rank,
         priority=row.need.profile.priority,
         max_per_machine=group.limit,

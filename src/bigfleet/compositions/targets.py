@@ -1,38 +1,75 @@
-"""Plans the target compositions of all clusters of a decision, in process.
+"""Plans the target compositions of clusters: at once for a whole decision, or cluster by cluster for workers.
 
-Clusters are planned in the order of their highest row; what a cluster's composition acquires is not offered to the
-next.
+At once, clusters are planned in the order of their highest row; what a cluster's composition acquires is not offered to
+the next. Workers plan side by side; where two want the same stock, the decision grants it by precedence.
 """
 
 from collections.abc import Mapping, Sequence
 
-from bigfleet.compositions.problems import added_by_offer, problem_of, target_of
+from bigfleet.compositions.problems import ClusterProblem, added_by_offer, problem_of, target_of
+from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
-from bigfleet.engine.shapes.fleet import build
+from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.fleet import Fleet, build
+from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
 from bigfleet.model.need import Need
 from bigfleet.planner.plan import plan
 from bigfleet.planner.problem import ProblemFault, SchedulerOrder
 
+Orders = Mapping[str, SchedulerOrder]
+
 
 def targets_of(
-    snapshot: Snapshot,
-    demand: Sequence[Need],
-    options: Options,
-    *,
-    orders: Mapping[str, SchedulerOrder] | None = None,
+    snapshot: Snapshot, demand: Sequence[Need], options: Options, *, orders: Orders | None = None
 ) -> dict[str, Target]:
     """Return the target of each cluster that can be planned, by cluster; `orders` names each scheduler's order.
 
     A cluster that is too large to be planned gets none: the decision then chooses its machines by itself.
     """
-    fleet = build(snapshot, demand, options)
+    return _targets_in(build(SnapshotMachines(snapshot, options), demand, options), orders or {})
+
+
+class FleetPlanner:
+    """Plans clusters of a fleet that changes; what it keeps only saves work."""
+
+    def __init__(self) -> None:
+        self._machines: ColumnMachines | None = None
+
+    def targets(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, orders: Orders
+    ) -> dict[str, Target]:
+        """Return the targets of the clusters of the rows, as `targets_of` does; `demand` is in list order."""
+        return _targets_in(build(self._follow(view, options), demand, options), orders)
+
+    def problems(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, orders: Orders
+    ) -> dict[str, ClusterProblem]:
+        """Return the problems of the clusters of the rows, each with all that is on offer."""
+        fleet = build(self._follow(view, options), demand, options)
+        found = (
+            (name, problem_of(cluster, fleet, order=_order(orders, name))) for name, cluster in fleet.clusters.items()
+        )
+        return {name: asked for name, asked in found if asked is not None}
+
+    def _follow(self, view: ColumnSnapshot, options: Options) -> ColumnMachines:
+        machines, self._machines = self._machines, None
+        if machines is None or machines.follow(view, options) is None:
+            machines = ColumnMachines(view, options)
+        self._machines = machines
+        return machines
+
+
+def _order(orders: Orders, cluster: str) -> SchedulerOrder:
+    return orders.get(cluster, SchedulerOrder.LEAST_ALLOCATED)
+
+
+def _targets_in(fleet: Fleet, orders: Orders) -> dict[str, Target]:
     left = {place: offer.available for place, offer in enumerate(fleet.offers)}
     targets: dict[str, Target] = {}
     for cluster in dict.fromkeys(row.cluster.id for row in fleet.rows):
-        order = (orders or {}).get(cluster, SchedulerOrder.LEAST_ALLOCATED)
-        asked = problem_of(fleet.clusters[cluster], fleet, order=order, left=left)
+        asked = problem_of(fleet.clusters[cluster], fleet, order=_order(orders, cluster), left=left)
         if asked is None:
             continue
         try:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from bigfleet.model import labels, vector
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
 from bigfleet.model.ownership import Base
 from bigfleet.model.profile import Requirement
+from bigfleet.model.states import CapacityType
 from bigfleet.model.vector import Vector
 
 #: Dimensions of a deficit that a pass compares for many shortfalls at once; one with more is looked at by itself.
@@ -34,6 +36,15 @@ class CapacityCount:
     count: int
     #: Smallest among them, per dimension, milli-units; a dimension that one of them lacks is absent.
     allocatable: Vector
+
+
+class SoldOutPool(NamedTuple):
+    """A capacity pool without stock, and how much longer nothing is created in it."""
+
+    instance_type: str
+    zone: str
+    capacity_type: CapacityType
+    backoff_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ the leader's rules work on. Nothing here judges a report: bounds are checked whe
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bigfleet.coordinator.reports import CapacityCount, Reservation, Shortfall, prepared
+from bigfleet.coordinator.reports import CapacityCount, Reservation, Shortfall, SoldOutPool, prepared
 from bigfleet.coordinator.soft import Report
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import Ack
@@ -85,6 +85,8 @@ class ShardReport:
     #: None: as it was.
     clusters: frozenset[ClusterId] | None = None
     holding: Holding | None = None
+    #: Pools in which its own creations failed for want of stock.
+    sold_out: tuple[SoldOutPool, ...] = ()
 
 
 def taken(report: ShardReport) -> Report:
@@ -109,6 +111,7 @@ def taken(report: ShardReport) -> Report:
         owned=None if report.holding is None else report.holding.owned,
         clusters=report.clusters,
         acks=report.acks,
+        sold_out=report.sold_out,
     )
 
 

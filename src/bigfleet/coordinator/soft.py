@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, Entry, Ledger, State
-from bigfleet.coordinator.reports import ShardFigures
+from bigfleet.coordinator.reports import ShardFigures, SoldOutPool
 from bigfleet.coordinator.squaring import Neighbourhood, Squared, View, Wanted, still_follows
 from bigfleet.coordinator.tables import Tables
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
@@ -25,7 +25,10 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.ownership import Domain, Owned, Turn
+from bigfleet.model.states import CapacityType
 
+#: Pools of one answer.
+SOLD_OUT_MAX = 64
 #: Report cycles within which a report counts as fresh.
 FRESH_CYCLES = 3
 
@@ -50,6 +53,7 @@ class Report:
     owned: Owned | None = None
     clusters: frozenset[ClusterId] | None = None
     acks: tuple[Ack, ...] = ()
+    sold_out: tuple[SoldOutPool, ...] = ()
 
     @property
     def order(self) -> tuple[int, int]:
@@ -82,6 +86,8 @@ class Answer:
     instructions: tuple[Instruction, ...] = ()
     want_ownership: bool = False
     confirmed: tuple[MachineId, ...] = ()
+    #: What other shards of the same provider report, longest back-off first.
+    sold_out: tuple[SoldOutPool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +260,25 @@ class Soft:
             instructions=instructions,
             want_ownership=not self.has_current_view(to, now_seconds),
             confirmed=tuple(squared.confirmed),
+            sold_out=self._sold_out_elsewhere(to, now_seconds),
         )
         after = {**self.known, to: replace(known, answered=carried)}
         return replace(self, known=after, ledger=ledger.delivered(due)), answer
+
+    def _sold_out_elsewhere(self, to: ShardId, now_seconds: float) -> tuple[SoldOutPool, ...]:
+        """Return the pools that other shards of the same provider report, each with what is left of its back-off."""
+        address = self.known[to].report.provider_address
+        left: dict[tuple[str, str, CapacityType], float] = {}
+        for other, known in self.known.items():
+            if other == to or not address or known.report.provider_address != address:
+                continue
+            for instance_type, zone, capacity_type, backoff_seconds in known.report.sold_out:
+                pool = instance_type, zone, capacity_type
+                seconds = backoff_seconds - (now_seconds - known.received_seconds)
+                if seconds > left.get(pool, 0.0):
+                    left[pool] = seconds
+        longest = sorted(left.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(SoldOutPool(*pool, seconds) for pool, seconds in longest[:SOLD_OUT_MAX])
 
 
 def _takes_back(entry: Entry, to: ShardId, machine_ids: list[MachineId]) -> bool:

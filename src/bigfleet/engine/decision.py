@@ -14,6 +14,7 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import Overhead
@@ -102,6 +103,19 @@ class Action:
     preemptor: Preemptor | None = None
 
 
+class CapacityPool(NamedTuple):
+    """Machines of one provider that run out of stock together."""
+
+    instance_type: str
+    zone: str
+    capacity_type: CapacityType
+
+    @classmethod
+    def of(cls, machine: Machine) -> "CapacityPool":
+        """Return the pool of a machine."""
+        return cls(machine.instance_type, machine.zone, machine.capacity_type)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """Weights of the victim score (§6.4)."""
@@ -124,6 +138,12 @@ class Options:
     unjoined: frozenset[str] = frozenset()
     #: Machines kept for another shard (§1.1).
     reserved: frozenset[str] = frozenset()
+    #: Pools without stock: their Speculative machines are no candidates (§1.1).
+    sold_out: frozenset[CapacityPool] = frozenset()
+    #: Speculative machines of pools without stock that are candidates all the same (§1.1).
+    probes: frozenset[str] = frozenset()
+    #: Idle machines that failed to bootstrap and are no candidates for now (§1.1).
+    set_aside: frozenset[str] = frozenset()
     #: Seconds that an Idle machine is kept before it is released; a type that is absent or ≤ 0 is never released.
     hold_seconds: Mapping[CapacityType, float] = field(default_factory=lambda: DEFAULT_HOLD_SECONDS)
     weights: Weights = field(default_factory=Weights)
@@ -134,6 +154,8 @@ class Options:
     overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
     #: Target composition of each cluster; absent is none.
     targets: Mapping[str, Target] = field(default_factory=dict)
+    #: Clusters that take no new machines in this decision, because their target composition is being worked out.
+    awaiting_plan: frozenset[str] = frozenset()
     #: An Idle machine that would be released otherwise wins while it costs at most this factor times the best offer.
     idle_head_start: float = 1.25
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.objects import snapshot_of
+from bigfleet.engine.columnar.stock import sold_out_rows
 from bigfleet.engine.columnar.store import REMOVED, Columns, ColumnSnapshot, Stamp
 from bigfleet.engine.decision import Options, RowResult
 from bigfleet.engine.matching import Shapes
@@ -94,6 +95,9 @@ class DecidedFleet:
         hidden[self.rows_of(self.options.unjoined)] = True
         reserved = self.rows_of(self.options.reserved)
         hidden[reserved[np.isin(self.state[reserved], list(RESERVABLE_STATES))]] = True
+        aside = self.rows_of(self.options.set_aside)
+        hidden[aside[self.state[aside] == MachineState.IDLE]] = True
+        hidden[sold_out_rows(self.view, self.options)] = True
         return hidden
 
     def rows_of(self, machine_ids: Iterable[str]) -> Ints:

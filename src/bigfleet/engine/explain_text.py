@@ -61,6 +61,8 @@ _WHATEVER_FITS: Final = frozenset(
     {
         Rejection.UNJOINED,
         Rejection.RESERVED,
+        Rejection.SOLD_OUT,
+        Rejection.SET_ASIDE,
         Rejection.CLAIMED,
         Rejection.EARMARKED,
         Rejection.TAKEN,

@@ -33,6 +33,8 @@ _MACHINES_OF: Final[Mapping[Stage, tuple[str, str]]] = {
 _WRONG: Final[Mapping[Rejection, tuple[str, str]]] = {
     Rejection.UNJOINED: ("never joined its cluster", "never joined their cluster"),
     Rejection.RESERVED: ("is kept for another shard", "are kept for another shard"),
+    Rejection.SOLD_OUT: ("is out of stock at the provider", "are out of stock at the provider"),
+    Rejection.SET_ASIDE: ("failed to bootstrap a short time ago", "failed to bootstrap a short time ago"),
     Rejection.NOT_OWN: ("is meant for another row", "are meant for other rows"),
     Rejection.CLAIMED: ("is held by another row", "are held by other rows"),
     Rejection.EARMARKED: ("is counted on by an earlier gang", "are counted on by earlier gangs"),

@@ -1,13 +1,14 @@
 """What one decision may draw on, in the orders in which the phases walk it (docs/spec/engine.md §1.1, §1.3, §5).
 
-The pool hides what no phase but reclaim may see: machines that missed the join gate, and reserved ones while they are
-Idle, Speculative or Draining. It keeps no claims and chooses nothing.
+The pool hides what no phase but reclaim may see: machines that missed the join gate, reserved ones while they are Idle,
+Speculative or Draining, Speculative ones of pools without stock, and Idle ones that are set aside. It keeps no claims
+and chooses nothing.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bigfleet.engine.decision import Options
+from bigfleet.engine.decision import CapacityPool, Options
 from bigfleet.engine.matching import Fit, Shapes
 from bigfleet.engine.snapshot import Snapshot, idle_order_key
 from bigfleet.model.machine import Machine
@@ -18,14 +19,28 @@ from bigfleet.model.states import MachineState
 RESERVABLE_STATES = frozenset({MachineState.IDLE, MachineState.SPECULATIVE, MachineState.DRAINING})
 
 
+def is_sold_out(machine: Machine, options: Options) -> bool:
+    """Say whether the machine cannot be created for now because its pool has no stock."""
+    return (
+        machine.state is MachineState.SPECULATIVE
+        and bool(options.sold_out)
+        and CapacityPool.of(machine) in options.sold_out
+        and machine.id not in options.probes
+    )
+
+
+def is_set_aside(machine: Machine, options: Options) -> bool:
+    """Say whether the machine failed to bootstrap and is not to be tried for now."""
+    return machine.state is MachineState.IDLE and machine.id in options.set_aside
+
+
 class Pool:
     """The candidates of every stage. All sequences are complete and ordered; claims are the caller's business."""
 
     def __init__(self, snapshot: Snapshot, options: Options) -> None:
         """Sort what every row needs; what depends on a row is worked out on first use and kept for the call."""
         self._snapshot = snapshot
-        self._unjoined = options.unjoined
-        self._reserved = options.reserved
+        self._options = options
         #: Shapes of every machine of the snapshot.
         self.shapes = Shapes(snapshot.machines.values())
         #: Idle machines: price, id.
@@ -51,9 +66,10 @@ class Pool:
 
     def is_usable(self, machine: Machine) -> bool:
         """Say whether any phase but reclaim and release may see the machine."""
-        if machine.id in self._unjoined:
+        options = self._options
+        if machine.id in options.unjoined or is_sold_out(machine, options) or is_set_aside(machine, options):
             return False
-        return machine.id not in self._reserved or machine.state not in RESERVABLE_STATES
+        return machine.id not in options.reserved or machine.state not in RESERVABLE_STATES
 
     def _usable(self, state: MachineState) -> Sequence[Machine]:
         return [machine for machine in self._snapshot.of_state(state) if self.is_usable(machine)]

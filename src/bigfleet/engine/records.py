@@ -64,6 +64,8 @@ class Rejection(StrEnum):
 
     UNJOINED = "unjoined"
     RESERVED = "reserved"
+    SOLD_OUT = "sold_out"
+    SET_ASIDE = "set_aside"
     NOT_OWN = "not_own"
     CLAIMED = "claimed"
     EARMARKED = "earmarked"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from bigfleet.engine.credit import is_own
 from bigfleet.engine.decision import Options
-from bigfleet.engine.pool import RESERVABLE_STATES
+from bigfleet.engine.pool import RESERVABLE_STATES, is_set_aside, is_sold_out
 from bigfleet.engine.records import Detail, Rejection, RowRef, Stage
 from bigfleet.engine.rows import Book, Row
 from bigfleet.model import vector
@@ -60,6 +60,10 @@ class Rejections:
             return Rejection.UNJOINED, {}
         if machine.id in self._options.reserved and machine.state in RESERVABLE_STATES:
             return Rejection.RESERVED, {}
+        if is_sold_out(machine, self._options):
+            return Rejection.SOLD_OUT, {}
+        if is_set_aside(machine, self._options):
+            return Rejection.SET_ASIDE, {}
         return None
 
     def _not_own(self, row: Row, stage: Stage, machine: Machine) -> Reason | None:

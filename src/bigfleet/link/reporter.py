@@ -1,17 +1,17 @@
 """Beside a shard: reports at its pace, hands what is answered to the shard, and reports again when that is done.
 
-docs/spec/coordinator.md §8, points 1, 3, 4 and 7. One exchange at a time. Acks and views that no leader acknowledged
+docs/spec/coordinator.md §8, points 1, 3, 4, 6 and 8. One exchange at a time. Acks and views that no leader acknowledged
 are said again until one has. Whatever happens here, the shard's cycle must never hear of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
 import structlog
 
-from bigfleet.coordinator.reports import Shortfall
+from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
 from bigfleet.coordinator.soft import Answer
 from bigfleet.link.client import Client
@@ -38,6 +38,8 @@ class Told:
     #: Clusters that have reported to this process.
     clusters: frozenset[ClusterId]
     holding: Holding
+    #: Pools in which this shard's creations failed for want of stock.
+    sold_out: tuple[SoldOutPool, ...] = ()
 
 
 class ReportOutcome(Enum):
@@ -75,8 +77,9 @@ class Reporter:
         client: Client,
         clock: Clock,
         on_report: Callable[[ReportOutcome], None] = lambda _outcome: None,
+        on_sold_out: Callable[[Iterable[SoldOutPool]], None] = lambda _pools: None,
     ) -> None:
-        """`on_report` hears how each report ended."""
+        """`on_report` hears how each report ended, `on_sold_out` which pools other shards report as sold out."""
         self._shard_id = shard_id
         self._epoch = epoch
         self._address = advertised_address
@@ -86,6 +89,7 @@ class Reporter:
         self._client = client
         self._clock = clock
         self._on_report = on_report
+        self._on_sold_out = on_sold_out
         #: Counter of this process's reports, from 1.
         self.cycle = 0
         #: Reports in a row that a leader refused to take.
@@ -124,6 +128,7 @@ class Reporter:
             return False
         self._on_report(ReportOutcome.OK)
         self.untaken_in_a_row = 0
+        self._on_sold_out(answer.sold_out)
         self._inbox.carried(report.acks)
         if report.holding is not None and report.clusters is not None:
             self._acknowledged = report.holding, report.clusters
@@ -147,6 +152,7 @@ class Reporter:
             acks=self._inbox.waiting()[:ACKS_MAX],
             clusters=None if is_known else told.clusters,
             holding=None if is_known else told.holding,
+            sold_out=told.sold_out,
         )
 
     async def _handle(self, answer: Answer) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from bigfleet.coordinator.shard_report import Summary
 from bigfleet.link.reporter import ReportOutcome, Told
-from bigfleet.link.telling import holding_of, shortfall_of, summary_of
+from bigfleet.link.telling import holding_of, shortfall_of, sold_out_of, summary_of
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.instructions import KIND_LABELS, Ack, Instruction
@@ -64,6 +64,7 @@ class ShardSpeaker:
             shortfalls=tuple(map(shortfall_of, report.shortfalls)),
             clusters=clusters,
             holding=holding,
+            sold_out=sold_out_of(report.sold_out),
         )
 
 

@@ -3,11 +3,13 @@
 docs/spec/wire.md §10, docs/spec/shard.md §11.3. Pure functions. Nothing here may judge what the shard says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from bigfleet.coordinator.reports import Shortfall
+from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, Summary
+from bigfleet.coordinator.soft import SOLD_OUT_MAX
 from bigfleet.engine import shortfalls
+from bigfleet.engine.decision import CapacityPool
 from bigfleet.model.ids import MachineId
 from bigfleet.model.ownership import Owned
 from bigfleet.shard import reports
@@ -40,6 +42,17 @@ def shortfall_of(shortfall: shortfalls.Shortfall) -> Shortfall:
         interruption_bucket=profile.interruption_bucket,
         is_topology_constrained=shortfall.topology_constrained,
     )
+
+
+def sold_out_of(pools: Mapping[CapacityPool, float]) -> tuple[SoldOutPool, ...]:
+    """Return the pools without stock, longest back-off first; as many as one report may name."""
+    longest = sorted(pools.items(), key=lambda item: (-item[1], item[0]))[:SOLD_OUT_MAX]
+    return tuple(SoldOutPool(*pool, backoff_seconds) for pool, backoff_seconds in longest)
+
+
+def pools_of(told: Iterable[SoldOutPool]) -> dict[CapacityPool, float]:
+    """Return the pools that other shards report, each with the rest of its back-off in seconds."""
+    return {CapacityPool(each.instance_type, each.zone, each.capacity_type): each.backoff_seconds for each in told}
 
 
 def holding_of(owned: Owned, reservations: Mapping[MachineId, Reservation]) -> Holding:

@@ -67,6 +67,8 @@ class UnmetReason(IntEnum):
     TOPOLOGY_UNSATISFIABLE = 3
     PREEMPTION_EXHAUSTED = 4
     BOOTSTRAP_REFUSED = 100
+    STOCKOUT = 101
+    REQUEST_TOO_LARGE = 102
 
     @property
     def label(self) -> str:

@@ -5,17 +5,27 @@ from dataclasses import replace
 
 import numpy as np
 
+from bigfleet.planner.arena import Int
 from bigfleet.planner.composition import Unhosted, UnhostedReason
-from bigfleet.planner.core import Core
+from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.greedy import Filled, fill, least_prices, size_order
 from bigfleet.planner.prepare import Prepared
-from bigfleet.planner.simulate import Int
 
 
 def filled(core: Core, wanted: Int) -> Filled:
-    """Return a greedy fill of so many pods of each part, held machines included."""
+    """Return a greedy fill of so many pods of each part, held machines included.
+
+    Where it leaves pods, parts that few machines host come first, if that leaves fewer.
+    """
+    prices = least_prices(core, core.cost)
     order = size_order(core, [int(p) for p in np.flatnonzero(wanted)])
-    return fill(core, order, wanted, core.stock, core.cost, least_prices(core, core.cost), core.supply)
+    found = fill(core, order, wanted, core.stock, core.cost, prices, core.supply)
+    if not found.left.any():
+        return found
+    hosts = core.may_claim @ np.minimum(core.stock, PLENTY >> 20)
+    order.sort(key=lambda p: int(hosts[p]))
+    other = fill(core, order, wanted, core.stock, core.cost, prices, core.supply)
+    return min(found, other, key=lambda one: int(one.left.sum()))
 
 
 def admit(prepared: Prepared) -> Prepared:

@@ -12,10 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from bigfleet.planner.first_fit import FirstFitTables
-from bigfleet.planner.kernels import Kernels
+from bigfleet.planner.arena import NEVER, POINT, TIES, Arena, Bool, Fleet, Int, Kernels
+from bigfleet.planner.hashing import noise
 from bigfleet.planner.problem import BILLION, Problem, SchedulerOrder
-from bigfleet.planner.simulate import FIELD_BITS, NEVER, POINT, Arena, Bool, Fleet, Int, Short, pack_words, simulate
 
 #: Stands for unlimited stock: more machines than any cluster holds, small enough for sums.
 PLENTY: Final = 1 << 40
@@ -74,11 +73,14 @@ class Core:
     #: Price with the expected interruptions of the average part that may claim the column, and a trifle for what its
     #: loss takes from others, which decides between equal prices, (C).
     cost: Int
+    #: The part of it that expected interruptions are, (C).
+    mean_risk: Int
 
     @cached_property
     def fits(self) -> Int:
         """Pods of a part that an empty machine of a column hosts, (P, C)."""
-        return np.where(self.may_claim, np.minimum(pods_that_fit(self.supply, self.request), self.limit[:, None]), 0)
+        most = np.minimum(pods_that_fit(self.supply, self.request), self.limit[:, None])
+        return np.ascontiguousarray(np.where(self.may_claim, most, 0))
 
     @cached_property
     def stock(self) -> Int:
@@ -92,6 +94,32 @@ class Core:
         return total
 
     @cached_property
+    def risk(self) -> Int:
+        """Expected interruptions per hour, in parts per billion: 0 where nothing that may run there costs any, (C)."""
+        chances = [self.problem.classes[column.machine_class].probability for column in self.columns]
+        concerns = (self.may_claim & (self.penalty > 0)[:, None]).any(axis=0)
+        return np.where(concerns, np.array(chances, np.int64), 0)
+
+    @cached_property
+    def penalty(self) -> Int:
+        """Cost of one interruption of a machine that a part fills; 0 for pinned parts, which run elsewhere, (P)."""
+        shapes = [self.problem.shapes[part.shape] for part in self.parts]
+        return np.array([0 if shape.is_pinned else shape.penalty for shape in shapes], np.int64)
+
+    def interruptions(self, fleet: Fleet, on: Int) -> int:
+        """Return what expected interruptions of a packing (P, M) cost: probability × largest share × penalty."""
+        columns = np.repeat([c for c, _ in fleet], [n for _, n in fleet])
+        risky = np.flatnonzero(self.risk[columns])
+        if not len(risky):
+            return 0
+        share = np.zeros((len(self.parts), len(risky)), np.float64)
+        supply = np.maximum(self.supply[columns[risky]], 1)
+        for d in range(self.request.shape[1]):
+            np.maximum(share, on[:, risky] * (self.request[:, d, None] / supply[None, :, d]), out=share)
+        cost = self.penalty.astype(np.float64) @ share @ self.risk[columns[risky]].astype(np.float64)
+        return int(cost / BILLION)
+
+    @cached_property
     def arena(self) -> Arena:
         """What simulations need."""
         return build_arena(self)
@@ -102,12 +130,6 @@ class Core:
         if (self.may_claim == self.may_run).all():
             return None
         return replace(self, may_claim=self.may_run)
-
-    @cached_property
-    def first_fit_tables(self) -> FirstFitTables:
-        """What first-fit needs."""
-        request, supply = scaled(self.request, self.supply, self.demand)
-        return FirstFitTables(request, supply, self.fits, self.count)
 
     def price(self, fleet: Fleet) -> int:
         """Return the sum of the columns' costs."""
@@ -124,6 +146,7 @@ class Core:
             may_claim=self.may_claim[:, chosen],
             may_run=self.may_run[:, chosen],
             cost=self.cost[chosen],
+            mean_risk=self.mean_risk[chosen],
         )
 
     def with_counts(self, counts: Int) -> "Core":
@@ -213,6 +236,8 @@ def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column
     may_run = matches & within & is_large_enough
     may_claim = may_run & ~(pinned[:, None] & risky[None, :])
     is_gang = np.array([bool(shape.gang) for shape in shapes], np.bool_)
+    bare = np.array([column.cost for column in columns], np.int64)
+    mean_risk = _mean_risk(problem, request, count, may_claim, columns, parts)
     place = {priority: tier for tier, priority in enumerate(priorities)}
     return Core(
         problem=problem,
@@ -227,15 +252,16 @@ def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column
         matches=matches & (within | ~is_gang[:, None]),
         may_claim=may_claim,
         may_run=may_run,
-        cost=_costs(problem, request, count, may_claim, columns, parts) + _opportunity(request, supply),
+        cost=bare + mean_risk + _opportunity(request, supply),
+        mean_risk=mean_risk,
     )
 
 
-def _costs(
+def _mean_risk(
     problem: Problem, request: Int, count: Int, may_claim: Bool, columns: Sequence[Column], parts: Sequence[Part]
 ) -> Int:
-    """Return price + probability × penalty, the penalty weighted by what each part asks for."""
-    costs = np.array([column.cost for column in columns], np.int64)
+    """Return probability × penalty, the penalty weighted by what each part asks for."""
+    costs = np.zeros(len(columns), np.int64)
     risky = [c for c, column in enumerate(columns) if problem.classes[column.machine_class].probability]
     if not risky:
         return costs
@@ -270,34 +296,12 @@ def _opportunity(request: Int, supply: Int) -> Int:
 
 
 def build_arena(core: Core) -> Arena:
-    """Return the scaled and packed form of a core for simulations."""
-    request, supply = scaled(core.request, core.supply, core.demand)
-    per_machine = [0 if limit >= PLENTY else int(limit) for limit in core.limit]
+    """Return what simulations of a core need beside its requests and supplies."""
     takes, empty = _scores(core)
-    return Arena(
-        words=pack_words(request, supply, per_machine), takes=takes, empty=empty, count=core.count, tier=core.tier
-    )
+    return Arena(takes=takes, empty=empty, count=core.count, tier=core.tier)
 
 
-def scaled(request: Int, supply: Int, demand: Int) -> tuple[Int, Int]:
-    """Return requests and supplies in units that fit FIELD_BITS bits.
-
-    The unit is the greatest common divisor of the requests, so nothing is lost unless the largest useful supply
-    still does not fit; then requests are rounded up.
-    """
-    small_request, small_supply = np.zeros_like(request), np.zeros_like(supply)
-    for d in range(request.shape[1]):
-        unit = max(1, int(np.gcd.reduce(request[:, d], initial=0)))
-        useful = np.minimum(supply[:, d], demand[d])
-        most = int(useful.max(initial=0))
-        while most // unit >= 1 << FIELD_BITS:
-            unit *= 2
-        small_request[:, d] = -(-request[:, d] // unit)
-        small_supply[:, d] = useful // unit
-    return small_request, small_supply
-
-
-def _scores(core: Core) -> tuple[Short, Short]:
+def _scores(core: Core) -> tuple[Int, Int]:
     """Return the score that each part takes from a machine of each column, and the score of an empty machine."""
     problem = core.problem
     takes = np.zeros((len(core.parts), len(core.columns)), np.int64)
@@ -316,35 +320,57 @@ def _scores(core: Core) -> tuple[Short, Short]:
     if problem.order is SchedulerOrder.MOST_ALLOCATED:
         takes = -takes
     takes[~core.may_run] = NEVER
-    takes = np.concatenate([takes, np.full((len(takes), 1), NEVER, np.int64)], axis=1)
-    return takes.astype(np.int32), np.append(empty + POINT, POINT).astype(np.int32)
+    return takes, empty + POINT
 
 
-class FastKernels:
-    """The loops in NumPy, for many fleets at once."""
+class CompiledKernels:
+    """The loops in compiled form, for many fleets at once."""
 
     def simulate(self, core: Core, fleets: Sequence[Fleet], queues: Sequence[Int]) -> Int:
         """Return what the scheduler leaves over, by fleet and queue, (F, O, P)."""
-        return simulate(core.arena, fleets, queues)
+        from bigfleet.planner.compiled import schedule
+
+        machines = max(1, *(sum(count for _, count in fleet) for fleet in fleets))
+        columns = np.full((len(fleets), machines), -1, np.int64)
+        for f, fleet in enumerate(fleets):
+            filled = np.repeat(np.array([c for c, _ in fleet], np.int64), np.array([n for _, n in fleet], np.int64))
+            columns[f, : len(filled)] = filled
+        arena = core.arena
+        lost = np.zeros((len(fleets), len(queues), len(core.parts)), np.int64)
+        ties = noise(TIES + machines, POINT)
+        schedule(
+            columns,
+            np.array(queues, np.int64).reshape(len(queues), -1),
+            core.request,
+            core.supply,
+            core.limit,
+            arena.takes,
+            arena.empty,
+            ties,
+            POINT,
+            lost,
+        )
+        return lost
 
     def place(self, core: Core, columns: Int, orders: Sequence[Sequence[int]], keep: bool) -> tuple[Int, Int]:
         """Return what first-fit leaves (R, P) and, if asked, what it places (R, P, M) on the machines of each row."""
-        return core.first_fit_tables.place(columns, orders, keep)
+        from bigfleet.planner.compiled import first_fit
+
+        rows, parts = len(columns), len(core.parts)
+        left = np.zeros((rows, parts), np.int64)
+        on = np.zeros((rows, parts, columns.shape[1]) if keep else (0, 0, 0), np.int64)
+        numbers = np.array(orders, np.int64).reshape(rows, parts)
+        first_fit(columns, numbers, core.request, core.supply, core.fits, core.count, left, on)
+        return left, on
 
     def patterns(self, core: Core, pending: Sequence[int], left: Int, usable: Int, supply: Int) -> Int:
         """Return how many pods of each pending part an empty machine of each usable column takes in turn, (P', C')."""
-        free = supply[usable].copy()
+        from bigfleet.planner.compiled import fill_one
+
         takes = np.zeros((len(pending), len(usable)), np.int64)
-        for n, p in enumerate(pending):
-            wants = core.request[p]
-            take = np.full(len(usable), min(int(left[p]), int(core.limit[p])), np.int64)
-            for d in np.flatnonzero(wants):
-                np.minimum(take, free[:, d] // wants[d], out=take)
-            take *= core.may_claim[p, usable]
-            np.maximum(take, 0, out=take)
-            takes[n] = take
-            free -= take[:, None] * wants[None, :]
+        parts = np.array(pending, np.int64)
+        fill_one(parts, left, usable, core.request, supply, core.fits, takes)
         return takes
 
 
-FAST: Final = FastKernels()
+COMPILED: Final = CompiledKernels()

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import PLENTY, Core
-from bigfleet.planner.simulate import Fleet, Int
 
 #: Denominator of shares and of slack.
 WHOLE: Final = 1 << 20

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.greedy import WHOLE, fill, size_order
-from bigfleet.planner.simulate import Fleet, Int
 
 #: Leading kinds that are tried.
 LEADERS: Final = 10

@@ -10,17 +10,19 @@ from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
-from bigfleet.planner.simulate import Fleet, Int
 
 #: Keys by which parts are ordered (see `_sizes`); each with and without the parts first that few columns match, and
 #: each with machines from the smallest and from the largest.
 KEYS: Final = 5
 #: The orders by how often they fit fleets that some order fits.
 SEQUENCE: Final = (12, 4, 0, 14, 6, 16, 8, 2, 18, 10, 13, 15, 7, 1, 19, 3, 17, 5, 9, 11)
-_BATCH: Final = 1 << 15
+#: Orders that put the parts with the highest penalties first, on the machines that are interrupted least.
+CAREFUL: Final = (20, 22)
 _KNOWN: Final = 4096
 _SHARE_BITS: Final = 24
+_PRICE_MAX: Final = 1 << 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class FirstFit:
         """Prepare the prices by which leftovers are compared."""
         self._core = core
         self._matches = core.matches & (core.may_claim | ~core.may_run)
-        self._prices = np.where(core.may_claim, core.cost[None, :], 0).max(axis=1, initial=1)
+        #: What leftovers are compared by, (P).
+        self.prices = np.where(core.may_claim, np.minimum(core.cost, _PRICE_MAX)[None, :], 0).max(axis=1, initial=1)
         self._scheduler = None if core.as_scheduled is None else FirstFit(core.as_scheduled)
         self._ranks: dict[tuple[int, ...], tuple[tuple[list[int], Int], ...]] = {}
         self._supplies = [tuple(each) for each in core.supply.tolist()]
@@ -57,59 +60,46 @@ class FirstFit:
             self._orders[fleet, number] = part_order(self._core, number, total, self._matches[:, columns] @ counts)
         return self._orders[fleet, number]
 
-    def left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
-        """Return the pods of each part without a place, by fleet and order, (F, N, P).
-
-        The orders of parts and machines suit the fleet `like`, which saves time, or each fleet itself.
-        """
+    def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int]) -> Int:
+        """Return the pods without a place, (F, P), in the order that leaves the cheapest ones."""
         core = self._core
         result = np.zeros((len(fleets), len(numbers), len(core.parts)), np.int64)
-        size = max((sum(n for _, n in fleet) for fleet in fleets), default=1)
-        step = max(1, _BATCH // (max(1, size) * len(numbers)))
-        for at in range(0, len(fleets), step):
-            some = fleets[at : at + step]
-            if like is None:
-                rows = [(fleet, number) for fleet in some for number in numbers]
-                machines, orders = self._machines(rows), [self.order(*row) for row in rows]
-            else:
-                machines, orders = (
-                    self._machines_like(some, numbers, like),
-                    [self.order(like, n) for n in numbers] * len(some),
-                )
-            left, _ = core.kernels.place(core, machines, orders, False)
-            result[at : at + len(some)] = left.reshape(len(some), len(numbers), -1)
-        return result
+        for f, fleet in enumerate(fleets):
+            machines = self._machines([(fleet, number) for number in numbers])
+            result[f], _ = core.kernels.place(core, machines, [self.order(fleet, number) for number in numbers], False)
+        chosen = (result @ self.prices).argmin(axis=1)
+        least: Int = result[np.arange(len(fleets)), chosen]
+        return least
 
-    def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet | None = None) -> Int:
-        """Return the pods without a place, (F, P), in the order that leaves the cheapest ones."""
-        left = self.left(fleets, numbers, like)
-        chosen = (left @ self._prices).argmin(axis=1)
-        result: Int = left[np.arange(len(fleets)), chosen]
-        return result
-
-    def fits(self, fleets: Sequence[Fleet], numbers: Sequence[int] = SEQUENCE) -> list[bool]:
-        """Return whether some order places every pod, for each fleet: as claims, and as a scheduler may place them."""
-        fits = [bool((left.sum(axis=1) == 0).any()) for left in self.left(fleets, numbers)]
-        if self._scheduler is not None:
-            fits = [each and self._scheduler.fits([fleet])[0] for each, fleet in zip(fits, fleets, strict=True)]
-        return fits
+    def fits(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> bool:
+        """Return whether some order places every pod: as claims, and as a scheduler may place them."""
+        for number in numbers:
+            left, _ = self._core.kernels.place(
+                self._core, self._machines([(fleet, number)]), [self.order(fleet, number)], False
+            )
+            if not left.any():
+                return self._scheduler is None or self._scheduler.fits(fleet)
+        return False
 
     def pack(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> Packed:
         """Return the packing of the order that leaves the fewest pods without a place, the first of equals.
 
-        The orders are those of the fleet itself: sizes relative to its supply, matches among its machines.
+        The orders are those of the fleet itself: sizes relative to its supply, matches among its machines. Where
+        interruptions cost something, all orders are tried and of equals the one counts in which they cost least.
         """
-        found: Packed | None = None
-        for number in numbers:
-            left, on = self._core.kernels.place(
-                self._core, self._machines([(fleet, number)]), [self.order(fleet, number)], True
-            )
-            if found is None or left.sum() < found.left.sum():
-                found = Packed(self._unsorted(fleet, number, on[0]), left[0])
-            if not found.left.any():
+        core = self._core
+        is_risky = any(core.risk[c] for c, _ in fleet)
+        found: tuple[tuple[int, int], Packed] | None = None
+        for number in (*CAREFUL, *numbers) if is_risky else numbers:
+            left, on = core.kernels.place(core, self._machines([(fleet, number)]), [self.order(fleet, number)], True)
+            packed = Packed(self._unsorted(fleet, number, on[0]), left[0])
+            rank = (int(left.sum()), core.interruptions(fleet, packed.on) if is_risky else 0)
+            if found is None or rank < found[0]:
+                found = rank, packed
+            if not is_risky and not left.any():
                 break
         assert found is not None, "there is at least one order"
-        return found
+        return found[1]
 
     def _rank(self, fleet: Fleet, number: int) -> tuple[list[int], Int]:
         """Return the place of each column by size, and the columns by size, in the direction of a number.
@@ -124,9 +114,15 @@ class FirstFit:
             self._ranks[largest] = tuple((np.argsort(each, kind="stable").tolist(), each) for each in orders)
         return self._ranks[largest][(number & 2) // 2]
 
+    def ranks(self, fleet: Fleet, number: int) -> list[int]:
+        """Return the place of each column by size, as suits a fleet, in the direction of a number."""
+        return self._rank(fleet, number)[0]
+
     def _sorted(self, fleet: Fleet, number: int) -> list[tuple[int, int]]:
         """Return a fleet's columns with counts in the direction of a number."""
         rank, _ = self._rank(fleet, number)
+        if number in CAREFUL:
+            return sorted(fleet, key=lambda each: (int(self._core.risk[each[0]]), rank[each[0]]))
         return sorted(fleet, key=lambda each: rank[each[0]])
 
     def _machines(self, rows: Sequence[tuple[Fleet, int]]) -> Int:
@@ -137,21 +133,6 @@ class FirstFit:
             machines = np.repeat(np.array([c for c, _ in pairs], np.int64), np.array([n for _, n in pairs], np.int64))
             columns[r, : len(machines)] = machines
         return columns
-
-    def _machines_like(self, fleets: Sequence[Fleet], numbers: Sequence[int], like: Fleet) -> Int:
-        """Return the machines of each fleet in each order, sorted by the sizes that suit one of them."""
-        counts = np.zeros((len(fleets), len(self._core.columns)), np.int64)
-        for f, fleet in enumerate(fleets):
-            for column, count in fleet:
-                counts[f, column] = count
-        total = counts.sum(axis=1)
-        size = max(1, int(total.max(initial=0)))
-        columns = np.full((len(fleets), len(numbers), size), len(self._core.columns), np.int64)
-        is_machine = np.arange(size)[None, :] < total[:, None]
-        for n, number in enumerate(numbers):
-            _, order = self._rank(like, number)
-            columns[:, n][is_machine] = np.repeat(np.tile(order, len(fleets)), counts[:, order].ravel())
-        return columns.reshape(len(fleets) * len(numbers), size)
 
     def _unsorted(self, fleet: Fleet, number: int, on: Int) -> Int:
         starts, at = {}, 0
@@ -179,7 +160,7 @@ def part_order(core: Core, number: int, total: Int, hosts: Int) -> list[int]:
             size = shares.sum(axis=1)
         case _:
             size = shares[:, int((shares * core.count[:, None]).sum(axis=0).argmax())]
-    first = hosts if number & 1 == 0 else np.zeros(len(size), np.int64)
+    first = -core.penalty if number in CAREFUL else hosts if number & 1 == 0 else np.zeros(len(size), np.int64)
     rows = np.array([core.problem.shapes[part.shape].row for part in core.parts], np.int64)
     return [int(p) for p in np.lexsort((np.arange(len(size)), rows, -size, first))]
 

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.arena import NEVER, POINT, TIES, Fleet, Int
 from bigfleet.planner.core import Core
 from bigfleet.planner.hashing import mix
-from bigfleet.planner.simulate import NEVER, POINT, TIES, Fleet, Int
 
 
 class PlainKernels:

@@ -6,16 +6,15 @@ from typing import Final
 import numpy as np
 
 from bigfleet.planner.admission import admit, filled
+from bigfleet.planner.arena import Fleet, Int, Kernels
 from bigfleet.planner.composition import Claim, Composition, RunnerUp
-from bigfleet.planner.core import FAST, Core
-from bigfleet.planner.kernels import Kernels
+from bigfleet.planner.core import COMPILED, Core
 from bigfleet.planner.leaders import kinds, leading_kinds, led_fleets, merged, within_stock
 from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.prepare import Prepared, prepare
 from bigfleet.planner.problem import BILLION, Problem
 from bigfleet.planner.sample import plan_sample
 from bigfleet.planner.search import Candidate, Effort, Search, leader
-from bigfleet.planner.simulate import Fleet, Int
 from bigfleet.planner.starts import completed
 
 DEFAULT: Final = Effort()
@@ -25,7 +24,7 @@ _CLOSED_SCALES: Final = (104, 109, 115, 122)
 _CLOSED_FLEETS: Final = 8
 
 
-def plan(problem: Problem, effort: Effort = DEFAULT, kernels: Kernels = FAST) -> Composition:
+def plan(problem: Problem, effort: Effort = DEFAULT, kernels: Kernels = COMPILED) -> Composition:
     """Return the composition with the least completed cost that was found.
 
     Every hostable pod has a claim. Without `may_exchange` all held machines stay as long as they are needed, and others
@@ -47,7 +46,7 @@ def plan(problem: Problem, effort: Effort = DEFAULT, kernels: Kernels = FAST) ->
     return _composition(prepared, best.fleet, FirstFit(core).pack(best.fleet).on, candidates, steps)
 
 
-def closed_form(problem: Problem, kernels: Kernels = FAST) -> Composition:
+def closed_form(problem: Problem, kernels: Kernels = COMPILED) -> Composition:
     """Return a composition led by one type, without simulations: what stands in until a plan is there.
 
     Its cost depends on shapes, classes and machines, not on pods. Expected lost pods are not known and given as 0.

@@ -1,17 +1,23 @@
-"""Prepares a problem for planning: sets aside what cannot be hosted, places gangs, and splits strict spreads."""
+"""Prepares a problem for planning: sets aside what cannot be hosted, places gangs, splits strict spreads.
+
+Columns that another column replaces at no loss are dropped.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.arena import Bool, Int, Kernels
 from bigfleet.planner.composition import Unhosted, UnhostedReason
-from bigfleet.planner.core import Core, Part, build_core, columns_of
-from bigfleet.planner.dominance import useful_columns
+from bigfleet.planner.core import PLENTY, Core, Part, build_core, columns_of
 from bigfleet.planner.greedy import cheapest_fill
-from bigfleet.planner.kernels import Kernels
 from bigfleet.planner.problem import Problem, Spread
+
+#: Machines of a column that a cluster may well use up.
+_FEW: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +174,74 @@ def _domains(core: Core, parts: Iterable[int], key: str) -> list[tuple[str, list
         if value is not None:
             found[value].append(int(c))
     return sorted(found.items())
+
+
+# ---- columns worth looking at -------------------------------------------------------------------------------------
+
+
+def useful_columns(core: Core) -> list[int]:
+    """Return the columns that host something and that no other column dominates, ascending.
+
+    A column is dominated when another one costs no more, hosts every part that it hosts, has at least its supply as far
+    as demand can use it, has no more of a scarce dimension unless it is cheaper, and is not about to run out. Held
+    machines neither dominate nor are dominated: they are there. Among equal columns the first one stays.
+    """
+    order = sorted(
+        (c for c in range(len(core.columns)) if core.may_run[:, c].any()),
+        key=lambda c: (int(core.cost[c]), c),
+    )
+    chosen = np.array(order, np.int64)
+    if not len(chosen):
+        return []
+    cost = core.cost[chosen]
+    supply = np.minimum(core.supply[chosen], core.demand)
+    scarce = scarce_supply(core)[chosen]
+    is_held = np.array([core.columns[c].is_held for c in order], np.bool_)
+    # What is paid for anyway is limited by nature: it replaces nothing that can be bought beside it.
+    is_bought = np.array([core.columns[c].cost > 0 or core.columns[c].stock >= PLENTY for c in order], np.bool_)
+    never_short = is_bought & (core.stock[chosen] >= _plenty(core)[chosen])
+    replaces = (never_short & ~is_held)[:, None] & ~is_held[None, :]
+    replaces &= cost[:, None] <= cost[None, :]
+    for d in range(supply.shape[1]):
+        replaces &= supply[:, None, d] >= supply[None, :, d]
+    is_cheaper = cost[:, None] < cost[None, :]
+    for d in range(scarce.shape[1]):
+        replaces &= is_cheaper | (scarce[:, None, d] <= scarce[None, :, d])
+    for hosts in (core.may_run[:, chosen], core.may_claim[:, chosen]):
+        words = _words(hosts)
+        for word in words.T:
+            replaces &= (word[None, :] & ~word[:, None]) == 0
+    # Of columns that replace each other the one that comes first stays.
+    mutual = replaces & replaces.T
+    first = np.arange(len(order))
+    replaces &= ~mutual | (first[:, None] < first[None, :])
+    np.fill_diagonal(replaces, False)
+    return sorted(int(c) for c in chosen[~replaces.any(axis=0)])
+
+
+def _plenty(core: Core) -> Int:
+    """Return the stock from which a column counts as one that cannot run out, (C).
+
+    One in eight of the machines that would host every part alone, each part on machines of its own: a fleet of one
+    column, or nearly so, is the exception. Where few would, all of them. The caller looks at all columns when what is
+    left does not suffice.
+    """
+    fits = np.maximum(core.fits, 1)
+    machines = np.where(core.may_claim, -(-core.count[:, None] // fits), 0).sum(axis=0)
+    result: Int = np.maximum(-(-machines // 8), np.clip(machines, 1, _FEW))
+    return result
+
+
+def scarce_supply(core: Core) -> Int:
+    """Return the supply of the dimensions that some parts do not ask for, 0 for the others, (C, D)."""
+    if not len(core.parts):
+        return core.supply
+    is_scarce = (core.request == 0).any(axis=0)
+    return np.where(is_scarce[None, :], core.supply, 0)
+
+
+def _words(hosts: Bool) -> Int:
+    """Return the parts that each column hosts as bits of 64-bit words, (C, W)."""
+    packed = np.packbits(hosts.T, axis=1)
+    padding = -packed.shape[1] % 8
+    return np.pad(packed, ((0, 0), (0, padding))).view(np.int64)

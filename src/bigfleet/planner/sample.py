@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
 from bigfleet.planner.search import Candidate, Effort, Search
-from bigfleet.planner.simulate import Fleet, Int
 from bigfleet.planner.starts import completed
 
 #: Fleets of the sample that are multiplied back, and how much more or less of them, per mille.

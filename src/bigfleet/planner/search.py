@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
+from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
 from bigfleet.planner.leaders import merged
 from bigfleet.planner.moves import Moves
 from bigfleet.planner.packing import SEQUENCE, FirstFit
-from bigfleet.planner.simulate import Fleet, Int
 from bigfleet.planner.starts import completed, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
@@ -26,17 +28,21 @@ _CHECKED: Final = 6
 #: Orders of first-fit-decreasing in a round, out of the first so many of the sequence.
 _NUMBERS: Final = 3
 _NUMBERS_OF: Final = 9
-#: Machines times fleets in one round.
-_SIMULATED: Final = 1 << 13
-_PROPOSED: Final = 1 << 16
-_PROPOSALS_LEAST: Final = 24
-_SIMULATED_LEAST: Final = 8
+#: Work of one round: machines times pods that are simulated, machines times parts that are packed.
+_SIMULATED: Final = 1 << 22
+_PROPOSED: Final = 1 << 21
+_PROPOSALS_LEAST: Final = 48
+_SIMULATED_LEAST: Final = 6
 _STARTS_LEAST: Final = 12
 #: Rounds times pods of a small cluster.
-_SMALL_ROUNDS: Final = 1000
+_SMALL_ROUNDS: Final = 4000
 #: Nano-dollars an hour by which machines of one price may differ, and numbers that are tried when machines are dropped.
 _ALIKE: Final = 20_000
 _FEWER: Final = 24
+#: Machines of the fleets that are all looked at, how many such fleets there may be, and how many are compared.
+_FEW_MACHINES: Final = 5
+_FEW_FLEETS: Final = 3000
+_FEW_CHECKED: Final = 64
 #: Pods from which on all of the effort is spent.
 _WHOLE_EFFORT: Final = 400
 
@@ -48,14 +54,14 @@ class Effort:
     #: Starts that are completed until they host everything, and compared once more.
     starts: int = 32
     #: Rounds of moves: three quarters of them for starts with different leaders, the others for the best of those.
-    rounds: int = 32
+    rounds: int = 48
     #: Proposals of a round, and how many of them are simulated; fewer for fleets of many machines.
-    proposals: int = 250
-    simulated: int = 16
+    proposals: int = 800
+    simulated: int = 24
     #: Orders of the queue in a round; each round has orders of its own, so that no fleet is fitted to a few of them.
-    orders: int = 3
+    orders: int = 4
     #: Orders in the final comparison, and fleets that take part in it.
-    final_orders: int = 6
+    final_orders: int = 8
     finalists: int = 8
     #: Very large clusters are planned on a sample of so many pods.
     sample: int = 800
@@ -69,8 +75,11 @@ class Effort:
             self,
             starts=max(_STARTS_LEAST, self.starts * part // _WHOLE_EFFORT),
             # A round over few pods is cheap, and needed: one machine more or less is a large part of a small fleet.
-            rounds=min(self.rounds, max(self.rounds * part // _WHOLE_EFFORT, _SMALL_ROUNDS // max(pods, 40))),
+            rounds=min(self.rounds, max(self.rounds * part // _WHOLE_EFFORT, _SMALL_ROUNDS // max(pods, 1))),
             proposals=max(8, self.proposals * part // _WHOLE_EFFORT),
+            # So is one lost pod: more orders tell luck from slack.
+            orders=min(2 * self.orders, self.orders * _WHOLE_EFFORT // part),
+            final_orders=self.final_orders * _WHOLE_EFFORT // part,
         )
 
 
@@ -98,8 +107,7 @@ class Search:
         fleets = self._starts(base, wanted)
         if not fleets:
             return []
-        acquirable = [c for c, column in enumerate(self.core.columns) if not column.is_held]
-        moves = Moves(self.core, self.first_fit, acquirable, [not column.is_held for column in self.core.columns])
+        moves = Moves(self.core, self.first_fit)
         # Three quarters of the rounds go to trials of different leaders, the others to the best of them.
         number = max(1, min(_TRIALS, self.effort.rounds * 3 // 4 // _TRIAL))
         leaders = self._leaders(fleets)[:number]
@@ -109,7 +117,9 @@ class Search:
         _, chosen = min(zip(values, finals, strict=True))
         done = _TRIAL * len(trials)
         history = self._improve(moves, chosen, done, max(0, self.effort.rounds - done))
-        return self.compare([*history, *finals], self._leaders(fleets))
+        found = self.compare([*history, *finals], self._leaders(fleets))
+        few = self._small(base, found[0].value)
+        return sorted({*found, *self.compare(few)}) if few else found
 
     def prune(self, fleet: Fleet) -> list[Candidate]:
         """Return the fleet and its parts without machines that are not needed, held ones included, best first.
@@ -121,8 +131,8 @@ class Search:
         for column in columns:
             fewer = [best, *_with_fewer(best, column)]
             values, _ = self.valuation.values(fewer, range(_ROUND_ORDERS, _ROUND_ORDERS + self.effort.orders))
-            fits = [True, *self.first_fit.fits(fewer[1:])]
-            best = min((v, f) for v, f, is_packed in zip(values, fewer, fits, strict=True) if is_packed)[1]
+            ranked = (fleet for _, fleet in sorted(zip(values, fewer, strict=True)))
+            best = next(fleet for fleet in ranked if fleet == best or self.first_fit.fits(fleet))
             if best not in history:
                 history.append(best)
         return self.compare(history[-self.effort.finalists :])
@@ -145,9 +155,8 @@ class Search:
         fleets = self._ranked(sorted(found))[: self.effort.starts]
         ranked = self._ranked(completed(self.core, self.first_fit, fleets))
         # Those that a scheduler may not place, either, come last: the search may start from them all the same.
-        some = ranked[:_CHECKED]
-        checked = self.first_fit.fits(some)
-        return sorted(ranked, key=lambda fleet: fleet not in some or not checked[some.index(fleet)])
+        checked = {fleet for fleet in ranked[:_CHECKED] if self.first_fit.fits(fleet)}
+        return sorted(ranked, key=lambda fleet: fleet not in checked)
 
     def _ranked(self, fleets: Sequence[Fleet]) -> list[Fleet]:
         values, _ = self.valuation.values(fleets, _START_ORDERS)
@@ -170,32 +179,65 @@ class Search:
             first = _ROUND_ORDERS + number * effort.orders
             numbers = [SEQUENCE[(_NUMBERS * number + k) % _NUMBERS_OF] for k in range(_NUMBERS)]
             machines = max(1, sum(count for _, count in best))
-            proposals = min(effort.proposals, max(_PROPOSALS_LEAST, _PROPOSED // (machines * _NUMBERS)))
-            simulated = min(effort.simulated, max(_SIMULATED_LEAST, _SIMULATED // (machines * effort.orders)))
-            both = [best, *probed(moves.neighbours(best, value, proposals, numbers), simulated)]
+            tried = _PROPOSED // (machines * _NUMBERS * len(self.core.parts))
+            proposals = min(effort.proposals, max(_PROPOSALS_LEAST, tried))
+            simulated = _SIMULATED // (machines * effort.orders * int(self.core.count.sum()))
+            simulated = min(effort.simulated, max(_SIMULATED_LEAST, simulated))
+            both = [best, *moves.neighbours(best, value, proposals, simulated, numbers)]
             values, _ = self.valuation.values(both, range(first, first + effort.orders))
             ranked = sorted(range(len(both)), key=lambda n: (values[n], both[n]))
             better = ranked[: ranked.index(0)][:_CHECKED]
-            fits = self.first_fit.fits([both[n] for n in better])
-            chosen = next((n for n, is_packed in zip(better, fits, strict=True) if is_packed), 0)
+            chosen = next((n for n in better if self.first_fit.fits(both[n])), 0)
             best, value = both[chosen], values[chosen]
             if best not in history:
                 history.append(best)
         return history[-effort.finalists :]
 
     def compare(self, fleets: Iterable[Fleet], others: Iterable[Fleet] = ()) -> list[Candidate]:
-        """Return the finalists in the order of their values in fresh orders, with the best of each other leader."""
+        """Return the finalists in the order of their values in fresh orders, with the best of each other leader.
+
+        Interruptions cost here what they cost in the packing of each fleet.
+        """
         final = sorted({*fleets, *others})
         orders = range(_FINAL_ORDERS, _FINAL_ORDERS + self.effort.final_orders)
         values, lost = self.valuation.values(final, orders)
+        values = [value + self._risk(fleet) for value, fleet in zip(values, final, strict=True)]
         return sorted(Candidate(*each) for each in zip(values, final, lost, strict=True))
 
+    def _risk(self, fleet: Fleet) -> int:
+        """Return what the interruptions of a fleet's packing cost beyond the mean that its price has."""
+        core = self.core
+        if not any(core.risk[c] for c, _ in fleet):
+            return 0
+        mean = sum(int(core.mean_risk[c]) * count for c, count in fleet)
+        return core.interruptions(fleet, self.first_fit.pack(fleet).on) - mean
 
-def probed(fleets: Sequence[Fleet], most: int) -> list[Fleet]:
-    """Return at most so many of the fleets, evenly over their order."""
-    if len(fleets) <= most:
-        return list(fleets)
-    return [fleets[n * len(fleets) // most] for n in range(most)]
+    def _small(self, base: Fleet, below: int) -> list[Fleet]:
+        """Return the cheapest of all fleets of few machines beside a base that cost less than `below` and may suffice.
+
+        Fleets of one machine more are looked at as long as there are few of them.
+        """
+        core = self.core
+        addable = [c for c, column in enumerate(core.columns) if not column.is_held]
+        held = np.array([count * core.supply[c] for c, count in base], np.int64).reshape(-1, core.supply.shape[1])
+        wanted = core.demand - held.sum(axis=0)
+        start = sum(int(core.cost[c]) * count for c, count in base)
+        found: list[tuple[int, Fleet]] = []
+        level: list[tuple[int, ...]] = [()]
+        for _ in range(_FEW_MACHINES):
+            if len(level) * len(addable) > _FEW_FLEETS:
+                break
+            level = [
+                (*some, c)
+                for some in level
+                for c in addable
+                if (not some or some[-1] <= c) and some.count(c) < core.stock[c]
+            ]
+            for some in level:
+                price = start + sum(int(core.cost[c]) for c in some)
+                if price < below and (core.supply[list(some)].sum(axis=0) >= wanted).all():
+                    found.append((price, merged(base, *(((c, 1),) for c in some))))
+        return [fleet for _, fleet in sorted(found)[:_FEW_CHECKED] if self.first_fit.fits(fleet)]
 
 
 def leader(core: Core, fleet: Fleet) -> int:

@@ -5,11 +5,11 @@ from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.greedy import fill, least_prices, size_order
 from bigfleet.planner.leaders import kinds, leading_kinds, led_fleets, merged, within_stock
 from bigfleet.planner.packing import SEQUENCE, FirstFit
-from bigfleet.planner.simulate import Fleet, Int
 
 _SCALES: Final = (94, 99, 104, 109, 115, 122, 130)
 _SLACKS: Final = (0, 4, 8, 12)

@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core, pods_that_fit
 from bigfleet.planner.greedy import least_prices
-from bigfleet.planner.simulate import Fleet, Int
 
 #: Lost pods of a thousand beyond which each costs LOST_WEIGHT times as much again.
 LOST_PER_MILLE: Final = 2

@@ -14,7 +14,8 @@ _SHAPE = {"cpu": "7500m", "memory": "28Gi"}
 _ZONES = ("zone-a", "zone-b", "zone-c")
 _SPOT_EVERY = 3
 SPOT_USD_PER_HOUR = 0.12
-SPOT_PROBABILITY = 0.05
+#: Within one hour: 5 % a month.
+SPOT_PROBABILITY = 0.00007
 ON_DEMAND_USD_PER_HOUR = 0.40
 INSTANCE_TYPE = "fake.8x32"
 

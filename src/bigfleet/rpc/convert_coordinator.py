@@ -5,11 +5,12 @@ An answer is made by a leader that shards obey, so reading one checks nothing be
 message or leave a part of it out.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
-from bigfleet.coordinator.reports import Shortfall
+from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
-from bigfleet.coordinator.soft import Answer
+from bigfleet.coordinator.soft import SOLD_OUT_MAX, Answer
 from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import Ack, Outcome
@@ -65,6 +66,7 @@ def report_to_wire(report: ShardReport) -> coordinator_pb2.ShardReport:
         clusters=sorted(report.clusters or ()),
         ownership=None if report.holding is None else holding_to_wire(report.holding),
         coordinator_term=report.echoed_term,
+        sold_out=map(_sold_out_to_wire, report.sold_out),
     )
 
 
@@ -98,6 +100,7 @@ def report_from_wire(message: coordinator_pb2.ShardReport) -> ShardReport:
         acks=tuple(_ack(ack, f"instruction_acks[{index}]") for index, ack in enumerate(message.instruction_acks)),
         clusters=frozenset(map(ClusterId, message.clusters)) if has_clusters else None,
         holding=_holding(message.ownership) if message.HasField("ownership") else None,
+        sold_out=_sold_out(message.sold_out),
     )
 
 
@@ -164,6 +167,29 @@ def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> 
         )
         for index, row in enumerate(rows)
     )
+
+
+def _sold_out_to_wire(pool: SoldOutPool) -> coordinator_pb2.SoldOutPool:
+    return coordinator_pb2.SoldOutPool(
+        instance_type=pool.instance_type,
+        zone=pool.zone,
+        capacity_type=provider_pb2.CapacityType.ValueType(pool.capacity_type.value),
+        backoff_seconds=math.ceil(pool.backoff_seconds),
+    )
+
+
+def _sold_out_pool(message: coordinator_pb2.SoldOutPool) -> SoldOutPool:
+    capacity_type = capacity_type_from_wire(message.capacity_type)
+    return SoldOutPool(message.instance_type, message.zone, capacity_type, message.backoff_seconds)
+
+
+def _sold_out(messages: Sequence[coordinator_pb2.SoldOutPool]) -> tuple[SoldOutPool, ...]:
+    check_count("sold_out", len(messages), "rows", SOLD_OUT_MAX)
+    for index, message in enumerate(messages):
+        check_string(f"sold_out[{index}].instance_type", message.instance_type)
+        check_string(f"sold_out[{index}].zone", message.zone)
+        wire_checks.check_not_negative(f"sold_out[{index}].backoff_seconds", message.backoff_seconds)
+    return tuple(map(_sold_out_pool, messages))
 
 
 def shortfall_to_wire(shortfall: Shortfall) -> coordinator_pb2.Shortfall:
@@ -355,6 +381,7 @@ def answer_to_wire(answer: Answer) -> coordinator_pb2.ReportAck:
         instructions=map(instruction_to_wire, answer.instructions),
         want_ownership=answer.want_ownership,
         confirmed_machine_ids=answer.confirmed,
+        sold_out=map(_sold_out_to_wire, answer.sold_out),
     )
 
 
@@ -366,4 +393,5 @@ def answer_from_wire(message: coordinator_pb2.ReportAck) -> Answer:
         instructions=tuple(map(instruction_from_wire, message.instructions)),
         want_ownership=message.want_ownership,
         confirmed=tuple(map(MachineId, message.confirmed_machine_ids)),
+        sold_out=tuple(map(_sold_out_pool, message.sold_out)),
     )

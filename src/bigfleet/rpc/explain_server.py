@@ -7,7 +7,7 @@ readers cannot starve the cycle. An answer must never change a shard, and never 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from bigfleet.engine.columnar.objects import snapshot_of
 from bigfleet.engine.explain import rows_to_ask
 from bigfleet.engine.explain_fleet import DecidedFleet
 from bigfleet.engine.explain_replay import NotRetold, retell_machine, retell_row
+from bigfleet.engine.explain_text import default_row_name
 from bigfleet.engine.records import (
     Acquired,
     Credited,
@@ -39,6 +40,8 @@ from bigfleet.engine.records import (
     VictimPicked,
     VictimsRanked,
 )
+from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
+from bigfleet.engine.shapes.explain import Explained, names_by_key
 from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
 from bigfleet.rpc.convert_explain import LISTED_MAX, explanation_to_wire
@@ -197,7 +200,22 @@ def _refuse_malformed(name: str, value: str, hint: str) -> None:
 # ---- off the loop ------------------------------------------------------------------------------------------------
 
 
+def _told_over_pods(decided_on: DecidedOn) -> Explained:
+    """Decide over pods once more, so that what it left can be read."""
+    snapshot = snapshot_of(decided_on.snapshot)
+    decision, fleet = decide_with_fleet(snapshot, decided_on.demand, decided_on.options)
+    names = {need.key: default_row_name(RowRef(*need.key, position)) for position, need in enumerate(decided_on.demand)}
+    return Explained(decision, fleet, names_by_key(names))
+
+
+def _sentences(told: Sequence[str]) -> Events:
+    messages = [shardread_pb2.Explanation(kind="sentence", text=text) for text in told[:EVENTS_MAX]]
+    return messages, len(told) > EVENTS_MAX
+
+
 def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
+    if says_pods(decided_on.demand):
+        return _sentences(_told_over_pods(decided_on).row(asked.need.key))
     # A folded row is found through its members; equal rows may stand twice, so it is the object that is looked for.
     position = next(
         position
@@ -219,6 +237,8 @@ def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
 def _machine_events(decided_on: DecidedOn, machine_id: MachineId) -> tuple[Machine, Events]:
     fleet = DecidedFleet(decided_on.snapshot, decided_on.options, decided_on.rows)
     machine = fleet.objects(fleet.rows_of([machine_id])).machines[machine_id]
+    if says_pods(decided_on.demand):
+        return machine, _sentences(_told_over_pods(decided_on).machine(machine_id))
     heard = _MachineEar(machine_id)
     try:
         retell_machine(fleet, machine_id, heard)

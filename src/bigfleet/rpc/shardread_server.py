@@ -144,6 +144,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
 
     def _machine_view(self, machine: Machine) -> shardread_pb2.MachineView:
         pending = self._shard.actuator.pending(machine.id)
+        delayed_until_unix_nanos, delay_reason = self._shard.guardrails.delay_of(machine.id)
         return shardread_pb2.MachineView(
             machine=machine_to_wire(machine, {}),
             assigned_priority=machine.assigned_priority,
@@ -157,6 +158,8 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             joined=self._shard.telling.joins.is_joined(machine),
             unjoined=self._shard.telling.joins.is_unjoined(machine.id),
             held=self._shard.strikes.is_held(machine.id),
+            reclaim_delayed_until_unix_nanos=delayed_until_unix_nanos,
+            reclaim_delayed_reason=delay_reason,
         )
 
 

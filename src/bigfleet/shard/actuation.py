@@ -34,6 +34,20 @@ REQUIRED_STATE = {
     ActionKind.PREEMPT: MachineState.CONFIGURED,
     ActionKind.DELETE: MachineState.IDLE,
 }
+#: Where an action leads; a machine that is there already needs nothing. A Bootstrap's goal depends on its row (B1).
+GOAL_STATE = {
+    ActionKind.RECLAIM: MachineState.IDLE,
+    ActionKind.PREEMPT: MachineState.IDLE,
+    ActionKind.DELETE: MachineState.SPECULATIVE,
+}
+#: The transition that a re-drive of each kind is about; a Preempt drains like a Reclaim.
+REDRIVEN_STATE = {
+    ActionKind.PROVISION: MachineState.CREATING,
+    ActionKind.BOOTSTRAP: MachineState.CONFIGURING,
+    ActionKind.RECLAIM: MachineState.DRAINING,
+    ActionKind.PREEMPT: MachineState.DRAINING,
+    ActionKind.DELETE: MachineState.DELETING,
+}
 #: Seconds that running provider calls get when the process stops.
 STOP_GRACE_SECONDS = 10.0
 #: Suppressed actions that are audited before other tasks get their turn, some milliseconds of work.

@@ -5,7 +5,7 @@ that are short and at no others; nothing here decides what is done about them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from bigfleet.engine import parking, shortfalls
@@ -13,7 +13,7 @@ from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import ParkingKey, RowResult
 from bigfleet.model import vector
 from bigfleet.model.need import RowKey
-from bigfleet.shard.views import short_of, split_residual
+from bigfleet.shard.views import NO_FAILURES, Failing, short_of, split_residual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class Ages:
 class KnowsShort(Protocol):
     """Rows of which those that are short can be had without making the others."""
 
-    def short(self) -> Iterable[RowResult]:
-        """Return all and only the rows that Phase 1 left short, in order."""
+    def short(self, also: Set[RowKey] = frozenset()) -> Iterable[RowResult]:
+        """Return all and only the rows that Phase 1 left short, and those with the keys `also`, in order."""
         ...
 
 
@@ -42,18 +42,25 @@ def next_ages(
     *,
     snapshot: ColumnSnapshot,
     refused: Set[RowKey],
+    failing: Failing = NO_FAILURES,
     advance: bool,
 ) -> Ages:
     """Return the ages after a cycle; they rise when `advance` is True (a timer cycle) and are only reset otherwise.
 
     `short_rows` are those of `short_of_cycle`. `refused` names the rows whose operator cannot bootstrap them: what such
     a row was given anew does not count, and it is no shortfall of the fleet, because a machine from elsewhere would
-    meet the same operator.
+    meet the same operator. `failing` names the rows whose creations fail, by pool: what is being created there does not
+    count either, and the row is a shortfall of the fleet.
     """
     row_ages: dict[RowKey, int] = {}
+    lacking = []
     for result in short_rows:
-        is_refused = result.need.key in refused
-        short = short_of(result, result.unresolved, is_refused=is_refused, snapshot=snapshot)
+        key = result.need.key
+        short = short_of(
+            result, result.unresolved, is_refused=key in refused, snapshot=snapshot, failing=failing.get(key)
+        )
+        if key not in refused:
+            lacking.append(result if short is result.unresolved else replace(result, unresolved=short))
         if not short:
             continue
         covered = vector.subtract(result.need.aggregate, short)
@@ -61,7 +68,6 @@ def next_ages(
             if residual:
                 known = ages.rows.get(member.key)
                 row_ages[member.key] = 1 if known is None else known + int(advance)
-    lacking = [result for result in short_rows if result.need.key not in refused] if refused else short_rows
     return Ages(
         parking=parking.next_ages(ages.parking, short_rows, advance=advance),
         rows=row_ages,
@@ -69,8 +75,9 @@ def next_ages(
     )
 
 
-def short_of_cycle(rows: Sequence[RowResult], refused: Set[RowKey]) -> list[RowResult]:
-    """Return the rows that Phase 1 left short, and those whose operator cannot bootstrap them, in list order."""
-    if not refused and isinstance(rows, KnowsShort):
-        return list(rows.short())
-    return [result for result in rows if not result.satisfied or result.need.key in refused]
+def short_of_cycle(rows: Sequence[RowResult], refused: Set[RowKey], failing: Failing = NO_FAILURES) -> list[RowResult]:
+    """Return the rows that Phase 1 left short, and those that cannot be bootstrapped or created, in list order."""
+    also = refused | failing.keys()
+    if isinstance(rows, KnowsShort):
+        return list(rows.short(also) if also else rows.short())
+    return [result for result in rows if not result.satisfied or result.need.key in also]

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.engine.columnar.stock import sold_out_rows
 from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.decision import CapacityPool, Options
 from bigfleet.engine.matching import Fit, Shapes
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
@@ -57,6 +59,23 @@ def largest_supply(view: ColumnSnapshot, cluster: str) -> Vector:
     return largest
 
 
+def pool_rows(view: ColumnSnapshot, pool: CapacityPool) -> npt.NDArray[np.int64]:
+    """Return the rows of a pool's Speculative machines, ids ascending."""
+    return sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=frozenset({pool})))
+
+
+def has_other_candidate(
+    view: ColumnSnapshot, need: Need, *, sold_out: frozenset[CapacityPool], besides: Iterable[str]
+) -> bool:
+    """Say whether an Idle machine other than `besides`, or a Speculative one with stock, fits the row."""
+    columns = view.columns
+    is_free: Mask = (columns.state == MachineState.IDLE) | (columns.state == MachineState.SPECULATIVE)
+    is_free[sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=sold_out))] = False
+    is_free[[row for row in (view.rows.get(MachineId(each)) for each in besides) if row is not None]] = False
+    shapes = Shapes(_examples(view, np.unique(columns.shape[is_free]).tolist()))
+    return bool(shapes.fit(need.profile, need.min_unit).shapes)
+
+
 def configured_by_cluster(view: ColumnSnapshot) -> dict[str, int]:
     """Return how many Configured machines each cluster has; clusters without one are absent."""
     counts = np.bincount(view.columns.cluster[view.columns.state == MachineState.CONFIGURED])
@@ -81,6 +100,16 @@ def machines_by_kind(view: ColumnSnapshot) -> Mapping[tuple[MachineState, Capaci
         group = (MachineState(state), CapacityType(vocabulary.offers[offer].capacity_type), bucket)
         counts[group] = counts.get(group, 0) + size
     return counts
+
+
+def uncreated_pool_of(view: ColumnSnapshot, machine_id: str) -> CapacityPool | None:
+    """Return the pool of a machine that is Speculative or Creating; None for any other."""
+    row = row_of(view, machine_id)
+    if row is None or view.columns.state[row] not in (MachineState.SPECULATIVE, MachineState.CREATING):
+        return None
+    shape = view.vocabulary.shapes[int(view.columns.shape[row])]
+    offer = view.vocabulary.offers[int(view.columns.offer[row])]
+    return CapacityPool(shape.instance_type, shape.zone, CapacityType(offer.capacity_type))
 
 
 # ---- supply that could host a row --------------------------------------------------------------------------------
@@ -127,6 +156,20 @@ def _examples(view: ColumnSnapshot, shape_numbers: Iterable[int]) -> list[Machin
             )
         )
     return examples
+
+
+class SoldOutShapes:
+    """Machines of pools without stock, as far as matching looks at them; asked about once per row."""
+
+    def __init__(self, view: ColumnSnapshot, options: Options) -> None:
+        self._shapes: Shapes | None = None
+        rows = sold_out_rows(view, options)
+        if len(rows):
+            self._shapes = Shapes(_examples(view, np.unique(view.columns.shape[rows]).tolist()))
+
+    def could_host(self, need: Need) -> bool:
+        """Say whether one of them matches the row and holds its min unit."""
+        return self._shapes is not None and bool(self._shapes.fit(need.profile, need.min_unit).shapes)
 
 
 # ---- finding -----------------------------------------------------------------------------------------------------

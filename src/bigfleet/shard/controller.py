@@ -27,7 +27,8 @@ from bigfleet.shard.backoff import Refusals, Strikes
 from bigfleet.shard.belonging import EVERYTHING, Belonging, Title
 from bigfleet.shard.census import largest_supply
 from bigfleet.shard.classes import MachineRows
-from bigfleet.shard.deciding import Decider, EngineMaker, columnar_engine
+from bigfleet.shard.cluster_policy import ClusterPolicies
+from bigfleet.shard.deciding import Decider, EngineMaker, fleet_engine
 from bigfleet.shard.demand import Intake, RollUpOutcome
 from bigfleet.shard.executors import Executors
 from bigfleet.shard.grounds import ShardGrounds
@@ -38,16 +39,20 @@ from bigfleet.shard.laps import Laps
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ownership import Ownership, rows_with
 from bigfleet.shard.ownership_file import OwnershipFile
+from bigfleet.shard.plans import Plans, PlanWorkers
 from bigfleet.shard.ports import Compute, Provider, ProviderRefusal, ShardSettings, TokenSource
+from bigfleet.shard.reclaim_delay import FitHolds
 from bigfleet.shard.reconcile import Reconciler
 from bigfleet.shard.recording_taker import Asked, CycleTaker, recorded
 from bigfleet.shard.reports import Report, report_of
 from bigfleet.shard.rollup_lane import RollUpLane
 from bigfleet.shard.session_views import SessionViews
 from bigfleet.shard.sessions import RollUpOffer, Session, Sessions
+from bigfleet.shard.stockouts import Stockouts
 from bigfleet.shard.stuck import StuckWatch
 from bigfleet.shard.telling import Aftermath, Audience, Telling
 from bigfleet.shard.views import CycleView, ViewContext, build_view
+from bigfleet.shard.waiting_growth import WaitingGrowth
 
 _log = structlog.get_logger("bigfleet.shard")
 
@@ -80,12 +85,16 @@ class Shard:
         ids: IdSource,
         compute: Compute,
         registry: CollectorRegistry,
-        make_engine: EngineMaker = columnar_engine,
+        make_engine: EngineMaker = fleet_engine,
         audit_log: AuditLog | None = None,
         ownership_file: OwnershipFile | None = None,
         recorder: CycleTaker | None = None,
+        plan_workers: PlanWorkers | None = None,
     ) -> None:
-        """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that."""
+        """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that.
+
+        Without `plan_workers` compositions are worked out within the cycle.
+        """
         self.shard_id = shard_id
         self.epoch = epoch
         self.settings = settings
@@ -95,7 +104,12 @@ class Shard:
         self.sessions = Sessions(epoch=epoch, outbox_frames_max=settings.outbox_frames_max)
         self.strikes = Strikes(clock)
         self.refusals = Refusals(clock)
+        self.stockouts = Stockouts(clock, self.metrics)
+        self.fit_holds = FitHolds(clock)
         self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
+        self.ingest.on_observed = self.stockouts.observed
+        #: Settings of single clusters; replaced, never changed.
+        self.policies = ClusterPolicies()
         self._clock = clock
         self._compute = compute
         #: Is told what every cycle asked its engine, and what it was answered.
@@ -106,6 +120,7 @@ class Shard:
             compute=compute,
             metrics=self.metrics,
         )
+        self.plans = self._make_plans(plan_workers)
         self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
         self.stuck = StuckWatch(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
         self._title: Title = ownership_file or EVERYTHING
@@ -125,6 +140,17 @@ class Shard:
         self._ages = Ages()
         self._connect_parts()
 
+    def _make_plans(self, workers: PlanWorkers | None) -> Plans:
+        return Plans(
+            clock=self._clock,
+            compute=self._compute,
+            metrics=self.metrics,
+            workers=workers,
+            wait_seconds=self.settings.plan_wait_seconds,
+            order_of=lambda cluster: self.policies.scheduler_of(cluster),
+            wake=self.wake,
+        )
+
     def _make_hands(self, provider: Provider, ids: IdSource) -> None:
         """Make the parts that call the provider: those that carry out, and the one that reads."""
         #: Of all calls of this process.
@@ -141,6 +167,8 @@ class Shard:
             ids=ids,
             strikes=self.strikes,
             refusals=self.refusals,
+            stockouts=self.stockouts,
+            fit_holds=self.fit_holds,
             revisit=lambda machine_id: self.reconciler.revisit(machine_id),
             profile_of=self.intake.table.profile_of,
             note_drain=self.stuck.note_drain,
@@ -156,12 +184,15 @@ class Shard:
             is_backed_off=self.refusals.is_backed_off,
             audit=self.audit,
         )
-        self._guardrails = Guardrails(
+        self.guardrails = Guardrails(
             settings=self.settings,
+            clock=self._clock,
+            fit_holds=self.fit_holds,
             actuator=self.actuator,
             refusals=self.refusals,
             metrics=self.metrics,
             compute=self._compute,
+            awaited=lambda: self.waiting_growth.awaited,
         )
         self.belonging = Belonging(
             me=self.shard_id,
@@ -219,6 +250,13 @@ class Shard:
             metrics=self.metrics,
             clock=self._clock,
         )
+        self.waiting_growth = WaitingGrowth(
+            clock=self._clock,
+            machine_of=self.inventory.get,
+            has_joined=self.telling.has_joined,
+            has_failed=self.telling.joins.is_unjoined,
+        )
+        self.intake.bounded = self.waiting_growth.reported
         self._rollups = RollUpLane(
             intake=self.intake,
             sessions=self.sessions,
@@ -347,21 +385,19 @@ class Shard:
         if is_timer:
             self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
             self.stuck.look(snapshot, self.actuator, self.cycle)
+        self._bound_waiting(computed_at_unix_nanos)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.telling.judged()
-        options = Options(
-            now_seconds=self._clock.monotonic_seconds(),
-            reported=self.intake.reported_by_now(),
-            reserved=self.belonging.reserved,
-            unjoined=unjoined,
-            parking_ages=self._ages.parking,
-            overheads=table.overheads_by_cluster(),
-        )
+        options = self._options(snapshot, unjoined)
+        options = await self.plans.options_with(snapshot, demand, by_cluster, options)
         asked = Asked(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
         decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, lap.decided))
         self._has_decided = True
         lap.end_decision()
+        self.plans.decided(decision)
         self.refusals.keep_only(self.intake.table.wants)
+        self.stockouts.keep_only(self.intake.table.wants)
+        self.waiting_growth.decided(decision.rows)
         audience = Audience(
             demand=by_cluster,
             buckets=buckets,
@@ -377,12 +413,13 @@ class Shard:
             demand=demand,
             options=options,
             refused=self.refusals.refused(),
+            failing=self.stockouts.failing(),
         )
         context, aftermath = await self._conclude(decision, context, audience, is_timer)
         self._refresh_overflowed_sessions()
         self.telling.tell_hints(aftermath)
         lap.end("emit")
-        passed = await self._guardrails.enqueue(
+        passed = await self.guardrails.enqueue(
             decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
         )
         if passed.postponed:
@@ -393,6 +430,27 @@ class Shard:
         self.telling.tell_verdicts(aftermath)
         self.telling.show(aftermath, self._ages.ledger, demand_rows=len(demand))
         return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision, **asdict(passed))
+
+    def _options(self, snapshot: ColumnSnapshot, unjoined: frozenset[str]) -> Options:
+        table = self.intake.table
+        unavailable = self.stockouts.unavailable(snapshot, is_pending=self.actuator.is_pending, rows_of=table.need_of)
+        return Options(
+            now_seconds=self._clock.monotonic_seconds(),
+            reported=self.intake.reported_by_now(),
+            reserved=self.belonging.reserved,
+            unjoined=unjoined,
+            sold_out=unavailable.sold_out,
+            probes=unavailable.probes,
+            set_aside=unavailable.set_aside,
+            parking_ages=self._ages.parking,
+            overheads=table.overheads_by_cluster(),
+        )
+
+    def _bound_waiting(self, now_unix_nanos: int) -> None:
+        table = self.intake.table
+        for cluster, rows in self.waiting_growth.moved():
+            overheads = table.overheads_by_cluster().get(cluster, ())
+            table.replace(cluster, rows, overheads=overheads, now_unix_nanos=now_unix_nanos)
 
     async def _reconcile(self) -> None:
         try:
@@ -425,8 +483,11 @@ class Shard:
         before = self._ages
 
         def conclude() -> tuple[Ages, ViewContext, Aftermath]:
-            short, refused = short_of_cycle(decision.rows, context.refused), context.refused
-            ages = next_ages(before, short, snapshot=context.snapshot, refused=refused, advance=is_timer)
+            refused, failing = context.refused, context.failing
+            short = short_of_cycle(decision.rows, refused, failing)
+            ages = next_ages(
+                before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
+            )
             aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
             return ages, aged, self.telling.aftermath_of(decision, short, aged, audience)
 
@@ -446,7 +507,13 @@ class Shard:
             # What came lately is our own clusters' supply, and nobody else's for a while.
             kept = self.ownership.handover.cooling | self.belonging.reserved
             taken = rows_with(decided_on.snapshot, taken, kept)
-        return report_of(decided_on.snapshot, taken, self._ages.ledger, cycle=self.view.cycle)
+        return report_of(
+            decided_on.snapshot,
+            taken,
+            self._ages.ledger,
+            cycle=self.view.cycle,
+            sold_out=self.stockouts.own(),
+        )
 
     @property
     def reported_clusters(self) -> Set[str]:

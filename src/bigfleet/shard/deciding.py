@@ -58,16 +58,17 @@ class EngineMaker(Protocol):
     def __call__(self, *, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine: ...
 
 
-def columnar_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
+def fleet_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
     """Return the engine for large fleets with its kernels loaded, compiled when no compiled form is at hand.
 
     `on_divergence` hears, in the thread that decides, of a check that failed; the answer of the full pass is then used.
     """
     # Importing it is what loads the kernels.
-    from bigfleet.engine.columnar.engine import ColumnarEngine, warm_up
+    from bigfleet.engine.columnar.engine import warm_up
+    from bigfleet.engine.fleet_engine import FleetEngine
 
     warm_up()
-    return ColumnarEngine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
+    return FleetEngine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
 
 
 class Decider:

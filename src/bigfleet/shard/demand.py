@@ -85,6 +85,13 @@ class NeedsTable:
             return next(row.profile for row in self.rows_of(cluster) if row.fingerprint == fingerprint)
         return self._folded_profile_of(key)
 
+    def need_of(self, key: RowKey) -> Need | None:
+        """Return the first row in force with that key; None for a folded row's key, and when there is none."""
+        cluster, fingerprint, group = key
+        if (fingerprint, group) not in self._first_sight.get(cluster, ()):
+            return None
+        return next((row for row in self.rows_of(cluster) if row.key == key), None)
+
     def _folded_profile_of(self, key: RowKey) -> Profile | None:
         cluster, fingerprint, group = key
         if group:
@@ -286,6 +293,8 @@ class Intake:
 
     def __init__(self, *, guard: bool = True) -> None:
         self.table = NeedsTable()
+        #: Returns a cluster's reported rows as they are to be decided on.
+        self.bounded: Callable[[str, Sequence[Need]], Sequence[Need]] = lambda _cluster, rows: rows
         #: Clusters that have reported since this process started, held reports included.
         self.reported: set[str] = set()
         self._reported_by_now: frozenset[str] = frozenset()
@@ -342,7 +351,8 @@ class Intake:
         intake.quarantine = judged
         if verdict.is_accepted:
             intake.digest = digest
-            self.table.replace(cluster, rows, overheads=overheads, now_unix_nanos=now_unix_nanos)
+            bounded = self.bounded(cluster, rows)
+            self.table.replace(cluster, bounded, overheads=overheads, now_unix_nanos=now_unix_nanos)
         return verdict
 
     def is_quarantined(self, cluster: str) -> bool:

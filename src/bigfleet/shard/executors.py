@@ -8,7 +8,7 @@ end of a transition is never invented here.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -20,6 +20,7 @@ from bigfleet.model.frames import (
     BootstrapRequest,
     BootstrapResponse,
     DrainOutcome,
+    DrainResult,
     ReclaimInstruction,
 )
 from bigfleet.model.ids import IdSource, MachineId
@@ -29,12 +30,12 @@ from bigfleet.model.need import RowKey
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.actuation import REQUIRED_STATE, Actuator
+from bigfleet.shard.actuation import GOAL_STATE, REDRIVEN_STATE, REQUIRED_STATE, Actuator
 from bigfleet.shard.backoff import Refusals, Strikes
 from bigfleet.shard.ingest import Ingest, node_labels, node_taints, provider_id
 from bigfleet.shard.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.outcomes import COORDINATOR_REASON, REFUSAL_OUTCOMES, ActionRecord, Outcome
+from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionRecord, Outcome, instruction_reason
 from bigfleet.shard.ports import (
     FenceToken,
     Provider,
@@ -45,28 +46,14 @@ from bigfleet.shard.ports import (
     TokenSource,
     TransitionAck,
 )
+from bigfleet.shard.reclaim_delay import FitHolds, is_delayable
 from bigfleet.shard.sessions import Session, SessionLost, Sessions
+from bigfleet.shard.stockouts import Stockouts
 
 _log = structlog.get_logger("bigfleet.shard.executors")
 
 FENCED_CAUSE = "fenced: another process of this shard is newer"
 DISAGREEMENT_CAUSE = "capacity type and Delete support disagree"
-#: Where an action leads; a machine that is there already needs nothing. A Bootstrap's goal depends on its row (B1).
-GOAL_STATE = {
-    ActionKind.RECLAIM: MachineState.IDLE,
-    ActionKind.PREEMPT: MachineState.IDLE,
-    ActionKind.DELETE: MachineState.SPECULATIVE,
-}
-#: Why a machine stays Configured whose operator declined to drain it.
-WOULD_NOT_FIT: Final = "WOULD_NOT_FIT: the pods of the node would not fit on the other nodes of the cluster"
-#: The transition that a re-drive of each kind is about; a Preempt drains like a Reclaim.
-REDRIVEN_STATE = {
-    ActionKind.PROVISION: MachineState.CREATING,
-    ActionKind.BOOTSTRAP: MachineState.CONFIGURING,
-    ActionKind.RECLAIM: MachineState.DRAINING,
-    ActionKind.PREEMPT: MachineState.DRAINING,
-    ActionKind.DELETE: MachineState.DELETING,
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +81,8 @@ class Executors:
         ids: IdSource,
         strikes: Strikes,
         refusals: Refusals,
+        stockouts: Stockouts,
+        fit_holds: FitHolds,
         revisit: Callable[[MachineId], None],
         profile_of: Callable[[RowKey], Profile | None],
         note_drain: Callable[[MachineId, int], None],
@@ -111,6 +100,8 @@ class Executors:
         self._ids = ids
         self._strikes = strikes
         self._refusals = refusals
+        self._stockouts = stockouts
+        self._fit_holds = fit_holds
         self._revisit = revisit
         self._profile_of = profile_of
         self._note_drain = note_drain
@@ -177,6 +168,9 @@ class Executors:
     async def _provision(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
         action = record.action
         profile = _action_profile(action)
+        if not self._stockouts.may_create(machine):  # P0
+            record.message = "its capacity pool is out of stock: nothing was asked of the provider"
+            return Outcome.EXHAUSTED
         creating = replace(  # P1
             machine,
             state=MachineState.CREATING,
@@ -185,7 +179,7 @@ class Executors:
             intended_cluster=action.cluster,
         )
         self._ingest.drive(creating)
-        ack = await self._create(record, machine.id)  # P2
+        ack = await self._create(record, creating)  # P2
         if isinstance(ack, Outcome):
             return ack
         if not self._take(machine.id, ack.record):  # P3
@@ -199,8 +193,12 @@ class Executors:
             return await self._bootstrap(following, idle, actuator)
         return _beyond(state, MachineState.SPECULATIVE)
 
-    async def _create(self, record: ActionRecord, machine_id: MachineId) -> TransitionAck | Outcome:
-        return await self._call(record, "create", lambda token: self._provider.create(machine_id, token))
+    async def _create(self, record: ActionRecord, machine: Machine) -> TransitionAck | Outcome:
+        ack = await self._call(record, "create", lambda token: self._provider.create(machine.id, token))
+        if ack is Outcome.EXHAUSTED:
+            self._stockouts.exhausted(machine)
+            await self._settle(machine.id)
+        return ack
 
     # ---- bootstrap ----------------------------------------------------------------------------------------------
 
@@ -354,15 +352,23 @@ class Executors:
             if result is None:
                 record.message = "the provider showed that the drain was over"
                 return Outcome.NOOP
-            record.message = result.name
-            if result is DrainOutcome.WOULD_NOT_FIT and action.kind is ActionKind.RECLAIM:
-                record.message = WOULD_NOT_FIT
-                # The operator has not touched the node, and the provider knows of no drain.
-                await self._settle(machine.id)
-                return Outcome.NOOP
-            is_over = result is DrainOutcome.GRACE_EXPIRED
+            record.message = result.outcome.name
+            if result.outcome is DrainOutcome.WOULD_NOT_FIT and is_delayable(action):
+                return self._keep(record, machine, result.message)
+            is_over = result.outcome is DrainOutcome.GRACE_EXPIRED
             grace_seconds = 0 if is_over else self._seconds_left(deadline_seconds)
         return await self._drain_call(record, machine.id, grace_seconds)
+
+    def _keep(self, record: ActionRecord, machine: Machine, text: str) -> Outcome:
+        """Leave the machine in service: the pods on it fit nowhere else."""
+        record.message = f"the operator answered WOULD_NOT_FIT: {text}"
+        seconds = self._fit_holds.hold(machine.id, text)
+        _log.info("reclaim_would_not_fit", machine=machine.id, cluster=machine.cluster, hold_seconds=seconds, text=text)
+        current = self._inventory.get(machine.id)
+        if current is None or current.state is not MachineState.DRAINING:
+            return Outcome.NOOP
+        self._ingest.keep_bound(current)
+        return Outcome.WOULD_NOT_FIT
 
     async def _drain_call(self, record: ActionRecord, machine_id: MachineId, grace_seconds: int) -> Outcome:
         ack = await self._call(  # D4
@@ -383,12 +389,12 @@ class Executors:
             provider_ids=(provider_id(machine),),
             grace_seconds=grace_seconds,
             preemptor_priority=record.action.preemptor_priority,
-            reason=_told_reason(record.action),
+            reason=instruction_reason(record.action),
         )
 
     async def _await_drained(
         self, record: ActionRecord, machine: Machine, deadline_seconds: float, actuator: Actuator
-    ) -> DrainOutcome | None:
+    ) -> DrainResult | None:
         """Wait for the operator's result, at most the grace.
 
         Returns GRACE_EXPIRED when the grace ended without one, None when the provider ended the drain meanwhile.
@@ -411,9 +417,12 @@ class Executors:
             self._sessions.forget_drain(record.action_id, machine.id)
         if wait.ended.is_set():
             return None
-        outcome = result.result().outcome if result.done() else DrainOutcome.GRACE_EXPIRED
-        self._metrics.drain_results.labels(outcome.name.lower()).inc()
-        return outcome
+        expired = DrainResult(
+            instruction_id=record.action_id, machine_id=machine.id, outcome=DrainOutcome.GRACE_EXPIRED
+        )
+        answer = result.result() if result.done() else expired
+        self._metrics.drain_results.labels(answer.outcome.name.lower()).inc()
+        return answer
 
     # ---- delete -------------------------------------------------------------------------------------------------
 
@@ -452,7 +461,7 @@ class Executors:
                 return await self._drain_call(record, machine.id, 0)
             case MachineState.DELETING:
                 return await self._delete_call(record, machine)
-        ack = await self._create(record, machine.id)
+        ack = await self._create(record, machine)
         if isinstance(ack, Outcome):
             return ack
         if not self._take(machine.id, ack.record):
@@ -502,6 +511,9 @@ class Executors:
             return Outcome.UNKNOWN_OUTCOME
         except ProviderRefusal as refusal:
             record.message = f"{method}: {refusal}"
+            if method == "create" and refusal.kind is RefusalKind.EXHAUSTED:
+                # The machine is healthy and its pool is not: no strike, but a back-off of the pool (§9.8).
+                return Outcome.EXHAUSTED
             return await self._refused(machine_id, refusal)
         record.operation_id = ack.operation_id
         if ack.record.machine.id != machine_id:
@@ -577,15 +589,6 @@ class Executors:
 def _beyond(state: MachineState, source: MachineState) -> Outcome:
     """Return how a call ended whose answer shows this state: it must have left where it came from."""
     return Outcome.TRANSITION_ERROR if state in (source, MachineState.FAILED) else Outcome.SUCCESS
-
-
-def _told_reason(action: Action) -> str:
-    """Return why a cluster loses a machine, in the words of its instruction."""
-    if action.reason == "phase3.unjoined":
-        return "unjoined"
-    if action.kind is not ActionKind.PREEMPT:
-        return "reclaim"
-    return "cross_shard_preempt" if action.reason.startswith(COORDINATOR_REASON) else "preempt"
 
 
 def _action_profile(action: Action) -> Profile:

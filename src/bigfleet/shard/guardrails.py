@@ -5,13 +5,14 @@ in proportion to the actions runs off the loop. Nothing here changes a decision:
 derives again.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 import structlog
 
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import Action, Decision
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.shard import rails
 from bigfleet.shard.actuation import Actuator
@@ -19,7 +20,7 @@ from bigfleet.shard.backoff import Refusals
 from bigfleet.shard.census import configured_by_cluster
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Compute, ShardSettings
-from bigfleet.shard.reclaim_delay import Excess, excess_machines, is_delayable
+from bigfleet.shard.reclaim_delay import Excess, FitHolds, excess_machines, is_delayable
 
 _log = structlog.get_logger("bigfleet.shard.guardrails")
 
@@ -41,12 +42,19 @@ class Guardrails:
         self,
         *,
         settings: ShardSettings,
+        clock: Clock,
+        fit_holds: FitHolds,
         actuator: Actuator,
         refusals: Refusals,
         metrics: ShardMetrics,
         compute: Compute,
+        awaited: Callable[[], Set[MachineId]] = frozenset,
     ) -> None:
+        """`awaited` returns the machines that wait for the pods which they were acquired for (9.9)."""
+        self._awaited = awaited
         self._settings = settings
+        self._clock = clock
+        self._fit_holds = fit_holds
         self._actuator = actuator
         self._refusals = refusals
         self._metrics = metrics
@@ -84,6 +92,19 @@ class Guardrails:
             capped=chosen.capped, delayed=chosen.delayed, postponed=chosen.postponed, enqueued=counts.enqueued
         )
 
+    def delay_of(self, machine_id: MachineId) -> tuple[int, str]:
+        """Return until when a machine is kept from reclaim, Unix nanoseconds, and why; (0, "") for no such machine."""
+        hold, since = self._fit_holds.get(machine_id), self.excess.since_seconds.get(machine_id)
+        now_seconds, after_seconds = self._clock.monotonic_seconds(), self._settings.reclaim_after_seconds
+        until_seconds, why = (now_seconds, "")
+        if since is not None and not self.excess.is_due(machine_id, after_seconds):
+            until_seconds, why = since + after_seconds, "excess"
+        if hold is not None and hold.until_seconds >= until_seconds:
+            until_seconds, why = hold.until_seconds, f"would_not_fit: {hold.text}" if hold.text else "would_not_fit"
+        if not why:
+            return 0, ""
+        return self._clock.unix_nanos() + int((until_seconds - now_seconds) * NANOS_PER_SECOND), why
+
     async def _choose(
         self,
         decision: Decision,
@@ -96,6 +117,9 @@ class Guardrails:
         settings, before, spent = self._settings, self.excess, self._reclaims_spent
         backed_off = self._refusals.backed_off()
         after_seconds = settings.reclaim_after_seconds
+        fit_held = self._fit_holds.held()
+        self._metrics.reclaim_held_machines.set(len(fit_held))
+        held = fit_held | self._awaited()
 
         def choose() -> tuple[Excess, int, rails.Chosen]:
             excess = before
@@ -106,7 +130,10 @@ class Guardrails:
                 decision.actions,
                 in_flight=in_flight,
                 backed_off=backed_off,
-                is_delayed=lambda action: is_delayable(action) and not excess.is_due(action.machine_id, after_seconds),
+                is_delayed=lambda action: (
+                    is_delayable(action)
+                    and (action.machine_id in held or not excess.is_due(action.machine_id, after_seconds))
+                ),
                 fraction=settings.reclaim_cap_fraction,
                 configured_by_cluster=configured_by_cluster(snapshot),
                 spent=spent,

@@ -82,6 +82,9 @@ class Ingest:
         self.owns: Callable[[Record], bool] = lambda _record: True
         #: Called with (before, after) of each change of state or binding; before is None for one that is new here.
         self.on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None
+        #: Called with (before, after) of each other state that a provider shows of a known machine; after is None for a
+        #: machine that it shows no more.
+        self.on_observed: Callable[[Machine, Machine | None], None] = lambda _before, _after: None
         #: Called with each machine that is gone, and the cluster that it carried.
         self.on_remove: Callable[[MachineId, ClusterId], None] = lambda _machine, _cluster: None
         #: Called with each status that was kept, and the machine that it names.
@@ -169,7 +172,8 @@ class Ingest:
         else:
             self._applied[machine_id] = _Told.of(shown)
         former = None if known is None else known.binding.state
-        if former is not None and former is not observed.state:
+        if known is not None and former is not None and former is not observed.state:
+            self.on_observed(known.machine(machine_id), observed)
             if not is_legal_transition(former, observed.state):
                 self._metrics.observed_jumps.labels(former.label, observed.state.label).inc()
             if observed.state is MachineState.SPECULATIVE and former is MachineState.DELETING:
@@ -186,6 +190,15 @@ class Ingest:
         self._applied.setdefault(machine.id, _Told.of(before))
         self._tell(machine.id, before, failed)
 
+    def keep_bound(self, machine: Machine) -> None:
+        """Undo a drain that its operator refused: the provider still shows the machine as Configured, and so do we."""
+        kept = replace(machine, state=MachineState.CONFIGURED, preempted_for=None)
+        before = self._inventory.observe(
+            kept, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
+        )
+        self._applied.pop(machine.id, None)
+        self._tell(machine.id, before, kept)
+
     def applied_state(self, machine_id: MachineId) -> MachineState | None:
         """Return the state of the last record applied, None when there was none."""
         applied = self._applied.get(machine_id)
@@ -199,6 +212,8 @@ class Ingest:
         known = self._inventory.kept(machine_id)
         if known is not None and known.cluster and self._sessions.of(known.cluster) is not None:
             self._tell_lost(known.machine(machine_id), NO_LONGER_REPORTED)
+        if known is not None:
+            self.on_observed(known.machine(machine_id), None)
         self.leave(machine_id)
 
     def leave(self, machine_id: MachineId) -> None:

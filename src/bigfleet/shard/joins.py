@@ -88,6 +88,11 @@ class Joins:
                 self._missing = {}
                 self._due.clear()
 
+    @property
+    def is_on(self) -> bool:
+        """Whether nodes are looked at."""
+        return self._gate is not JoinGate.OFF
+
     def is_joined(self, machine: Machine) -> bool:
         """Say whether a Configured machine has been seen Ready; False for all while the gate is off."""
         return (

@@ -98,6 +98,10 @@ class ShardMetrics:
         self.engine_divergences = counter(
             "engine_divergences_total", "Checks of the engine against a full pass that found another answer"
         )
+        self.plans = counter("plans_total", "Target compositions that were worked out", ["outcome"])
+        self.clusters_awaiting_plan = gauge(
+            "clusters_awaiting_plan", "Clusters that take no new machines until their target composition is there"
+        )
         self.reconciles = counter("reconcile_total", "Reconciles", ["mode", "outcome"])
         self.observed_jumps = counter("observed_jumps_total", "Observed transitions outside the table", ["from", "to"])
         self.binding_conflicts = counter("binding_conflicts_total", "Machines that the provider had bound otherwise")
@@ -126,6 +130,7 @@ class ShardMetrics:
         self.outbox_frames = gauge("outbox_frames", "Frames that wait for one operator, the most of any")
         self.outbox_dropped = counter("outbox_dropped_total", "Frames dropped for lack of room")
         self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_B, ["method", "code"])
+        self.cluster_policy_reads = counter("cluster_policy_reads_total", "Reads of --cluster-policy", ["result"])
         self.epoch = gauge("epoch", "The epoch of this process")
         self._count_actions(registry)
         self._count_ownership(registry)
@@ -147,9 +152,14 @@ class ShardMetrics:
         self.queue_depth = gauge("action_queue_depth", "Actions that wait for a worker")
         self.inflight = gauge("execute_inflight", "Actions that hold a worker slot")
         self.waiting = gauge("execute_waiting", "Actions that wait for an operator", ["for"])
+        self.stockouts = counter("stockouts_total", "Back-offs of capacity pools that were out of stock")
+        self.pools_sold_out = gauge("capacity_pools_sold_out", "Capacity pools that are out of stock")
         self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
         self.reclaim_delayed_machines = gauge(
             "reclaim_delayed_machines", "Excess machines that wait for the end of the reclaim delay"
+        )
+        self.reclaim_held_machines = gauge(
+            "reclaim_held_machines", "Machines that are kept because their pods would not fit on other nodes"
         )
         self.reclaim_after = gauge("reclaim_after_seconds", "How long a machine is excess before it is reclaimed")
         self.idle_releases = counter("idle_releases_total", "Machines that reached Speculative")
@@ -194,6 +204,10 @@ class ShardMetrics:
         for mode in ("full", "delta"):
             for outcome in ("ok", "error", "braked"):
                 self.reconciles.labels(mode, outcome)
+        for read in ("ok", "refused"):
+            self.cluster_policy_reads.labels(read)
+        for outcome in ("made", "too_large", "failed"):
+            self.plans.labels(outcome)
         for kind in ActionKind:
             self.actions.labels(kind.label)
             self.redrives.labels(kind.label)

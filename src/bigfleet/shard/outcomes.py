@@ -6,7 +6,7 @@ docs/spec/shard.md §9.7. Outcomes are told apart by the type of what happened, 
 from dataclasses import dataclass
 from enum import Enum
 
-from bigfleet.engine.decision import Action
+from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.shard.ports import RefusalKind
 
 
@@ -30,6 +30,7 @@ class Outcome(Enum):
     UNKNOWN_OUTCOME = "unknown_outcome"
     TRANSITION_ERROR = "transition_error"
     TRANSITION_RACED_TO_IDLE = "transition_raced_to_idle"
+    WOULD_NOT_FIT = "would_not_fit"
     FENCED = "fenced"
     CTX_CANCELED = "ctx_canceled"
 
@@ -93,3 +94,12 @@ class ActionRecord:
         if self.disposition:
             return self.disposition
         return self.outcome.value if self.outcome is not None else ""
+
+
+def instruction_reason(action: Action) -> str:
+    """Return why a cluster loses a machine, in the words of its instruction."""
+    if action.reason == "phase3.unjoined":
+        return "unjoined"
+    if action.kind is not ActionKind.PREEMPT:
+        return "reclaim"
+    return "cross_shard_preempt" if action.reason.startswith(COORDINATOR_REASON) else "preempt"

@@ -173,7 +173,9 @@ class ShardSettings:
     #: 0 switches the rail off.
     reclaim_cap_fraction: float = 0.05
     #: How long a machine must be excess before it is reclaimed; 0 reclaims at once.
-    reclaim_after_seconds: float = 0.0
+    reclaim_after_seconds: float = 600.0
+    #: How long a cluster whose demand changed waits for its target composition before it takes new machines.
+    plan_wait_seconds: float = 10.0
     empty_rollup_guard: bool = True
     removal_brake: bool = True
     actuation_paused: bool = False

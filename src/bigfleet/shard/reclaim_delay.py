@@ -6,13 +6,16 @@ docs/spec/shard.md §6, rail 5. The delay starts and ends on timer cycles; every
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 
 #: The reason of a Reclaim that is not delayed: the machine never joined its cluster and serves nothing.
 UNJOINED_REASON = "phase3.unjoined"
+FIT_HOLD_FIRST_SECONDS = 600.0
+FIT_HOLD_MAX_SECONDS = 7_200.0
 
 
 @runtime_checkable
@@ -72,3 +75,49 @@ class Excess:
             return 0
         due_since = self.timer_seconds - after_seconds
         return self.machines - sum(since <= due_since for since in self.since_seconds.values())
+
+
+class FitHold(NamedTuple):
+    """How long a machine is kept because the pods on it would not fit on the other nodes."""
+
+    until_seconds: float
+    next_seconds: float
+    #: What the operator said.
+    text: str
+
+
+class FitHolds:
+    """Machines whose operator answered a voluntary reclaim with WOULD_NOT_FIT (docs/spec/shard.md §9.3).
+
+    A hold lasts 10 minutes, doubled with each further answer about the machine to 2 hours. It is remembered for as
+    long again after its end, so that the next answer doubles it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._holds: dict[MachineId, FitHold] = {}
+
+    def hold(self, machine_id: MachineId, text: str) -> float:
+        """Keep the machine; return for how many seconds."""
+        known = self._holds.get(machine_id)
+        seconds = FIT_HOLD_FIRST_SECONDS if known is None else known.next_seconds
+        until_seconds = self._clock.monotonic_seconds() + seconds
+        self._holds[machine_id] = FitHold(until_seconds, min(2 * seconds, FIT_HOLD_MAX_SECONDS), text)
+        return seconds
+
+    def get(self, machine_id: MachineId) -> FitHold | None:
+        """Return the hold of a machine while it lasts."""
+        known = self._holds.get(machine_id)
+        return known if known is not None and self._clock.monotonic_seconds() < known.until_seconds else None
+
+    def forget(self, machine_id: MachineId) -> None:
+        """The machine left its cluster."""
+        self._holds.pop(machine_id, None)
+
+    def held(self) -> frozenset[MachineId]:
+        """Return the machines that are held; forgets holds that ended longer ago than they would last next."""
+        now_seconds = self._clock.monotonic_seconds()
+        for machine_id, hold in list(self._holds.items()):
+            if now_seconds >= hold.until_seconds + hold.next_seconds:
+                del self._holds[machine_id]
+        return frozenset(each for each, hold in self._holds.items() if now_seconds < hold.until_seconds)

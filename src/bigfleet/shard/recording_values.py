@@ -6,7 +6,7 @@ nodes, and what a provider or an operator was sent, have no field here. Arrays a
 bits, states of 8, seconds as doubles. Nothing here may read or write a file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.store import Columns, Offer, Shape, Stamp
-from bigfleet.engine.decision import Options, ParkingKey, Weights
+from bigfleet.engine.decision import CapacityPool, Options, ParkingKey, Weights
+from bigfleet.engine.targets import ClassKey, Target, TargetClaim
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import PreemptedFor
 from bigfleet.model.need import Need
@@ -150,6 +151,22 @@ class OverheadEntry(msgspec.Struct, frozen=True, array_like=True):
     resources: _Amounts
 
 
+#: (instance type, zone, capacity type, price, probability, labels, supply) of a machine class.
+_ClassEntry = tuple[str, str, int, float, float, tuple[tuple[str, str], ...], _Amounts]
+
+
+class TargetEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A target composition; classes are told once and numbered."""
+
+    classes: tuple[_ClassEntry, ...]
+    #: (class, machines).
+    counts: tuple[tuple[int, int], ...]
+    #: (class, first machine, machines, cluster, fingerprint, group, shape, pods).
+    claims: tuple[tuple[int, int, int, str, str, str, int, int], ...]
+    runner_up: str
+    runner_up_costs_more: float | None
+
+
 class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How the options differ; None is as before."""
 
@@ -162,6 +179,14 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     drain_seconds: float | None = None
     parking_ages: tuple[tuple[str, str, str, int], ...] | None = None
     overheads: tuple[tuple[str, tuple[OverheadEntry, ...]], ...] | None = None
+    #: (instance type, zone, capacity type); recordings of versions without these three begin with none of them.
+    sold_out: tuple[tuple[str, str, int], ...] | None = None
+    probes: tuple[str, ...] | None = None
+    set_aside: tuple[str, ...] | None = None
+    #: Targets that changed since the cycle before, by cluster; None for a cluster that has none any more. Recordings of
+    #: versions without these two begin with none.
+    targets: tuple[tuple[str, TargetEntry | None], ...] | None = None
+    awaiting_plan: tuple[str, ...] | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -401,17 +426,24 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
         overheads=tuple((cluster, _overheads(options.overheads[cluster])) for cluster in sorted(options.overheads))
         if changed("overheads")
         else None,
+        sold_out=tuple(sorted((pool.instance_type, pool.zone, int(pool.capacity_type)) for pool in options.sold_out))
+        if changed("sold_out")
+        else None,
+        probes=_sorted(options.probes) if changed("probes") else None,
+        set_aside=_sorted(options.set_aside) if changed("set_aside") else None,
+        targets=_targets_delta(options.targets, {} if before is None else before.targets),
+        awaiting_plan=_sorted(options.awaiting_plan) if changed("awaiting_plan") else None,
     )
 
 
-#: A shard decides without targets, so these two always have their defaults.
-_UNRECORDED: Final = frozenset({"targets", "idle_head_start"})
+#: Options that a recording need not have: older versions had none of them, and a shard never sets the last one.
+_ADDED_OPTIONS: Final = frozenset({"sold_out", "probes", "set_aside", "targets", "awaiting_plan", "idle_head_start"})
 
 
 def options_of(delta: OptionsDelta, before: Options | None) -> Options:
     """Return the options that differ so from those before. Raises ValueError when something was never said."""
     said: dict[str, Any] = {"now_seconds": delta.now_seconds}
-    for name in ("reported", "unjoined", "reserved"):
+    for name in ("reported", "unjoined", "reserved", "probes", "set_aside", "awaiting_plan"):
         names = getattr(delta, name)
         if names is not None:
             said[name] = frozenset(names)
@@ -426,12 +458,76 @@ def options_of(delta: OptionsDelta, before: Options | None) -> Options:
         said["parking_ages"] = {ParkingKey(*key): age for *key, age in delta.parking_ages}
     if delta.overheads is not None:
         said["overheads"] = {cluster: _overheads_of(entries) for cluster, entries in delta.overheads}
+    if delta.sold_out is not None:
+        said["sold_out"] = frozenset(
+            CapacityPool(instance_type, zone, CapacityType(kind)) for instance_type, zone, kind in delta.sold_out
+        )
+    if delta.targets is not None:
+        targets = dict(before.targets) if before is not None else {}
+        for cluster, entry in delta.targets:
+            targets.pop(cluster, None)
+            if entry is not None:
+                targets[cluster] = _target_of(entry)
+        said["targets"] = targets
     if before is not None:
         return replace(before, **said)
-    missing = sorted(Options.__dataclass_fields__.keys() - said.keys() - _UNRECORDED)
+    missing = sorted(Options.__dataclass_fields__.keys() - said.keys() - _ADDED_OPTIONS)
     if missing:
         raise ValueError(f"options that were never said: {', '.join(missing)}")
     return Options(**said)
+
+
+def _targets_delta(
+    targets: Mapping[str, Target], before: Mapping[str, Target]
+) -> tuple[tuple[str, TargetEntry | None], ...] | None:
+    """Return the targets that differ, None when all are the same."""
+    if targets is before:
+        return None
+    changed = [cluster for cluster in sorted(targets) if before.get(cluster) is not targets[cluster]]
+    found: list[tuple[str, TargetEntry | None]] = [(cluster, _target_entry(targets[cluster])) for cluster in changed]
+    found += [(cluster, None) for cluster in sorted(before.keys() - targets.keys())]
+    return tuple(found) or None
+
+
+def _target_entry(target: Target) -> TargetEntry:
+    number: dict[ClassKey, int] = {}
+    for key in (*target.counts, *(claim.machine_class for claim in target.claims)):
+        number.setdefault(key, len(number))
+    return TargetEntry(
+        classes=tuple(
+            (key.instance_type, key.zone, int(key.capacity_type), *key[3:6], _amounts(key.supply)) for key in number
+        ),
+        counts=tuple((number[key], count) for key, count in target.counts.items()),
+        claims=tuple(
+            (number[claim.machine_class], claim.first, claim.machines, *claim.row, claim.shape, claim.count)
+            for claim in target.claims
+        ),
+        runner_up=target.runner_up,
+        runner_up_costs_more=target.runner_up_costs_more_usd_per_hour,
+    )
+
+
+def _target_of(entry: TargetEntry) -> Target:
+    keys = [
+        ClassKey(kind, zone, CapacityType(capacity), price, probability, labels, tuple(_vector(supply).items()))
+        for kind, zone, capacity, price, probability, labels, supply in entry.classes
+    ]
+    return Target(
+        counts={keys[number]: count for number, count in entry.counts},
+        claims=tuple(
+            TargetClaim(
+                machine_class=keys[number],
+                first=first,
+                machines=machines,
+                row=(cluster, fingerprint, group),
+                shape=shape,
+                count=count,
+            )
+            for number, first, machines, cluster, fingerprint, group, shape, count in entry.claims
+        ),
+        runner_up=entry.runner_up,
+        runner_up_costs_more_usd_per_hour=entry.runner_up_costs_more,
+    )
 
 
 def _overheads(overheads: Iterable[Overhead]) -> tuple[OverheadEntry, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from bigfleet.engine import shortfalls
 from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.decision import CapacityPool
 from bigfleet.engine.shortfalls import Ledger, Shortfall
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
@@ -59,11 +60,20 @@ class Report:
     summary: Summary
     #: Priority descending, age descending, fingerprint; at most 100.
     shortfalls: tuple[Shortfall, ...]
+    #: Pools in which creations of this shard failed for want of stock, with the rest of the back-off, seconds.
+    sold_out: Mapping[CapacityPool, float]
 
 
-def report_of(view: ColumnSnapshot, taken: MachineRows, ledger: Ledger, *, cycle: int) -> Report:
+def report_of(
+    view: ColumnSnapshot, taken: MachineRows, ledger: Ledger, *, cycle: int, sold_out: Mapping[CapacityPool, float]
+) -> Report:
     """Return the report of one cycle. `taken` are the machines that are pending, reserved or claimed in it."""
-    return Report(cycle=cycle, summary=summary_of(view, taken), shortfalls=tuple(shortfalls.report(ledger)))
+    return Report(
+        cycle=cycle,
+        summary=summary_of(view, taken),
+        shortfalls=tuple(shortfalls.report(ledger)),
+        sold_out=sold_out,
+    )
 
 
 def summary_of(view: ColumnSnapshot, taken: MachineRows) -> Summary:

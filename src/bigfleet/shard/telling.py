@@ -13,10 +13,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.engine.columnar.stock import sold_out_rows
 from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
 from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger
 from bigfleet.model.clock import Clock
-from bigfleet.model.frames import CAPABILITY_NEED_STATUS, NeedStatusUpdate, UnmetReason
+from bigfleet.model.frames import CAPABILITY_NEED_STATUS, CAPABILITY_NODE_STATUS, NeedStatusUpdate, UnmetReason
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
@@ -88,7 +89,7 @@ def taken_rows(decision: Decision, context: ViewContext, busy: Iterable[str]) ->
     claimed = _claimed(decision.actions, rows)
     # Sorted, so that the same machines are the same rows whatever order the set has them in.
     others = sorted(row for row in (rows.get(MachineId(machine_id)) for machine_id in busy) if row is not None)
-    return np.concatenate([claimed, np.array(others, np.int64)])
+    return np.concatenate([claimed, np.array(others, np.int64), sold_out_rows(context.snapshot, context.options)])
 
 
 def _claimed(actions: Sequence[Action], rows: Mapping[MachineId, int]) -> MachineRows:
@@ -217,6 +218,12 @@ class Telling:
         self._metrics.machines_unjoined.set(len(unjoined))
         self._metrics.clusters_silent.set(len(silent))
         return self.joins.for_engine()
+
+    def has_joined(self, machine: Machine) -> bool:
+        """Say whether a Configured machine's node was seen Ready; True where the operator says nothing of nodes."""
+        session = self._sessions.of(machine.cluster)
+        is_told = self.joins.is_on and (session is None or session.can(CAPABILITY_NODE_STATUS))
+        return self.joins.is_joined(machine) if is_told else True
 
     def judged(self) -> dict[str, int]:
         """Return the roll-up in force of each cluster whose operator understands a verdict."""

@@ -12,15 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bigfleet.engine.decision import RowResult
+from bigfleet.engine.decision import Impossibility, RowResult
 from bigfleet.engine.shortfalls import priority_class
 from bigfleet.model import vector
 from bigfleet.model.frames import NeedStatus, NeedStatusUpdate, UnmetReason
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.vector import Vector
+from bigfleet.shard.census import SoldOutShapes
 from bigfleet.shard.classes import Ask, Fits, Prices
 from bigfleet.shard.views import ViewContext, reason_of, residuals_of
 
+#: Shapes that are too large and that one sentence names.
+TOO_LARGE_MAX = 3
 #: Rows of one verdict.
 ROWS_MAX = 1000
 #: Least time between two verdicts for one operator.
@@ -31,6 +34,8 @@ _SENTENCES: Mapping[UnmetReason, str] = {
     UnmetReason.NO_MATCHING_SUPPLY: "no machine of the fleet matches the requirements and holds the largest request",
     UnmetReason.TOPOLOGY_UNSATISFIABLE: "no single domain can hold the whole group",
     UnmetReason.PREEMPTION_EXHAUSTED: "machines are being drained for it",
+    UnmetReason.REQUEST_TOO_LARGE: "no machine of the fleet is large enough for one of its pods",
+    UnmetReason.STOCKOUT: "the provider has no stock of machines for it, or fails to create them; it is tried again",
 }
 _PARKED = "no single domain can hold the whole group; it is tried again from time to time"
 
@@ -49,6 +54,8 @@ class Unmet:
     age_cycles: int
     #: The row as decided on, which is what an operator refuses.
     decided_key: RowKey
+    #: Demand of the row that no known machine can host, even empty.
+    impossible: tuple[Impossibility, ...] = ()
 
 
 def unmet_rows(short: Iterable[RowResult], context: ViewContext, fits: Fits) -> list[Unmet]:
@@ -56,9 +63,9 @@ def unmet_rows(short: Iterable[RowResult], context: ViewContext, fits: Fits) -> 
     found = []
     # An ask takes longer to hash than everything else here. The rows hold on to their min units, so an id is one unit.
     asks: dict[tuple[str, int], tuple[Ask, bool]] = {}
+    sold_out = SoldOutShapes(context.snapshot, context.options)
     for result in short:
         key = result.need.key
-        is_refused = key in context.refused
         for member, residual in residuals_of(result, context):
             if not residual:
                 continue
@@ -67,9 +74,15 @@ def unmet_rows(short: Iterable[RowResult], context: ViewContext, fits: Fits) -> 
             if known is None:
                 ask = Ask.of(member)
                 known = asks[parts] = ask, bool(fits.fitting(ask).any())
-            reason = reason_of(result, is_refused=is_refused, has_supply=known[1])
+            reason = reason_of(
+                result,
+                is_refused=key in context.refused,
+                lacks_stock=key in context.failing or sold_out.could_host(member),
+                has_supply=known[1],
+            )
             age_cycles = context.row_ages.get(member.key, 0)
-            found.append(Unmet(member, known[0], residual, reason, result.need.parked, age_cycles, key))
+            parked, impossible = result.need.parked, result.impossible
+            found.append(Unmet(member, known[0], residual, reason, parked, age_cycles, key, impossible))
     return found
 
 
@@ -133,9 +146,24 @@ def _sentence(row: Unmet, texts: Mapping[RowKey, str]) -> str:
     if row.reason is UnmetReason.BOOTSTRAP_REFUSED:
         text = texts.get(row.decided_key, "")
         return f"the operator cannot bootstrap it: {text}" if text else "the operator cannot bootstrap it"
-    if row.parked:
-        return _PARKED
-    return _SENTENCES[row.reason]
+    sentence = _PARKED if row.parked else _SENTENCES[row.reason]
+    largest = [each for each in row.impossible if each.dimension]
+    if not largest:
+        return sentence
+    too_large = "; ".join(_too_large(each, row.need) for each in largest[:TOO_LARGE_MAX])
+    return too_large if row.reason is UnmetReason.REQUEST_TOO_LARGE else f"{sentence}; {too_large}"
+
+
+def _too_large(found: Impossibility, need: Need) -> str:
+    """Return what one shape wants and the largest machine has, such as `1 pod wants cpu 1000, ...`."""
+    wanted, has = (
+        vector.format_vector({found.dimension: milli}, need.families) for milli in (found.wanted, found.largest)
+    )
+    shapes = (*need.shapes, *need.waiting)
+    count = 0 if found.shape is None else shapes[found.shape].count
+    pods = "its largest request wants" if not count else "1 pod wants" if count == 1 else f"{count:,} pods want"
+    available = has.get(found.dimension, "none")
+    return f"{pods} {found.dimension} {wanted[found.dimension]}, the largest machine for it has {available}"
 
 
 class _Told(NamedTuple):

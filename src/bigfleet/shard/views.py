@@ -7,17 +7,22 @@ streaming. Nothing here decides.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.decision import Decision, Options, ParkingKey, RowResult
+from bigfleet.engine.decision import CapacityPool, Decision, Options, ParkingKey, RowResult
 from bigfleet.engine.parking import parking_key
 from bigfleet.model import vector
 from bigfleet.model.frames import UnmetReason
+from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.shard.census import ShapeCensus, supply_of
+from bigfleet.shard.census import ShapeCensus, SoldOutShapes, supply_of, uncreated_pool_of
 
+#: Rows whose creations fail, with the pools in which they do.
+Failing = Mapping[RowKey, frozenset[CapacityPool]]
+NO_FAILURES: Failing = MappingProxyType({})
 #: Matching machines are counted up to this (docs/spec/engine.md §12).
 MATCHING_MAX = 256
 
@@ -118,6 +123,8 @@ class ViewContext:
     options: Options
     #: Rows, as decided on, whose operator cannot bootstrap them.
     refused: Set[RowKey]
+    #: Rows, as decided on, whose creations fail, with the pools in which they do.
+    failing: Failing = field(default_factory=lambda: NO_FAILURES)
     #: After the decision.
     parking_ages: Mapping[ParkingKey, int] = field(default_factory=dict)
     row_ages: Mapping[RowKey, int] = field(default_factory=dict)
@@ -137,7 +144,7 @@ def build_view(decision: Decision, context: ViewContext) -> CycleView:
 
 def need_views(decision: Decision, context: ViewContext) -> tuple[NeedView, ...]:
     """Return what is shown of each row; a folded row is split over the rows that it was folded from."""
-    supply = _Supply(context.snapshot)
+    supply = _Supply(context.snapshot, context.options)
     needs = [view for result in decision.rows for view in _views_of(result, context, supply)]
     # Equal rows may stand twice in a roll-up, so it is the object that has a place.
     places = {id(need): place for place, need in enumerate(context.demand)}
@@ -145,15 +152,44 @@ def need_views(decision: Decision, context: ViewContext) -> tuple[NeedView, ...]
     return tuple(needs)
 
 
-def short_of(result: RowResult, short: Vector, *, is_refused: bool, snapshot: ColumnSnapshot) -> Vector:
-    """Return what a row really lacks: `short`, and what it was given anew if its operator cannot bootstrap it."""
-    acquired = (*result.bootstraps, *result.provisions)
-    if not is_refused or not acquired:
+def short_of(
+    result: RowResult,
+    short: Vector,
+    *,
+    is_refused: bool,
+    snapshot: ColumnSnapshot,
+    failing: Set[CapacityPool] | None = None,
+) -> Vector:
+    """Return what a row really lacks: `short`, and what it was given that is not to be counted on.
+
+    That is what it was just given, if its operator cannot bootstrap it; and what is being created for it, or is to be,
+    in the pools `failing` in which its creations fail.
+    """
+    given: list[MachineId] = []
+    if is_refused:
+        given += (*result.bootstraps, *result.provisions)
+    elif failing is not None:
+        given += (each for each in result.claimed if uncreated_pool_of(snapshot, each) in failing)
+    if not given:
         return short
     kept = result.held
-    for machine_id in acquired:
-        kept = vector.subtract(kept, supply_of(snapshot, machine_id))
+    for machine_id in given:
+        kept = vector.subtract(kept, _taken_of(result, machine_id, snapshot))
     return vector.subtract(result.need.aggregate, kept)
+
+
+def _taken_of(result: RowResult, machine_id: MachineId, snapshot: ColumnSnapshot) -> Vector:
+    """Return what the row has of a machine: its claims of a decision over pods, else all that the machine offers."""
+    if not result.placements and not result.shares:
+        return supply_of(snapshot, machine_id)
+    shapes, taken = (*result.need.shapes, *result.need.waiting), vector.ZERO
+    for placement in result.placements:
+        if placement.machine_id == machine_id:
+            taken = vector.add(taken, vector.scale(shapes[placement.shape].resources, placement.count))
+    for each, amounts in result.shares:
+        if each == machine_id:
+            taken = vector.add(taken, amounts)
+    return taken
 
 
 def split_residual(members: Sequence[Need], covered: Vector) -> Iterator[tuple[Need, Vector]]:
@@ -167,19 +203,30 @@ def split_residual(members: Sequence[Need], covered: Vector) -> Iterator[tuple[N
 
 def residuals_of(result: RowResult, context: ViewContext) -> Iterator[tuple[Need, Vector]]:
     """Yield the reported rows behind a row with what each lacks after Phase 1; nothing is empty."""
-    is_refused = result.need.key in context.refused
-    short = short_of(result, result.deficit, is_refused=is_refused, snapshot=context.snapshot)
+    key = result.need.key
+    short = short_of(
+        result,
+        result.deficit,
+        is_refused=key in context.refused,
+        snapshot=context.snapshot,
+        failing=context.failing.get(key),
+    )
     return split_residual(result.members, vector.subtract(result.need.aggregate, short))
 
 
 def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Iterator[NeedView]:
-    is_refused = result.need.key in context.refused
+    key = result.need.key
     for position, (member, residual) in enumerate(residuals_of(result, context)):
         is_first = position == 0
         matching, reason = None, UnmetReason.UNSPECIFIED
         if residual:
             matching, elsewhere = supply.matching(member)
-            reason = reason_of(result, is_refused=is_refused, has_supply=elsewhere or matching.total > 0)
+            reason = reason_of(
+                result,
+                is_refused=key in context.refused,
+                lacks_stock=key in context.failing or supply.is_sold_out(member),
+                has_supply=elsewhere or matching.total > 0,
+            )
         yield NeedView(
             need=member,
             residual=residual,
@@ -198,10 +245,18 @@ def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Ite
         )
 
 
-def reason_of(result: RowResult, *, is_refused: bool, has_supply: bool) -> UnmetReason:
-    """Return the first reason that holds (docs/spec/shard.md §12)."""
+def reason_of(result: RowResult, *, is_refused: bool, has_supply: bool, lacks_stock: bool = False) -> UnmetReason:
+    """Return the first reason that holds (docs/spec/shard.md §12).
+
+    `lacks_stock` says that creations for the row fail, or that a machine which could serve it is of a pool without
+    stock.
+    """
     if is_refused:
         return UnmetReason.BOOTSTRAP_REFUSED
+    if lacks_stock:
+        return UnmetReason.STOCKOUT
+    if result.impossible and not result.unplaced and any(each.dimension for each in result.impossible):
+        return UnmetReason.REQUEST_TOO_LARGE
     is_same = result.need.profile.same_key is not None
     if is_same and (not result.satisfiable or result.need.parked):
         return UnmetReason.TOPOLOGY_UNSATISFIABLE
@@ -215,10 +270,15 @@ def reason_of(result: RowResult, *, is_refused: bool, has_supply: bool) -> Unmet
 class _Supply:
     """Counts the machines that could host a row, once per profile and min unit."""
 
-    def __init__(self, snapshot: ColumnSnapshot) -> None:
+    def __init__(self, snapshot: ColumnSnapshot, options: Options) -> None:
         self._snapshot = snapshot
+        self._sold_out = SoldOutShapes(snapshot, options)
         self._census: ShapeCensus | None = None
         self._known: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[MatchingSupply, bool]] = {}
+
+    def is_sold_out(self, need: Need) -> bool:
+        """Say whether a machine of a pool without stock could host the row's min unit."""
+        return self._sold_out.could_host(need)
 
     def matching(self, need: Need) -> tuple[MatchingSupply, bool]:
         """Return the counts, and whether a machine on its way from one state to another would fit as well."""

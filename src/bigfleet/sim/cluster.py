@@ -182,12 +182,7 @@ class SimulatedCluster:
             return
         self._machines[machine_id] = update.state
         if update.state is MachineState.CONFIGURED and machine_id not in self._nodes:
-            status = NodeStatus(
-                machine_id=machine_id,
-                node_name=update.node_name or _node_name(machine_id),
-                ready=True,
-                observed_unix_nanos=self._clock.unix_nanos(),
-            )
+            status = self._status_of(machine_id, update.node_name or _node_name(machine_id))
             self._nodes[machine_id] = status
             self._client.node_changed(status)
         elif update.state not in (MachineState.CONFIGURED, MachineState.DRAINING):
@@ -228,6 +223,12 @@ class SimulatedCluster:
             running.cancel()
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _status_of(self, machine_id: str, node_name: str) -> NodeStatus:
+        """Return the status of a node that is Ready."""
+        return NodeStatus(
+            machine_id=machine_id, node_name=node_name, ready=True, observed_unix_nanos=self._clock.unix_nanos()
+        )
 
     async def _drain(self, drain: Drain) -> None:
         dwell_seconds = self._drain_dwell_seconds * self._rng.uniform(0.5, 1.5)

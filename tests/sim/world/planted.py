@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from bigfleet.engine.decision import Action, ActionKind, Decision, Preemptor
+from bigfleet.engine.shapes import fleet as shapes_fleet
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
@@ -23,7 +23,7 @@ from bigfleet.provider.backend import Host as BackendHost
 from bigfleet.provider.fence import Fence
 from bigfleet.provider.kinds import Kind
 from bigfleet.provider.simulated.backend import SimulatedBackend
-from bigfleet.shard import backoff, controller, inventory, rails, reclaim_delay
+from bigfleet.shard import backoff, controller, executors, inventory, rails, reclaim_delay
 from bigfleet.shard.actuation import Actuator
 from bigfleet.shard.audit import Audit
 from bigfleet.shard.deciding import Decider
@@ -35,6 +35,7 @@ from bigfleet.shard.rails import Disposition, Quarantine, Verdict
 from bigfleet.shard.sessions import Sessions
 from bigfleet.shard.stuck import StuckWatch
 from bigfleet.shard.telling import Telling
+from bigfleet.sim.pods import PodCluster
 from bigfleet.sim.world.swarm import KindPlan, Plan, PoolPlan
 
 S = MachineState
@@ -255,10 +256,67 @@ _POISONED = (
 )
 
 
+def _all_set_aside(patch: pytest.MonkeyPatch) -> None:
+    before: Any = shapes_fleet._set_aside
+
+    def set_aside(fleet: Any, row: Any) -> None:
+        before(fleet, row)
+        if row.impossible:
+            row.groups = []
+
+    patch.setattr(shapes_fleet, "_set_aside", set_aside)
+
+
 @defect("one impossible pod has its whole row evicted", "S20", clusters=(_POISONED, _C1))
 def _evicted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("bigfleet.engine.reference.rows_by_stamp_when_short", lambda _rows: {})
-    patch.setattr("bigfleet.engine.columnar.cycle.short_stamps", lambda *_given: np.zeros(0, np.int64))
+    _all_set_aside(patch)
+    patch.setattr("bigfleet.engine.shapes.decide.stamp_of", lambda _machine: ("", "", ""))
+
+
+@defect("one impossible pod keeps its whole row waiting", "L8", clusters=(_POISONED,), change_seconds_mean=1e6)
+def _held_back(patch: pytest.MonkeyPatch) -> None:
+    _all_set_aside(patch)
+
+
+# ---- pods -------------------------------------------------------------------------------------------------------
+
+_SMALL_POOLS = (
+    PoolPlan(instance_type="small", zone="a", capacity_type="on_demand", count=24, cpu=4, price_usd_per_hour=0.2),
+)
+#: Pods that are spread over more machines than they need leave no room for those that need nearly a whole one.
+_UNLIKE = (
+    KindPlan(name="middle", count=8, cpu_milli=1500, priority=120),
+    KindPlan(name="large", count=6, cpu_milli=3000, priority=110),
+)
+#: In sum they need three quarters of the machines on which they fit.
+_LARGE = (KindPlan(name="large", count=8, cpu_milli=3000, priority=110),)
+#: Four of them fill a machine, unless something else takes a little of it.
+_QUARTERS = (KindPlan(name="web", count=13, cpu_milli=1000, priority=110),)
+
+
+def _unlike(kinds: tuple[KindPlan, ...] = _UNLIKE) -> dict[str, Any]:
+    return {"pools": _SMALL_POOLS, "clusters": (kinds,), "reclaim_cap_fraction": 0.5}
+
+
+@defect("an operator's WOULD_NOT_FIT is not heeded", "S21", **_unlike())
+def _unheeded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(executors, "is_delayable", lambda _action: False)
+
+
+@defect("an operator does not look before it evicts", "S22", **_unlike())
+def _blind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PodCluster, "do_not_fit", lambda _self, _machine_id: [])
+
+
+@defect("pods that wait are not reported", "L7", found_by=2, hidden_cpu_milli=500, **_unlike(_QUARTERS))
+def _unreported(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("bigfleet.sim.world.cluster.with_waiting", lambda rows, _waiting: tuple(rows))
+
+
+@defect("machines are counted by sums", "L7", found_by=3, **_unlike(_LARGE))
+def _sums(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("bigfleet.engine.fleet_engine.says_pods", lambda _demand: False)
+    patch.setattr("bigfleet.engine.shapes.decide.says_pods", lambda _demand: False)
 
 
 # ---- rails ------------------------------------------------------------------------------------------------------

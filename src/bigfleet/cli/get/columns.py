@@ -99,6 +99,8 @@ def _flags(record: Record, _now: float) -> str:
     told = [name for name in ("stuck", "unjoined", "held") if record[name]]
     if record["reservedForShard"]:
         told.append(f"reserved:{plain(record['reservedForShard'])}")
+    if record["reclaimDelayedReason"]:
+        told.append(f"kept:{plain(record['reclaimDelayedReason'].partition(':')[0])}")
     if record["pendingAction"]:
         told.append(record["pendingAction"].lower())
     return ",".join(told) or NOTHING

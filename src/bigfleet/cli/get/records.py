@@ -78,6 +78,8 @@ def machine_record(view: shardread_pb2.MachineView) -> Record:
         "held": view.held,
         "reservedForShard": view.reserved_for_shard_id or None,
         "reservedUntil": time_text(view.reserved_until_unix_nanos),
+        "reclaimDelayedUntil": time_text(view.reclaim_delayed_until_unix_nanos),
+        "reclaimDelayedReason": view.reclaim_delayed_reason or None,
         "lastError": machine.last_error or None,
     }
 

@@ -15,6 +15,7 @@ from bigfleet.cli.faults import RunFault, UsageFault
 from bigfleet.cli.plan.planning import Plan
 from bigfleet.engine.decision import RowResult
 from bigfleet.engine.matching import Shapes
+from bigfleet.engine.pool import is_set_aside, is_sold_out
 from bigfleet.engine.rows import supply_of
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
@@ -66,7 +67,10 @@ def bound_of(plan: Plan) -> Bound:
         machine
         for state in (MachineState.IDLE, MachineState.SPECULATIVE)
         for machine in plan.snapshot.of_state(state)
-        if machine.id not in plan.options.unjoined and machine.id not in plan.options.reserved
+        if machine.id not in plan.options.unjoined
+        and machine.id not in plan.options.reserved
+        and not is_sold_out(machine, plan.options)
+        and not is_set_aside(machine, plan.options)
     ]
     counts = Counter(_class_of(machine) for machine in free)
     if len(counts) > CLASSES_MAX:

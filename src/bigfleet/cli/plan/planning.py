@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from bigfleet.cli.kernel_cache import keep_kernels
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
 from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
@@ -204,6 +205,7 @@ def answer_to(asked: "Question", scheduler: SchedulerOrder, targets: Mapping[str
     if not any(need.shapes or need.waiting for need in asked.demand):
         return Answer(decide(*asked), asked.options, None)
     if targets is None:
+        keep_kernels()
         orders = dict.fromkeys((str(need.cluster) for need in asked.demand), scheduler)
         targets = targets_of(*asked, orders=orders)
     options = replace(asked.options, targets=targets)

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.cli.plan.planning import SERVING_STATES, STATE_AFTER
-from bigfleet.engine import reference
-from bigfleet.engine.columnar.engine import ColumnarEngine
+from bigfleet.engine import plain_engine
 from bigfleet.engine.columnar.objects import snapshot_of
 from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.decision import ActionKind, Decision, Options
+from bigfleet.engine.fleet_engine import FleetEngine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.shard.recording_digest import NO_ROW, PARTS, Digester
@@ -47,10 +47,10 @@ class Verdict(Enum):
 
 
 def new_engine(name: str) -> Decide:
-    """Return an engine by its name: columnar, as a shard runs it but without credits that it kept, or reference."""
+    """Return an engine by its name: columnar, as a shard runs it but without what it kept, or reference."""
     if name == "reference":
-        return lambda view, demand, options: reference.decide(snapshot_of(view), demand, options)
-    engine = ColumnarEngine(is_incremental=False)
+        return lambda view, demand, options: plain_engine.decide(snapshot_of(view), demand, options)
+    engine = FleetEngine(is_incremental=False)
     return lambda view, demand, options: engine.decide(view, demand, options)
 
 

@@ -20,6 +20,8 @@ from bigfleet.cli.replay.replaying import new_engine
 from bigfleet.engine.columnar.store import column_snapshot
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.explain import Explanation
+from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
+from bigfleet.engine.shapes.explain import Explained, names_by_key
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.shard.recording_reader import RecordedCycle
@@ -46,7 +48,11 @@ def plan_of(recorded: RecordedCycle, decision: Decision) -> Plan:
         now_seconds=options.now_seconds,
         overheads=options.overheads,
     )
-    return decided_plan(given, snapshot, recorded.demand, options, decision)
+    explained = None
+    if says_pods(recorded.demand):
+        again, fleet = decide_with_fleet(snapshot, recorded.demand, options)
+        explained = Explained(again, fleet, names_by_key({need.need.key: need.id for need in given.needs}))
+    return decided_plan(given, snapshot, recorded.demand, options, decision, explained=explained)
 
 
 def difference_to(base: Plan, patches: Path | None, settings: Settings, engine: str) -> Difference:

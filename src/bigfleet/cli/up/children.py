@@ -92,6 +92,7 @@ def _shard_arguments(
         "--provider-addr", _loopback(ports[PROVIDER]),
         "--cycle-interval", _cycle_interval(settings),
         "--wake-min-gap", "200ms",
+        "--reclaim-after", reclaim_after(settings),
     )  # fmt: skip
     if settings.shards == 1:
         return arguments
@@ -149,6 +150,11 @@ def _spec(
         pid_file=state.path / f"{name}.pid",
         program=program,
     )
+
+
+def reclaim_after(settings: UpSettings) -> str:
+    """Return how long excess is kept: far shorter than a shard's default, so that a run shows reclaims."""
+    return "2s" if settings.trace is None else "0s"
 
 
 def _cycle_interval(settings: UpSettings) -> str:

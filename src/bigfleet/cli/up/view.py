@@ -55,6 +55,8 @@ _SHORT: Final[Mapping[UnmetReason, str]] = {
     UnmetReason.TOPOLOGY_UNSATISFIABLE: "no domain fits",
     UnmetReason.PREEMPTION_EXHAUSTED: "wait for a drain",
     UnmetReason.BOOTSTRAP_REFUSED: "refused by the cluster",
+    UnmetReason.STOCKOUT: "out of stock",
+    UnmetReason.REQUEST_TOO_LARGE: "too large for any machine",
 }
 _KIND_STYLES: Final[Mapping[str, str]] = {
     "Bootstrap": "green",

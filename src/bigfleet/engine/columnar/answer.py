@@ -4,7 +4,7 @@ Both compare equal to the tuples of the reference engine's decision, and read li
 looks at some entries, pays for those alone. An answer keeps what it was made of and never changes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
@@ -19,7 +19,7 @@ from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, 
 from bigfleet.engine.preempt import grace_seconds
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 
@@ -303,13 +303,27 @@ class RowColumns(LazySequence[RowResult]):
         """What the rows are made of."""
         return self._answer
 
-    def short(self) -> tuple[RowResult, ...]:
-        """Return all and only the rows that Phase 1 left short, in list order."""
+    def short(self, also: Set[RowKey] = frozenset()) -> tuple[RowResult, ...]:
+        """Return all and only the rows that Phase 1 left short, and those with the keys `also`, in list order."""
         work = self._answer.work
         is_short = work.want != 0
         # Phase 2 serves short rows alone, and may have left them nothing to want.
         is_short[work.taken_row[: work.lengths[2]]] = True
+        is_short[self._rows_with(also)] = True
         return tuple(self[place] for place in np.flatnonzero(is_short[self._answer.rows_in_list]).tolist())
+
+    def _rows_with(self, keys: Set[RowKey]) -> list[int]:
+        """Return the rows with these keys; cost: the rows of their clusters, and one look at the others' numbers."""
+        if not keys:
+            return []
+        answer, clusters = self._answer, {key[0] for key in keys}
+        numbers, firsts = np.unique(answer.folded.cluster, return_index=True)
+        found: list[int] = []
+        for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
+            if answer.need(first).cluster in clusters:
+                own = np.flatnonzero(answer.folded.cluster == number).tolist()
+                found += [row for row in own if answer.need(row).key in keys]
+        return found
 
     def claims(self) -> tuple[Int64s, Int64s]:
         """Return, per row, the place of its first member in the demand given, and how many machines it holds.

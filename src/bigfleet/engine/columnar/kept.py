@@ -107,7 +107,7 @@ def mark_changed_proofs(kept: Kept, by_free: Bytes, arranged: Arranged, demand: 
 
 def mark_changed_visibility(kept: Kept, hidden: Int64s, segments: Segments, fresh: Flags) -> None:
     """Mark the clusters whose machines came into sight or left it."""
-    if len(hidden) or len(kept.hidden):
+    if not np.array_equal(hidden, kept.hidden):
         places = segments.bound.place_of[np.setxor1d(hidden, kept.hidden)]
         fresh[segments.clusters_at(places[places >= 0])] = True
 

@@ -5,13 +5,14 @@ kept in columns: host, node name and last error are placeholders here, which is 
 to anybody but an engine.
 """
 
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
-from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot, Vocabulary
 from bigfleet.engine.snapshot import Snapshot
-from bigfleet.model.ids import ClusterId, Fingerprint
+from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -20,36 +21,58 @@ def snapshot_of(view: ColumnSnapshot) -> Snapshot:
     """Return the view as an object snapshot, the very one that it was made of when there is one."""
     if view.source is not None:
         return view.source
-    columns, vocabulary = view.columns, view.vocabulary
-    resources = [
-        MappingProxyType({name: f"{milli}m" for name, milli in supply.items()}) for supply in vocabulary.supplies
-    ]
+    columns, resources = view.columns, resources_of(view.vocabulary)
     machines, idle_since = [], {}
     for row in np.flatnonzero(columns.state != REMOVED).tolist():
-        shape_number = int(columns.shape[row])
-        shape = vocabulary.shapes[shape_number]
-        offer, stamp = vocabulary.offers[columns.offer[row]], vocabulary.stamps[columns.stamp[row]]
-        machine = Machine(
-            id=view.ids[row],
-            state=MachineState(int(columns.state[row])),
-            cluster=ClusterId(vocabulary.clusters[columns.cluster[row]]),
-            instance_type=shape.instance_type,
-            zone=shape.zone,
-            capacity_type=CapacityType(offer.capacity_type),
-            resources=resources[vocabulary.supply_of_shape[shape_number]],
-            labels=dict(shape.labels),
-            price_usd_per_hour=offer.price_usd_per_hour,
-            interruption_probability=offer.interruption_probability,
-            assigned_priority=stamp.priority,
-            assigned_interruption_penalty_dollars=stamp.interruption_dollars,
-            assigned_reclamation_penalty_dollars=stamp.reclamation_dollars,
-            assigned_need_fingerprint=Fingerprint(stamp.fingerprint),
-            assigned_group=stamp.group,
-            intended_cluster=ClusterId(stamp.intended_cluster),
-            preempted_for=stamp.preempted_for,
-        )
+        machine = machine_at(view, row, resources)
         machines.append(machine)
         since = float(columns.idle_since_seconds[row])
         if not np.isnan(since):
             idle_since[machine.id] = since
     return Snapshot.of(machines, idle_since)
+
+
+def resources_of(vocabulary: Vocabulary) -> list[Mapping[str, str]]:
+    """Return the resources of each supply, by number, as a provider writes them."""
+    return [MappingProxyType({name: f"{milli}m" for name, milli in supply.items()}) for supply in vocabulary.supplies]
+
+
+def machine_at(view: ColumnSnapshot, row: int, resources: Sequence[Mapping[str, str]]) -> Machine:
+    """Return the machine of a row; `resources` are those of the view's vocabulary, or of a later state of it."""
+    columns, vocabulary = view.columns, view.vocabulary
+    shape_number = int(columns.shape[row])
+    shape = vocabulary.shapes[shape_number]
+    offer, stamp = vocabulary.offers[columns.offer[row]], vocabulary.stamps[columns.stamp[row]]
+    return Machine(
+        id=view.ids[row],
+        state=MachineState(int(columns.state[row])),
+        cluster=ClusterId(vocabulary.clusters[columns.cluster[row]]),
+        instance_type=shape.instance_type,
+        zone=shape.zone,
+        capacity_type=CapacityType(offer.capacity_type),
+        resources=resources[vocabulary.supply_of_shape[shape_number]],
+        labels=dict(shape.labels),
+        price_usd_per_hour=offer.price_usd_per_hour,
+        interruption_probability=offer.interruption_probability,
+        assigned_priority=stamp.priority,
+        assigned_interruption_penalty_dollars=stamp.interruption_dollars,
+        assigned_reclamation_penalty_dollars=stamp.reclamation_dollars,
+        assigned_need_fingerprint=Fingerprint(stamp.fingerprint),
+        assigned_group=stamp.group,
+        intended_cluster=ClusterId(stamp.intended_cluster),
+        preempted_for=stamp.preempted_for,
+    )
+
+
+def example_of(vocabulary: Vocabulary, number: int) -> Machine:
+    """Return a machine of a shape that stands for all of them; only what makes up the shape has a meaning."""
+    shape = vocabulary.shapes[number]
+    supply = vocabulary.supplies[vocabulary.supply_of_shape[number]]
+    return Machine(
+        id=MachineId(""),
+        state=MachineState.SPECULATIVE,
+        instance_type=shape.instance_type,
+        zone=shape.zone,
+        resources={name: f"{milli}m" for name, milli in supply.items()},
+        labels=dict(shape.labels),
+    )

@@ -27,6 +27,7 @@ from bigfleet.engine.columnar.arrays import (
 from bigfleet.engine.columnar.demand import Demand
 from bigfleet.engine.columnar.folds import Arranged, Folded
 from bigfleet.engine.columnar.orders import Orders
+from bigfleet.engine.columnar.stock import sold_out_rows
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.sweeps import find_free_entries, list_bound, list_free
 from bigfleet.engine.columnar.tables import DoesNotFit, Tables
@@ -34,6 +35,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.pool import RESERVABLE_STATES
 from bigfleet.model.ids import MachineId
 from bigfleet.model.penalty import ORDINALS
+from bigfleet.model.states import MachineState
 
 #: Cells of (gang class, domain) and entries of free machines by cell; beyond, the reference engine must answer.
 CELLS_MAX: Final = 20_000_000
@@ -43,8 +45,9 @@ ENTRIES_MAX: Final = 100_000_000
 def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
     """Return the rows of the machines that no phase but the third may see, ascending (§1.1)."""
     hidden = []
-    if not (options.unjoined or options.reserved):
-        return np.zeros(0, np.int64)
+    sold_out = sold_out_rows(view, options)
+    if not (options.unjoined or options.reserved or options.set_aside):
+        return sold_out
     for machine_id in options.unjoined:
         row = view.rows.get(MachineId(machine_id))
         if row is not None:
@@ -53,7 +56,11 @@ def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
         row = view.rows.get(MachineId(machine_id))
         if row is not None and view.columns.state[row] in RESERVABLE_STATES:
             hidden.append(row)
-    return np.unique(np.array(hidden, np.int64))
+    for machine_id in options.set_aside:
+        row = view.rows.get(MachineId(machine_id))
+        if row is not None and view.columns.state[row] == MachineState.IDLE:
+            hidden.append(row)
+    return np.union1d(np.array(hidden, np.int64), sold_out)
 
 
 def statuses(machines: int, hidden: Int64s) -> Bytes:

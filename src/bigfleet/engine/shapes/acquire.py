@@ -55,7 +55,7 @@ def _search_offers(cluster: Cluster, fleet: Fleet) -> None:
     if not any(row.has_left for row in rows) or len(cluster.hosts) >= SEARCHED_HOSTS_MAX:
         return
     usable = [o for o in fleet.offers if o.available and any(row.may_use(o.example, o.shape) for row in rows)]
-    usable.sort(key=lambda o: (o.example.price_usd_per_hour, o.machines[o.taken].id))
+    usable.sort(key=lambda o: (o.example.price_usd_per_hour, o.peek().id))
     added: list[Host] = []
     for offer in usable:
         while offer.available and len(cluster.hosts) < SEARCHED_HOSTS_MAX:
@@ -102,7 +102,8 @@ def _acquire(row: Row, fleet: Fleet, prices: Prices) -> None:
     if not row.has_left:
         return
     row.spread_domains = _empty_domains(row, fleet)
-    if cluster.acquired:
+    if cluster.acquired or cluster.unavailable:
+        # What was planned on a machine that is not to be had may have its place on what the cluster holds.
         _place_on(row, cluster.hosts if cluster.planned else cluster.acquired)
     while row.has_left:
         found = _choose(row, fleet, prices)
@@ -241,6 +242,11 @@ def _missing(cluster: Cluster, fleet: Fleet) -> dict[ClassKey, int]:
         if key in missing:
             missing[key] -= 1
     return missing
+
+
+def lacks_of_target(cluster: Cluster, fleet: Fleet) -> bool:
+    """Return whether the cluster lacks machines of its target."""
+    return any(count > 0 for count in _missing(cluster, fleet).values())
 
 
 def _complete_target(cluster: Cluster, fleet: Fleet) -> None:

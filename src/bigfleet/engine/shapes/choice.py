@@ -189,7 +189,7 @@ def rank(offer: Offer, total: Room, fill: Fill, prices: Prices, head_start: floa
             unwanted += float(total[d]) / float(prices.free[d])
         else:
             spare += float(total[d] - used[d]) / float(prices.free[d])
-    machine = offer.machines[offer.taken]
+    machine = offer.peek()
     is_speculative = offer.state is MachineState.SPECULATIVE
     return (ratio, unwanted, -value, spare, machine.price_usd_per_hour, is_speculative, machine.id)
 
@@ -227,4 +227,4 @@ def choose(
     if second is None:
         return Choice(best[1], best[2], best[0][0], value, "", math.inf)
     other = second[1]
-    return Choice(best[1], best[2], best[0][0], value, other.machines[other.taken].id, second[0][0])
+    return Choice(best[1], best[2], best[0][0], value, other.peek().id, second[0][0])

@@ -31,6 +31,7 @@ def credit(fleet: Fleet) -> None:
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
         if not any(pending(row) for row in cluster.rows):
             repack(cluster, fleet)
+        cluster.is_credited = not any(row.has_left for row in cluster.rows)
 
 
 def _credit_orphans(row: Row, fleet: Fleet) -> None:
@@ -43,4 +44,5 @@ def _credit_orphans(row: Row, fleet: Fleet) -> None:
         place_first_fit(row, [host])
         if host.is_claimed:
             own.remove(machine)
+            row.cluster.has_orphans = True
             row.cluster.hosts.append(host)

@@ -4,8 +4,10 @@ Equal arguments give equal decisions in any process. It must never read a clock,
 remember anything between two calls.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from bigfleet.engine.decision import (
     Action,
@@ -14,24 +16,34 @@ from bigfleet.engine.decision import (
     Decision,
     Impossibility,
     Options,
+    Phase,
+    PhaseListener,
     Placement,
     Preemptor,
     RowResult,
+    unheard,
 )
 from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.preempt import grace_seconds
 from bigfleet.engine.shapes.acquire import acquire
 from bigfleet.engine.shapes.credit import credit
 from bigfleet.engine.shapes.fleet import Fleet, build
-from bigfleet.engine.shapes.release import reclaims, releases
-from bigfleet.engine.shapes.state import PODS, Host, Row
+from bigfleet.engine.shapes.machines import SnapshotMachines
+from bigfleet.engine.shapes.release import reclaims, releases, stamp_of
+from bigfleet.engine.shapes.state import PODS, Cluster, Host, Row
 from bigfleet.engine.shapes.victims import preempt
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
+
+
+def says_pods(demand: Sequence[Need]) -> bool:
+    """Return whether any row says of which pods it consists: then the decision is one over pods."""
+    return any(need.shapes for need in demand)
 
 
 def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Decision:
@@ -41,27 +53,76 @@ def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Deci
 
 def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> tuple[Decision, Fleet]:
     """Return the decision and the working state that it left, from which it can be explained."""
-    fleet = build(snapshot, stamp_parked(list(demand), options.parking_ages), options)
-    credit(fleet)
-    acquire(fleet)
-    outcomes = [_outcome(row) for row in fleet.rows]
-    hosts = [host for cluster in fleet.clusters.values() for host in cluster.hosts]
-    claimed = frozenset(host.machine.id for host in hosts if host.is_claimed or host.is_target)
-    bound = _bound_for(fleet)
-    preempt(fleet)
-    actions = [
-        *(action for row in fleet.rows for action in _bindings(row, bound[row.position])),
-        *(action for row in fleet.rows for action in _preemptions(row, fleet)),
-        *reclaims(fleet, claimed),
-        *releases(fleet, claimed),
-    ]
-    results = {outcome.row.position: _result(outcome, fleet, bound[outcome.row.position]) for outcome in outcomes}
+    fleet = build(SnapshotMachines(snapshot, options), stamp_parked(list(demand), options.parking_ages), options)
+    answer = conclude(fleet)
     decision = Decision(
-        actions=tuple(actions),
-        rows=tuple(results[position] for position in sorted(results)),
+        actions=tuple(answer.actions),
+        rows=tuple(answer.results[position] for position in range(len(demand))),
         basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot),
     )
     return decision, fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What the phases came to."""
+
+    actions: list[Action]
+    #: By the place of the row in the demand.
+    results: dict[int, RowResult]
+    #: Configured machines that no row and no target keeps, in keep-priority order, by cluster; of the clusters that
+    #: were decided on.
+    excess: dict[str, Sequence[Machine]]
+
+
+def conclude(
+    fleet: Fleet, excess: Mapping[str, Sequence[Machine]] = MappingProxyType({}), on_phase: PhaseListener = unheard
+) -> Conclusion:
+    """Run the phases; `excess` has the excess machines of clusters that are not decided on again."""
+    on_phase(Phase.FOLD)
+    credit(fleet)
+    acquire(fleet)
+    outcomes = [outcome for cluster in fleet.clusters.values() for outcome in _outcomes(cluster)]
+    claimed = frozenset(
+        host.machine.id
+        for cluster in fleet.clusters.values()
+        for host in cluster.hosts
+        if host.is_claimed or host.is_target
+    )
+    bound = _bound_for(fleet)
+    on_phase(Phase.ASSIGN)
+    preempt(fleet)
+    on_phase(Phase.PREEMPT)
+    found = {**excess, **_excess(fleet, claimed, excess)}
+    actions = [
+        *(action for row in fleet.rows for action in _bindings(row, bound[row.position])),
+        *(action for row in fleet.rows for action in _preemptions(row, fleet)),
+        *reclaims(fleet, found),
+        *releases(fleet, claimed),
+    ]
+    results = {outcome.row.position: _result(outcome, fleet, bound[outcome.row.position]) for outcome in outcomes}
+    on_phase(Phase.RECLAIM)
+    return Conclusion(actions, results, found)
+
+
+def _excess(
+    fleet: Fleet, claimed: frozenset[str], known: Mapping[str, Sequence[Machine]]
+) -> dict[str, tuple[Machine, ...]]:
+    """Return the Configured machines that nothing keeps, of the clusters that are not known.
+
+    The stamp of a short row keeps a machine, unless it has not joined.
+    """
+    short = {row.need.key for row in fleet.rows if row.is_short}
+    unjoined = fleet.options.unjoined
+    return {
+        cluster: tuple(
+            machine
+            for machine in fleet.machines.configured_in(cluster)
+            if machine.id not in claimed and (machine.id in unjoined or stamp_of(machine) not in short)
+        )
+        for cluster in fleet.machines.clusters_with_machines()
+        if cluster not in known
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +130,31 @@ class _Outcome:
     """What Phase 1 gave a row, before Phase 2 counts on machines that are not there yet."""
 
     row: Row
-    claims: tuple[tuple[Host, int, int], ...]
-    shares: tuple[tuple[Host, tuple[tuple[int, int], ...]], ...]
+    #: (host, shape, pods), by host in hosting order, then in the order of the row's groups.
+    claims: list[tuple[Host, int, int]]
+    shares: list[tuple[Host, tuple[tuple[int, int], ...]]]
     left: tuple[tuple[int, int], ...]
     divisible: tuple[tuple[int, int], ...]
 
 
-def _outcome(row: Row) -> _Outcome:
-    hosts = row.cluster.hosts
-    return _Outcome(
-        row=row,
-        claims=tuple((h, g.index, h.claims[g]) for h in hosts for g in row.groups if g in h.claims),
-        shares=tuple((h, tuple(sorted(h.shares[row].items()))) for h in hosts if row in h.shares),
-        left=tuple((g.index, g.left) for g in row.groups if g.left),
-        divisible=tuple(sorted((row.divisible or {}).items())),
-    )
+def _outcomes(cluster: Cluster) -> list[_Outcome]:
+    outcomes = {
+        row: _Outcome(
+            row=row,
+            claims=[],
+            shares=[],
+            left=tuple((g.index, g.left) for g in row.groups if g.left),
+            divisible=tuple(sorted((row.divisible or {}).items())),
+        )
+        for row in cluster.rows
+    }
+    places = {group: place for row in cluster.rows for place, group in enumerate(row.groups)}
+    for host in cluster.hosts:
+        for group, count in sorted(host.claims.items(), key=lambda item: places[item[0]]):
+            outcomes[group.row].claims.append((host, group.index, count))
+        for row, share in host.shares.items():
+            outcomes[row].shares.append((host, tuple(sorted(share.items()))))
+    return list(outcomes.values())
 
 
 # ---- actions -----------------------------------------------------------------------------------------------------
@@ -146,7 +217,10 @@ def _preemptions(row: Row, fleet: Fleet) -> list[Action]:
 def _result(outcome: _Outcome, fleet: Fleet, bound: Sequence[Host]) -> RowResult:
     row, names = outcome.row, fleet.dimensions.names
     shapes = [*row.need.shapes, *row.need.waiting]
-    held = _sum([(shapes[index].resources, count) for _, index, count in outcome.claims])
+    counts: Counter[int] = Counter()
+    for _, index, count in outcome.claims:
+        counts[index] += count
+    held = _sum([(shapes[index].resources, count) for index, count in counts.items()])
     for _, amounts in outcome.shares:
         held = vector.add(held, {names[d]: milli for d, milli in amounts if names[d] != PODS})
     impossible = [(shapes[i.group.index].resources, i.group.count) for i in row.impossible if i.group is not None]
@@ -154,8 +228,8 @@ def _result(outcome: _Outcome, fleet: Fleet, bound: Sequence[Host]) -> RowResult
     deficit = vector.add(vector.add(left, _sum(impossible)), {names[d]: milli for d, milli in outcome.divisible})
     unresolved = vector.add(_sum([(shapes[g.index].resources, g.left) for g in row.groups if g.left]), _sum(impossible))
     unresolved = vector.add(unresolved, {names[d]: milli for d, milli in (row.divisible or {}).items()})
-    machines = {h.machine.id: h.machine for h in row.cluster.hosts if any(h is c[0] for c in outcome.claims)}
-    machines |= {h.machine.id: h.machine for h, _ in outcome.shares}
+    machines = dict.fromkeys(host.machine.id for host, _, _ in outcome.claims)
+    machines.update(dict.fromkeys(host.machine.id for host, _ in outcome.shares))
     return RowResult(
         need=row.need,
         members=(row.need,),

@@ -13,6 +13,7 @@ from bigfleet.engine.shapes.choice import Fill, running_cost
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet
 from bigfleet.engine.shapes.state import PODS, Host, Row
 from bigfleet.engine.targets import class_key
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import RowKey
 from bigfleet.model.shapes import DemandShape
@@ -35,6 +36,11 @@ class Explained:
     #: Names a row by its key, as people know it.
     row_name: RowName
 
+    @property
+    def _machines(self) -> Mapping[MachineId, Machine]:
+        assert self.decision.basis is not None, "a decision that is explained knows what it was made of"
+        return self.decision.basis.snapshot().machines
+
     def row(self, key: RowKey) -> list[str]:
         """Return why the row got what it got. Raises KeyError for a row that took no part."""
         result = next((row for row in self.decision.rows if row.need.key == key), None)
@@ -51,7 +57,7 @@ class Explained:
 
     def machine(self, machine_id: str) -> list[str]:
         """Return what the machine hosts and what becomes of it. Raises KeyError for an unknown machine."""
-        machine = self.fleet.snapshot.machines[machine_id]  # type: ignore[index]
+        machine = self._machines[MachineId(machine_id)]
         found = [
             f"{machine_id} is {machine.state.label}{_where(machine)} at {dollars_text(machine.price_usd_per_hour)}/h."
         ]
@@ -119,7 +125,7 @@ class Explained:
     def _preempted(self, result: RowResult) -> list[str]:
         found = []
         for machine_id in result.victims[:DESCRIBED_MAX]:
-            machine = self.fleet.snapshot.machines[machine_id]
+            machine = self._machines[machine_id]
             found.append(
                 f"{machine_id} of {machine.cluster} is preempted for it: that destroys less than any other machine"
                 " that makes the room."
@@ -165,8 +171,8 @@ class Explained:
             if any(milli > room for milli, room in zip(used, total, strict=True)):
                 continue
             price = running_cost(offer, total, fill, self.fleet.dimensions.pods)
-            if best is None or (price, offer.machines[offer.taken].id) < best:
-                best = (price, offer.machines[offer.taken].id)
+            if best is None or (price, offer.peek().id) < best:
+                best = (price, offer.peek().id)
         return ("", math.inf) if best is None else (best[1], best[0] - cost)
 
     # ---- machines ------------------------------------------------------------------------------------------------

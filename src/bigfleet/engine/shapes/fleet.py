@@ -1,16 +1,16 @@
-"""Builds the working state of one decision from a snapshot, the demand and the options.
+"""Builds the working state of one decision from the machines, the demand and the options.
 
 Rows are set in processing order, machines in hosting order, and what no known machine can host is set aside. Nothing
 here claims or acquires.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bigfleet.engine.decision import Options
-from bigfleet.engine.matching import Shapes
+from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
     ONE_POD,
     PODS,
@@ -23,23 +23,15 @@ from bigfleet.engine.shapes.state import (
     PodGroup,
     Room,
     Row,
+    Searched,
     dominant_share,
     largest,
-    offers_of,
 )
-from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target, class_key
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
-from bigfleet.model.shapes import Overhead
-from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
-
-#: States in which `Options.reserved` hides a machine.
-RESERVABLE_STATES = frozenset({MachineState.IDLE, MachineState.SPECULATIVE, MachineState.DRAINING})
-#: Machines that host pods of a cluster, or will.
-_HELD = (MachineState.CONFIGURED, MachineState.CONFIGURING, MachineState.CREATING)
 
 
 class HostOrder(NamedTuple):
@@ -66,49 +58,84 @@ class ChoiceNote:
     is_by_target: bool
 
 
+class Rooms:
+    """What machines of each shape offer a cluster: supply less overheads. What is kept only saves work."""
+
+    def __init__(self, machines: Machines, options: Options, dimensions: Dimensions) -> None:
+        self._machines, self._overheads, self._dimensions = machines, options.overheads, dimensions
+        self._totals: dict[tuple[str, int], Room] = {}
+        self._largest: dict[tuple[str, frozenset[int]], tuple[list[tuple[int, ...]], list[int]]] = {}
+
+    def total(self, cluster: str, shape: int) -> Room:
+        """Return a machine's supply less the cluster's overheads; not to be changed."""
+        known = self._totals.get((cluster, shape))
+        if known is None:
+            example, overhead = self._machines.example(shape), vector.ZERO
+            for entry in self._overheads.get(cluster, ()):
+                if entry.applies(example.attribute):
+                    overhead = vector.add(overhead, entry.resources)
+            known = self._totals[(cluster, shape)] = self._dimensions.room(example.supply, overhead)
+        return known
+
+    def known(self, cluster: str, matching: frozenset[int]) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Return the different rooms of the known machines of some shapes, and the largest room of each dimension."""
+        key = (cluster if cluster in self._overheads else "", matching)
+        found = self._largest.get(key)
+        if found is None:
+            rooms = {tuple(self.total(key[0], shape)) for shape in matching & self._machines.known_shapes}
+            found = self._largest[key] = (list(rooms), largest(map(list, rooms), len(self._dimensions.names)))
+        return found
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Fleet:
     """Everything that the phases of one decision share."""
 
-    snapshot: Snapshot
+    machines: Machines
     options: Options
     dimensions: Dimensions
-    shapes: Shapes
-    #: By id.
-    clusters: dict[str, Cluster]
-    #: In processing order.
-    rows: list[Row]
+    rooms: Rooms
+    #: Clusters that are decided on, by id.
+    clusters: dict[str, Cluster] = field(default_factory=dict)
+    #: Clusters whose rows were complete in an earlier decision and that nothing touched since, by id; they are only
+    #: looked at for victims.
+    kept: Mapping[str, Cluster] = field(default_factory=dict)
+    #: Rows of `clusters` in processing order.
+    rows: list[Row] = field(default_factory=list)
     offers: list[Offer]
-    #: Machines in creation whose cluster is not known, by (fingerprint, group); each by id.
-    orphans: dict[tuple[str, str], list[Machine]]
+    #: Machines in creation whose cluster is not known; each list by id.
+    orphans: dict[OrphanKey, list[Machine]]
     #: Machine id → the row that the machine drains for, or is a victim of.
-    taken: dict[str, Row]
+    taken: dict[str, Row] = field(default_factory=dict)
     #: Machine id → why it was acquired; machines that complete a target without a claim have none.
-    notes: dict[str, "ChoiceNote"]
-    _totals: dict[tuple[str, int], Room]
-    _overheads: Mapping[str, Sequence[tuple[frozenset[int], Vector]]]
+    notes: dict[str, ChoiceNote] = field(default_factory=dict)
+    #: What searches of small clusters found; it only saves work.
+    searched: dict[Hashable, Searched] = field(default_factory=dict)
+    _totals: dict[str, Mapping[int, Room]] = field(default_factory=dict)
+    _free: list[int] | None = None
 
     def total(self, cluster: str, shape: int) -> Room:
-        """Return a machine's supply less the cluster's overheads."""
-        known = self._totals.get((cluster, shape))
-        if known is None:
-            overhead: Vector = vector.ZERO
-            for matching, amounts in self._overheads.get(cluster, ()):
-                if shape in matching:
-                    overhead = vector.add(overhead, amounts)
-            known = self.dimensions.room(self.shapes.examples[shape].supply, overhead)
-            self._totals[(cluster, shape)] = known
-        return known
+        """Return a machine's supply less the cluster's overheads; not to be changed."""
+        return self.rooms.total(cluster, shape)
 
     def totals(self, cluster: str) -> Mapping[int, Room]:
         """Return `total` of every offer's shape."""
-        return {offer.shape: self.total(cluster, offer.shape) for offer in self.offers}
+        found = self._totals.get(cluster)
+        if found is None:
+            found = self._totals[cluster] = {offer.shape: self.total(cluster, offer.shape) for offer in self.offers}
+        return found
 
     def host(self, cluster: Cluster, machine: Machine) -> Host:
         """Return the machine as an empty host of the cluster; it is not added to the cluster."""
-        shape = self.shapes.of[machine.id]
+        shape = self.machines.shape_of(machine)
         total = self.total(cluster.id, shape)
         return Host(machine=machine, shape=shape, total=total, room=list(total))
+
+    def free_at_first(self) -> list[int]:
+        """Return what `free` was when this was first asked; credit acquires nothing."""
+        if self._free is None:
+            self._free = self.free()
+        return self._free
 
     def free(self) -> list[int]:
         """Return what all offers together have of each dimension; `pods` without a limit counts as 0."""
@@ -121,76 +148,65 @@ class Fleet:
         return sums
 
 
-def build(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Fleet:
-    """Return the state before Phase 1."""
-    usable = [m for m in snapshot.machines.values() if is_usable(m, options)]
-    shapes = Shapes(snapshot.machines.values())
-    vectors = [amounts for need in demand for amounts in _vectors(need)]
+def build(machines: Machines, demand: Sequence[Need], options: Options) -> Fleet:
+    """Return the state before Phase 1; `demand` is in list order."""
+    dimensions = Dimensions(amounts for need in demand for amounts in vectors_of(need))
     fleet = Fleet(
-        snapshot=snapshot,
+        machines=machines,
         options=options,
-        dimensions=Dimensions(vectors),
-        shapes=shapes,
-        clusters={},
-        rows=[],
-        offers=offers_of([m for m in usable if m.state in (MachineState.IDLE, MachineState.SPECULATIVE)], shapes),
-        orphans={},
-        taken={},
-        notes={},
-        _totals={},
-        _overheads={
-            cluster: [(_matching(shapes, o), o.resources) for o in overheads]
-            for cluster, overheads in options.overheads.items()
-        },
+        dimensions=dimensions,
+        rooms=Rooms(machines, options, dimensions),
+        offers=machines.offers(),
+        orphans=machines.orphans(),
     )
-    _add_rows(fleet, demand)
-    _add_hosts(fleet, usable)
+    add_clusters(fleet, needs_by_cluster(demand))
     return fleet
 
 
-def is_usable(machine: Machine, options: Options) -> bool:
-    """Return whether any phase but the third may see the machine."""
-    if machine.id in options.unjoined:
-        return False
-    return machine.id not in options.reserved or machine.state not in RESERVABLE_STATES
+def needs_by_cluster(demand: Sequence[Need]) -> dict[str, list[tuple[int, Need]]]:
+    """Return the rows of each cluster with their places in the list, clusters in the order of their first row."""
+    by_cluster: defaultdict[str, list[tuple[int, Need]]] = defaultdict(list)
+    for position, need in enumerate(demand):
+        by_cluster[need.cluster].append((position, need))
+    return dict(by_cluster)
 
 
-def _vectors(need: Need) -> list[Vector]:
+def vectors_of(need: Need) -> list[Vector]:
+    """Return every vector of a row that a decision looks at."""
     return [need.aggregate, need.min_unit, *(s.resources for s in (*need.shapes, *need.waiting))]
-
-
-def _matching(shapes: Shapes, overhead: Overhead) -> frozenset[int]:
-    return frozenset(n for n, example in enumerate(shapes.examples) if overhead.applies(example.attribute))
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------
 
 
-def _add_rows(fleet: Fleet, demand: Sequence[Need]) -> None:
-    """Make the rows, clusters and groups; set aside what no known machine can host."""
-    known = frozenset(fleet.shapes.of[m.id] for m in fleet.snapshot.machines.values() if _can_be_known(m, fleet))
-    most = largest((fleet.total("", n) for n in known), len(fleet.dimensions.names))
-    for position, need in enumerate(demand):
-        cluster = fleet.clusters.setdefault(need.cluster, Cluster(id=need.cluster))
-        row = Row(need=need, position=position, cluster=cluster, matching=fleet.shapes.matching(need.profile))
-        if need.shapes:
-            row.groups = _groups(fleet, row, most)
-            _set_aside(fleet, row, known)
-        else:
-            row.divisible = dict(fleet.dimensions.request(need.aggregate))
-            row.unit = fleet.dimensions.request(need.min_unit)
-            _check_unit(fleet, row, known)
-        cluster.rows.append(row)
-        fleet.rows.append(row)
+def add_clusters(fleet: Fleet, needs: Mapping[str, Sequence[tuple[int, Need]]]) -> None:
+    """Make clusters with their rows and hosts; what no known machine can host is set aside."""
+    _rooms, most = fleet.rooms.known("", fleet.machines.known_shapes)
+    for cluster_id, rows in needs.items():
+        is_waiting = cluster_id in fleet.options.awaiting_plan
+        cluster = fleet.clusters[cluster_id] = Cluster(id=cluster_id, awaits_plan=is_waiting)
+        for position, need in rows:
+            cluster.rows.append(_row(fleet, cluster, position, need, most))
+        cluster.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
+        fleet.rows.extend(cluster.rows)
+        _add_hosts(fleet, cluster)
+    # List order first, because sorting by precedence keeps the order of equals.
+    fleet.rows.sort(key=lambda row: row.position)
     fleet.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
     for rank, row in enumerate(fleet.rows):
         row.rank = rank
-    for cluster in fleet.clusters.values():
-        cluster.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
 
 
-def _can_be_known(machine: Machine, fleet: Fleet) -> bool:
-    return machine.id not in fleet.options.unjoined and machine.state is not MachineState.FAILED
+def _row(fleet: Fleet, cluster: Cluster, position: int, need: Need, most: Sequence[int]) -> Row:
+    row = Row(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
+    if need.shapes:
+        row.groups = _groups(fleet, row, most)
+        _set_aside(fleet, row)
+    else:
+        row.divisible = dict(fleet.dimensions.request(need.aggregate))
+        row.unit = fleet.dimensions.request(need.min_unit)
+        _check_unit(fleet, row)
+    return row
 
 
 def _groups(fleet: Fleet, row: Row, most: Sequence[int]) -> list[PodGroup]:
@@ -210,28 +226,26 @@ def _groups(fleet: Fleet, row: Row, most: Sequence[int]) -> list[PodGroup]:
     return sorted(groups, key=lambda g: (-g.size, g.index))
 
 
-def _set_aside(fleet: Fleet, row: Row, known: frozenset[int]) -> None:
+def _set_aside(fleet: Fleet, row: Row) -> None:
     """Take out the groups of which no known machine can host one pod, with the dimension that comes closest."""
-    candidates = [fleet.total(row.cluster.id, n) for n in sorted(known & row.matching)]
-    most = largest(candidates, len(fleet.dimensions.names))
+    rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
     hostable = []
     for group in row.groups:
-        if any(all(room[d] >= milli for d, milli in group.request) for room in candidates):
+        if any(all(room[d] >= milli for d, milli in group.request) for room in rooms):
             hostable.append(group)
             continue
         lacking = [(d, milli) for d, milli in group.request if most[d] < milli]
         dimension, wanted = lacking[0] if lacking else group.request[0]
-        name = fleet.dimensions.names[dimension] if candidates else ""
+        name = fleet.dimensions.names[dimension] if rooms else ""
         row.impossible.append(Impossible(group, name, wanted, most[dimension]))
     row.groups = hostable
 
 
-def _check_unit(fleet: Fleet, row: Row, known: frozenset[int]) -> None:
+def _check_unit(fleet: Fleet, row: Row) -> None:
     """Let a row keep what it holds, and acquire nothing, when no known machine covers its unit."""
-    candidates = [fleet.total(row.cluster.id, n) for n in sorted(known & row.matching)]
-    if not candidates or any(all(room[d] >= milli for d, milli in row.unit) for room in candidates):
+    rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
+    if not rooms or any(all(room[d] >= milli for d, milli in row.unit) for room in rooms):
         return
-    most = largest(candidates, len(fleet.dimensions.names))
     lacking = [(d, milli) for d, milli in row.unit if most[d] < milli]
     dimension, wanted = lacking[0] if lacking else row.unit[0]
     row.impossible.append(Impossible(None, fleet.dimensions.names[dimension], wanted, most[dimension]))
@@ -241,24 +255,12 @@ def _check_unit(fleet: Fleet, row: Row, known: frozenset[int]) -> None:
 # ---- hosts -------------------------------------------------------------------------------------------------------
 
 
-def _add_hosts(fleet: Fleet, usable: Sequence[Machine]) -> None:
-    by_cluster: defaultdict[str, list[Machine]] = defaultdict(list)
-    orphans: defaultdict[tuple[str, str], list[Machine]] = defaultdict(list)
-    for machine in usable:
-        if machine.state not in _HELD:
-            continue
-        owner = machine.intended_cluster if machine.state is MachineState.CREATING else machine.cluster
-        if owner:
-            by_cluster[owner].append(machine)
-        else:
-            orphans[(machine.assigned_need_fingerprint, machine.assigned_group)].append(machine)
-    fleet.orphans.update(orphans)
-    for cluster in fleet.clusters.values():
-        cluster.hosts = [fleet.host(cluster, machine) for machine in by_cluster[cluster.id]]
-        sort_hosts(cluster)
-        target = fleet.options.targets.get(cluster.id)
-        if target is not None:
-            _mark_targets(cluster, target)
+def _add_hosts(fleet: Fleet, cluster: Cluster) -> None:
+    cluster.hosts = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
+    sort_hosts(cluster)
+    target = fleet.options.targets.get(cluster.id)
+    if target is not None:
+        _mark_targets(cluster, target)
 
 
 def sort_hosts(cluster: Cluster) -> None:
@@ -290,7 +292,7 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
 def _order(host: Host, wanted: Mapping[int, int]) -> HostOrder:
     machine = host.machine
     return HostOrder(
-        state=_HELD.index(machine.state) if machine.state in _HELD else 0,
+        state=HELD.index(machine.state) if machine.state in HELD else 0,
         fleet_cost=fleet_cost(machine.price_usd_per_hour, host.total, wanted),
         kept_penalty=-machine.assigned_reclamation_penalty_dollars,
         id=machine.id,

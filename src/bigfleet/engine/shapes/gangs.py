@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bigfleet.engine.shapes.choice import Prices, choose, reference_prices
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
-from bigfleet.engine.shapes.state import Host, Offer, Row
+from bigfleet.engine.shapes.state import Cluster, Host, HostIndex, Offer, Row
 
 
 class DomainRank(NamedTuple):
@@ -43,51 +43,98 @@ class Domain:
 
 def credit_gang(row: Row, fleet: Fleet) -> None:
     """Choose the row's domain, claim room there on the gang's own machines first, and earmark what it will acquire."""
-    domains = sorted(_domains(row, fleet), key=lambda domain: domain.rank)
+    index = _index_of(row.cluster)
+    home = _home(row, index)
+    if home is not None:
+        row.domain, row.matching = home, _in_domain(row, fleet, home)
+        place_first_fit(row, _own(row, index))
+        return
+    domains = sorted(_domains(row, fleet, index), key=lambda domain: domain.rank)
     if not domains:
-        row.is_satisfiable = False
+        row.is_satisfiable = row.is_held = False
         row.matching = frozenset()
         return
     best = domains[0]
     row.domain = best.value
     row.is_satisfiable = not best.rank.is_unsatisfiable
+    row.is_held = best.rank.held == -1 and row.has_left
     row.matching = _in_domain(row, fleet, best.value)
-    place_first_fit(row, own_first(row, row.cluster.hosts))
+    place_first_fit(row, own_first(row, index))
     for offer, count in best.wanted:
         offer.earmarked += count
 
 
-def own_first(row: Row, hosts: Sequence[Host]) -> list[Host]:
-    """Return the hosts with the row's own machines before the others, each in hosting order."""
-    return sorted(hosts, key=lambda host: not is_own(row, host))
+def _home(row: Row, index: HostIndex) -> str | None:
+    """Return the only domain in which the gang's own machines host all of it, None without one.
+
+    No other domain can be better (docs/spec/shapes.md §4): it hosts the whole gang, on what the cluster holds, and on
+    its own machines. Looking at offers and other machines would find the same.
+    """
+    key = row.same_key
+    assert key is not None, "only a gang has domains"
+    if not row.has_left:
+        return None
+    by_domain: dict[str, list[Host]] = {}
+    for host in _own(row, index):
+        value = host.machine.attribute(key)
+        if value is not None and row.may_use(host.machine, host.shape):
+            by_domain.setdefault(value, []).append(host)
+    found = []
+    for value, hosts in by_domain.items():
+        place_first_fit(row, hosts)
+        if not any(_wanted(row)):
+            found.append(value)
+        clear_row(row, hosts)
+    return found[0] if len(found) == 1 else None
 
 
-def is_own(row: Row, host: Host) -> bool:
-    """Return whether the machine carries the row's fingerprint and group."""
-    machine = host.machine
-    return machine.assigned_need_fingerprint == row.need.fingerprint and machine.assigned_group == row.need.group
+def _index_of(cluster: Cluster) -> HostIndex:
+    """Return the cluster's machines by shape and by stamp; made anew when machines were added."""
+    index = cluster.index
+    if index is None or index.size != len(cluster.hosts):
+        index = cluster.index = HostIndex(len(cluster.hosts))
+        for place, host in enumerate(cluster.hosts):
+            machine = host.machine
+            index.by_shape.setdefault(host.shape, []).append((place, host))
+            stamp = (machine.assigned_need_fingerprint, machine.assigned_group)
+            index.by_stamp.setdefault(stamp, []).append(host)
+    return index
+
+
+def _own(row: Row, index: HostIndex) -> Sequence[Host]:
+    """Return the machines that carry the row's fingerprint and group, in hosting order."""
+    return index.by_stamp.get((row.need.fingerprint, row.need.group), ())
+
+
+def own_first(row: Row, index: HostIndex) -> list[Host]:
+    """Return the hosts of the row's shapes with the row's own machines before the others, each in hosting order."""
+    found = [entry for shape in row.matching & index.by_shape.keys() for entry in index.by_shape[shape]]
+    own = set(_own(row, index))
+    return [host for _, host in sorted(found, key=lambda entry: (entry[1] not in own, entry[0]))]
 
 
 def _in_domain(row: Row, fleet: Fleet, value: str) -> frozenset[int]:
     key = row.same_key
     assert key is not None, "only a gang has a domain"
-    return frozenset(n for n in row.matching if fleet.shapes.examples[n].attribute(key) == value)
+    return frozenset(n for n in row.matching if fleet.machines.example(n).attribute(key) == value)
 
 
-def _domains(row: Row, fleet: Fleet) -> list[Domain]:
+def _domains(row: Row, fleet: Fleet, index: HostIndex) -> list[Domain]:
     """Return every domain in which something could host a part of the gang."""
     key = row.same_key
     assert key is not None, "only a gang has domains"
     values: set[str] = set()
-    for host in row.cluster.hosts:
-        value = host.machine.attribute(key)
-        if value is not None and row.may_use(host.machine, host.shape):
+    for shape in row.matching & index.by_shape.keys():
+        # A value of the key is the shape's; whether a machine can be interrupted is its own.
+        hosts = index.by_shape[shape]
+        value = hosts[0][1].machine.attribute(key)
+        if value is not None and any(row.may_use(host.machine, shape) for _, host in hosts):
             values.add(value)
     offers = [o for o in fleet.offers if not row.need.parked and row.may_use(o.example, o.shape)]
     values.update(value for o in offers if (value := o.example.attribute(key)) is not None and _unclaimed(o) > 0)
     totals = fleet.totals(row.cluster.id)
-    prices = reference_prices([row], offers, totals, fleet.free(), fleet.dimensions.pods)
-    found = (_judge(row, fleet, value, offers, prices) for value in sorted(values))
+    prices = reference_prices([row], offers, totals, fleet.free_at_first(), fleet.dimensions.pods)
+    found = (_judge(row, fleet, value, offers, prices, index) for value in sorted(values))
     return [domain for domain in found if domain is not None]
 
 
@@ -95,13 +142,16 @@ def _unclaimed(offer: Offer) -> int:
     return offer.available - offer.earmarked
 
 
-def _judge(row: Row, fleet: Fleet, value: str, offers: Sequence[Offer], prices: Prices) -> Domain | None:
+def _judge(
+    row: Row, fleet: Fleet, value: str, offers: Sequence[Offer], prices: Prices, index: HostIndex
+) -> Domain | None:
     """Try the domain: place, measure, and put everything back."""
     everywhere, key = row.matching, row.same_key
     assert key is not None, "only a gang has a domain"
     row.matching = _in_domain(row, fleet, value)
-    hosts = own_first(row, row.cluster.hosts)
-    owned = [host for host in hosts if is_own(row, host)]
+    hosts = own_first(row, index)
+    own_hosts = set(_own(row, index))
+    owned = [host for host in hosts if host in own_hosts]
     before, dimensions = _wanted(row), list(row.divisible or {})
     place_first_fit(row, owned)
     own = _covered(row, dimensions, before)
@@ -155,7 +205,7 @@ def _purchase(
         if choice is None:
             break
         offer = choice.offer
-        machine = offer.machines[offer.taken + bought.get(id(offer), 0)]
+        machine = offer.peek(bought.get(id(offer), 0))
         host = fleet.host(row.cluster, machine)
         place_first_fit(row, [host])
         hosts.append(host)

@@ -124,27 +124,63 @@ def place_spread(row: Row, hosts: Sequence[Host], spread: TopologySpread) -> Non
             by_domain.setdefault(value, []).append(host)
     counts = spread_counts(row, hosts, spread)
     for group in row.groups:
-        while group.left and _place_one_level(group, by_domain, counts, spread.skew_max):
-            pass
+        # A host that has no room for a pod of the group has none later: it is not looked at again.
+        first = dict.fromkeys(by_domain, 0)
+        while group.left:
+            if _place_rounds(group, by_domain, counts, spread.skew_max, first):
+                continue
+            if not _place_one_level(group, by_domain, counts, spread.skew_max, first):
+                break
+
+
+def _place_rounds(
+    group: PodGroup, by_domain: Mapping[str, Sequence[Host]], counts: dict[str, int], skew: int, first: dict[str, int]
+) -> bool:
+    """Place what many levels would place one after the other; returns whether it placed anything.
+
+    Where all domains hold the same number of pods, each takes `skew` in turn. Rounds are placed together as far as the
+    host that each domain is at has room for them.
+    """
+    if len(counts) != len(by_domain) or len(set(counts.values())) != 1:
+        return False
+    rounds = group.left // (skew * len(counts))
+    for value, hosts in by_domain.items():
+        while first[value] < len(hosts) and rounds > 1:
+            host = hosts[first[value]]
+            room = capacity(group, host) if may_host(group, host) else 0
+            if room:
+                rounds = min(rounds, room // skew)
+                break
+            first[value] += 1
+        if first[value] == len(hosts) or rounds <= 1:
+            return False
+    for value, hosts in by_domain.items():
+        place(group, hosts[first[value]], rounds * skew)
+        counts[value] += rounds * skew
+    return True
 
 
 def _place_one_level(
-    group: PodGroup, by_domain: Mapping[str, Sequence[Host]], counts: dict[str, int], skew: int
+    group: PodGroup, by_domain: Mapping[str, Sequence[Host]], counts: dict[str, int], skew: int, first: dict[str, int]
 ) -> bool:
-    """Place pods of the group in the first open domain that has room; returns whether there was one."""
+    """Place pods of the group in the first open domain that has room; returns whether there was one.
+
+    `first` has the place of the first host of each domain that may have room.
+    """
     minimum = min(counts.values(), default=0)
     for value in sorted(by_domain, key=lambda domain: (counts[domain], domain)):
         allowed = minimum + skew - counts[value]
         if allowed <= 0:
             return False
-        placed = 0
-        for host in by_domain[value]:
-            if may_host(group, host):
-                count = min(capacity(group, host), allowed - placed)
-                place(group, host, count)
-                placed += count
-            if placed == allowed or not group.left:
-                break
+        placed, hosts = 0, by_domain[value]
+        while first[value] < len(hosts) and placed < allowed and group.left:
+            host = hosts[first[value]]
+            room = capacity(group, host) if may_host(group, host) else 0
+            count = min(room, allowed - placed)
+            place(group, host, count)
+            placed += count
+            if count == room:
+                first[value] += 1
         if placed:
             counts[value] += placed
             return True

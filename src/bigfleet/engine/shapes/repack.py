@@ -6,13 +6,13 @@ exhaustively, row by row in precedence order, with a counted effort. A row never
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row
-from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row
+from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row, Searched
 from bigfleet.engine.targets import ClassKey, Target, class_key
 
 #: Clusters up to this size are searched.
@@ -35,7 +35,7 @@ def repack(cluster: Cluster, fleet: Fleet) -> None:
     if _pack_largest_first(cluster):
         return
     _restore(cluster, before)
-    _search(cluster)
+    _search(cluster, fleet)
 
 
 def _is_fixed(row: Row) -> bool:
@@ -132,7 +132,7 @@ def _restore(cluster: Cluster, saved: _Saved) -> None:
 # ---- search ------------------------------------------------------------------------------------------------------
 
 
-def _search(cluster: Cluster) -> None:
+def _search(cluster: Cluster, fleet: Fleet) -> None:
     """Serve each row in precedence order with as many pods as some packing of it and all rows above it allows."""
     rows = [
         row
@@ -146,26 +146,54 @@ def _search(cluster: Cluster) -> None:
     served_before = [group.count - group.left for row in rows for group in row.groups]
     for row in rows:
         clear_row(row, cluster.hosts)
-    accepted: dict[PodGroup, int] = {}
-    best: dict[PodGroup, list[int]] = {}
-    for row in rows:
-        for group in row.groups:
-            fewest, most = 0, group.count
-            while fewest < most:
-                count = (fewest + most + 1) // 2
-                found = _feasible({**accepted, group: count}, cluster.hosts)
-                if found is None:
-                    most = count - 1
-                else:
-                    fewest, best = count, found
-            accepted[group] = fewest
-    if [accepted[group] for row in rows for group in row.groups] <= served_before:
+    groups = [group for row in rows for group in row.groups]
+    question = _question(groups, cluster.hosts)
+    answer = fleet.searched.get(question)
+    if answer is None:
+        answer = _most_pods(groups, cluster.hosts)
+    fleet.searched[question] = answer
+    if answer.accepted <= served_before:
         # The effort ran out before the search found what first fit had.
         _restore(cluster, before)
         return
-    for group, counts in best.items():
+    for number, counts in answer.placed:
         for host, count in zip(cluster.hosts, counts, strict=True):
-            place(group, host, count)
+            place(groups[number], host, count)
+
+
+def _question(groups: Sequence[PodGroup], hosts: Sequence[Host]) -> Hashable:
+    """Return everything that a search looks at: equal questions have equal answers."""
+    numbers: dict[Row, int] = {}
+    asked = tuple(
+        (
+            numbers.setdefault(g.row, len(numbers)),
+            g.index,
+            g.request,
+            g.count,
+            g.limit,
+            g.size,
+            tuple(may_host(g, host) for host in hosts),
+        )
+        for g in groups
+    )
+    return asked, tuple((host.shape, tuple(host.room)) for host in hosts)
+
+
+def _most_pods(groups: Sequence[PodGroup], hosts: Sequence[Host]) -> Searched:
+    accepted: dict[PodGroup, int] = {}
+    best: dict[PodGroup, list[int]] = {}
+    for group in groups:
+        fewest, most = 0, group.count
+        while fewest < most:
+            count = (fewest + most + 1) // 2
+            found = _feasible({**accepted, group: count}, hosts)
+            if found is None:
+                most = count - 1
+            else:
+                fewest, best = count, found
+        accepted[group] = fewest
+    number = {group: place for place, group in enumerate(groups)}
+    return Searched([accepted[group] for group in groups], [(number[g], counts) for g, counts in best.items()])
 
 
 def _feasible(wanted: dict[PodGroup, int], hosts: Sequence[Host]) -> dict[PodGroup, list[int]] | None:

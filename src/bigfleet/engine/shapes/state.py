@@ -4,13 +4,11 @@ Everything here lives for one call of `decide` and is thrown away with it. Quant
 indexed by the dimensions of the call. Nothing here chooses a machine.
 """
 
-from bisect import insort
-from collections import defaultdict
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from bigfleet.engine.matching import Shapes
 from bigfleet.engine.targets import ClassKey
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
@@ -148,6 +146,10 @@ class Row:
     spread_domains: tuple[str, ...] = ()
     #: Set aside: no known machine can host one pod.
     impossible: list["Impossible"] = field(default_factory=list)
+    #: A gang: whether it has pods and its domain hosts them all on what the cluster holds; True for other rows.
+    is_held: bool = True
+    #: Known shapes of machines when what cannot be hosted was last set aside; only saves work.
+    known: frozenset[int] | None = None
     #: Short of something after Phase 1.
     is_short: bool = False
     #: Machines that drain for the row, and machines that are preempted for it.
@@ -174,6 +176,8 @@ class Row:
         """Return whether the row may take machines that its cluster does not hold yet."""
         if self.divisible is not None and self.impossible:
             return False
+        if self.cluster.awaits_plan:
+            return False
         return not self.need.parked and not (self.same_key is not None and self.domain is None)
 
     def may_use(self, machine: Machine, shape: int) -> bool:
@@ -181,6 +185,18 @@ class Row:
         return shape in self.matching and not (
             machine.interruption_probability > 0 and self.penalty_dollars == float("inf")
         )
+
+
+@dataclass(slots=True, eq=False)
+class HostIndex:
+    """Finds a cluster's machines."""
+
+    #: Machines of the cluster when this was made.
+    size: int
+    #: By shape: (place in hosting order, host).
+    by_shape: dict[int, list[tuple[int, Host]]] = field(default_factory=dict)
+    #: By (fingerprint, group) of the stamp, in hosting order.
+    by_stamp: dict[tuple[str, str], list[Host]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -197,8 +213,26 @@ class Cluster:
     #: By (class, number): what the target composition has on each machine, and the machine where the cluster has it.
     planned: dict[tuple[ClassKey, int], list[tuple[PodGroup, int]]] = field(default_factory=dict)
     numbered: dict[tuple[ClassKey, int], Host] = field(default_factory=dict)
+    #: Made when gangs are credited.
+    index: HostIndex | None = None
+    #: Whether it takes no new machines until its target composition is there.
+    awaits_plan: bool = False
+    #: Whether everything had a place on what the cluster holds.
+    is_credited: bool = False
+    #: Whether machines in creation whose cluster is not known count for it.
+    has_orphans: bool = False
     #: Numbers of machines that cannot be had.
     unavailable: set[tuple[ClassKey, int]] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search of a small cluster found."""
+
+    #: Pods of each group that can be served together with those of the groups before it.
+    accepted: list[int]
+    #: (number of the group, pods by host).
+    placed: list[tuple[int, list[int]]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -207,49 +241,42 @@ class Offer:
 
     example: Machine
     shape: int
-    #: Ids ascending; taken from the front.
-    machines: list[Machine]
-    taken: int = 0
+    #: Ids ascending; never changed.
+    machines: Sequence[Machine]
     #: Machines at the end that gangs count on, by the row's position; they hide machines from other gangs' domains
     #: only.
     earmarked: int = 0
+    #: Place of the first machine that was never taken, and the places of those given back before it, ascending.
+    _next: int = 0
+    _returned: list[int] = field(default_factory=list)
 
     @property
     def available(self) -> int:
         """Return how many machines are left."""
-        return len(self.machines) - self.taken
+        return len(self.machines) - self._next + len(self._returned)
 
     @property
     def state(self) -> MachineState:
         """Return the state of the offer's machines."""
         return self.example.state
 
+    def peek(self, number: int = 0) -> Machine:
+        """Return the machine that would be taken after `number` others; there must be so many."""
+        if number < len(self._returned):
+            return self.machines[self._returned[number]]
+        return self.machines[self._next + number - len(self._returned)]
+
     def take(self) -> Machine:
         """Remove the machine with the lowest id and return it."""
-        machine = self.machines[self.taken]
-        self.taken += 1
-        return machine
+        if self._returned:
+            return self.machines[self._returned.pop(0)]
+        self._next += 1
+        return self.machines[self._next - 1]
 
     def give_back(self, machine: Machine) -> None:
         """Make a machine that was taken available again."""
-        self.machines.remove(machine)
-        self.taken -= 1
-        insort(self.machines, machine, lo=self.taken, key=lambda m: m.id)
-
-
-def offers_of(machines: Sequence[Machine], shapes: Shapes) -> list[Offer]:
-    """Group Idle and Speculative machines into offers, ordered by the lowest id of each."""
-    groups: defaultdict[tuple[object, ...], list[Machine]] = defaultdict(list)
-    for machine in sorted(machines, key=lambda m: m.id):
-        key = (
-            machine.state,
-            shapes.of[machine.id],
-            machine.capacity_type,
-            machine.price_usd_per_hour,
-            machine.interruption_probability,
-        )
-        groups[key].append(machine)
-    return [Offer(example=found[0], shape=shapes.of[found[0].id], machines=found) for found in groups.values()]
+        place = bisect_left(self.machines, machine.id, hi=self._next, key=lambda m: m.id)
+        insort(self._returned, place)
 
 
 def largest(rooms: Iterable[Room], dimensions: int) -> list[int]:

@@ -45,11 +45,11 @@ class Unit:
 
 def preempt(fleet: Fleet) -> None:
     """Let each short row, in processing order, count what drains for it and preempt for the rest."""
-    serving = _serving(fleet)
-    coming = _coming(fleet)
-    for row in fleet.rows:
-        if not row.has_left or not row.may_acquire:
-            continue
+    short = [row for row in fleet.rows if row.has_left and row.may_acquire]
+    if not short:
+        return
+    serving, coming = _serving(fleet), _coming(fleet)
+    for row in short:
         _count_coming(row, coming.get(row.need.key, []), fleet)
         if row.has_left:
             _pick(row, serving, fleet)
@@ -62,25 +62,24 @@ def priority_class(priority: int) -> int:
 
 def _serving(fleet: Fleet) -> list[Host]:
     """Return every Configured machine with its claims, by id; of clusters without demand as well."""
-    held = {host.machine.id: host for c in fleet.clusters.values() for host in c.hosts if host.is_configured}
+    clusters = (*fleet.clusters.values(), *fleet.kept.values())
+    held = {host.machine.id: host for c in clusters for host in c.hosts if host.is_configured}
     found = []
-    for machine_id, machine in fleet.snapshot.machines.items():
-        host = held.get(machine_id)
-        if host is not None:
-            found.append(host)
-        elif machine.state.name == "CONFIGURED" and machine_id not in fleet.options.unjoined:
-            shape = fleet.shapes.of[machine_id]
+    for machine in fleet.machines.configured():
+        host = held.get(machine.id)
+        if host is None:
+            shape = fleet.machines.shape_of(machine)
             total = fleet.total(machine.cluster, shape)
-            found.append(Host(machine=machine, shape=shape, total=total, room=list(total)))
+            host = Host(machine=machine, shape=shape, total=total, room=list(total))
+        found.append(host)
     return found
 
 
 def _coming(fleet: Fleet) -> dict[tuple[str, str, str], list[Machine]]:
     coming: defaultdict[tuple[str, str, str], list[Machine]] = defaultdict(list)
-    for machine in fleet.snapshot.machines.values():
-        is_hidden = machine.id in fleet.options.unjoined or machine.id in fleet.options.reserved
-        if machine.state.name == "DRAINING" and machine.preempted_for is not None and not is_hidden:
-            coming[tuple(machine.preempted_for)].append(machine)  # type: ignore[index]
+    for machine in fleet.machines.draining():
+        if machine.preempted_for is not None:
+            coming[machine.preempted_for].append(machine)
     return coming
 
 

@@ -96,8 +96,8 @@ class ZoneOutage(_Section, frozen=True, kw_only=True):
 class Interruption(_Section, frozen=True, kw_only=True):
     """How hosts are taken away: spot machines one by one by their hazard, others by what is planned here."""
 
-    #: One of these is declared per type and zone.
-    probabilities: tuple[float, ...] = (0.025, 0.075, 0.125, 0.175, 0.30)
+    #: One of these is declared per type and zone, per hour: 2.5, 7.5, 12.5, 17.5 and 30 % a month of 720 hours.
+    probabilities: tuple[float, ...] = (0.000035, 0.00011, 0.00019, 0.00027, 0.0005)
     #: Real hazard over declared probability; 0 takes nothing away.
     truth_factor: float = 1.0
     notice_seconds: float = 120.0

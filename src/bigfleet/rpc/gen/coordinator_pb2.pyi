@@ -40,6 +40,7 @@ class ShardReport(_message.Message):
     CLUSTERS_FIELD_NUMBER: _builtins.int
     OWNERSHIP_FIELD_NUMBER: _builtins.int
     COORDINATOR_TERM_FIELD_NUMBER: _builtins.int
+    SOLD_OUT_FIELD_NUMBER: _builtins.int
     shard_id: _builtins.str
     cycle: _builtins.int
     """Counter of this process's reports, from 1; reports are ordered by (shard_epoch, cycle)."""
@@ -65,6 +66,10 @@ class ShardReport(_message.Message):
     def ownership(self) -> Global___Ownership:
         """(ours) Sent when changed or asked for."""
 
+    @_builtins.property
+    def sold_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___SoldOutPool]:
+        """(ours) Pools in which this shard's creations failed for want of stock, while it leaves them alone; at most 64."""
+
     def __init__(
         self,
         *,
@@ -79,14 +84,46 @@ class ShardReport(_message.Message):
         clusters: _abc.Iterable[_builtins.str] | None = ...,
         ownership: Global___Ownership | None = ...,
         coordinator_term: _builtins.int = ...,
+        sold_out: _abc.Iterable[Global___SoldOutPool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ownership", b"ownership", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clusters", b"clusters", "coordinator_term", b"coordinator_term", "cycle", b"cycle", "instruction_acks", b"instruction_acks", "ownership", b"ownership", "shard_address", b"shard_address", "shard_epoch", b"shard_epoch", "shard_id", b"shard_id", "shortfalls", b"shortfalls", "summary", b"summary", "timestamp_unix_nanos", b"timestamp_unix_nanos"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clusters", b"clusters", "coordinator_term", b"coordinator_term", "cycle", b"cycle", "instruction_acks", b"instruction_acks", "ownership", b"ownership", "shard_address", b"shard_address", "shard_epoch", b"shard_epoch", "shard_id", b"shard_id", "shortfalls", b"shortfalls", "sold_out", b"sold_out", "summary", b"summary", "timestamp_unix_nanos", b"timestamp_unix_nanos"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShardReport: _TypeAlias = ShardReport  # noqa: Y015
+
+@_typing.final
+class SoldOutPool(_message.Message):
+    """(ours) A capacity pool without stock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_TYPE_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    CAPACITY_TYPE_FIELD_NUMBER: _builtins.int
+    BACKOFF_SECONDS_FIELD_NUMBER: _builtins.int
+    instance_type: _builtins.str
+    zone: _builtins.str
+    capacity_type: _provider_pb2.CapacityType.ValueType
+    backoff_seconds: _builtins.int
+    """How much longer nothing is created in it, rounded up."""
+    def __init__(
+        self,
+        *,
+        instance_type: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        capacity_type: _provider_pb2.CapacityType.ValueType = ...,
+        backoff_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backoff_seconds", b"backoff_seconds", "capacity_type", b"capacity_type", "instance_type", b"instance_type", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SoldOutPool: _TypeAlias = SoldOutPool  # noqa: Y015
 
 @_typing.final
 class ShardSummary(_message.Message):
@@ -272,6 +309,7 @@ class ReportAck(_message.Message):
     INSTRUCTIONS_FIELD_NUMBER: _builtins.int
     WANT_OWNERSHIP_FIELD_NUMBER: _builtins.int
     CONFIRMED_MACHINE_IDS_FIELD_NUMBER: _builtins.int
+    SOLD_OUT_FIELD_NUMBER: _builtins.int
     coordinator_term: _builtins.int
     acknowledged: _builtins.bool
     """False: out of order or superseded, nothing was taken."""
@@ -285,6 +323,10 @@ class ReportAck(_message.Message):
     def confirmed_machine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """(ours) Released machines that the recipient holds."""
 
+    @_builtins.property
+    def sold_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___SoldOutPool]:
+        """(ours) Pools that other shards with the same provider address report as sold out; at most 64, longest first."""
+
     def __init__(
         self,
         *,
@@ -293,10 +335,11 @@ class ReportAck(_message.Message):
         instructions: _abc.Iterable[Global___CoordinatorInstruction] | None = ...,
         want_ownership: _builtins.bool = ...,
         confirmed_machine_ids: _abc.Iterable[_builtins.str] | None = ...,
+        sold_out: _abc.Iterable[Global___SoldOutPool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "confirmed_machine_ids", b"confirmed_machine_ids", "coordinator_term", b"coordinator_term", "instructions", b"instructions", "want_ownership", b"want_ownership"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "confirmed_machine_ids", b"confirmed_machine_ids", "coordinator_term", b"coordinator_term", "instructions", b"instructions", "sold_out", b"sold_out", "want_ownership", b"want_ownership"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,10 @@ class _UnmetReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UnmetReas
     """Victims were found, but not enough of them."""
     UNMET_REASON_BOOTSTRAP_REFUSED: _UnmetReason.ValueType  # 100
     """(ours) The operator answered the bootstrap request with an error."""
+    UNMET_REASON_STOCKOUT: _UnmetReason.ValueType  # 101
+    """(ours) The provider has no stock of matching machines, or fails to create them."""
+    UNMET_REASON_REQUEST_TOO_LARGE: _UnmetReason.ValueType  # 102
+    """(ours) No machine that the shard knows could host one of its pods, even empty; its other pods are met."""
 
 class UnmetReason(_UnmetReason, metaclass=_UnmetReasonEnumTypeWrapper):
     """Why a need is not met. UNSPECIFIED: it is met."""
@@ -51,6 +55,10 @@ UNMET_REASON_PREEMPTION_EXHAUSTED: UnmetReason.ValueType  # 4
 """Victims were found, but not enough of them."""
 UNMET_REASON_BOOTSTRAP_REFUSED: UnmetReason.ValueType  # 100
 """(ours) The operator answered the bootstrap request with an error."""
+UNMET_REASON_STOCKOUT: UnmetReason.ValueType  # 101
+"""(ours) The provider has no stock of matching machines, or fails to create them."""
+UNMET_REASON_REQUEST_TOO_LARGE: UnmetReason.ValueType  # 102
+"""(ours) No machine that the shard knows could host one of its pods, even empty; its other pods are met."""
 Global___UnmetReason: _TypeAlias = UnmetReason  # noqa: Y015
 
 @_typing.final
@@ -452,6 +460,8 @@ class MachineView(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     RESERVED_FOR_SHARD_ID_FIELD_NUMBER: _builtins.int
     RESERVED_UNTIL_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    RECLAIM_DELAYED_UNTIL_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    RECLAIM_DELAYED_REASON_FIELD_NUMBER: _builtins.int
     assigned_priority: _builtins.int
     assigned_interruption_penalty_dollars: _builtins.float
     """+Inf: pinned, here and in the next."""
@@ -470,6 +480,10 @@ class MachineView(_message.Message):
     """This shard marked it Failed."""
     reserved_for_shard_id: _builtins.str
     reserved_until_unix_nanos: _builtins.int
+    reclaim_delayed_until_unix_nanos: _builtins.int
+    """(ours) Excess, and kept at least until then; 0 when it is not."""
+    reclaim_delayed_reason: _builtins.str
+    """(ours) Why: excess, or would_not_fit with the operator's answer."""
     @_builtins.property
     def machine(self) -> _provider_pb2.Machine: ...
     def __init__(
@@ -489,10 +503,12 @@ class MachineView(_message.Message):
         held: _builtins.bool = ...,
         reserved_for_shard_id: _builtins.str = ...,
         reserved_until_unix_nanos: _builtins.int = ...,
+        reclaim_delayed_until_unix_nanos: _builtins.int = ...,
+        reclaim_delayed_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_group", b"assigned_group", "assigned_interruption_penalty_dollars", b"assigned_interruption_penalty_dollars", "assigned_need_fingerprint", b"assigned_need_fingerprint", "assigned_priority", b"assigned_priority", "assigned_reclamation_penalty_dollars", b"assigned_reclamation_penalty_dollars", "held", b"held", "joined", b"joined", "machine", b"machine", "pending_action", b"pending_action", "reserved_for_shard_id", b"reserved_for_shard_id", "reserved_until_unix_nanos", b"reserved_until_unix_nanos", "state_since_unix_nanos", b"state_since_unix_nanos", "stuck", b"stuck", "unjoined", b"unjoined"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_group", b"assigned_group", "assigned_interruption_penalty_dollars", b"assigned_interruption_penalty_dollars", "assigned_need_fingerprint", b"assigned_need_fingerprint", "assigned_priority", b"assigned_priority", "assigned_reclamation_penalty_dollars", b"assigned_reclamation_penalty_dollars", "held", b"held", "joined", b"joined", "machine", b"machine", "pending_action", b"pending_action", "reclaim_delayed_reason", b"reclaim_delayed_reason", "reclaim_delayed_until_unix_nanos", b"reclaim_delayed_until_unix_nanos", "reserved_for_shard_id", b"reserved_for_shard_id", "reserved_until_unix_nanos", b"reserved_until_unix_nanos", "state_since_unix_nanos", b"state_since_unix_nanos", "stuck", b"stuck", "unjoined", b"unjoined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,8 @@
 """The operator inside a simulated cluster: its demand is its pods, its drains evict them.
 
-Implements `bigfleet.operator.ports.ClusterAgent` over `pods.PodCluster`; the roll-up builder and the session flow are
-the operator's own. It tells the shard what the cluster sees of its nodes. It must never drain what it was not told to.
+Implements `bigfleet.operator.ports.ClusterAgent` over `bigfleet.sim.pods.PodCluster`; the roll-up builder and the
+session flow are the operator's own. It tells the shard what the cluster sees of its nodes. It must never drain what it
+was not told to, nor a node whose pods would not fit elsewhere, unless a higher priority takes it.
 """
 
 import asyncio
@@ -13,12 +14,18 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainOutcome, DrainResult, NodeStatus, RollUp
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.machine import Machine
+from bigfleet.model.vector import format_vector
 from bigfleet.operator.drains import Drain
 from bigfleet.operator.ports import SessionDialer, SessionEnded
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.operator.rollup import RollUpBuilder
 from bigfleet.operator.session import SessionClient, SessionSettings
-from bigfleet.sim.closed_loop.pods import PodCluster, Template
+from bigfleet.planner.problem import SchedulerOrder
+from bigfleet.sim.evictions import Cause, Eviction, cause_of, is_voluntary
+from bigfleet.sim.kernel.streams import seeded
+from bigfleet.sim.pods import Displaced, PodCluster
+from bigfleet.sim.scheduler import Template
+from bigfleet.sim.waiting import WaitingPods, with_waiting
 
 #: How long evicted pods take to leave a node.
 EVICTION_SECONDS: Final = 0.5
@@ -29,12 +36,24 @@ class ClusterOperator:
     """One cluster with its session."""
 
     def __init__(
-        self, *, cluster: ClusterId, dialer: SessionDialer, clock: Clock, rng: Rng, rollup_interval_seconds: float
+        self,
+        *,
+        cluster: ClusterId,
+        dialer: SessionDialer,
+        clock: Clock,
+        rng: Rng,
+        rollup_interval_seconds: float,
+        order: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED,
     ) -> None:
         self.cluster = cluster
         self._clock = clock
         self._builder = RollUpBuilder(cluster)
-        self.pods = PodCluster(cluster, self._demand_changed)
+        self.pods = PodCluster(
+            cluster, self._demand_changed, clock=clock, draws=seeded(f"arrival {cluster}"), order=order
+        )
+        self.waiting = WaitingPods(self.pods, clock)
+        #: Pods that lost their node, oldest first.
+        self.evictions: list[Eviction] = []
         #: By (workload, gang).
         self.templates: dict[tuple[str, int], Template] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
@@ -60,9 +79,9 @@ class ClusterOperator:
         self.pods.join(machine)
         self.client.node_changed(self._status(machine.id))
 
-    def node_left(self, machine_id: str) -> None:
+    def node_left(self, machine_id: str, *, is_lost: bool) -> None:
         """A node is gone, whatever was on it."""
-        self.pods.leave(machine_id)
+        self._note(machine_id, Cause.LOST if is_lost else Cause.UNANSWERED, self.pods.leave(machine_id))
         gone = NodeStatus(
             machine_id=machine_id, node_name="", ready=False, observed_unix_nanos=self._clock.unix_nanos()
         )
@@ -75,20 +94,29 @@ class ClusterOperator:
             self._builder.put(request)
         self.client.demand_changed()
 
+    def _note(self, machine_id: str, cause: Cause, displaced: Displaced) -> None:
+        if displaced.pods:
+            now_seconds = self._clock.monotonic_seconds()
+            self.evictions.append(Eviction(now_seconds, self.cluster, machine_id, cause, *displaced))
+
     def _status(self, machine_id: str) -> NodeStatus:
+        requested, pods = self.pods.requested(machine_id)
         return NodeStatus(
             machine_id=machine_id,
             node_name=f"node-{machine_id}",
             ready=True,
             observed_unix_nanos=self._clock.unix_nanos(),
+            requested=format_vector(requested),
+            pods=pods,
         )
 
     # ---- what the session asks -----------------------------------------------------------------------------------
 
     def roll_up(self) -> RollUp:
-        """Return the complete demand: every pod, bound or not."""
+        """Return the complete demand: every pod, bound or not, and once more those that wait though they are met."""
         self._stamp_nanos = max(self._clock.unix_nanos(), self._stamp_nanos + 1)
-        return RollUp(cluster_id=self.cluster, timestamp_unix_nanos=self._stamp_nanos, needs=self._builder.rows())
+        needs = with_waiting(self._builder.rows(), self.waiting.reported().values())
+        return RollUp(cluster_id=self.cluster, timestamp_unix_nanos=self._stamp_nanos, needs=needs)
 
     async def bootstrap(self, request: BootstrapRequest) -> BootstrapResponse:
         """Return a small cloud-config."""
@@ -118,17 +146,25 @@ class ClusterOperator:
         """Nothing in a simulated cluster acts on a hint."""
 
     def need_status(self, update: frames.NeedStatusUpdate) -> None:
-        """Nothing hangs on it: pods wait until there is a node."""
+        """Note which rows are called met."""
+        self.waiting.heard(update)
 
     def drain_started(self, drain: Drain) -> None:
-        """Cordon the node and evict its pods; a machine without a node here is told as not found at once."""
+        """Cordon the node and evict its pods, unless they fit nowhere else.
+
+        A machine without a node here is told as not found at once.
+        """
         running = self._draining.pop(drain.machine_id, None)
         if running is not None:
             running.cancel()
         if drain.machine_id not in self.pods.nodes:
             self._finish(drain, DrainOutcome.NODE_NOT_FOUND)
             return
-        self.pods.drain(drain.machine_id)
+        stranded = self.pods.do_not_fit(drain.machine_id) if is_voluntary(drain) else []
+        if stranded:
+            self._finish(drain, DrainOutcome.WOULD_NOT_FIT, f"{len(stranded)} pods fit on no other node")
+            return
+        self._note(drain.machine_id, cause_of(drain), self.pods.drain(drain.machine_id))
         self._draining[drain.machine_id] = asyncio.create_task(self._drain(drain))
 
     def drain_ended(self, drain: Drain, *, withdrawn: bool) -> None:
@@ -144,7 +180,9 @@ class ClusterOperator:
         del self._draining[drain.machine_id]
         self._finish(drain, DrainOutcome.DRAINED)
 
-    def _finish(self, drain: Drain, outcome: DrainOutcome) -> None:
+    def _finish(self, drain: Drain, outcome: DrainOutcome, message: str = "") -> None:
         self.client.drain_finished(
-            DrainResult(instruction_id=drain.instruction_id, machine_id=drain.machine_id, outcome=outcome)
+            DrainResult(
+                instruction_id=drain.instruction_id, machine_id=drain.machine_id, outcome=outcome, message=message
+            )
         )

@@ -11,6 +11,7 @@ from bigfleet.engine.decision import ActionKind
 from bigfleet.model.states import MachineState
 from bigfleet.provider.record import Record
 from bigfleet.sim.closed_loop.world import Step, World
+from bigfleet.sim.evictions import Cause
 
 Records = Mapping[str, Record]
 
@@ -68,7 +69,16 @@ def failed_cycles(world: World, records: Records) -> Iterator[str]:
             yield f"{failures:g} cycles of {process.id} failed"
 
 
-AT_REST = (one_cluster, no_cluster_without_host, conserved, divergence, failed_cycles)
+def no_pod_left_waiting(world: World, records: Records) -> Iterator[str]:
+    """S22: a voluntary reclaim leaves no pod pending that ran before."""
+    for operator in world.operators.values():
+        for eviction in operator.evictions:
+            is_new = eviction.at_seconds >= world.began_seconds
+            if is_new and eviction.cause is Cause.RECLAIMED and eviction.left_waiting:
+                yield f"S22: {eviction.machine_id} is reclaimed, and {eviction.left_waiting} more pods wait"
+
+
+AT_REST = (one_cluster, no_cluster_without_host, conserved, divergence, failed_cycles, no_pod_left_waiting)
 
 
 # ---- of a decision, before it is carried out ---------------------------------------------------------------------
@@ -89,12 +99,15 @@ def one_domain(world: World, step: Step) -> Iterator[str]:
 def lower_victims(world: World, step: Step) -> Iterator[str]:
     """S7: a victim's priority is strictly lower than its preemptor's."""
     decision = step.report.decision
-    for action in decision.actions if decision is not None else ():
+    if decision is None:
+        return
+    claims = {(machine_id, row.need.profile.priority) for row in decision.rows for machine_id in row.claimed}
+    for action in decision.actions:
         if action.kind is not ActionKind.PREEMPT:
             continue
-        victim = step.process.shard.inventory.get(action.machine_id)
-        if victim is not None and victim.assigned_priority >= action.preemptor_priority:
-            yield f"S7: {action.machine_id} of priority {victim.assigned_priority} for {action.preemptor_priority}"
+        higher = [p for machine_id, p in claims if machine_id == action.machine_id and p >= action.preemptor_priority]
+        if higher:
+            yield f"S7: {action.machine_id} of priority {max(higher)} for {action.preemptor_priority}"
 
 
 def only_heard(world: World, step: Step) -> Iterator[str]:

@@ -24,6 +24,7 @@ from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import Reporter, ReportOutcome
 from bigfleet.link.speaking import ShardSpeaker
+from bigfleet.link.telling import pools_of
 from bigfleet.model import labels
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
@@ -180,6 +181,7 @@ class Coordinator:
             client=Client([ADDRESS], self, self._clock),
             clock=self._clock,
             on_report=self._reported,
+            on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
         )
 
     def _reported(self, outcome: ReportOutcome) -> None:

@@ -45,6 +45,8 @@ class Shape(_Section, frozen=True, kw_only=True):
     price_per_hour: float = 1.0
     #: Within one hour.
     interruption_probability: float = 0.0
+    #: The provider has no capacity of it: every Create fails for that reason.
+    sold_out: bool = False
 
     @property
     def capacity(self) -> CapacityType:

@@ -17,8 +17,8 @@ from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.operator.requests import CapacityRequest, CoLocation, LabelSelector, penalty_bucket
 from bigfleet.provider.backend import Slot
-from bigfleet.sim.closed_loop.pods import Template
 from bigfleet.sim.closed_loop.scenario import EACH, Scenario, Stock, Workload
+from bigfleet.sim.scheduler import Template
 
 
 class Stocked(NamedTuple):

@@ -7,12 +7,12 @@ must never make or lose a host that nobody asked it to.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.machine import Machine
-from bigfleet.provider.backend import ExistingHost, Feed, Found, Host, Limits, MachineView, Op, Slot
+from bigfleet.provider.backend import ExistingHost, Feed, Found, Host, Limits, MachineView, Op, Slot, Stockout
 from bigfleet.provider.fake import found_in_memory
 from bigfleet.provider.kinds import Kind
 from bigfleet.sim.closed_loop.scenario import Takes
@@ -35,6 +35,7 @@ class Substrate:
         slots: Sequence[Slot],
         *,
         hosts: Sequence[str],
+        sold_out: Collection[str] = (),
         takes: Takes,
         cycle_seconds: float,
         clock: Clock,
@@ -46,6 +47,8 @@ class Substrate:
         #: Host refs and clusters by machine id.
         self.hosts = {machine_id: f"host-{machine_id}" for machine_id in hosts}
         self.clusters: dict[str, str] = {}
+        #: Instance types without capacity.
+        self.sold_out = sold_out
         #: Texts of calls that are to fail, by kind, once each.
         self.failures: dict[str, deque[str]] = {kind.value: deque() for kind in Kind}
         self.calls: Counter[str] = Counter()
@@ -75,6 +78,8 @@ class Substrate:
     async def create(self, machine: MachineView, op: Op) -> Host:
         """Make the host."""
         await self._begin(op)
+        if self.slots[machine.id].instance_type in self.sold_out:
+            raise Stockout("no capacity")
         return Host(ref=self.hosts.setdefault(machine.id, f"host-{machine.id}"))
 
     async def configure(self, machine: MachineView, cluster: str, blob: bytes, op: Op) -> str | None:

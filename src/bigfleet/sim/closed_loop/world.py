@@ -30,11 +30,11 @@ from bigfleet.shard.state_file import StateFile
 from bigfleet.sim.closed_loop.agent import ClusterOperator
 from bigfleet.sim.closed_loop.coordinator import REPORT_SECONDS, Coordinator
 from bigfleet.sim.closed_loop.in_process import KitProvider, LocalDialer
-from bigfleet.sim.closed_loop.pods import Template
 from bigfleet.sim.closed_loop.scenario import COORDINATOR, Crash, Event, Home, Scenario, Takes
 from bigfleet.sim.closed_loop.stock import Stocked, clusters_of, stamps_of, stocked, templates_of
 from bigfleet.sim.closed_loop.substrate import Substrate
 from bigfleet.sim.kernel.streams import seeded
+from bigfleet.sim.scheduler import Template
 from bigfleet.sim.testkit import SeededIds, make_core
 from bigfleet.sim.virtual_time import LoopClock
 
@@ -104,6 +104,8 @@ class World:
         self.scenario = scenario
         self.clock = LoopClock()
         self.cycle = 0
+        #: When the cycle of the moment began.
+        self.began_seconds = 0.0
         #: Those that are alive, the newest last.
         self.processes: list[Process] = []
         #: How many processes of shards there ever were.
@@ -156,11 +158,14 @@ class World:
         return Substrate(
             [each.slot for each in self.stock.values()],
             hosts=[i for i, each in self.stock.items() if each.state is not MachineState.SPECULATIVE],
+            sold_out={each.instance_type for each in self.scenario.shapes.values() if each.sold_out},
             takes=takes,
             cycle_seconds=self.scenario.cycle_seconds,
             clock=self.clock,
             joined=lambda machine, cluster: self.operators[cluster].node_joined(machine),
-            left=lambda machine_id, cluster: self.operators[cluster].node_left(machine_id),
+            left=lambda machine_id, cluster: self.operators[cluster].node_left(
+                machine_id, is_lost=machine_id not in self.substrate.hosts
+            ),
         )
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -320,10 +325,12 @@ class World:
     async def run_cycle(self, decided: Callable[[Step], Awaitable[None]]) -> None:
         """Run the next cycle of the world; `decided` hears of each process's decision before it is carried out."""
         self.cycle += 1
-        began_seconds = self.clock.monotonic_seconds()
+        began_seconds = self.began_seconds = self.clock.monotonic_seconds()
         half_seconds, cycle_seconds = self.scenario.cycle_seconds / 2, self.scenario.cycle_seconds
         await self._renew_processes()
         self._renew_coordinator()
+        for operator in self.operators.values():
+            operator.pods.restart_gangs()
         for event in self.scenario.events:
             if event.happens_in(self.cycle):
                 await self._happen(event)

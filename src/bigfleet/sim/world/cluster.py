@@ -1,7 +1,8 @@
 """A cluster of the world: the real operator session over a cluster that can lie about its demand, fall silent or die.
 
-The pods are Kubernetes' and outlive the operator. What a roll-up says in a faulty time is chosen by name (`LIES`); the
-real demand stands in `pods`. A cluster must never lie outside of its faults.
+The pods are Kubernetes' and outlive the operator; their nodes are the machines that the provider has bound to the
+cluster. What a roll-up says in a faulty time is chosen by name (`LIES`); the real demand stands in `pods`. A cluster
+must never lie outside of its faults.
 """
 
 import asyncio
@@ -11,26 +12,45 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bigfleet.model.clock import Clock
-from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, OperatorFrame, RollUp, ShardFrame
+from bigfleet.model.frames import (
+    BootstrapRequest,
+    BootstrapResponse,
+    DrainOutcome,
+    NeedStatusUpdate,
+    NodeStateUpdate,
+    NodeStatus,
+    OperatorFrame,
+    RollUp,
+    ShardFrame,
+)
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
+from bigfleet.model.vector import format_vector
+from bigfleet.operator.drains import Drain
 from bigfleet.operator.ports import EndKind, SessionEnded, SessionStream
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.operator.rollup import recount
 from bigfleet.operator.session import SessionSettings
+from bigfleet.provider.record import Record
 from bigfleet.rpc.convert_session import operator_frame_to_wire, shard_frame_from_wire
 from bigfleet.rpc.gen import shard_pb2
 from bigfleet.sim.cluster import SimulatedCluster
+from bigfleet.sim.evictions import Cause, Eviction, cause_of, is_voluntary
 from bigfleet.sim.kernel.network import Connection, ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.world.evidence import Evidence
+from bigfleet.sim.pods import Displaced, PodCluster
+from bigfleet.sim.scheduler import Template
+from bigfleet.sim.waiting import WaitingPods, with_waiting
+from bigfleet.sim.world.evidence import Event, Evicted, Evidence, Stranded
 from bigfleet.sim.world.shard import ShardSite
 
 #: What a roll-up may say instead of the truth.
 LIES: Final = ("rollup-empty", "rollup-truncated", "rollup-stale", "rollup-replayed", "rollup-flapping")
 SESSION = SessionSettings(rollup_interval_seconds=10.0, rollup_gap_seconds=0.5)
+#: States of a machine whose node is in its cluster.
+_NODE_STATES: Final = (MachineState.CONFIGURED, MachineState.DRAINING)
 _END_KINDS = {"ABORTED": EndKind.REPLACED, "PERMISSION_DENIED": EndKind.DENIED}
 #: Earlier roll-ups that a stale or replayed one repeats.
 _KEPT_MAX = 5
@@ -39,15 +59,48 @@ _KEPT_MAX = 5
 class LyingCluster(SimulatedCluster):
     """The operator's view of the cluster, true or not."""
 
-    site: "ClusterSite"
+    def __init__(self, site: "ClusterSite", **given: Any) -> None:
+        super().__init__(**given)
+        self.site = site
+        self.waiting = WaitingPods(site.pods, given["clock"])
 
     def roll_up(self) -> RollUp:
-        """Return the demand, or what the fault of the moment makes of it."""
-        return self.site.told(super().roll_up())
+        """Return the demand with the pods that wait, or what the fault of the moment makes of it."""
+        true = super().roll_up()
+        waiting = self.waiting.reported()
+        if any(self.waiting.is_given_up(pod) for pod in self.site.pods.waiting):
+            self.site.evidence.mark("a pod given up")
+        needs = with_waiting(true.needs, waiting.values())
+        return self.site.told(replace(true, needs=needs))
 
     def configured(self) -> set[str]:
         """Return the machines that the cluster believes to be its own and in service."""
         return {machine_id for machine_id, state in self._machines.items() if state is MachineState.CONFIGURED}
+
+    def need_status(self, update: NeedStatusUpdate) -> None:
+        """Note which rows are called met."""
+        super().need_status(update)
+        self.waiting.heard(update)
+
+    def node_state(self, update: NodeStateUpdate) -> None:
+        """Follow the machine; pods may come onto the node of one that is in service."""
+        super().node_state(update)
+        if update.state is MachineState.CONFIGURED:
+            self.site.pods.uncordon(update.machine_id)
+
+    def drain_started(self, drain: Drain) -> None:
+        """Evict the node's pods, unless the reclaim is voluntary and they fit nowhere else."""
+        if drain.machine_id in self._nodes:
+            stranded = self.site.evict(drain)
+            if stranded:
+                self._finish(drain, DrainOutcome.WOULD_NOT_FIT, f"{stranded} pods fit on no other node")
+                return
+        super().drain_started(drain)
+
+    def _status_of(self, machine_id: str, node_name: str) -> NodeStatus:
+        requested, pods = self.site.pods.requested(machine_id)
+        status = super()._status_of(machine_id, node_name)
+        return replace(status, requested=format_vector(requested), pods=pods)
 
     async def bootstrap(self, request: BootstrapRequest) -> BootstrapResponse:
         """Answer, refuse or keep silent."""
@@ -70,9 +123,19 @@ class ClusterSite:
         clock: Clock,
         make_rng: Callable[[str], Random],
         evidence: Evidence,
+        tell: Callable[[Event], None],
+        hidden_cpu_milli: int = 0,
     ) -> None:
+        """`hidden_cpu_milli` is what something that the operator does not report takes of every node."""
         self.name = ClusterId(name)
-        self.pods: dict[str, CapacityRequest] = {}
+        self.pods = PodCluster(
+            name,
+            self._changed,
+            clock=clock,
+            draws=make_rng(f"arrival {name}"),
+            overhead={"cpu": hidden_cpu_milli},
+        )
+        self.templates: dict[str, Template] = {}
         self.lies: set[str] = set()
         self.process = Process(f"operator-{name}")
         self.process.kill()
@@ -84,7 +147,8 @@ class ClusterSite:
         self._clock = clock
         self._make_rng = make_rng
         self._rng = make_rng(f"cluster {name}")
-        self._evidence = evidence
+        self.evidence = evidence
+        self._tell = tell
         self._earlier: list[RollUp] = []
 
     def start(self) -> None:
@@ -110,33 +174,68 @@ class ClusterSite:
     def _spawn(self, process: Process, which: str) -> LyingCluster:
         rng = self._make_rng(f"operator {self.name}{which}")
         cluster = LyingCluster(
+            self,
             cluster=self.name,
             dialer=_Dialer(self._network, self.shard, process),
             clock=self._clock,
             rng=rng,
             settings=SESSION,
         )
-        cluster.site = self
-        cluster.apply(add=self.pods.values())
-        self._evidence.note("start", process.name, which.strip())
+        cluster.apply(add=self.pods.requests())
+        self.evidence.note("start", process.name, which.strip())
         process.spawn(cluster.run(), name=process.name)
         return cluster
 
     def truth(self) -> tuple[Need, ...]:
-        """Return the rows of the real demand."""
-        return recount(self.name, self.pods.values())
+        """Return the rows of the real demand, with the pods that the operator of the moment calls waiting."""
+        waiting = self.cluster.waiting.reported().values() if self.cluster is not None else ()
+        return with_waiting(recount(self.name, self.pods.requests()), waiting)
 
     def believed(self) -> set[str]:
         """Return the machines that the operator of the moment believes to be in service."""
         return self.cluster.configured() if self.cluster is not None else set()
 
-    def change(self, *, add: list[CapacityRequest], remove: list[str]) -> None:
-        """Change the real demand."""
-        for name in remove:
-            self.pods.pop(name, None)
-        self.pods.update({request.id: request for request in add})
+    def resize(self, kind: str, pods: int) -> None:
+        """Change how many pods of a kind there are."""
+        self.pods.resize(self.templates[kind], pods)
+
+    def count(self, kind: str) -> int:
+        """Return how many pods of a kind there are."""
+        return self.pods.counts(kind)[1]
+
+    def _changed(self, add: list[CapacityRequest], remove: list[str]) -> None:
         if self.cluster is not None:
             self.cluster.apply(add=add, remove=remove)
+
+    # ---- nodes ---------------------------------------------------------------------------------------------------
+
+    def follow(self, before: Record | None, after: Record | None) -> None:
+        """Let a machine's node join or leave with its record at the provider."""
+        was, now = _is_node_of(before, self.name), _is_node_of(after, self.name)
+        if after is not None and now and not was:
+            self.pods.join(after.machine)
+        elif before is not None and was and not now:
+            is_drained = before.state is MachineState.DRAINING and after is not None
+            is_broken = after is not None and after.state is MachineState.FAILED
+            cause = Cause.UNANSWERED if is_drained and not is_broken else Cause.LOST
+            self._lost(before.machine.id, cause, self.pods.leave(before.machine.id))
+
+    def evict(self, drain: Drain) -> int:
+        """Cordon a node and evict its pods; return how many have no other place, for which nothing is done."""
+        node = self.pods.nodes.get(drain.machine_id)
+        if node is None or node.is_cordoned:
+            return 0
+        stranded = len(self.pods.do_not_fit(drain.machine_id)) if is_voluntary(drain) else 0
+        if stranded:
+            self._tell(Stranded(self.name, drain, stranded))
+        else:
+            self._lost(drain.machine_id, cause_of(drain), self.pods.drain(drain.machine_id))
+        return stranded
+
+    def _lost(self, machine_id: str, cause: Cause, displaced: Displaced) -> None:
+        if displaced.pods:
+            now_seconds = self._clock.monotonic_seconds()
+            self._tell(Evicted(Eviction(now_seconds, self.name, machine_id, cause, *displaced)))
 
     def told(self, truth: RollUp) -> RollUp:
         """Return what is sent in the place of a true roll-up."""
@@ -154,6 +253,10 @@ class ClusterSite:
             case "rollup-flapping" if self._rng.random() < 0.5:
                 return replace(truth, needs=())
         return truth
+
+
+def _is_node_of(record: Record | None, cluster: str) -> bool:
+    return record is not None and record.machine.cluster == cluster and record.state in _NODE_STATES
 
 
 class _Dialer:

@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from bigfleet.engine.targets import Target
+from bigfleet.model import vector
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import CrossShardDrain
 from bigfleet.model.need import Need
 from bigfleet.model.ownership import Turn
+from bigfleet.model.shapes import ShapeKey, total_of
+from bigfleet.operator.drains import Drain
 from bigfleet.provider.fence import Mark
 from bigfleet.provider.record import Record
 from bigfleet.provider.simulated.book import SimulatedHost
 from bigfleet.shard.demand import RollUpOutcome
 from bigfleet.shard.outcomes import ActionRecord
+from bigfleet.sim.evictions import Eviction
 from bigfleet.sim.kernel.journal import Journal
 from bigfleet.sim.world.titles import Title
 
@@ -142,7 +147,23 @@ class Died:
     in_flight: frozenset[str]
 
 
-Event = Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | Titled | Died
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Pods of a cluster lost their node."""
+
+    eviction: Eviction
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """An operator answered WOULD_NOT_FIT: so many pods of the node have no other place."""
+
+    cluster: str
+    drain: Drain
+    pods: int
+
+
+Event = Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | Titled | Died | Evicted | Stranded
 
 
 @dataclass(slots=True)
@@ -170,6 +191,8 @@ class ShardMemory:
     caps: dict[str, int] = field(default_factory=dict)
     #: When the last cycles without a break first found each machine excess, in seconds of their decisions.
     excess_since_seconds: dict[str, float] = field(default_factory=dict)
+    #: Target compositions of the last decision, by cluster.
+    targets: Mapping[str, Target] = field(default_factory=dict)
     #: The newest action that was looked at.
     last_action_id: str = ""
 
@@ -242,6 +265,8 @@ class Evidence:
     #: Machines that the provider ever held.
     machines: set[str] = field(default_factory=set)
     fixed: set[str] = field(default_factory=set)
+    #: Instructions that were answered WOULD_NOT_FIT, with the time of the answer.
+    stranded: dict[str, int] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
     #: Interesting states that were reached, with how often.
     reached: Counter[str] = field(default_factory=Counter)
@@ -303,8 +328,24 @@ class Evidence:
 
 
 def content_of(rows: Iterable[Need]) -> tuple[object, ...]:
-    """Return what rows say, in an order that does not depend on theirs."""
-    return tuple(sorted((row.key, tuple(sorted(row.aggregate.items()))) for row in rows))
+    """Return what rows say, in an order that does not depend on theirs.
+
+    Pods that wait and pods of the row count alike: for a while a shard counts the former among the latter
+    (docs/spec/shard.md §9.9). What is wanted in all must be what was reported.
+    """
+    return tuple(
+        sorted(
+            (row.key, tuple(sorted(vector.add(row.aggregate, total_of(row.waiting)).items())), _pods(row))
+            for row in rows
+        )
+    )
+
+
+def _pods(row: Need) -> tuple[ShapeKey, ...]:
+    counts: Counter[tuple[tuple[tuple[str, int], ...], int]] = Counter()
+    for shape in (*row.shapes, *row.waiting):
+        counts[vector.vector_key(shape.resources), shape.max_per_machine] += shape.count
+    return tuple(sorted((request, most, count) for (request, most), count in counts.items()))
 
 
 def has_collapsed(before: Iterable[Need], after: Iterable[Need]) -> bool:

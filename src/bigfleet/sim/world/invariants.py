@@ -10,15 +10,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from bigfleet.engine import reference
-from bigfleet.engine.decision import ActionKind
+from bigfleet.engine import plain_engine
+from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, ActionKind, Decision
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
+from bigfleet.model.clock import NANOS_PER_SECOND
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import TRANSITIONS, MachineState
 from bigfleet.provider.simulated.life import cluster_of, is_there
 from bigfleet.shard.demand import RollUpOutcome
+from bigfleet.sim.evictions import Cause
 from bigfleet.sim.world.evidence import (
     Audited,
     Called,
@@ -26,6 +29,7 @@ from bigfleet.sim.world.evidence import (
     Cycled,
     Died,
     Event,
+    Evicted,
     Evidence,
     Hosted,
     Marked,
@@ -49,9 +53,11 @@ OWN_EDGES = frozenset(
 #: The table also names what a shard rolls back before its provider knew; no provider does that.
 PROVIDER_EDGES = (frozenset(TRANSITIONS) | OWN_EDGES) - {(S.CONFIGURING, S.IDLE)}
 #: Every so many-th cycle is decided again by the reference.
-REFERENCE_EVERY_CYCLES = 4
+REFERENCE_EVERY_CYCLES = 8
 _NOT_IN_FORCE = (RollUpOutcome.HELD, RollUpOutcome.REJECTED)
 GUARD_STRIKES = 3
+#: How long an instruction and its answer take at most.
+ANSWER_SECONDS_MAX = 120.0
 
 Check = Callable[[Any, Evidence], Iterator[str]]
 
@@ -228,6 +234,36 @@ def _unrecorded(calls: Any, audited: Any, in_flight: Any) -> Iterator[str]:
             yield f"{call.method} of {call.machine_id} (call {sequence}) has no audit record"
 
 
+# ---- pods -------------------------------------------------------------------------------------------------------
+
+
+@invariant("S21", Called)
+def pods_without_another_place_stay(event: Called, evidence: Evidence) -> Iterator[str]:
+    """A machine stays in service when its operator answers a voluntary reclaim with WOULD_NOT_FIT."""
+    call = event.call
+    record = call.shard.actuator.pending(MachineId(call.machine_id))
+    if call.method != "drain" or record is None:
+        return
+    answered_nanos = evidence.stranded.get(record.action_id)
+    if answered_nanos is None:
+        return
+    waited_seconds = (evidence.now_nanos() - answered_nanos) / NANOS_PER_SECOND
+    # Later the grace is over, and an answer that never arrived counts for nothing.
+    if waited_seconds < RECLAIM_GRACE_SECONDS - ANSWER_SECONDS_MAX:
+        yield f"{call.machine_id} is drained {waited_seconds:.1f} s after WOULD_NOT_FIT to the same instruction"
+
+
+@invariant("S22", Evicted)
+def a_reclaim_leaves_no_pod_waiting(event: Evicted, _evidence: Evidence) -> Iterator[str]:
+    """A voluntary reclaim leaves no pod pending that ran before."""
+    eviction = event.eviction
+    if eviction.cause is Cause.RECLAIMED and eviction.left_waiting:
+        yield (
+            f"{eviction.machine_id} of {eviction.cluster} is reclaimed with {eviction.pods} pods,"
+            f" and {eviction.left_waiting} more wait"
+        )
+
+
 # ---- demand -----------------------------------------------------------------------------------------------------
 
 
@@ -295,18 +331,31 @@ def a_gang_is_in_one_domain(event: Cycled, _evidence: Evidence) -> Iterator[str]
 
 @invariant("S7", Cycled)
 def victims_are_lower(event: Cycled, _evidence: Evidence) -> Iterator[str]:
-    """A victim's priority is strictly lower than its preemptor's."""
+    """A victim's priority, that of its claims or, while its cluster is silent, its stamp, is below its preemptor's."""
     preempts = [record.action for record in event.actions if record.action.kind is ActionKind.PREEMPT]
     preempts = [action for action in preempts if action.reason == "phase2.inversion"]
-    if not preempts or event.report.decision is None:
+    decision = event.report.decision
+    if not preempts or decision is None or decision.basis is None:
         return
-    snapshot = _snapshot(event)
+    snapshot, reported = _snapshot(event), decision.basis.options.reported
+    claims = _claimed_priorities(decision)
     for action in preempts:
         victim = snapshot.machines.get(action.machine_id)
-        if victim is not None and victim.assigned_priority >= action.preemptor_priority:
-            yield (
-                f"{victim.id} of priority {victim.assigned_priority} is taken for one of {action.preemptor_priority}"
-            )
+        if victim is None:
+            continue
+        is_heard = victim.cluster in reported
+        priority = claims.get(victim.id) if is_heard else victim.assigned_priority
+        if priority is not None and priority >= action.preemptor_priority:
+            yield f"{victim.id} of priority {priority} is taken for one of {action.preemptor_priority}"
+
+
+def _claimed_priorities(decision: Decision) -> dict[str, int]:
+    """Return the highest priority among the rows that claim each machine."""
+    highest: dict[str, int] = {}
+    for row in decision.rows:
+        for machine_id in row.claimed:
+            highest[machine_id] = max(highest.get(machine_id, row.need.profile.priority), row.need.profile.priority)
+    return highest
 
 
 @invariant("S8", Cycled)
@@ -361,7 +410,7 @@ def incremental_equals_full(event: Cycled, _evidence: Evidence) -> Iterator[str]
     if decision is None or decision.basis is None or event.report.cycle % REFERENCE_EVERY_CYCLES:
         return
     basis = decision.basis
-    full = reference.decide(basis.snapshot(), list(basis.demand), basis.options)
+    full = plain_engine.decide(basis.snapshot(), list(basis.demand), basis.options)
     if tuple(full.actions) != tuple(decision.actions):
         ours, theirs = set(decision.actions), set(full.actions)
         yield (

@@ -11,6 +11,7 @@ from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import Reporter
 from bigfleet.link.speaking import LinkCounts, ShardSpeaker
+from bigfleet.link.telling import pools_of
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Ack, Instruction
@@ -130,6 +131,7 @@ class ShardLink:
             client=Client([site.name for site in self._sites], coordinators, self._clock),
             clock=self._clock,
             on_report=counts.reported,
+            on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
         )
 
 

@@ -1,15 +1,16 @@
-"""What must come true once nothing fails any more, within a bounded virtual time (docs/spec/simulation.md, L1 to L6).
+"""What must come true once nothing fails any more, within a bounded virtual time (docs/spec/simulation.md, L1 to L8).
 
 Looked at when the world has come to rest, or when the time for that is over. The truth is the provider's disk and the
 pods of the clusters; the shard is asked only for its verdict on them. Nothing here may help the world to its rest.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from bigfleet.engine.decision import RowResult
+from bigfleet.engine.decision import Decision, RowResult
 from bigfleet.engine.folding import forms_of
+from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.model import labels, vector
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ShardId
@@ -55,7 +56,9 @@ async def come_to_rest(world: "World") -> bool:
         world.sample()
         for text in nobodys_for_long(world, alone_since_seconds):
             world.evidence.breach("S5", text)
-        stirred = (sum(world.evidence.actions.values()), world.evidence.moves.changes)
+        # A reclaim that would leave pods without a place changes nothing, and is tried again from time to time.
+        acted = sum(world.evidence.actions.values()) - len(world.evidence.stranded)
+        stirred = (acted, world.evidence.moves.changes)
         if stirred != seen or not _is_at_rest(world):
             seen, quiet_since_seconds = stirred, world.clock.monotonic_seconds()
         elif world.clock.monotonic_seconds() - quiet_since_seconds >= REST_SECONDS:
@@ -245,9 +248,11 @@ def satisfiable_demand_is_bound(world: "World", shard: WatchedShard) -> Iterator
         if row.satisfied:
             wanted[need.cluster] = vector.add(wanted[need.cluster], need.aggregate)
         elif need.profile.same_key is None:
-            could = [machine.id for machine in free if _serves(machine, row.need.profile.requirements, need.min_unit)]
-            if could:
-                yield f"the row {need.key} lacks {dict(row.deficit)}, and {could[0]} is free"
+            shapes = [(*need.shapes, *need.waiting)[index].resources for index, _count in row.unplaced]
+            for least in shapes if need.shapes else [need.min_unit]:
+                could = [machine.id for machine in free if _serves(machine, need.profile.requirements, least)]
+                if could:
+                    yield f"the row {need.key} lacks {dict(row.deficit)}, and {could[0]} is free"
         elif not row.claimed:
             yield from _free_domain(need.profile.same_key, free, row)
     for cluster, amount in wanted.items():
@@ -273,19 +278,66 @@ def _serves(machine: Machine, requirements: Iterable[Requirement], min_unit: vec
 
 
 def excess_is_reclaimed(world: "World", shard: WatchedShard) -> Iterator[str]:
-    """Excess is reclaimed: at the end a row of its cluster claims every bound machine, or is short and had it bound."""
+    """Excess is reclaimed: at the end a row of its cluster claims every bound machine, or is short and had it bound.
+
+    A machine whose pods fit nowhere else is not excess, nor one that the cluster's target composition has.
+    """
     decided = shard.last_decision
     if decided is None:
         return
     claimed = {machine_id: row.need.cluster for row in decided.rows for machine_id in row.claimed}
     short = {need.key for row in decided.rows if not row.satisfied for need in forms_of(row)}
-    for record in _of_shard(world, shard):
+    wanted = _counts_of_targets(decided)
+    serving = [record for record in _of_shard(world, shard) if record.state is S.CONFIGURED]
+    wanted.subtract((r.machine.cluster, class_key(r.machine)) for r in serving if r.machine.id in claimed)
+    for record in serving:
         machine, metadata = record.machine, record.metadata
-        if record.state is not S.CONFIGURED or claimed.get(machine.id) == machine.cluster:
+        if claimed.get(machine.id) == machine.cluster:
+            continue
+        kind = (machine.cluster, class_key(machine))
+        if wanted[kind] > 0:
+            wanted[kind] -= 1
             continue
         stamp = (metadata.get(labels.ASSIGNED_NEED_FINGERPRINT, ""), metadata.get(labels.ASSIGNED_GROUP, ""))
-        if (machine.cluster, *stamp) not in short:
+        if (machine.cluster, *stamp) not in short and machine.id not in shard.fit_holds.held():
             yield f"{record.id} serves {record.machine.cluster}, and no row of it claims the machine"
+
+
+def _counts_of_targets(decided: Decision) -> Counter[tuple[str, ClassKey]]:
+    """Return how many machines of each class each cluster should hold by its target composition."""
+    targets = decided.basis.options.targets if decided.basis is not None else {}
+    return Counter({(cluster, kind): n for cluster, target in targets.items() for kind, n in target.counts.items()})
+
+
+def pods_of_satisfied_rows_run(world: "World", shard: WatchedShard) -> Iterator[str]:
+    """At rest every pod of a row that is called met runs, but for those that no machine is good enough for.
+
+    A gang whose pods are bound to a place where the scheduler has left no room for the rest may have been given up.
+    """
+    decided = shard.last_decision
+    if decided is None:
+        return
+    met = {member.key for row in decided.rows if row.satisfied for member in row.members}
+    for site in _clusters_of(world, shard):
+        waiting = site.cluster.waiting if site.cluster is not None else None
+        for pod in site.pods.waiting:
+            template = pod.template
+            is_given_up = template.topology_key and waiting is not None and waiting.is_given_up(pod)
+            if (site.name, *template.row) in met and not template.is_unschedulable and not is_given_up:
+                yield f"{pod.id} of {site.name} waits, and its row is called met"
+
+
+def hopeless_pods_harm_nobody(world: "World", shard: WatchedShard) -> Iterator[str]:
+    """At rest no pod waits beside a free machine that could host it, whatever other pods its row has."""
+    free = [record.machine for record in _of_shard(world, shard) if record.machine.state in (S.IDLE, S.SPECULATIVE)]
+    for site in _clusters_of(world, shard):
+        for template in {pod.template: None for pod in site.pods.waiting}:
+            profile = template.profile
+            if template.is_unschedulable or template.topology_key or profile.strict_spread is not None:
+                continue
+            could = [machine.id for machine in free if _serves(machine, profile.requirements, template.vector)]
+            if could:
+                yield f"a pod of {template.name} of {site.name} waits, and {could[0]} is free"
 
 
 CHECKS: tuple[tuple[str, Check], ...] = (
@@ -296,6 +348,8 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("L1", the_demand_in_force_is_true),
     ("L1", satisfiable_demand_is_bound),
     ("L3", excess_is_reclaimed),
+    ("L7", pods_of_satisfied_rows_run),
+    ("L8", hopeless_pods_harm_nobody),
 )
 #: L2 is looked at while the world runs: docstring and sentence are here with the others.
 L2_SENTENCE = "At constant demand and supply no action is taken after convergence."

@@ -10,7 +10,8 @@ from bigfleet.engine.decision import ActionKind
 from bigfleet.model.ownership import RowKind
 from bigfleet.model.states import MachineState
 from bigfleet.shard.demand import RollUpOutcome
-from bigfleet.sim.world.evidence import Committed, Cycled, Died, Event, Evidence, RolledUp, Titled
+from bigfleet.sim.evictions import Cause
+from bigfleet.sim.world.evidence import Committed, Cycled, Died, Event, Evicted, Evidence, RolledUp, Stranded, Titled
 
 S = MachineState
 #: Every mark that a long run must reach.
@@ -62,6 +63,14 @@ MARKS: Final = (
     "an answer of a former leader",
     "a commit of unknown outcome",
     "a shard's disk took nothing",
+    "a pod that waits in a row that is met",
+    "pods without another place",
+    "pods moved by a reclaim",
+    "a machine shared by rows",
+    "a machine acquired with a target",
+    "a target replaced",
+    "a request that is too large",
+    "a pod given up",
 )
 _KIND_MARKS = {
     ActionKind.PROVISION: "a machine provisioned",
@@ -88,6 +97,13 @@ def observe(event: Event, evidence: Evidence) -> None:
                 evidence.mark("a failed machine recovered")
         case RolledUp() if event.outcome is RollUpOutcome.HELD and evidence.moves.under_way:
             evidence.mark("roll-up quarantined during a handover")
+        case RolledUp(rows=rows) if rows is not None and any(row.waiting for row in rows):
+            evidence.mark("a pod that waits in a row that is met")
+        case Stranded(drain=drain):
+            evidence.stranded.setdefault(drain.instruction_id, evidence.now_nanos())
+            evidence.mark("pods without another place")
+        case Evicted(eviction) if eviction.cause is Cause.RECLAIMED:
+            evidence.mark("pods moved by a reclaim")
         case Titled():
             _titled(event, evidence)
         case Died(shard, in_flight):
@@ -135,7 +151,14 @@ def _cycled(event: Cycled, evidence: Evidence) -> None:
         evidence.mark("a drain without an operator")
     if shard.refusals.refused():
         evidence.mark("an operator refused to bootstrap")
+    _targets(event, evidence)
+    hosted: dict[str, int] = {}
     for row in decision.rows if decision is not None else ():
+        for machine_id in row.claimed:
+            if hosted.setdefault(machine_id, id(row)) != id(row):
+                evidence.mark("a machine shared by rows")
+        if row.impossible:
+            evidence.mark("a request that is too large")
         if row.unresolved:
             evidence.mark("a shortfall")
         if row.need.profile.same_key is not None:
@@ -143,3 +166,15 @@ def _cycled(event: Cycled, evidence: Evidence) -> None:
                 evidence.mark("a gang placed")
             elif not row.satisfiable:
                 evidence.mark("a gang that cannot be placed")
+
+
+def _targets(event: Cycled, evidence: Evidence) -> None:
+    decision, memory = event.report.decision, evidence.memory(event.shard)
+    if decision is None or decision.basis is None:
+        return
+    targets = decision.basis.options.targets
+    if any(memory.targets[cluster] is not targets.get(cluster) for cluster in memory.targets):
+        evidence.mark("a target replaced")
+    if any(action.profile is not None and action.cluster in targets for action in decision.actions):
+        evidence.mark("a machine acquired with a target")
+    memory.targets = dict(targets)

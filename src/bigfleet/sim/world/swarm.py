@@ -91,6 +91,8 @@ RARE_FAULTS: Final = (SHORT_QUEUES, QUARANTINE_OVER_HANDOVER, LEASE_LOST_OVER_PR
 ALL_FAULTS: Final = (*SHARD_FAULTS, *COORDINATOR_EVENTS, *RARE_FAULTS)
 #: How a coordinator is about: it lives, nobody ever answers, or no shard knows of any.
 LIVE, GONE, NONE = "live", "gone", "none"
+#: Every so many-th decision is made a second time from nothing: most of the time of a world goes into decisions.
+VERIFY_EVERY_CYCLES: Final = 3
 #: Of the seeds, those with several shards.
 SEVERAL_SHARE = 0.5
 _ZONES: Final = ("a", "b")
@@ -119,6 +121,12 @@ class KindPlan(msgspec.Struct, frozen=True, kw_only=True):
     penalty_dollars: int = 0
     #: The pods must share a rack.
     is_gang: bool = False
+    #: Pods of this kind that one machine may host, because they exclude each other; 0 is no limit.
+    per_machine_max: int = 0
+    #: The pods must be spread evenly over the zones.
+    is_spread: bool = False
+    #: No node is ever good enough, for a reason that is no want of capacity.
+    is_unschedulable: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +148,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     is_incremental: bool = False
     reclaim_cap_fraction: float = 0.2
     reclaim_after_seconds: float = 0.0
+    #: What something that no operator reports takes of the cpu of every node: fewer pods run there than are decided on.
+    hidden_cpu_milli: int = 0
     #: execute, paused or dry-run; until the faults end.
     posture: str = "execute"
     join_gate: str = "observe"
@@ -177,7 +187,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             execute_timeout_seconds=20.0,
             bootstrap_timeout_seconds=20.0,
             list_timeout_seconds=30.0,
-            engine_verify_every_cycles=1,
+            engine_verify_every_cycles=VERIFY_EVERY_CYCLES,
             incremental_reconcile=self.is_incremental,
             full_list_every_cycles=10,
             reclaim_cap_fraction=self.reclaim_cap_fraction,
@@ -247,7 +257,28 @@ def draw(seed: int) -> Plan:
     alone = _of_one_shard(seed)
     rng = Streams(seed).of("swarm of shards")
     plan = _of_several(alone, rng) if rng.random() < SEVERAL_SHARE else alone
-    return _with_rare_faults(plan, Streams(seed).of("swarm of rare faults"))
+    plan = _with_rare_faults(plan, Streams(seed).of("swarm of rare faults"))
+    rng = Streams(seed).of("swarm of pods")
+    clusters = tuple(_with_special_pods(kinds, rng) for kinds in plan.clusters)
+    return msgspec.structs.replace(plan, clusters=clusters, hidden_cpu_milli=500 if rng.random() < 0.15 else 0)
+
+
+def _with_special_pods(kinds: tuple[KindPlan, ...], rng: Random) -> tuple[KindPlan, ...]:
+    """Return kinds of which some are limited or spread, with pods now and then that can never run."""
+    special = []
+    for kind in kinds:
+        draw = rng.random()
+        if kind.name == "service" and draw < 0.3:
+            kind = msgspec.structs.replace(kind, per_machine_max=rng.randint(1, 2))
+        if kind.name == "batch" and draw < 0.2:
+            kind = msgspec.structs.replace(kind, is_spread=True)
+        special.append(kind)
+    web = next((kind for kind in kinds if kind.name == "web"), None)
+    if web is not None and rng.random() < 0.25:
+        special.append(msgspec.structs.replace(web, name="huge", count=1, cpu_milli=64_000))
+    if web is not None and rng.random() < 0.2:
+        special.append(msgspec.structs.replace(web, name="stuck", count=1, is_unschedulable=True))
+    return tuple(special)
 
 
 def _with_rare_faults(plan: Plan, rng: Random) -> Plan:

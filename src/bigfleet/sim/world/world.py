@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
+from bigfleet.engine.decision import ActionKind
 from bigfleet.model import labels
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.penalty import bucket_for_dollars
-from bigfleet.operator.requests import CapacityRequest, CoLocation, LabelSelector
+from bigfleet.model.profile import SpreadMode, TopologySpread
+from bigfleet.operator.requests import CapacityRequest, CoLocation, Exclusion, LabelSelector
 from bigfleet.provider.fence import Mark
 from bigfleet.provider.record import Record
 from bigfleet.provider.simulated.book import SimulatedHost
@@ -28,6 +30,7 @@ from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, drop_all, run_kern
 from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Streams
+from bigfleet.sim.scheduler import Template
 from bigfleet.sim.world import liveness, marks
 from bigfleet.sim.world.cluster import ClusterSite
 from bigfleet.sim.world.evidence import Committed, Event, Evidence, Hosted, Marked, Titled, Violation
@@ -134,6 +137,8 @@ class World:
                 clock=self.clock,
                 make_rng=streams.of,
                 evidence=self.evidence,
+                tell=self.tell,
+                hidden_cpu_milli=plan.hidden_cpu_milli,
             )
             for number in range(len(plan.clusters))
         ]
@@ -158,6 +163,8 @@ class World:
         if before is None or after is None or before.state is not after.state:
             state = after.state.label if after is not None else "gone"
             self.evidence.note("state", known.id, f"{state} {known.machine.cluster} {known.machine.last_error[:60]}")
+        for site in self.clusters:
+            site.follow(before, after)
         self.tell(Committed(before, after))
 
     def _marked(self, mark: Mark) -> None:
@@ -169,7 +176,9 @@ class World:
         self.tell(Hosted(machine_id, before, after, machine_id in self.evidence.fixed, self.clock.unix_nanos()))
 
     def sample(self) -> None:
-        """Note how the world is, for the timeline."""
+        """Note how the world is, for the timeline; gangs that are stuck start over."""
+        for site in self.clusters:
+            site.pods.restart_gangs()
         machines = Counter(record.state.label for record in self.provider.store.records.values())
         decisions = [site.shard.last_decision for site in self.shards if site.shard is not None]
         short = sum(bool(row.unresolved) for decision in decisions if decision is not None for row in decision.rows)
@@ -182,9 +191,9 @@ class World:
         """Live through both phases, or to the first violation."""
         self.provider.start()
         for number, site in enumerate(self.clusters):
-            site.pods = {
-                pod.id: pod for kind in self.plan.clusters[number] for pod in _pods(site.name, kind, kind.count)
-            }
+            for kind in self.plan.clusters[number]:
+                site.templates[kind.name] = _template(site.name, kind)
+                site.resize(kind.name, kind.count)
             site.start()
         for shard in self.shards:
             shard.start(self.plan.settings())
@@ -215,11 +224,8 @@ class World:
             site, kind = self.clusters[number], rng.choice(self.plan.clusters[number])
             wanted = 0 if kind.is_gang and rng.random() < 0.5 else rng.randint(0, max(1, 2 * kind.count))
             wanted = kind.count if kind.is_gang and wanted else wanted
-            there = sorted(name for name in site.pods if name.startswith(f"{kind.name}/"))
-            add = [pod for pod in _pods(site.name, kind, wanted) if pod.id not in site.pods]
-            kept = {pod.id for pod in _pods(site.name, kind, wanted)}
-            self.evidence.note("demand", site.name, f"{kind.name} {len(there)} to {wanted}")
-            site.change(add=add, remove=[name for name in there if name not in kept])
+            self.evidence.note("demand", site.name, f"{kind.name} {site.count(kind.name)} to {wanted}")
+            site.resize(kind.name, wanted)
 
     async def _heal(self) -> None:
         """End every fault; whoever is dead or silent by a person's word is started again."""
@@ -255,17 +261,21 @@ class World:
         evidence = self.evidence
         if is_at_rest:
             before, recovered = Counter(evidence.actions), evidence.reached["a failed machine recovered"]
+            before[ActionKind.RECLAIM.label] -= len(evidence.stranded)
             await self.clock.sleep(liveness.QUIET_SECONDS)
             # A machine that comes back is supply that changes.
             if recovered == evidence.reached["a failed machine recovered"]:
-                for kind, count in (evidence.actions - before).items():
+                after = Counter(evidence.actions)
+                after[ActionKind.RECLAIM.label] -= len(evidence.stranded)
+                after.subtract(before)
+                for kind, count in (+after).items():
                     evidence.breach("L2", f"{count} {kind} after the world had come to rest")
                 evidence.checks["L2"] += 1
         found = False
         for name, text in liveness.last_words(self):
             evidence.breach(name, text)
             found = True
-        for name in ("L1", "L3", "L4", "L5", "L6"):
+        for name in ("L1", "L3", "L4", "L5", "L6", "L7", "L8"):
             evidence.checks[name] += 1
         decided = [entry for entry in self.journal.entries if entry.kind == "decided"]
         acted_seconds = decided[-1].at_nanos / NANOS_PER_SECOND if decided else 0.0
@@ -275,22 +285,22 @@ class World:
             evidence.breach("L2", f"the world did not come to rest: {liveness.unrest(self)}; last decided {recent}")
 
 
-def _pods(cluster: str, kind: KindPlan, count: int) -> list[CapacityRequest]:
+def _template(cluster: str, kind: KindPlan) -> Template:
     gang = None
     if kind.is_gang:
         selector = LabelSelector(match_labels={"app": kind.name})
         gang = CoLocation(topology_key=labels.RACK, namespace=cluster, selector=selector)
-    return [
-        CapacityRequest(
-            id=f"{kind.name}/{number}",
-            resources={"cpu": f"{kind.cpu_milli}m", "memory": f"{2 * kind.cpu_milli}Mi"},
-            priority=kind.priority,
-            interruption_bucket=bucket_for_dollars(kind.penalty_dollars),
-            reclamation_bucket=bucket_for_dollars(kind.penalty_dollars),
-            co_location=gang,
-        )
-        for number in range(count)
-    ]
+    request = CapacityRequest(
+        id="",
+        resources={"cpu": f"{kind.cpu_milli}m", "memory": f"{2 * kind.cpu_milli}Mi"},
+        priority=kind.priority,
+        interruption_bucket=bucket_for_dollars(kind.penalty_dollars),
+        reclamation_bucket=bucket_for_dollars(kind.penalty_dollars),
+        co_location=gang,
+        exclusion=Exclusion(group=kind.name, max_per_machine=kind.per_machine_max) if kind.per_machine_max else None,
+        spreads=(TopologySpread(labels.ZONE, 1, SpreadMode.DO_NOT_SCHEDULE),) if kind.is_spread else (),
+    )
+    return Template.of(kind.name, kind.name, request, is_unschedulable=kind.is_unschedulable)
 
 
 def run_plan(plan: Plan) -> Result:

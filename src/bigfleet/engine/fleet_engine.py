@@ -1,0 +1,75 @@
+"""The engine of a shard: it decides over pods when any row says of which pods it consists, over aggregates otherwise.
+
+Both ways serve all rows of a cycle, because rows of both kinds compete for the same machines (docs/spec/engine.md §2).
+Importing this module loads the kernels of the decision over aggregates.
+"""
+
+from collections.abc import Callable, Sequence
+
+from bigfleet.engine.columnar.engine import ColumnarEngine
+from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columnar.verification import Divergence, divergence
+from bigfleet.engine.decision import Decision, Options, PhaseListener, unheard
+from bigfleet.engine.shapes.decide import says_pods
+from bigfleet.engine.shapes.pod_engine import PodEngine
+from bigfleet.model.need import Need
+
+
+class FleetEngine:
+    """Decides cycle after cycle. One engine serves one caller at a time; equal input gives equal answers from any."""
+
+    def __init__(
+        self,
+        *,
+        is_incremental: bool = True,
+        verify_every_cycles: int = 0,
+        on_divergence: Callable[[Divergence], None] | None = None,
+    ) -> None:
+        """Make an engine that knows nothing yet.
+
+        With `verify_every_cycles` above 0 every so many decisions of each kind are made a second time from nothing; if
+        the two differ, `on_divergence` is told and the second is the answer.
+        """
+        self._over_aggregates = ColumnarEngine(
+            is_incremental=is_incremental, verify_every_cycles=verify_every_cycles, on_divergence=on_divergence
+        )
+        self._over_pods = PodEngine(is_incremental=is_incremental)
+        self._pod_decisions = 0
+        self._is_incremental = is_incremental
+        self._verify_every_cycles = verify_every_cycles
+        self._on_divergence = on_divergence
+        #: The demand of the last decision, and whether it says pods: most cycles decide on the same demand again.
+        self._last: tuple[Sequence[Need], bool] | None = None
+
+    def decide(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener = unheard
+    ) -> Decision:
+        """Decide one cycle; `demand` is in list order and is not changed while it is the argument of later calls."""
+        if self._last is None or self._last[0] is not demand:
+            self._last = (demand, says_pods(demand))
+        if not self._last[1]:
+            return self._over_aggregates.decide(view, demand, options, on_phase=on_phase)
+        self._pod_decisions += 1
+        decision = self._over_pods.decide(view, demand, options, on_phase=on_phase)
+        if self._verify_every_cycles and self._pod_decisions % self._verify_every_cycles == 0:
+            return self._verified(decision, view, demand, options, on_phase)
+        return decision
+
+    def _verified(
+        self,
+        decision: Decision,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        options: Options,
+        on_phase: PhaseListener,
+    ) -> Decision:
+        """Return the decision over pods if one that was made from nothing equals it, else that one."""
+        engine = PodEngine(is_incremental=self._is_incremental)
+        full = engine.decide(view, demand, options, on_phase=on_phase)
+        difference = divergence(decision, full, self._pod_decisions)
+        if difference is None:
+            return decision
+        self._over_pods = engine
+        if self._on_divergence is not None:
+            self._on_divergence(difference)
+        return full

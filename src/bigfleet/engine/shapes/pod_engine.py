@@ -1,0 +1,254 @@
+"""Decides over pods, cycle after cycle, and looks again only at clusters that changed or lack something.
+
+A cluster whose rows are complete on what it holds is decided by its own rows, machines, overheads and target alone.
+While none of these changes, its rows keep their results. The answer equals that of `decide` on the same input: what is
+kept only saves work.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from bigfleet.engine.columnar.objects import snapshot_of
+from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.decision import Basis, Decision, Options, ParkingKey, PhaseListener, RowResult, unheard
+from bigfleet.engine.parking import stamp_parked
+from bigfleet.engine.shapes.acquire import lacks_of_target
+from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.decide import Conclusion, conclude
+from bigfleet.engine.shapes.fleet import Fleet, Rooms, add_clusters, needs_by_cluster, vectors_of
+from bigfleet.engine.shapes.state import Cluster, Dimensions, Searched
+from bigfleet.engine.targets import Target
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.model.shapes import Overhead
+
+#: Rows of one cluster, with their places in the demand.
+_Needs = Sequence[tuple[int, Need]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A cluster whose rows were complete on what it holds."""
+
+    cluster: Cluster
+    needs: tuple[Need, ...]
+    #: In the order of `needs`.
+    results: tuple[RowResult, ...]
+    #: Its machines that nothing keeps, in keep-priority order.
+    excess: Sequence[Machine]
+    overheads: tuple[Overhead, ...]
+    target: Target | None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The demand of a decision, arranged."""
+
+    demand: Sequence[Need]
+    ages: Mapping[ParkingKey, int]
+    by_cluster: Mapping[str, _Needs]
+    names: tuple[str, ...]
+
+
+class PodEngine:
+    """Decides from columns. One engine serves one caller at a time; equal input gives equal answers from any engine."""
+
+    def __init__(self, *, is_incremental: bool = True) -> None:
+        """Make an engine that knows nothing yet; without `is_incremental` it never does."""
+        self._is_incremental = is_incremental
+        self._machines: ColumnMachines | None = None
+        self._asked: _Asked | None = None
+        self._rooms: Rooms | None = None
+        self._dimensions: Dimensions | None = None
+        self._options: Options | None = None
+        self._known: frozenset[int] = frozenset()
+        self._most: list[int] = []
+        self._kept: dict[str, _Kept] = {}
+        #: What searches of small clusters found in the last two decisions: a cluster that stays short asks the same.
+        self._searched: tuple[dict[Hashable, Searched], dict[Hashable, Searched]] = ({}, {})
+        #: Machines of the clusters that want nothing.
+        self._unwanted: dict[str, Sequence[Machine]] = {}
+
+    @property
+    def kept(self) -> Set[str]:
+        """The clusters whose results stand until something touches them."""
+        return self._kept.keys()
+
+    def decide(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener = unheard
+    ) -> Decision:
+        """Decide one cycle: equal to `bigfleet.engine.shapes.decide` on the same machines, rows and options."""
+        kept, unwanted = self._kept, self._unwanted
+        # Whatever fails from here on leaves nothing behind that a later decision could build on.
+        self._kept, self._unwanted = {}, {}
+        touched = self._follow(view, options)
+        machines, asked = self._machines, self._arranged(demand, options)
+        assert machines is not None, "following made the machines"
+        is_same_fleet = self._look(machines, options)
+        if touched is None or not is_same_fleet:
+            kept, unwanted = {}, {}
+        else:
+            kept = {c: one for c, one in kept.items() if c not in touched and self._holds(one, asked, options)}
+            unwanted = {c: one for c, one in unwanted.items() if c not in touched and c not in asked.by_cluster}
+        return self._decided(view, demand, options, kept, unwanted, on_phase)
+
+    def _decided(
+        self,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        options: Options,
+        kept: dict[str, _Kept],
+        unwanted: dict[str, Sequence[Machine]],
+        on_phase: PhaseListener,
+    ) -> Decision:
+        machines, asked, rooms, dimensions = self._machines, self._asked, self._rooms, self._dimensions
+        assert machines is not None, "following made the machines"
+        assert asked is not None, "the demand was arranged before"
+        assert rooms is not None, "what all clusters share was looked at before"
+        assert dimensions is not None, "what all clusters share was looked at before"
+        fleet = Fleet(
+            machines=machines,
+            options=options,
+            dimensions=dimensions,
+            rooms=rooms,
+            kept={name: one.cluster for name, one in kept.items()},
+            offers=machines.offers(),
+            orphans=machines.orphans(),
+            searched=self._searches(),
+        )
+        add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in kept})
+        excess = {name: one.excess for name, one in kept.items()}
+        answer = conclude(fleet, {**excess, **unwanted}, on_phase)
+        rows = self._rows(asked, kept, answer)
+        if self._is_incremental:
+            self._keep(fleet, asked, answer, kept)
+        self._options = options
+        return Decision(
+            actions=tuple(answer.actions),
+            rows=rows,
+            basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view)),
+        )
+
+    def _searches(self) -> dict[Hashable, Searched]:
+        """Return what is remembered of searches; what two decisions did not ask for is forgotten."""
+        if not self._is_incremental:
+            return {}
+        older, newer = self._searched
+        known = _Remembering({**older, **newer})
+        self._searched = (newer, known.asked)
+        return known
+
+    # ---- what is kept --------------------------------------------------------------------------------------------
+
+    def _follow(self, view: ColumnSnapshot, options: Options) -> set[str] | None:
+        """Have the machines of the view; return the clusters whose machines changed, None when all may have."""
+        last = self._options
+        if self._machines is not None and last is not None and self._is_incremental:
+            is_alike = last.idle_head_start == options.idle_head_start
+            touched = self._machines.follow(view, options) if is_alike else None
+            if touched is not None:
+                return touched
+        self._machines, self._rooms, self._dimensions = ColumnMachines(view, options), None, None
+        return None
+
+    def _arranged(self, demand: Sequence[Need], options: Options) -> _Asked:
+        """Return the demand with its parked rows stamped, by cluster."""
+        asked = self._asked
+        if asked is None or asked.demand is not demand or asked.ages != options.parking_ages:
+            needs = stamp_parked(list(demand), options.parking_ages)
+            names = Dimensions(amounts for need in needs for amounts in vectors_of(need)).names
+            asked = self._asked = _Asked(demand, dict(options.parking_ages), needs_by_cluster(needs), names)
+        return asked
+
+    def _look(self, machines: ColumnMachines, options: Options) -> bool:
+        """Bring up to date what all clusters share; return whether kept clusters may still hold."""
+        asked, last = self._asked, self._options
+        assert asked is not None, "the demand was arranged before"
+        if self._dimensions is None or self._dimensions.names != asked.names:
+            self._dimensions, self._rooms = Dimensions([dict.fromkeys(asked.names, 0)]), None
+        is_known = self._known == machines.known_shapes
+        if self._rooms is None or last is None or last.overheads != options.overheads or not is_known:
+            is_new = self._rooms is None
+            self._rooms = Rooms(machines, options, self._dimensions)
+        else:
+            is_new = False
+        self._known = machines.known_shapes
+        most = self._rooms.known("", machines.known_shapes)[1]
+        is_same = most == self._most and not is_new
+        self._most = most
+        return is_same
+
+    def _holds(self, kept: _Kept, asked: _Asked, options: Options) -> bool:
+        """Return whether the cluster is asked for the same, and can host the same."""
+        name = kept.cluster.id
+        needs = asked.by_cluster.get(name, ())
+        if len(needs) != len(kept.needs) or any(
+            need is not known for (_, need), known in zip(needs, kept.needs, strict=True)
+        ):
+            return False
+        if kept.overheads != options.overheads.get(name, ()) or kept.target is not options.targets.get(name):
+            return False
+        return self._can_host_the_same(kept.cluster)
+
+    def _can_host_the_same(self, cluster: Cluster) -> bool:
+        machines, rooms = self._machines, self._rooms
+        assert machines is not None, "following made the machines"
+        assert rooms is not None, "what all clusters share was looked at before"
+        for row in cluster.rows:
+            if row.known is machines.known_shapes:
+                continue
+            if row.impossible:
+                return False
+            found, _most = rooms.known(cluster.id, machines.matching(row.need.profile))
+            requests = [group.request for group in row.groups]
+            if row.divisible is not None and found:
+                requests.append(row.unit)
+            if not all(any(all(room[d] >= milli for d, milli in each) for room in found) for each in requests):
+                return False
+            row.known = machines.known_shapes
+        return True
+
+    def _rows(self, asked: _Asked, kept: Mapping[str, _Kept], answer: Conclusion) -> tuple[RowResult, ...]:
+        results = dict(answer.results)
+        for name, one in kept.items():
+            for (position, _need), result in zip(asked.by_cluster[name], one.results, strict=True):
+                results[position] = result
+        return tuple(results[position] for position in range(len(results)))
+
+    def _keep(self, fleet: Fleet, asked: _Asked, answer: Conclusion, kept: dict[str, _Kept]) -> None:
+        """Keep the clusters that are complete, and the excess of all that will not be decided on again."""
+        for name, cluster in fleet.clusters.items():
+            if not _is_complete(cluster, fleet):
+                continue
+            needs = asked.by_cluster[name]
+            for row in cluster.rows:
+                row.known = fleet.machines.known_shapes
+            kept[name] = _Kept(
+                cluster=cluster,
+                needs=tuple(need for _, need in needs),
+                results=tuple(answer.results[position] for position, _ in needs),
+                excess=answer.excess.get(name, ()),
+                overheads=fleet.options.overheads.get(name, ()),
+                target=fleet.options.targets.get(name),
+            )
+        self._kept = kept
+        self._unwanted = {c: found for c, found in answer.excess.items() if c not in asked.by_cluster}
+
+
+class _Remembering(dict[Hashable, Searched]):
+    """Known answers; those that are asked for, or found anew, stand in `asked` too."""
+
+    def __init__(self, known: Mapping[Hashable, Searched]) -> None:
+        super().__init__(known)
+        self.asked: dict[Hashable, Searched] = {}
+
+    def __setitem__(self, question: Hashable, answer: Searched) -> None:
+        super().__setitem__(question, answer)
+        self.asked[question] = answer
+
+
+def _is_complete(cluster: Cluster, fleet: Fleet) -> bool:
+    """Return whether the cluster's own rows and machines alone made its results."""
+    if not cluster.is_credited or cluster.has_orphans or lacks_of_target(cluster, fleet):
+        return False
+    return not cluster.acquired and all(row.is_held for row in cluster.rows)

@@ -1,0 +1,147 @@
+"""What the engine over pods remembers changes nothing: after any changes it decides what it would decide without it."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bigfleet.compositions.targets import targets_of
+from bigfleet.engine.columnar.store import ColumnStore
+from bigfleet.engine.decision import Action, ActionKind, CapacityPool, Decision, Options, ParkingKey
+from bigfleet.engine.shapes.decide import decide
+from bigfleet.engine.shapes.pod_engine import PodEngine
+from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
+from bigfleet.model.machine import Host, Machine
+from bigfleet.model.need import Need
+from bigfleet.model.states import MachineState
+from tests.engine.shapes.shape_fleets import TYPES, Drawn, fleet, machine, need
+
+LIVES = 300
+STEPS = 8
+_ENDS = {
+    ActionKind.BOOTSTRAP: MachineState.CONFIGURED,
+    ActionKind.PROVISION: MachineState.CONFIGURED,
+    ActionKind.RECLAIM: MachineState.IDLE,
+    ActionKind.PREEMPT: MachineState.IDLE,
+    ActionKind.DELETE: MachineState.SPECULATIVE,
+}
+
+
+class Life:
+    """One store and one engine through a history, and the plain objects that they must agree with."""
+
+    def __init__(self, first: Drawn, rng: random.Random) -> None:
+        self.machines = {m.id: m for m in first.machines}
+        self.since: dict[MachineId, float] = {}
+        self.demand: tuple[Need, ...] = first.demand
+        self.options: Options = first.options
+        self.rng = rng
+        self.store, self.engine = ColumnStore(), PodEngine()
+        for one in first.machines:
+            self.store.insert(one)
+
+    def put(self, one: Machine) -> None:
+        """Add or replace a machine."""
+        self.machines[one.id] = one
+        self.since.pop(one.id, None)
+        if one.state is MachineState.IDLE:
+            self.since[one.id] = self.options.now_seconds
+        self.store.insert(one, self.since.get(one.id))
+
+    def decide(self) -> Decision:
+        """Return the decision with memory, which equals the one without."""
+        kept = self.engine.decide(self.store.snapshot(), self.demand, self.options)
+        full = decide(Snapshot.of(self.machines.values(), self.since), self.demand, self.options)
+        assert kept.actions == full.actions
+        assert kept.rows == full.rows
+        return kept
+
+    def carry_out(self, action: Action) -> None:
+        """Have the machine where the action ends."""
+        one, state = self.machines[action.machine_id], _ENDS[action.kind]
+        is_bound = action.profile is not None
+        changed = replace(
+            one,
+            state=state,
+            host=Host("p", one.id) if state is not MachineState.SPECULATIVE else Host(),
+            cluster=action.cluster if is_bound else ClusterId(""),
+            assigned_need_fingerprint=action.profile.fingerprint if action.profile is not None else Fingerprint(""),
+            assigned_group=action.group,
+            assigned_priority=action.profile.priority if action.profile is not None else 0,
+            intended_cluster=ClusterId(""),
+        )
+        self.put(changed)
+
+    def change(self) -> None:
+        """Change one thing."""
+        rng, machines = self.rng, self.machines
+        match rng.randrange(9):
+            case 0:
+                self.demand = self.demand[1:] or self.demand
+            case 1:
+                row = need(rng.choice(["ca", "cb", "cd"]), rng, 100 + len(self.demand))
+                rows = {one.key: one for one in (*self.demand, row)}
+                self.demand = tuple(sorted(rows.values(), key=lambda r: (-r.profile.priority, r.arrival_unix_nanos)))
+            case 2 if machines:
+                gone = rng.choice(sorted(machines))
+                del machines[gone]
+                self.since.pop(gone, None)
+                self.store.remove(gone)
+            case 3:
+                kind = rng.choice([*TYPES])
+                self.put(machine(f"n{rng.randrange(100):03}", MachineState.SPECULATIVE, kind, rng))
+            case 4 if machines:
+                one = machines[rng.choice(sorted(machines))]
+                self.put(replace(one, price_usd_per_hour=round(rng.random(), 3)))
+            case 5:
+                unjoined = frozenset(rng.sample(sorted(machines), min(1, len(machines))))
+                self.options = replace(self.options, unjoined=unjoined)
+            case 6:
+                pools = {CapacityPool.of(m) for m in machines.values()}
+                self.options = replace(self.options, sold_out=frozenset(sorted(pools)[:1]))
+            case 7:
+                gangs = [row for row in self.demand if row.profile.same_key is not None]
+                ages = {ParkingKey(row.cluster, row.group, row.fingerprint): rng.choice([3, 9, 32]) for row in gangs}
+                self.options = replace(self.options, parking_ages=ages)
+            case _:
+                snapshot = Snapshot.of(machines.values(), self.since)
+                self.options = replace(self.options, targets=targets_of(snapshot, self.demand, self.options))
+        self.options = replace(self.options, now_seconds=self.options.now_seconds + rng.choice([1.0, 400.0]))
+
+
+def lives(first: int, count: int) -> Iterator[Life]:
+    """Return the lives of some seeds."""
+    for seed in range(first, first + count):
+        yield Life(fleet(seed), random.Random(seed))
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_memory_changes_no_decision(part: int) -> None:
+    kept = 0
+    for life in lives(part * 1000, LIVES // 6):
+        for step in range(STEPS):
+            decision = life.decide()
+            kept += len(life.engine.kept)
+            if step % 2 == 0:
+                for action in decision.actions:
+                    life.carry_out(action)
+            else:
+                life.change()
+    assert kept > LIVES // 6, "clusters were hardly ever kept: the test would show nothing"
+
+
+def test_a_cluster_that_nothing_touched_is_not_decided_on_again() -> None:
+    complete = 0
+    for life in lives(0, 10):
+        for _ in range(4):
+            for action in life.decide().actions:
+                life.carry_out(action)
+        first = life.decide()
+        again = life.engine.decide(life.store.snapshot(), life.demand, life.options)
+        for place, row in enumerate(first.rows):
+            if row.need.cluster in life.engine.kept:
+                complete += 1
+                assert again.rows[place] is row
+    assert complete

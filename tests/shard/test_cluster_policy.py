@@ -1,0 +1,146 @@
+"""The cluster policy: what a cluster gets of the file, what is refused, and what stays in force."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigfleet.cli import shard_process
+from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.runtime import SystemClock
+from bigfleet.cli.shard import Flags
+from bigfleet.planner.problem import SchedulerOrder
+from bigfleet.shard.cluster_policy import (
+    PATTERNS_MAX,
+    ClusterPolicies,
+    ClusterPolicy,
+    PolicyFault,
+    PolicyFile,
+    read_policies,
+)
+from tests.patience import PATIENCE_SECONDS
+from tests.shard.world import World
+
+LEAST, MOST = SchedulerOrder.LEAST_ALLOCATED, SchedulerOrder.MOST_ALLOCATED
+
+FILE = """
+clusters:
+  batch-7: {scheduler: least-allocated}
+  "batch-*":
+    scheduler: most-allocated
+  "*-eu-*": {scheduler: least-allocated}
+  "*-eu-9": {scheduler: most-allocated}
+  plain: {}
+"""
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cluster", "order"),
+    [
+        ("batch-7", LEAST),
+        ("batch-8", MOST),
+        ("batch-", MOST),
+        ("batch-eu-1", MOST),
+        ("web-eu-9", LEAST),
+        ("xbatch-8", LEAST),
+        ("plain", LEAST),
+        ("other", LEAST),
+    ],
+)
+def test_a_clusters_own_entry_goes_before_patterns_and_those_in_the_order_of_the_file(
+    tmp_path: Path, cluster: str, order: SchedulerOrder
+) -> None:
+    assert read_policies(written(tmp_path / "p.yaml", FILE)).scheduler_of(cluster) is order
+
+
+def test_an_own_entry_without_the_setting_leaves_it_to_the_patterns() -> None:
+    policies = ClusterPolicies(
+        by_cluster={"a": ClusterPolicy()}, by_pattern={"*": ClusterPolicy(), "a*": ClusterPolicy(scheduler=MOST)}
+    )
+
+    assert (policies.scheduler_of("a"), policies.scheduler_of("b")) == (MOST, LEAST)
+
+
+def test_an_empty_file_treats_all_alike(tmp_path: Path) -> None:
+    assert read_policies(written(tmp_path / "p.yaml", "# nothing\n")) == ClusterPolicies()
+
+
+WRONG = {
+    "no YAML": ("clusters:\n  a: {scheduler: [\n", ":3: is no YAML"),
+    "no mapping": ("- a\n", ":1: the file: is no mapping; write `clusters:`"),
+    "an unknown section": ("cluster: {}\n", ":1: the file: 'cluster' cannot be a key here; write `clusters:`"),
+    "clusters as a list": ("clusters:\n  - a\n", ":2: clusters: is no mapping"),
+    "no cluster id": ("clusters:\n  a b: {}\n", ":2: clusters: 'a b' cannot be a key here; write a cluster id"),
+    "an unknown setting": (
+        "clusters:\n  a:\n    schedular: x\n",
+        ":3: clusters.a: 'schedular' cannot be a key here; write `scheduler:`, the only setting",
+    ),
+    "an unknown value": (
+        "clusters:\n  a:\n    scheduler: packed\n",
+        ":3: clusters.a.scheduler: 'packed' is unknown; write least-allocated or most-allocated",
+    ),
+    "no text": ("clusters:\n  a:\n    scheduler: [x]\n", ":3: clusters.a.scheduler: is no text; write"),
+    "no settings": ("clusters:\n  a:\n", ":2: clusters.a: is no mapping"),
+    "a cluster twice": ("clusters:\n  a: {}\n  b: {}\n  a: {}\n", ":4: clusters: 'a' is already in line 2; remove"),
+    "many patterns": (
+        "clusters:\n" + "".join(f"  'a{n}*': {{}}\n" for n in range(PATTERNS_MAX + 1)),
+        f":2: clusters: has {PATTERNS_MAX + 1} patterns; write at most {PATTERNS_MAX}",
+    ),
+    "characters that YAML has not": ("clusters: \x00\n", ": is no YAML: "),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
+def test_a_fault_names_file_line_and_remedy_and_ends_the_start(tmp_path: Path, text: str, said: str) -> None:
+    path = written(tmp_path / "p.yaml", text)
+    with pytest.raises(UsageFault) as fault:
+        Flags(provider_addr=":1", cluster_policy=path).place()
+
+    assert str(fault.value).startswith(f"--cluster-policy {path}{said}")
+    assert "\n" not in str(fault.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PolicyFault, match=r"none\.yaml: cannot be read: No such file or directory; check the path"):
+        read_policies(tmp_path / "none.yaml")
+    (tmp_path / "p.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PolicyFault, match="is no UTF-8 at byte 0"):
+        read_policies(tmp_path / "p.yaml")
+
+
+@given(st.binary(max_size=60) | st.text(" -:{}[]*&abclustersheduler\n", max_size=60).map(str.encode))
+def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(content)
+    with contextlib.suppress(PolicyFault):
+        read_policies(path).scheduler_of("a")
+
+
+async def test_a_hang_up_reads_it_again_and_a_fault_keeps_the_last_good_one(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.yaml", "clusters: {a: {scheduler: most-allocated}}")
+    world = World()
+
+    async def hang_up(text: str, result: str, count: int) -> SchedulerOrder:
+        written(path, text)
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while world.metric("cluster_policy_reads_total", result=result) < count:  # noqa: ASYNC110 - a counter wakes nobody
+                await asyncio.sleep(0.01)
+        return world.shard.policies.scheduler_of("a")
+
+    async with shard_process._files_kept(PolicyFile(path), None, SystemClock(), world.shard):
+        assert world.shard.policies.scheduler_of("a") is MOST
+        assert await hang_up("clusters: {a: {scheduler: x}}", "refused", 1) is MOST
+        assert await hang_up("clusters: {a: {scheduler: least-allocated}}", "ok", 1) is LEAST
+        path.unlink()
+        assert await hang_up("", "ok", 2) is LEAST

@@ -1,0 +1,232 @@
+"""Stockouts: a pool without capacity is left alone by all rows and probed once per back-off; its rows are short."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from bigfleet.engine.decision import CapacityPool
+from bigfleet.model.frames import BootstrapResponse, UnmetReason
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Profile
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.vector import parse_vector
+from bigfleet.shard.ports import FenceToken, ProviderRefusal, RefusalKind, TransitionAck
+from tests.shard.world import ScriptedProvider, World, machine, need
+
+S = MachineState
+CYCLE_SECONDS = 10.0
+CHEAP = CapacityPool("cheap", "za", CapacityType.ON_DEMAND)
+
+pytestmark = pytest.mark.virtual_time
+
+
+@dataclass
+class SellsOut(ScriptedProvider):
+    """Has no stock of some types: Create is refused at once, or accepted and then failed."""
+
+    sold_out: set[str] = field(default_factory=set)
+    creates: list[str] = field(default_factory=list)
+
+    async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
+        self.creates.append(self.records[machine_id].instance_type)
+        if self.synchronous and self.creates[-1] in self.sold_out:
+            raise ProviderRefusal(RefusalKind.EXHAUSTED, "no capacity")
+        return await super().create(machine_id, token)
+
+    def settle(self, *machine_ids: str) -> None:
+        for record in list(self.records.values()):
+            if record.state is S.CREATING and record.instance_type in self.sold_out:
+                self.fail(record.id, "STOCKOUT: no capacity")
+        super().settle(*machine_ids)
+
+    def recover(self) -> None:
+        """Offer failed slots again."""
+        for record in list(self.records.values()):
+            if record.state is S.FAILED:
+                self.records[record.id] = replace(record, state=S.SPECULATIVE, last_error="")
+
+
+def slots(provider: ScriptedProvider, kind: str, count: int, price: float) -> None:
+    """Add slots of 4 cpu."""
+    offer = {"instance_type": kind, "price_usd_per_hour": price, "capacity_type": CapacityType.ON_DEMAND}
+    provider.add(*(machine(f"{kind}-{number:04d}", S.SPECULATIVE, **offer) for number in range(count)))
+
+
+def row(machines: int, *, cluster: str = "c1") -> Need:
+    """Return a row that any type serves."""
+    amount, unit = parse_vector({"cpu": str(4 * machines)}), parse_vector({"cpu": "4"})
+    return Need(ClusterId(cluster), Profile(requirements=(), priority=100), amount, unit)
+
+
+async def run(world: World, provider: SellsOut, seconds: float) -> list[int]:
+    """Cycle every ten seconds, transitions ending in between; return the Creates of each cycle."""
+    creates = []
+    for _ in range(int(seconds / CYCLE_SECONDS)):
+        before = len(provider.creates)
+        await world.cycle()
+        creates.append(len(provider.creates) - before)
+        # What failed is shown as such in one List.
+        provider.recover()
+        provider.settle()
+        await world.shard._clock.sleep(CYCLE_SECONDS)
+    return creates
+
+
+@pytest.mark.parametrize("synchronous", [True, False], ids=["refused", "failed later"])
+@pytest.mark.parametrize("count", [12, 200, 2000])
+async def test_another_type_is_asked_for_within_two_cycles(count: int, synchronous: bool) -> None:
+    """With 10 machines wanted at most 13 Creates are wasted, however many slots are sold out."""
+    provider = SellsOut(synchronous=synchronous, sold_out={"cheap"})
+    slots(provider, "cheap", count, 1.0)
+    slots(provider, "dear", 20, 2.0)
+    world = World(provider)
+    world.connect("c1").report(row(10))
+    creates = await run(world, provider, 300)
+
+    wasted = provider.creates.count("cheap")
+    first = next(cycle for cycle in range(len(creates)) if "dear" in provider.creates[: sum(creates[: cycle + 1])])
+    assert (wasted <= 13, first <= 2, provider.creates.count("dear")) == (True, True, 10)
+    assert world.shard.view.needs[0].satisfied
+
+
+@pytest.mark.parametrize("synchronous", [True, False], ids=["refused", "failed later"])
+async def test_a_row_whose_creations_fail_is_short_and_ages(synchronous: bool) -> None:
+    """While its machines are being created it is not; from the first failure on it is in every cycle."""
+    provider = SellsOut(synchronous=synchronous, sold_out={"cheap"})
+    slots(provider, "cheap", 200, 1.0)
+    world = World(provider)
+    operator = world.connect("c1", "need-status")
+    operator.report(row(3))
+    await world.step()
+    assert world.shard.view.needs[0].satisfied
+    await run(world, provider, 3600)
+
+    view = world.shard.view.needs[0]
+    assert (view.satisfied, view.reason, view.unmet_age_cycles >= 355) == (False, UnmetReason.STOCKOUT, True)
+    entry = world.shard.shortfall_ledger[row(3).fingerprint]
+    assert (entry.age >= 355, entry.deficit) == (True, {"cpu": 12_000})
+    assert world.metric("shortfall_rows", **{"reason": "stockout", "class": "batch"}) == 1
+    assert operator.verdicts()[-1].rows[0].reason is UnmetReason.STOCKOUT
+    # Three at first, then one probe after 3, 6, 12 and 24 minutes each.
+    assert len(provider.creates) <= 3 + 4
+
+
+async def test_a_pool_is_shared_by_all_clusters_and_comes_back_with_a_probe_that_succeeds() -> None:
+    """Back-off of three minutes, doubled; the probe is one Create, whoever wants it."""
+    provider = SellsOut(synchronous=True, sold_out={"cheap"})
+    slots(provider, "cheap", 50, 1.0)
+    world = World(provider)
+    for cluster in ("c1", "c2", "c3"):
+        world.connect(cluster).report(row(4, cluster=cluster))
+    creates = await run(world, provider, 600)
+    assert [cycle for cycle, number in enumerate(creates) if number] == [0, 18, 54]
+    assert creates[0] == creates[18] == creates[54] == 1
+    assert (world.metric("capacity_pools_sold_out"), world.metric("stockouts_total")) == (1, 3)
+
+    provider.sold_out.clear()
+    creates = await run(world, provider, 900)
+    assert sum(creates) == 12
+    assert world.metric("capacity_pools_sold_out") == 0
+    assert all(view.satisfied for view in world.shard.view.needs)
+
+
+async def test_a_stockout_is_no_strike_against_the_machine() -> None:
+    """One back-off and not two: the slot is never held for it."""
+    provider = SellsOut(synchronous=True, sold_out={"cheap"})
+    slots(provider, "cheap", 1, 1.0)
+    world = World(provider)
+    world.connect("c1").report(row(1))
+    await run(world, provider, 3600)
+
+    assert (len(provider.creates), len(world.shard.strikes)) == (5, 0)
+    assert {outcome for _kind, _machine, outcome in world.outcomes()} == {"exhausted"}
+
+
+async def test_sold_out_machines_are_neither_given_away_nor_told_as_available() -> None:
+    """Until the pool is available again."""
+    provider = SellsOut(synchronous=True, sold_out={"cheap"})
+    slots(provider, "cheap", 5, 1.0)
+    world = World(provider)
+    operator = world.connect("c1")
+    operator.report(row(1))
+    await run(world, provider, 30)
+
+    assert (operator.hints()[-1].available_count, len(world.shard.taken)) == (0, 5)
+
+
+async def test_what_was_failed_by_the_backend_is_a_shortfall_too() -> None:
+    """Not for want of stock: the pool stays, the slots fail one after the other, and the row is short meanwhile."""
+    provider = SellsOut()
+    slots(provider, "cheap", 3, 1.0)
+    world = World(provider)
+    world.connect("c1").report(row(1))
+    await world.cycle()
+    for record in provider.records.values():
+        if record.state is S.CREATING:
+            provider.fail(record.id, "BACKEND: quota")
+    report = await world.cycle()
+
+    assert report.decision is not None
+    assert [action.kind.label for action in report.decision.actions] == ["Provision"]
+    assert (world.shard.view.needs[0].reason, world.metric("capacity_pools_sold_out")) == (UnmetReason.STOCKOUT, 0)
+
+
+async def test_three_creations_that_fail_for_any_reason_count_as_a_stockout() -> None:
+    """A type that always refuses Create does not keep its row from another type."""
+    provider = ScriptedProvider(synchronous=True)
+    slots(provider, "cheap", 200, 1.0)
+    slots(provider, "dear", 3, 2.0)
+    for number in range(200):
+        provider.refusals["create", f"cheap-{number:04d}"] = [RefusalKind.REFUSED] * 99
+    world = World(provider)
+    world.connect("c1").report(row(1))
+    for _ in range(5):
+        await world.cycle()
+        await world.shard._clock.sleep(CYCLE_SECONDS)
+
+    tried = [name for method, name, _sequence in provider.calls if method == "create"]
+    assert [name.partition("-")[0] for name in tried] == ["cheap"] * 3 + ["dear"]
+
+
+async def test_a_machine_that_fails_to_bootstrap_waits_behind_others() -> None:
+    """The others are tried first; without another it is tried again at once."""
+    provider = ScriptedProvider(synchronous=True)
+    provider.add(*(machine(f"m{number}", S.IDLE) for number in range(3)))
+    for number in range(2):
+        provider.refusals["configure", f"m{number}"] = [RefusalKind.REFUSED]
+    world = World(provider)
+    operator = world.connect("c1")
+    operator.answer = lambda request: BootstrapResponse(request_id=request.request_id, user_data=b"#")
+    operator.report(need("c1", "4"))
+    for _ in range(3):
+        await world.cycle()
+    tried = [name for method, name, _sequence in provider.calls if method == "configure"]
+    assert tried == ["m0", "m1", "m2"]
+
+    provider = ScriptedProvider(synchronous=True)
+    provider.add(machine("m0", S.IDLE))
+    provider.refusals["configure", "m0"] = [RefusalKind.REFUSED]
+    world = World(provider)
+    world.connect("c1").report(need("c1", "4"))
+    await world.cycle()
+    await world.cycle()
+    assert world.state("m0") is S.CONFIGURED
+
+
+async def test_a_restart_forgets_back_offs_and_pools_without_demand_are_forgotten() -> None:
+    """An hour after its end a back-off begins with three minutes again."""
+    provider = SellsOut(synchronous=True, sold_out={"cheap"})
+    slots(provider, "cheap", 5, 1.0)
+    world = World(provider)
+    operator = world.connect("c1")
+    operator.report(row(1))
+    await run(world, provider, 20)
+    operator.report()
+    await world.step()
+    assert CHEAP in world.shard.stockouts._pools
+    await world.shard._clock.sleep(180 + 3600)
+    await world.step()
+
+    assert (world.shard.stockouts._pools, world.shard.stockouts.failing()) == ({}, {})
+    assert World(provider, epoch=2).shard.stockouts._pools == {}

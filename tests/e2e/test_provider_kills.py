@@ -75,6 +75,8 @@ class Driver:
         self.cursor = b""
         self.states: dict[str, int] = {}
         self.counts = {"acks": 0, "repeats": 0, "fenced": 0, "listings": 0}
+        #: Released once for each transition that is answered.
+        self.one_more = asyncio.Semaphore(0)
 
     async def check(self, stub: Stub) -> None:
         """Hold what is there after a kill against all that was shown before it."""
@@ -174,11 +176,13 @@ class Driver:
             case _:
                 ack = await stub.Delete(provider_pb2.DeleteRequest(**named), timeout=PATIENCE_SECONDS)
         driven.answered = sequence
+        self.one_more.release()
         return ack
 
-    def answers(self) -> int:
-        """Return how many transitions were answered so far."""
-        return self.counts["acks"] + self.counts["repeats"]
+    async def until_answered(self, transitions: int) -> None:
+        """Wait until so many more transitions are answered."""
+        for _ in range(transitions):
+            await self.one_more.acquire()
 
     def forget_operations(self) -> None:
         """Forget, after a kill, by which operation a machine at rest came there."""
@@ -248,10 +252,10 @@ async def one_life(driver: Driver, provider: Lives, address: str, answers: int, 
             stub = provider_pb2_grpc.CapacityProviderStub(channel)
             await driver.check(stub)
             load = asyncio.create_task(driver.load(stub))
-            expected = driver.answers() + answers
+            answered = asyncio.create_task(driver.until_answered(answers))
             # A load that has failed gives no more answers; awaiting it below says why.
-            while driver.answers() < expected and not load.done():
-                await asyncio.sleep(0.001)
+            await asyncio.wait({load, answered}, return_when=asyncio.FIRST_COMPLETED)
+            answered.cancel()
             await asyncio.sleep(seconds)
             is_alive = False
             await asyncio.to_thread(provider.end, child)

@@ -230,21 +230,26 @@ def _scatter(patch: pytest.MonkeyPatch) -> None:
     _decides(patch, scattered)
 
 
-@defect("a machine is taken from an equal", "S7", found_by=2)
+@defect("a machine is taken from an equal", "S7")
 def _equal(patch: pytest.MonkeyPatch) -> None:
     def taken(decision: Decision, snapshot: Any) -> Decision:
-        actions = []
-        for action in decision.actions:
-            if action.kind is ActionKind.RECLAIM:
-                action = replace(
-                    action,
-                    kind=ActionKind.PREEMPT,
-                    reason="phase2.inversion",
-                    preemptor_priority=snapshot.machines[action.machine_id].assigned_priority,
-                    preemptor=Preemptor("c0", "", ""),
-                )
-            actions.append(action)
-        return replace(decision, actions=tuple(actions))
+        acted = {action.machine_id for action in decision.actions}
+        by_priority = sorted(decision.rows, key=lambda row: row.need.profile.priority)
+        claims = {machine_id: row.need.profile.priority for row in by_priority for machine_id in row.claimed}
+        extra = [
+            Action(
+                kind=ActionKind.PREEMPT,
+                machine_id=machine.id,
+                cluster=machine.cluster,
+                reason="phase2.inversion",
+                grace_seconds=5,
+                preemptor_priority=priority,
+                preemptor=Preemptor("c0", "", ""),
+            )
+            for machine, priority in ((snapshot.machines[each], priority) for each, priority in claims.items())
+            if machine.state is S.CONFIGURED and machine.id not in acted
+        ]
+        return replace(decision, actions=(*decision.actions, *extra[:1]))
 
     _decides(patch, taken)
 

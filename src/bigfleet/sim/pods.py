@@ -42,6 +42,9 @@ class Displaced(NamedTuple):
     pods: int
     #: How many more pods wait, now that the scheduler has placed what it could.
     left_waiting: int
+    #: How many of them had no room on the other nodes, first fit, largest first; the scheduler's own order may leave
+    #: over one that had.
+    without_room: int
 
 
 class PodCluster:
@@ -125,8 +128,12 @@ class PodCluster:
 
     def do_not_fit(self, machine_id: str) -> list[Pod]:
         """Return the pods of a node that would find no place on the other nodes."""
-        others = (node for _machine_id, node in sorted(self.nodes.items()))
-        return do_not_fit(self.nodes[machine_id], others)
+        return self._without_room(machine_id)
+
+    def _without_room(self, machine_id: str) -> list[Pod]:
+        node = self.nodes.get(machine_id)
+        others = (other for _machine_id, other in sorted(self.nodes.items()))
+        return do_not_fit(node, others) if node is not None else []
 
     # ---- what others do ------------------------------------------------------------------------------------------
 
@@ -148,17 +155,19 @@ class PodCluster:
 
     def leave(self, machine_id: str) -> Displaced:
         """A machine's node is gone, and its pods with it."""
+        without_room = len(self._without_room(machine_id))
         waiting, pods = len(self._waiting), self._evict(machine_id)
         self.nodes.pop(machine_id, None)
         self._bind()
-        return Displaced(pods, max(0, len(self._waiting) - waiting))
+        return Displaced(pods, max(0, len(self._waiting) - waiting), without_room)
 
     def drain(self, machine_id: str) -> Displaced:
         """Cordon a node and evict its pods."""
+        without_room = len(self._without_room(machine_id))
         self.nodes[machine_id].is_cordoned = True
         waiting, pods = len(self._waiting), self._evict(machine_id)
         self._bind()
-        return Displaced(pods, max(0, len(self._waiting) - waiting))
+        return Displaced(pods, max(0, len(self._waiting) - waiting), without_room)
 
     def uncordon(self, machine_id: str) -> None:
         """Let pods onto a node again."""

@@ -120,7 +120,15 @@ def every(number: int) -> Callable[[], bool]:
 # ---- provider ---------------------------------------------------------------------------------------------------
 
 
-@defect("the provider's fence is off", "S2", "shard-zombie")
+@defect(
+    "the provider's fence is off",
+    "S2",
+    "shard-zombie",
+    found_by=2,
+    change_seconds_mean=2.0,
+    fault_seconds_mean=3.0,
+    reclaim_cap_fraction=0.5,
+)
 def _fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fence, "passes", lambda _self, _machine, _token: True)
 
@@ -472,13 +480,12 @@ def _no_reclaim(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rails, "choose", choose)
 
 
-@defect("one kind of row is never served", "L1", change_seconds_mean=1e6)
+@defect("one cluster is never served", "L1", change_seconds_mean=1e6)
 def _unserved(patch: pytest.MonkeyPatch) -> None:
     before = rails.choose
 
     def choose(actions: Any, **given: Any) -> Any:
-        wanted = [action for action in actions if action.profile is None or action.profile.priority != 1000]
-        return before(wanted, **given)
+        return before([action for action in actions if action.profile is None or action.cluster != "c1"], **given)
 
     patch.setattr(rails, "choose", choose)
 

@@ -214,10 +214,10 @@ def _kept_for_ever(patch: pytest.MonkeyPatch) -> None:
     found_by=2,
     pools=_EVEN_POOLS,
     clusters=(_EVEN, _EVEN),
-    change_seconds_mean=40.0,
+    change_seconds_mean=100.0,
     cycle_interval_seconds=2.0,
-    report_seconds=15.0,
-    safety_seconds=1200.0,
+    report_seconds=45.0,
+    safety_seconds=2400.0,
 )
 def _no_cooldown(patch: pytest.MonkeyPatch) -> None:
     before = Plan.coordinator_settings

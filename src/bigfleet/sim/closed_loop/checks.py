@@ -74,7 +74,7 @@ def no_pod_left_waiting(world: World, records: Records) -> Iterator[str]:
     for operator in world.operators.values():
         for eviction in operator.evictions:
             is_new = eviction.at_seconds >= world.began_seconds
-            if is_new and eviction.cause is Cause.RECLAIMED and eviction.left_waiting:
+            if is_new and eviction.cause is Cause.RECLAIMED and eviction.left_waiting and eviction.without_room:
                 yield f"S22: {eviction.machine_id} is reclaimed, and {eviction.left_waiting} more pods wait"
 
 

@@ -255,12 +255,12 @@ def pods_without_another_place_stay(event: Called, evidence: Evidence) -> Iterat
 
 @invariant("S22", Evicted)
 def a_reclaim_leaves_no_pod_waiting(event: Evicted, _evidence: Evidence) -> Iterator[str]:
-    """A voluntary reclaim leaves no pod pending that ran before."""
+    """A voluntary reclaim leaves no pod pending that ran before, unless only the scheduler's order leaves it over."""
     eviction = event.eviction
-    if eviction.cause is Cause.RECLAIMED and eviction.left_waiting:
+    if eviction.cause is Cause.RECLAIMED and eviction.left_waiting and eviction.without_room:
         yield (
             f"{eviction.machine_id} of {eviction.cluster} is reclaimed with {eviction.pods} pods,"
-            f" and {eviction.left_waiting} more wait"
+            f" of which {eviction.without_room} have no room elsewhere, and {eviction.left_waiting} more wait"
         )
 
 

@@ -1,6 +1,6 @@
 """Reads the machines and the demand of a plan from files (docs/planning.md).
 
-Machines: JSON lines, CSV or Parquet with the field names of docs/spec/engine.md §1.1, or the nodes of a GPU cluster
+Machines: JSON lines, CSV or Parquet with the field names of docs/spec/model.md §1, or the nodes of a GPU cluster
 trace.
 Demand: a YAML or JSON list of rows, or a mapping with rows and overheads. Nothing is skipped or guessed: an error names
 file, line or row, and field.

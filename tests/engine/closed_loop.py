@@ -251,7 +251,7 @@ def trading_gangs(course: Course, *, last: int) -> list[Trade]:
     """Return the trades within the last cycles of a course: what shows that a fleet is of the excepted kind.
 
     A trade is a gang row that did not hold the same bound machines throughout, and was credited with one that is
-    stamped for another gang of the same cluster. With more than one domain it is the exception of docs/spec/aggregates.md §9.9 to the letter;
+    stamped for another gang of the same cluster. With more than one domain it is the exception of aggregates.md §9.9;
     within one domain it needs gangs that change places in the list, and so another demand each cycle.
     """
     holdings: defaultdict[tuple[str, str, str], set[frozenset[MachineId]]] = defaultdict(set)

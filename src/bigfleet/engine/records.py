@@ -196,7 +196,7 @@ class DomainsRanked:
     row: RowRef
     key: str
     domains: tuple[RankedDomain, ...]
-    #: Rule 1 to 5 of docs/spec/aggregates.md §5.3 that put the first before the second; None with fewer than two domains.
+    #: Rule of docs/spec/aggregates.md §5.3 that put the first before the second; None with fewer than two domains.
     decided_by: int | None
 
 

@@ -46,7 +46,8 @@ def decide(
 ) -> Decision:
     """Decide one cycle; equal arguments give equal decisions in any process, whoever listens.
 
-    `demand` is in list order (docs/spec/model.md §8). All phases see the one snapshot; a machine has at most one action.
+    `demand` is in list order (docs/spec/model.md §8). All phases see the one snapshot; a machine has at most one
+    action.
     """
     pool = Pool(snapshot, options)
     book = Book(pool)

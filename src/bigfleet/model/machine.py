@@ -135,7 +135,7 @@ _HOSTED_FREE = (MachineState.IDLE, MachineState.CONFIGURING, MachineState.DELETI
 
 
 def invariant_fault(machine: Machine) -> tuple[InvariantFault, str] | None:
-    """Return the first broken part of the invariant with a sentence, or None when the record is sound (docs/spec/model.md §2)."""
+    """Return the first broken part of the invariant with a sentence; None if it is sound (docs/spec/model.md §2)."""
     problem = _structural_problem(machine)
     if problem:
         return InvariantFault.STRUCTURAL, problem

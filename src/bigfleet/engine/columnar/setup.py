@@ -162,7 +162,7 @@ def list_order(folded: Folded, arranged: Arranged) -> Int64s:
 
 
 def processing_order(rows_in_list: Int64s, folded: Folded, demand: Demand) -> Int32s:
-    """Return the rows in the order in which they are served: precedence, then list order (docs/spec/aggregates.md §5.1)."""
+    """Return the rows in processing order: precedence, then list order (docs/spec/aggregates.md §5.1)."""
     keys = demand.precedence_ranks()[folded.profile[rows_in_list]]
     return rows_in_list[np.argsort(keys, kind="stable")].astype(np.int32)
 

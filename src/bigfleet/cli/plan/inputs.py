@@ -389,7 +389,7 @@ def _needs(rows: list[Any], path: Path) -> tuple[NeedGiven, ...]:
 
 
 def in_list_order(needs: Iterable[NeedGiven]) -> list[NeedGiven]:
-    """Return the rows as a shard lists them: priority descending, arrival, cluster, order of the file (§1.8)."""
+    """Return the rows in list order (docs/spec/model.md §8): priority, arrival, cluster, order of the file."""
     return sorted(needs, key=lambda g: (-g.need.profile.priority, g.need.arrival_unix_nanos, g.need.cluster))
 
 

@@ -25,7 +25,7 @@ TYPES = (
     ("n2-standard-32", {"cpu": "32", "memory": "128Gi"}),
     ("r6i.xlarge", {"cpu": "4", "memory": "32Gi"}),
 )
-#: Bucket of $8192 (docs/spec/engine.md §1.6), and its dollars.
+#: Bucket of $8192 (docs/spec/model.md §6), and its dollars.
 BUCKET = 16
 DOLLARS = bucket_upper_dollars(BUCKET)
 #: Clusters of W1.

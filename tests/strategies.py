@@ -3,7 +3,7 @@
 Fleets full of gangs that tie are in `tests.engine.crowds`.
 
 The universes are tiny on purpose: a few clusters, zones, types and sizes, so that rows meet, compete and tie. Every
-machine holds the invariant of docs/spec/engine.md §1.2.
+machine holds the invariant of docs/spec/model.md §2.
 """
 
 from collections.abc import Callable, Sequence
@@ -221,7 +221,7 @@ class FleetInput:
     options: Options
 
 
-#: The order in which a demand table lists rows: priority descending, arrival, cluster (docs/spec/engine.md §1.8).
+#: The order in which a demand table lists rows: priority descending, arrival, cluster (docs/spec/model.md §8).
 LIST_ORDER: Callable[[Need], tuple[int, int, str]] = lambda need: (  # noqa: E731
     -need.profile.priority,
     need.arrival_unix_nanos,

@@ -93,7 +93,7 @@ class Row:
     requirements: tuple[Requirement, ...] = ()
     spreads: tuple[Spread, ...] = ()
     priority: int = 0
-    #: Ordinals of docs/spec/engine.md section 1.6.
+    #: Ordinals of docs/spec/model.md section 6.
     interruption_bucket: int = 1
     reclamation_bucket: int = 1
     group: str = ""

@@ -23,7 +23,7 @@ from bigfleet.shard.giving import Candidate, chosen, victims
 from tests.engine.proof import Proof, RecordProperty, examples
 
 TYPES = {"small": 4_000, "big": 16_000}
-#: What the buckets of docs/spec/engine.md §1.6 stand for, written out: unspecified, $0, $0.50, $1 and doubling.
+#: What the buckets of docs/spec/model.md §6 stand for, written out: unspecified, $0, $0.50, $1 and doubling.
 DOLLARS = (0.0, 0.0, 0.5, *(float(2**power) for power in range(24)), float("inf"))
 
 

@@ -70,7 +70,7 @@ def test_a_session_acks_in_order_and_shows_the_machine_on_its_way(said: dict[str
 
 
 def test_a_bound_machine_is_explained_by_the_names_of_the_records(said: dict[str, dict[str, Any]]) -> None:
-    """It counts for its row and is kept (docs/spec/engine.md §12)."""
+    """It counts for its row and is kept (docs/spec/aggregates.md §8)."""
     assert said["explain"]["kinds"] == ["candidate_considered", "credited", "machine_kept"]
 
 

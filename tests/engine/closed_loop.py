@@ -3,7 +3,7 @@
 Machines take cycles to be created, configured, drained and deleted; slots may turn up in another rack than they were
 offered in; rows that are equal change places from cycle to cycle. Both engines decide every cycle, the columnar one
 from a store and with a memory that live as long as the world, and must agree. A world that does not come to rest is
-looked at by `trading_gangs`, which knows the one excepted kind of fleet (docs/spec/engine.md §13.9). Nothing here
+looked at by `trading_gangs`, which knows the one excepted kind of fleet (docs/spec/aggregates.md §9.9). Nothing here
 decides anything, and nothing here may excuse a fleet for another reason.
 """
 
@@ -162,7 +162,7 @@ def rotated(demand: Sequence[Need], turn: int) -> list[Need]:
     """Let equal rows change places: those of one cluster wherever they stand, those of several where they neighbour.
 
     Rows are equal when profile, aggregate and min unit are. Unequal rows of one cluster keep their order: which of
-    them comes first is demand, and another order is another demand (docs/spec/engine.md §1.8).
+    them comes first is demand, and another order is another demand (docs/spec/model.md §8).
     """
     rows = list(demand)
     by_kind: defaultdict[object, list[int]] = defaultdict(list)
@@ -251,7 +251,7 @@ def trading_gangs(course: Course, *, last: int) -> list[Trade]:
     """Return the trades within the last cycles of a course: what shows that a fleet is of the excepted kind.
 
     A trade is a gang row that did not hold the same bound machines throughout, and was credited with one that is
-    stamped for another gang of the same cluster. With more than one domain it is the exception of §13.9 to the letter;
+    stamped for another gang of the same cluster. With more than one domain it is the exception of aggregates.md §9.9;
     within one domain it needs gangs that change places in the list, and so another demand each cycle.
     """
     holdings: defaultdict[tuple[str, str, str], set[frozenset[MachineId]]] = defaultdict(set)
@@ -276,7 +276,7 @@ def trading_gangs(course: Course, *, last: int) -> list[Trade]:
 
 
 def trades_domains(course: Course, *, last: int) -> bool:
-    """Say whether gangs trade domains: the one exception of §13.9."""
+    """Say whether gangs trade domains: the one exception of docs/spec/aggregates.md §9.9."""
     return any(len(trade.domains) > 1 for trade in trading_gangs(course, last=last))
 
 

@@ -1,7 +1,7 @@
 """Fleets in which gangs tie: few racks, few sizes, little that is free; and both kinds of fleets with everything on.
 
 What is drawn is written once over a `Pick`, so that Hypothesis can draw and shrink small fleets and a seeded generator
-can make large ones. Every machine holds the invariant of docs/spec/engine.md §1.2.
+can make large ones. Every machine holds the invariant of docs/spec/model.md §2.
 """
 
 import random

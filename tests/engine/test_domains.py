@@ -1,4 +1,4 @@
-"""Ranking domains: integers over one denominator compare as fractions do (docs/spec/engine.md §5.3)."""
+"""Ranking domains: integers over one denominator compare as fractions do (docs/spec/aggregates.md §5.3)."""
 
 from fractions import Fraction
 from functools import cmp_to_key

@@ -1,4 +1,4 @@
-"""The invariants of docs/spec/engine.md §13 on generated fleets: one test each, the sentence as its docstring."""
+"""The invariants of docs/spec/aggregates.md §9 on generated fleets: one test each, the sentence as its docstring."""
 
 from collections.abc import Sequence
 from dataclasses import replace

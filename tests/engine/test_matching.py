@@ -1,4 +1,4 @@
-"""Matching by shape answers as matching machine by machine does (docs/spec/engine.md §3)."""
+"""Matching by shape answers as matching machine by machine does (docs/spec/model.md §9)."""
 
 from collections.abc import Sequence
 

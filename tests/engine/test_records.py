@@ -1,4 +1,4 @@
-"""What a reporter hears of a decision, record by record (docs/spec/engine.md §12)."""
+"""What a reporter hears of a decision, record by record (docs/spec/aggregates.md §8)."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -351,7 +351,7 @@ def test_kept_and_reclaimed_machines_name_their_place_in_keep_priority() -> None
 
 
 def test_a_machine_that_stays_for_a_short_row_names_the_row_and_what_it_lacks() -> None:
-    """The reasons come in the order of docs/spec/engine.md §12: the first that applies is reported."""
+    """The reasons come in the order of docs/spec/aggregates.md §8: the first that applies is reported."""
     bound = {"t": "T4", "st": "Configured", "cluster": "c1", "aprio": 100, "afp": "@n"}
     records = heard(
         [

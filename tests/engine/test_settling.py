@@ -1,4 +1,4 @@
-"""It settles (docs/spec/engine.md §13.9): with constant demand and supply the actions stop, and do not come back.
+"""It settles (docs/spec/aggregates.md §9.9): with constant demand and supply the actions stop, and do not come back.
 
 Random fleets first, then one scene for each way in which gangs were ever seen to churn: what a gang holds is told apart
 by domain, by gang and by machine (§5.3), through dwell, maturing machines and rows that change places.

@@ -1,4 +1,4 @@
-"""The orders of a snapshot (docs/spec/engine.md §1.3)."""
+"""The orders of a snapshot (docs/spec/model.md §3)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Machines: supply, cost, attributes and the invariant (docs/spec/engine.md §1.1, §1.2, §3)."""
+"""Machines: supply, cost, attributes and the invariant (docs/spec/model.md §1, §2, §9)."""
 
 import math
 from dataclasses import replace

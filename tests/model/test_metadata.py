@@ -1,4 +1,4 @@
-"""Metadata: the durable stamps, key by key (docs/spec/engine.md §1.4)."""
+"""Metadata: the durable stamps, key by key (docs/spec/model.md §4)."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Rows of demand and how rows of one kind merge (docs/spec/engine.md §1.8)."""
+"""Rows of demand and how rows of one kind merge (docs/spec/model.md §8)."""
 
 from collections.abc import Sequence
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Penalty buckets: the ladder of docs/spec/engine.md §1.6."""
+"""Penalty buckets: the ladder of docs/spec/model.md §6."""
 
 import math
 

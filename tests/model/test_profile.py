@@ -1,4 +1,4 @@
-"""Profiles and fingerprints: what makes demand equal (docs/spec/engine.md §1.7)."""
+"""Profiles and fingerprints: what makes demand equal (docs/spec/model.md §7)."""
 
 import unicodedata
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Quantities: exact milli-units in, canonical text out (docs/spec/engine.md §1.5)."""
+"""Quantities: exact milli-units in, canonical text out (docs/spec/model.md §5)."""
 
 from decimal import ROUND_UP, Context, Decimal
 

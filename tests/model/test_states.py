@@ -1,4 +1,4 @@
-"""The state table: every pair of states, and every state in its class (docs/spec/engine.md §1.2)."""
+"""The state table: every pair of states, and every state in its class (docs/spec/model.md §2)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Resource vectors: what the operations keep true (docs/spec/engine.md §1.5)."""
+"""Resource vectors: what the operations keep true (docs/spec/model.md §5)."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -45,7 +45,7 @@ S = MachineState
 Code = grpc.StatusCode
 T = TypeVar("T")
 ROW = RowRef("c1", "p=1", "gang", 3)
-ENGINE_SPEC = Path(__file__).parents[2] / "docs" / "spec" / "engine.md"
+RECORDS_SPEC = Path(__file__).parents[2] / "docs" / "spec" / "aggregates.md"
 
 
 @pytest.fixture
@@ -368,8 +368,8 @@ async def test_a_reader_that_goes_away_does_not_let_a_second_explanation_run_bes
 
 
 def spec_records() -> dict[str, str]:
-    """Return the fields of each record as docs/spec/engine.md §12 lists them."""
-    table = ENGINE_SPEC.read_text(encoding="utf-8").partition("## 12. ")[2].partition("## 13. ")[0]
+    """Return the fields of each record as docs/spec/aggregates.md §8 lists them."""
+    table = RECORDS_SPEC.read_text(encoding="utf-8").partition("## 8. ")[2].partition("## 9. ")[0]
     return dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""The machines that a shard knows: the index by cluster and snapshots (docs/spec/engine.md §1.3).
+"""The machines that a shard knows: the index by cluster and snapshots (docs/spec/model.md §3).
 
 Insert, apply, remove and idle stamps are the cases of tests/cases/engine/machine_state.yaml.
 """

@@ -1,4 +1,4 @@
-"""The demand that a shard holds: its order, and which rows stay the same objects (docs/spec/engine.md §1.8)."""
+"""The demand that a shard holds: its order, and which rows stay the same objects (docs/spec/model.md §8)."""
 
 from dataclasses import replace
 

@@ -118,7 +118,7 @@ class CapacityPool(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of the victim score (§6.4)."""
+    """Weights of the victim score (docs/spec/aggregates.md §6.4)."""
 
     priority: float = 1.0
     drain: float = 0.1
@@ -254,7 +254,7 @@ class Decision:
     basis: Basis | None = field(default=None, compare=False, repr=False)
 
     def explain(self, subject: Need | RowKey | MachineId) -> "Explanation":
-        """Return why a row got what it got, or why a machine serves whom it serves (docs/spec/engine.md §12).
+        """Return why a row got what it got, or why a machine serves whom it serves (docs/spec/aggregates.md §8).
 
         `subject` is a row of the demand, a row of this decision, the (cluster, fingerprint, group) of either, or the id
         of a machine; a folded row is explained as its first member. Equal to `bigfleet.engine.explain.explain`, and

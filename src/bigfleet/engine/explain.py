@@ -1,4 +1,4 @@
-"""Why the decision is what it is, for one row of demand or one machine, from the records (docs/spec/engine.md §12).
+"""Why the decision is what it is, for one row of demand or one machine, from the records (docs/spec/aggregates.md §8).
 
 An explanation is a value: what was taken and what nearly was, why the others were not, which domain beat which, and
 the smallest change that would have turned the choice. `explain` runs the reference with a reporter that listens for one
@@ -92,7 +92,7 @@ class DomainChoice:
     domains: int
     chosen: RankedDomain | None
     second: RankedDomain | None
-    #: Rule 1 to 5 of §5.3; None with fewer than two domains.
+    #: Rule 1 to 5 of docs/spec/aggregates.md §5.3; None with fewer than two domains.
     decided_by: int | None
     #: Of rules 2 and 3: which of the three coverages differs first, from 0.
     decided_by_coverage: int | None

@@ -11,7 +11,7 @@ from bigfleet.model.need import Need
 
 
 class ListedRows(tuple[Need, ...]):
-    """Rows in list order (docs/spec/engine.md §1.8), and the places at which they differ from the listing before.
+    """Rows in list order (docs/spec/model.md §8), and the places at which they differ from the listing before.
 
     Invariant: without the rows at `gone` the former listing has, in the same order, the very objects that this one has
     without those at `come`. Without a former listing both are empty and mean nothing.

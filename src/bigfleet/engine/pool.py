@@ -1,4 +1,6 @@
-"""What one decision may draw on, in the orders in which the phases walk it (docs/spec/engine.md §1.1, §1.3, §5).
+"""What one decision over aggregates may draw on, in the orders of its phases.
+
+Orders: docs/spec/model.md §3. Hidden machines: docs/spec/engine.md §1.1.
 
 The pool hides what no phase but reclaim may see: machines that missed the join gate, reserved ones while they are Idle,
 Speculative or Draining, Speculative ones of pools without stock, and Idle ones that are set aside. It keeps no claims

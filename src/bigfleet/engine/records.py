@@ -1,4 +1,4 @@
-"""What the engine tells a listener of a decision: one typed record per fact (docs/spec/engine.md §12).
+"""What the engine tells a listener of a decision: one typed record per fact (docs/spec/aggregates.md §8).
 
 Records come in decision order and equal input gives equal records. Vectors are milli-integers, coverages fractions
 as `n/d`, differences are the runner-up's order key less the taken one's. Nothing is ever decided by a record, and
@@ -196,7 +196,7 @@ class DomainsRanked:
     row: RowRef
     key: str
     domains: tuple[RankedDomain, ...]
-    #: Rule 1 to 5 of §5.3 that put the first before the second; None with fewer than two domains.
+    #: Rule of docs/spec/aggregates.md §5.3 that put the first before the second; None with fewer than two domains.
     decided_by: int | None
 
 

@@ -1,6 +1,6 @@
 """What one shard decides from one view of its machines and one view of demand: the specification in plain Python.
 
-`decide` reads like docs/spec/engine.md §2: fold, stamp, credit, acquire, preempt, reclaim, release, all on one
+`decide` reads like docs/spec/aggregates.md: fold, stamp, credit, acquire, preempt, reclaim, release, all on one
 snapshot. Each phase continues in its own module (`folding`, `parking`, `credit`, `acquire`, `preempt`, `reclaim`). A
 faster engine must give the same answer, action for action; the meaning changes here first. It must never read a clock,
 do I/O, draw randomness, log, or remember anything between two calls.
@@ -46,7 +46,8 @@ def decide(
 ) -> Decision:
     """Decide one cycle; equal arguments give equal decisions in any process, whoever listens.
 
-    `demand` is in list order (§1.8). All phases see the one snapshot; a machine has at most one action.
+    `demand` is in list order (docs/spec/model.md §8). All phases see the one snapshot; a machine has at most one
+    action.
     """
     pool = Pool(snapshot, options)
     book = Book(pool)
@@ -85,7 +86,7 @@ def decide(
 
 
 def processing_order(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows by precedence, highest first; rows of equal precedence in list order (§5.1)."""
+    """Return the rows by precedence, highest first; equals in list order (docs/spec/engine.md §2.2)."""
     return sorted(rows, key=lambda row: row.need.profile.precedence, reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""Which machine next under a strict topology spread: the open domains of one round (docs/spec/engine.md §5.5, §6.3).
+"""Picks the next machine under a strict topology spread (docs/spec/aggregates.md §5.5, §6.3).
 
 Pure: the callers bring candidates that are free, fit and carry the key, in their own order of preference, and claim
 what is picked. The minimum runs over every domain of the round, also over one that has run dry or never had a

@@ -1,4 +1,4 @@
-"""A machine as every part of BigFleet sees it, its invariant, and what it costs (docs/spec/engine.md §1.1, §1.2).
+"""A machine as every part of BigFleet sees it, its invariant, and what it costs (docs/spec/model.md §1, §2).
 
 A record is a frozen value: whoever changes a machine makes a new one. `invariant_fault` holds on every insert and
 update; a record that breaks it is refused and the last good one stays.
@@ -84,7 +84,7 @@ class Machine:
         object.__setattr__(self, "supply", parse_vector(self.allocatable or self.resources))
 
     def attribute(self, key: str) -> str | None:
-        """Return what a requirement on `key` is compared with, or None when it is absent (§3).
+        """Return what a requirement on `key` is compared with, or None when it is absent (docs/spec/model.md §9).
 
         Instance type and zone come from the record when they are not empty, everything else from the labels.
         """
@@ -108,7 +108,7 @@ class Machine:
         return self.effective_cost_usd_per_hour(bucket_upper_dollars(interruption_bucket))
 
     def without_binding(self) -> "Machine":
-        """Return the record with cluster and every stamp gone, as Idle, Speculative and Deleting demand (§11)."""
+        """Return the record with cluster and every stamp gone, as docs/spec/engine.md §11 demands."""
         return replace(
             self,
             cluster=ClusterId(""),
@@ -135,7 +135,7 @@ _HOSTED_FREE = (MachineState.IDLE, MachineState.CONFIGURING, MachineState.DELETI
 
 
 def invariant_fault(machine: Machine) -> tuple[InvariantFault, str] | None:
-    """Return the first broken part of the invariant with a sentence, or None when the record is sound (§1.2)."""
+    """Return the first broken part of the invariant with a sentence; None if it is sound (docs/spec/model.md §2)."""
     problem = _structural_problem(machine)
     if problem:
         return InvariantFault.STRUCTURAL, problem

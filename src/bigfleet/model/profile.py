@@ -1,6 +1,6 @@
 """What makes demand equal: a profile, its canonical form, and the fingerprint text stored on machines.
 
-docs/spec/engine.md §1.7. The fingerprint is durable: it lives in every provider's metadata. Changing its text costs
+docs/spec/model.md §7. The fingerprint is durable: it lives in every provider's metadata. Changing its text costs
 every running fleet its attribution, so never change it.
 """
 
@@ -49,7 +49,7 @@ class Requirement:
         object.__setattr__(self, "values", tuple(sorted(set(self.values))))
 
     def holds(self, value: str | None) -> bool:
-        """Say whether an attribute satisfies this; None is an absent one (docs/spec/engine.md §3)."""
+        """Say whether an attribute satisfies this; None is an absent one (docs/spec/model.md §9)."""
         match self.operator:
             case Operator.IN:
                 return value is not None and value in self.values
@@ -96,7 +96,7 @@ class Profile:
 
     @property
     def precedence(self) -> tuple[int, int, int]:
-        """(priority, interruption ordinal, reclamation ordinal): higher is served first (§5.1)."""
+        """(priority, interruption ordinal, reclamation ordinal): higher is served first (§7)."""
         return (self.priority, self.interruption_bucket, self.reclamation_bucket)
 
     @property

@@ -1,6 +1,6 @@
 """Kubernetes quantities as exact integers: every quantity becomes milli-units when it enters.
 
-One number form (docs/spec/engine.md §1.5): rounded away from zero, capped at (2**63 - 1) units. There is no float
+One number form (docs/spec/model.md §5): rounded away from zero, capped at (2**63 - 1) units. There is no float
 on any path here, so equal text gives equal integers in every process. Never parse a quantity anywhere else.
 """
 
@@ -36,7 +36,7 @@ class QuantityError(ValueError):
 def parse_quantity(text: str) -> int:
     """Return the quantity in milli-units, rounded away from zero, its magnitude at most `MILLI_MAX`.
 
-    Raises QuantityError for anything outside the grammar of docs/spec/engine.md §1.5.
+    Raises QuantityError for anything outside the grammar of docs/spec/model.md §5.
     """
     return _parse(text)[0]
 
@@ -85,7 +85,7 @@ _BINARY_SUFFIXES = (("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), 
 def format_quantity(milli: int, family: Family) -> str:
     """Return the canonical text: the family's largest suffix that divides exactly, `0` for zero.
 
-    A binary value under 1024 units or with a fraction prints in decimal form (docs/spec/engine.md §1.5).
+    A binary value under 1024 units or with a fraction prints in decimal form (docs/spec/model.md §5).
     """
     if milli == 0:
         return "0"

@@ -1,7 +1,7 @@
 """The life of a machine: its states and the table of what may be driven from where, with a reason per edge.
 
 The table binds what BigFleet drives, not what it observes: a provider's word about a machine is taken as it is
-(docs/spec/engine.md §1.2, docs/spec/shard.md §5.3). Anything that is not an edge here is refused.
+(docs/spec/model.md §2, docs/spec/shard.md §5.3). Anything that is not an edge here is refused.
 """
 
 from enum import IntEnum

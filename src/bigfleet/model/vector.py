@@ -1,7 +1,7 @@
 """Resource vectors: which resource, how much of it, in exact milli-units.
 
 A vector maps names to positive integers; a dimension that is zero is absent, so equal vectors are equal mappings
-(docs/spec/engine.md §1.5). Vectors are treated as immutable: no function here changes its arguments.
+(docs/spec/model.md §5). Vectors are treated as immutable: no function here changes its arguments.
 """
 
 from collections.abc import Mapping
@@ -105,7 +105,7 @@ def covers(have: Vector, want: Vector) -> bool:
 
 
 def is_useful(supply: Vector, remaining: Vector) -> bool:
-    """Say whether the supply is positive in some dimension that still remains (docs/spec/engine.md §3)."""
+    """Say whether the supply is positive in some dimension that still remains (docs/spec/aggregates.md §3)."""
     return any(name in supply for name in remaining)
 
 

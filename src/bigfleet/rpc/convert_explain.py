@@ -1,8 +1,8 @@
 """Turns what the engine reported into the `Explanation` messages of docs/spec/wire.md §9: one record, one message.
 
-The kind is the record's name in docs/spec/engine.md §12, the text one sentence for a person, the attributes every field
-of the record as text, so that a program need not read the sentence. Equal records give equal messages. Nothing here
-decides, and no message says what its record does not.
+The kind is the record's name in docs/spec/aggregates.md §8, the text one sentence for a person, the attributes every
+field of the record as text, so that a program need not read the sentence. Equal records give equal messages. Nothing
+here decides, and no message says what its record does not.
 """
 
 import json
@@ -46,7 +46,7 @@ from bigfleet.rpc.gen import shardread_pb2
 LISTED_MAX = 100
 
 _WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
-#: What put the first domain before the second (docs/spec/engine.md §5.3).
+#: What put the first domain before the second (docs/spec/aggregates.md §5.3).
 _RULES: Final[Mapping[int, str]] = {
     1: "only the first could cover it whole",
     2: "both could cover it whole, and more of the first serves it already or the first is tighter",
@@ -74,7 +74,7 @@ def explanation_to_wire(record: Record, *, possible_victims: int = 0) -> shardre
 
 
 def kind_of(record: Record) -> str:
-    """Return the record's name in docs/spec/engine.md §12, such as `row_started`."""
+    """Return the record's name in docs/spec/aggregates.md §8, such as `row_started`."""
     return _WORD_START.sub("_", type(record).__name__).lower()
 
 

@@ -1,6 +1,6 @@
 """The demand that a shard holds: each cluster's last accepted roll-up, in an order that stands still while it does.
 
-docs/spec/engine.md §1.8 and docs/spec/shard.md §4. Silence changes nothing here; only an accepted roll-up does.
+docs/spec/model.md §8 and docs/spec/shard.md §4. Silence changes nothing here; only an accepted roll-up does.
 """
 
 from bisect import bisect_left

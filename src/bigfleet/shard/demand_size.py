@@ -1,6 +1,6 @@
 """Measures how much a roll-up asks for and says when the next one lost so much that it may be a mistake.
 
-docs/spec/engine.md §8 point 3, docs/adr/0144-quarantine-by-demand.md. Pure integer arithmetic over the rows as
+docs/spec/shard.md §6, docs/adr/0144-quarantine-by-demand.md. Pure integer arithmetic over the rows as
 received; each roll-up is measured once, when it comes into force.
 """
 

@@ -23,7 +23,7 @@ from bigfleet.shard.census import ShapeCensus, SoldOutShapes, supply_of, uncreat
 #: Rows whose creations fail, with the pools in which they do.
 Failing = Mapping[RowKey, frozenset[CapacityPool]]
 NO_FAILURES: Failing = MappingProxyType({})
-#: Matching machines are counted up to this (docs/spec/engine.md §12).
+#: Matching machines are counted up to this (docs/spec/aggregates.md §8).
 MATCHING_MAX = 256
 
 

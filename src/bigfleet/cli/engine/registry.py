@@ -1,7 +1,7 @@
 """The engines that there are, by name.
 
-An engine is a function of (snapshot, demand, options, reporter) that returns a Decision (docs/spec/engine.md §2). It is
-imported when it is asked for, so that a command line stays quick. Nothing stands here that cannot be run.
+An engine is a function of (snapshot, demand, options, reporter) that returns a Decision (docs/spec/aggregates.md). It
+is imported when it is asked for, so that a command line stays quick. Nothing stands here that cannot be run.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -62,7 +62,7 @@ def row_amounts(
     """Return the amounts of a row; an aggregate or min unit that is not given follows from the shapes.
 
     With `is_lenient` a dimension of the aggregate or min unit that is negative or unreadable is absent, as the engine
-    has it (docs/spec/engine.md §1.5); shapes are never read so. Raises ShapeFault for a quantity, a count or a limit
+    has it (docs/spec/model.md §5); shapes are never read so. Raises ShapeFault for a quantity, a count or a limit
     that is wrong, for an aggregate that is not the sum of the shapes, and for a row without both.
     """
     exact = _shapes(shapes, "shapes")

@@ -1,6 +1,6 @@
 """Reads the machines and the demand of a plan from files (docs/planning.md).
 
-Machines: JSON lines, CSV or Parquet with the field names of docs/spec/engine.md §1.1, or the nodes of a GPU cluster
+Machines: JSON lines, CSV or Parquet with the field names of docs/spec/model.md §1, or the nodes of a GPU cluster
 trace.
 Demand: a YAML or JSON list of rows, or a mapping with rows and overheads. Nothing is skipped or guessed: an error names
 file, line or row, and field.
@@ -389,7 +389,7 @@ def _needs(rows: list[Any], path: Path) -> tuple[NeedGiven, ...]:
 
 
 def in_list_order(needs: Iterable[NeedGiven]) -> list[NeedGiven]:
-    """Return the rows as a shard lists them: priority descending, arrival, cluster, order of the file (§1.8)."""
+    """Return the rows in list order (docs/spec/model.md §8): priority, arrival, cluster, order of the file."""
     return sorted(needs, key=lambda g: (-g.need.profile.priority, g.need.arrival_unix_nanos, g.need.cluster))
 
 

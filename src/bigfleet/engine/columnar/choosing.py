@@ -1,4 +1,4 @@
-"""Chooses a gang's domain: what a cluster has and what is free there, compared in integers (docs/spec/engine.md §5.3).
+"""Chooses a gang's domain by what a cluster has and what is free, in integers (docs/spec/aggregates.md §5.3).
 
 Sums are gathered once per gang; those of a gang whose choice free machines have a say in are kept, so that a later
 decision can choose again without gathering. Nothing here may compare coverages in floating point.

@@ -1,6 +1,6 @@
 """Credits rows with what their clusters have: the compiled loops of Phase 1's first pass.
 
-docs/spec/engine.md §5.2, §5.3. Rows are served in processing order. A row that is not fresh keeps what an earlier
+docs/spec/aggregates.md §5.2, §5.3. Rows are served in processing order. A row that is not fresh keeps what an earlier
 decision credited it with; where free machines have a say in its choice of a domain it chooses again, and a choice that
 would credit it otherwise ends the keeping for its cluster's rows from there on. Nothing here may take a free machine.
 """

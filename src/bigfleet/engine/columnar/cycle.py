@@ -1,7 +1,8 @@
 """One decision, step by step: mark what changed, fold, lay rows out, credit, acquire, preempt, give back.
 
-docs/spec/engine.md §2. What the last decision left is used for clusters that nothing touched (docs/adr/0111); a cycle
-that is given nothing does everything, with the same steps. Nothing here may look at a machine or a row one by one.
+docs/spec/aggregates.md §2. What the last decision left is used for clusters that nothing touched (docs/adr/0111); a
+cycle that is given nothing does everything, with the same steps. Nothing here may look at a machine or a row one by
+one.
 """
 
 from dataclasses import dataclass, field
@@ -156,7 +157,7 @@ class Cycle:
             self._spliced = splice(self.kept, part, starts, self.fresh)
 
     def _park(self) -> None:
-        """Stamp the gangs whose class is parked by its age; clusters in which that changed are fresh (§9)."""
+        """Stamp the gangs whose class is parked by its age; mark clusters in which that changed as fresh."""
         folded, tables = self._spliced.folded, self.tables
         is_same = self.demand.profile_columns.mode[folded.profile] == MODE_SAME
         due = [

@@ -1,4 +1,4 @@
-"""Turns rows of demand into integers, once per row object (docs/spec/engine.md §1.8).
+"""Turns rows of demand into integers, once per row object (docs/spec/model.md §8).
 
 A need is a frozen value, so what is worked out for one object holds for as long as the object does; a table that keeps
 its rows between cycles pays for the changed ones alone. Profiles, vectors and the questions that rows put to matching

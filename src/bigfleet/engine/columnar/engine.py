@@ -1,6 +1,6 @@
 """The columnar engine: the reference engine's answer, action for action, for fleets of half a million machines.
 
-`ColumnarEngine.decide` follows docs/spec/engine.md §2 like the reference; `cycle` has the steps. What an engine keeps
+`ColumnarEngine.decide` follows docs/spec/aggregates.md like the reference; `cycle` has the steps. What an engine keeps
 between calls (matching, orders, and what clusters were credited with that nothing touched since) only saves work. The
 answer is in columns, objects are made when looked at. It must never read a clock, do I/O, log, or let anything that it
 keeps change an answer.

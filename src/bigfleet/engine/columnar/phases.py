@@ -1,6 +1,6 @@
 """Runs what follows credit: acquisition's answer, Phase 2 by priority, and what Phase 3 gives back.
 
-docs/spec/engine.md §5.6 to §7. Each function turns claims into the columns of an answer. Nothing here may change a
+docs/spec/aggregates.md §5.6 to §7. Each function turns claims into the columns of an answer. Nothing here may change a
 claim of Phase 1.
 """
 

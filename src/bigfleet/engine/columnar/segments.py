@@ -1,7 +1,8 @@
 """Keeps bound machines and machines in creation in one segment per cluster, in the order in which rows take them.
 
 A cluster whose machines changed gets a new segment at the end of the room; the others stay where they are, and so does
-what was noted about them. Nothing here may drop or prefer a machine: docs/spec/engine.md §1.3 and §5.2 give the order.
+what was noted about them. Nothing here may drop or prefer a machine: docs/spec/model.md §3 and docs/spec/aggregates.md
+§5.2 give the order.
 """
 
 import numpy as np

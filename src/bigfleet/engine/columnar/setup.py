@@ -43,7 +43,7 @@ ENTRIES_MAX: Final = 100_000_000
 
 
 def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
-    """Return the rows of the machines that no phase but the third may see, ascending (§1.1)."""
+    """Return the rows of the machines that no phase but the third may see, ascending (docs/spec/engine.md §1.1)."""
     hidden = []
     sold_out = sold_out_rows(view, options)
     if not (options.unjoined or options.reserved or options.set_aside):
@@ -162,7 +162,7 @@ def list_order(folded: Folded, arranged: Arranged) -> Int64s:
 
 
 def processing_order(rows_in_list: Int64s, folded: Folded, demand: Demand) -> Int32s:
-    """Return the rows in the order in which they are served: precedence, then list order (§5.1)."""
+    """Return the rows in processing order: precedence, then list order (docs/spec/aggregates.md §5.1)."""
     keys = demand.precedence_ranks()[folded.profile[rows_in_list]]
     return rows_in_list[np.argsort(keys, kind="stable")].astype(np.int32)
 

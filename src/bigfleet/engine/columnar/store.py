@@ -39,7 +39,7 @@ NOTE_BYTES: Final = 16
 
 
 class Shape(NamedTuple):
-    """What matching looks at (docs/spec/engine.md §3)."""
+    """What matching looks at (docs/spec/model.md §9)."""
 
     instance_type: str
     zone: str

@@ -67,7 +67,7 @@ def credit_gang(row: Row, fleet: Fleet) -> None:
 def _home(row: Row, index: HostIndex) -> str | None:
     """Return the only domain in which the gang's own machines host all of it, None without one.
 
-    No other domain can be better (docs/spec/shapes.md §4): it hosts the whole gang, on what the cluster holds, and on
+    No other domain can be better (docs/spec/engine.md §4): it hosts the whole gang, on what the cluster holds, and on
     its own machines. Looking at offers and other machines would find the same.
     """
     key = row.same_key

@@ -95,6 +95,29 @@ async def test_a_failed_plan_is_counted_and_the_decision_goes_on_without(fault: 
     assert world.metric("plans_total", outcome=outcome) == 1
 
 
+async def test_an_outdated_plan_keeps_no_machines_when_no_newer_one_arrives() -> None:
+    """The planner is dead; what the demand of before needed is excess when the wait is over."""
+    provider, workers = ScriptedProvider(synchronous=True), Workers(0.1)
+    offers(provider, 12)
+    settings = ShardSettings(plan_wait_seconds=5.0, reclaim_after_seconds=0.0, reclaim_cap_fraction=1.0)
+    world = World(provider, plan_workers=workers, settings=settings)
+    operator = world.connect("c1")
+    operator.report(pods("c1", ("3", 12)))
+    await world.settle(2)
+    await asyncio.sleep(1)
+    await world.settle()
+    before = bound(world)
+
+    workers.seconds = 10_000.0
+    operator.report(pods("c1", ("3", 3)))
+    await world.settle(2)
+    await asyncio.sleep(20)
+    await world.settle()
+    kept = sum(one.state is S.CONFIGURED for one in world.provider.records.values())
+    assert before >= 3 * kept
+    assert world.metric("plans_total", outcome="outdated") == 1
+
+
 async def test_what_runs_already_waits_for_no_plan() -> None:
     """A cluster whose demand grows keeps everything, and another cluster's cycle goes on."""
     provider = ScriptedProvider(synchronous=True)

@@ -112,7 +112,9 @@ class Plans:
                 self._keep(cluster, by_cluster[cluster], made.get(cluster))
         elif stale:
             await self._hand_over(view, demand, by_cluster, options, stale)
-        return replace(options, targets=self._targets, awaiting_plan=self._awaiting(by_cluster))
+        # First, because it drops targets.
+        awaiting = self._awaiting(by_cluster)
+        return replace(options, targets=self._targets, awaiting_plan=awaiting)
 
     def decided(self, decision: Decision) -> None:
         """Note which clusters stay short: they are planned again after a while, with what is on offer then."""
@@ -162,12 +164,16 @@ class Plans:
                 plan.rows = None
 
     def _awaiting(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> frozenset[str]:
-        waiting = frozenset(cluster for cluster, plan in self._plans.items() if self._waits(plan, by_cluster[cluster]))
+        waiting = frozenset(c for c, plan in self._plans.items() if self._waits(c, plan, by_cluster[c]))
         self._metrics.clusters_awaiting_plan.set(len(waiting))
         return waiting
 
-    def _waits(self, plan: _Plan, rows: tuple[Need, ...]) -> bool:
-        """Return whether the next decision waits for the cluster's composition."""
+    def _waits(self, cluster: str, plan: _Plan, rows: tuple[Need, ...]) -> bool:
+        """Return whether the next decision waits for the cluster's composition.
+
+        When it has waited long enough, it acts without one: the old one is for other demand, and would hold machines
+        that nobody needs any more for as long as no plan arrives.
+        """
         is_new, plan.is_new = plan.is_new, False
         if plan.rows is rows or is_new or (plan.rows is not None and _is_alike(plan.rows, rows)):
             plan.waits_since_seconds = None
@@ -175,7 +181,13 @@ class Plans:
         now_seconds = self._clock.monotonic_seconds()
         if plan.waits_since_seconds is None:
             plan.waits_since_seconds = now_seconds
-        return now_seconds - plan.waits_since_seconds < self._wait_seconds
+        if now_seconds - plan.waits_since_seconds < self._wait_seconds:
+            return True
+        if plan.target is not None:
+            plan.target = None
+            self._set_target(cluster, None)
+            self._metrics.plans.labels("outdated").inc()
+        return False
 
     # ---- planning --------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from bigfleet.engine.shapes.choice import Choice, Prices, choose, reference_prices
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
-from bigfleet.engine.shapes.following import acquire_as_planned
+from bigfleet.engine.shapes.following import acquire_as_planned, idle_first
 from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row, spread_counts
-from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack
+from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack, restore_precedence
 from bigfleet.engine.shapes.state import Cluster, Host, Offer, PodGroup, Row
 from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.model.states import CapacityType, MachineState
@@ -36,8 +36,26 @@ def acquire(fleet: Fleet) -> None:
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
         _complete_target(cluster, fleet)
         repack(cluster, fleet)
+        _replace_displaced(cluster, fleet, prices.get(cluster.id))
+        _give_back_unclaimed(cluster)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
+
+
+def _replace_displaced(cluster: Cluster, fleet: Fleet, prices: Prices | None) -> None:
+    """Take back for higher rows what a target of other demand gave to lower ones, and acquire for these."""
+    if prices is None or not restore_precedence(cluster):
+        return
+    for row in cluster.rows:
+        if row.has_left and row.may_acquire:
+            _acquire(row, fleet, prices)
+
+
+def _give_back_unclaimed(cluster: Cluster) -> None:
+    """Give back what was acquired and is neither claimed nor in the target: it would be excess at once."""
+    for host in list(cluster.acquired):
+        if not host.is_claimed and not host.is_target:
+            _give_back(host, cluster)
 
 
 def _prices(cluster: Cluster, fleet: Fleet) -> Prices:
@@ -252,7 +270,7 @@ def lacks_of_target(cluster: Cluster, fleet: Fleet) -> bool:
 def _complete_target(cluster: Cluster, fleet: Fleet) -> None:
     """Acquire what the target has beyond the claims: the room that the scheduler's order needs."""
     missing = _missing(cluster, fleet)
-    for offer in fleet.offers:
+    for offer in idle_first(fleet.offers):
         key = class_key(offer.example)
         if not any(row.may_acquire and row.may_use(offer.example, offer.shape) for row in cluster.rows):
             continue

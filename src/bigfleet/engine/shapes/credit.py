@@ -6,7 +6,7 @@ Rows are taken by precedence, so a higher row never lacks room that a lower row 
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.following import pending, place_as_planned, read_plan
 from bigfleet.engine.shapes.gangs import credit_gang
-from bigfleet.engine.shapes.hosting import place_first_fit, place_row
+from bigfleet.engine.shapes.hosting import place_row
 from bigfleet.engine.shapes.repack import repack
 from bigfleet.engine.shapes.state import Row
 
@@ -18,7 +18,7 @@ def credit(fleet: Fleet) -> None:
         place_as_planned(cluster)
     for row in fleet.rows:
         if row.same_key is not None:
-            credit_gang(row, fleet)
+            _credit_gang(row, fleet)
             continue
         waits = pending(row)
         for group, count in waits.items():
@@ -34,6 +34,27 @@ def credit(fleet: Fleet) -> None:
         cluster.is_credited = not any(row.has_left for row in cluster.rows)
 
 
+def _credit_gang(row: Row, fleet: Fleet) -> None:
+    """Credit a gang on what its cluster holds, and on its own machines in creation of which the cluster is not known.
+
+    Those have to be looked at with the others, because all of them must lie in one domain.
+    """
+    cluster = row.cluster
+    orphans = fleet.orphans.get((row.need.fingerprint, row.need.group), [])
+    added = [fleet.host(cluster, machine) for machine in orphans]
+    if added:
+        cluster.hosts.extend(added)
+        cluster.index = None
+    credit_gang(row, fleet)
+    for host in added:
+        if host.is_claimed:
+            orphans.remove(host.machine)
+            cluster.has_orphans = True
+        else:
+            cluster.hosts.remove(host)
+            cluster.index = None
+
+
 def _credit_orphans(row: Row, fleet: Fleet) -> None:
     """Credit the row's own machines in creation of which the cluster is not known, by id, while they help."""
     own = fleet.orphans.get((row.need.fingerprint, row.need.group), [])
@@ -41,7 +62,8 @@ def _credit_orphans(row: Row, fleet: Fleet) -> None:
         if not row.has_left:
             return
         host = fleet.host(row.cluster, machine)
-        place_first_fit(row, [host])
+        # The other hosts have no room left for the row, but their domains count in a spread.
+        place_row(row, [*row.cluster.hosts, host])
         if host.is_claimed:
             own.remove(machine)
             row.cluster.has_orphans = True

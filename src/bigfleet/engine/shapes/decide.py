@@ -23,11 +23,12 @@ from bigfleet.engine.decision import (
     RowResult,
     unheard,
 )
+from bigfleet.engine.folding import folded_need
 from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.preempt import grace_seconds
 from bigfleet.engine.shapes.acquire import acquire
 from bigfleet.engine.shapes.credit import credit
-from bigfleet.engine.shapes.fleet import Fleet, build
+from bigfleet.engine.shapes.fleet import Fleet, build, has_pods
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.shapes.release import reclaims, releases, stamp_of
 from bigfleet.engine.shapes.state import PODS, Cluster, Host, Row
@@ -43,7 +44,7 @@ from bigfleet.model.vector import Vector
 
 def says_pods(demand: Sequence[Need]) -> bool:
     """Return whether any row says of which pods it consists: then the decision is one over pods."""
-    return any(need.shapes for need in demand)
+    return any(has_pods(need) for need in demand)
 
 
 def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Decision:
@@ -112,7 +113,7 @@ def _excess(
 
     The stamp of a short row keeps a machine, unless it has not joined.
     """
-    short = {row.need.key for row in fleet.rows if row.is_short}
+    short = {need.key for row in fleet.rows if row.is_short for need in _forms(row.need)}
     unjoined = fleet.options.unjoined
     return {
         cluster: tuple(
@@ -123,6 +124,11 @@ def _excess(
         for cluster in fleet.machines.clusters_with_machines()
         if cluster not in known
     }
+
+
+def _forms(need: Need) -> tuple[Need, ...]:
+    """Return the rows for which a machine of this row may have been bound; a decision over aggregates folds gangs."""
+    return (need, folded_need(need)) if need.profile.same_key is not None else (need,)
 
 
 @dataclass(frozen=True, slots=True)

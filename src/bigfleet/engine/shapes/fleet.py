@@ -171,6 +171,11 @@ def needs_by_cluster(demand: Sequence[Need]) -> dict[str, list[tuple[int, Need]]
     return dict(by_cluster)
 
 
+def has_pods(need: Need) -> bool:
+    """Return whether the row says of which pods it consists; all of them may be waiting."""
+    return bool(need.shapes or (need.waiting and not need.aggregate))
+
+
 def vectors_of(need: Need) -> list[Vector]:
     """Return every vector of a row that a decision looks at."""
     return [need.aggregate, need.min_unit, *(s.resources for s in (*need.shapes, *need.waiting))]
@@ -199,7 +204,7 @@ def add_clusters(fleet: Fleet, needs: Mapping[str, Sequence[tuple[int, Need]]]) 
 
 def _row(fleet: Fleet, cluster: Cluster, position: int, need: Need, most: Sequence[int]) -> Row:
     row = Row(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
-    if need.shapes:
+    if has_pods(need):
         row.groups = _groups(fleet, row, most)
         _set_aside(fleet, row)
     else:

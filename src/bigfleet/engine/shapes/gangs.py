@@ -47,6 +47,7 @@ def credit_gang(row: Row, fleet: Fleet) -> None:
     home = _home(row, index)
     if home is not None:
         row.domain, row.matching = home, _in_domain(row, fleet, home)
+        row.is_satisfiable = not row.impossible
         place_first_fit(row, _own(row, index))
         return
     domains = sorted(_domains(row, fleet, index), key=lambda domain: domain.rank)
@@ -56,7 +57,7 @@ def credit_gang(row: Row, fleet: Fleet) -> None:
         return
     best = domains[0]
     row.domain = best.value
-    row.is_satisfiable = not best.rank.is_unsatisfiable
+    row.is_satisfiable = not best.rank.is_unsatisfiable and not row.impossible
     row.is_held = best.rank.held == -1 and row.has_left
     row.matching = _in_domain(row, fleet, best.value)
     place_first_fit(row, own_first(row, index))
@@ -130,7 +131,8 @@ def _domains(row: Row, fleet: Fleet, index: HostIndex) -> list[Domain]:
         value = hosts[0][1].machine.attribute(key)
         if value is not None and any(row.may_use(host.machine, shape) for _, host in hosts):
             values.add(value)
-    offers = [o for o in fleet.offers if not row.need.parked and row.may_use(o.example, o.shape)]
+    is_stuck = row.need.parked or bool(row.impossible)
+    offers = [] if is_stuck else [o for o in fleet.offers if row.may_use(o.example, o.shape)]
     values.update(value for o in offers if (value := o.example.attribute(key)) is not None and _unclaimed(o) > 0)
     totals = fleet.totals(row.cluster.id)
     prices = reference_prices([row], offers, totals, fleet.free_at_first(), fleet.dimensions.pods)

@@ -38,6 +38,39 @@ def repack(cluster: Cluster, fleet: Fleet) -> None:
     _search(cluster, fleet)
 
 
+def restore_precedence(cluster: Cluster) -> bool:
+    """Place the rows of a cluster with a plan by precedence if that serves a higher row better; returns whether it did.
+
+    Planned pods are placed before all others. A plan that was made for other demand may so leave room to a lower row
+    that a higher one lacks.
+    """
+    rows = [row for row in cluster.rows if not _is_fixed(row)]
+    left = [_unserved(row) for row in rows]
+    first = next((place for place, amount in enumerate(left) if any(amount)), len(rows))
+    if not cluster.planned or not any(_serves(host, rows[first + 1 :]) for host in cluster.hosts):
+        return False
+    before = _save(cluster)
+    for row in rows:
+        clear_row(row, cluster.hosts)
+    for row in rows:
+        place_row(row, cluster.hosts)
+    if [_unserved(row) for row in rows] < left:
+        return True
+    _restore(cluster, before)
+    return False
+
+
+def _unserved(row: Row) -> list[int]:
+    """Return what has no place, by group; by dimension for a row without shapes."""
+    if row.divisible is not None:
+        return [row.divisible.get(d, 0) for d in range(max(row.divisible, default=-1) + 1)]
+    return [group.left for group in row.groups]
+
+
+def _serves(host: Host, rows: Sequence[Row]) -> bool:
+    return not host.rows().isdisjoint(rows)
+
+
 def _is_fixed(row: Row) -> bool:
     """Return whether the row keeps its places: a whole gang runs where it was placed."""
     return row.same_key is not None and not row.has_left

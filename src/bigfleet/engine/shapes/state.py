@@ -174,7 +174,8 @@ class Row:
     @property
     def may_acquire(self) -> bool:
         """Return whether the row may take machines that its cluster does not hold yet."""
-        if self.divisible is not None and self.impossible:
+        if self.impossible and (self.divisible is not None or self.same_key is not None):
+            # Nothing is bought for a row that only one machine could serve, nor for a gang that can never run whole.
             return False
         if self.cluster.awaits_plan:
             return False

@@ -1,0 +1,209 @@
+"""Rules of the decision over pods, one by one (docs/spec/engine.md)."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bigfleet.engine.decision import ActionKind, Decision, Options
+from bigfleet.engine.folding import folded_need
+from bigfleet.engine.shapes.decide import decide
+from bigfleet.engine.snapshot import Snapshot
+from bigfleet.engine.targets import Target, TargetClaim, class_key
+from bigfleet.model.ids import ClusterId, Fingerprint
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need, amounts_of
+from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.shapes import DemandShape
+from bigfleet.model.states import CapacityType, MachineState
+from tests.engine.shapes.shape_fleets import GIB, ZONE, machine
+
+S = MachineState
+C = ClusterId("c")
+#: All that a machine of 4 cpu has.
+WHOLE = DemandShape({"cpu": 4000, "memory": GIB}, 1)
+
+
+def row(priority: int, *shapes: DemandShape, group: str = "", **fields: Any) -> Need:
+    """Return a row of cluster c; `requirements` and `spreads` go to its profile."""
+    profile = Profile(
+        priority=priority,
+        interruption_bucket=1,
+        requirements=fields.pop("requirements", ()),
+        spreads=fields.pop("spreads", ()),
+    )
+    amounts = amounts_of(shapes, aggregate={}, min_unit={})
+    return Need(
+        cluster=C,
+        profile=profile,
+        aggregate=amounts.aggregate,
+        min_unit=amounts.min_unit,
+        group=group,
+        shapes=amounts.shapes,
+        **fields,
+    )
+
+
+def pods(cpu_milli: int, count: int) -> DemandShape:
+    """Return small pods."""
+    return DemandShape({"cpu": cpu_milli, "memory": GIB // 4}, count)
+
+
+def m4(name: str, state: MachineState, zone: str = "a", **fields: Any) -> Machine:
+    """Return an on-demand machine of 4 cpu."""
+    if state in (S.CONFIGURED, S.CONFIGURING):
+        fields.setdefault("cluster", C)
+    values = {
+        "zone": zone,
+        "capacity_type": CapacityType.ON_DEMAND,
+        "allocatable": {"cpu": "4", "memory": "16Gi"},
+        "price_usd_per_hour": 0.2,
+        "interruption_probability": 0.0,
+    }
+    return machine(name, state, "m4", random.Random(0), **{**values, **fields})
+
+
+def stamped(need: Need) -> dict[str, object]:
+    """Return the fields of a machine that was bound for a row."""
+    return {"assigned_need_fingerprint": Fingerprint(need.fingerprint), "assigned_group": need.group}
+
+
+def decided(machines: Sequence[Machine], demand: Sequence[Need], **options: Any) -> Decision:
+    """Return the decision; cluster c has reported."""
+    since: Mapping[Any, float] = options.pop("idle_since", {})
+    given: dict[str, Any] = {"now_seconds": 0.0, "reported": frozenset({"c"}), **options}
+    return decide(Snapshot.of(machines, since), demand, Options(**given))
+
+
+def placed(decision: Decision) -> list[int]:
+    """Return how many pods of each row have a place."""
+    return [sum(placement.count for placement in result.placements) for result in decision.rows]
+
+
+def acted(decision: Decision) -> list[tuple[str, str]]:
+    """Return (kind, machine) of each action."""
+    return [(action.kind.label, str(action.machine_id)) for action in decision.actions]
+
+
+# ---- targets -----------------------------------------------------------------------------------------------------
+
+
+def _whole(count: int) -> DemandShape:
+    return DemandShape(WHOLE.resources, count)
+
+
+def test_a_target_of_older_demand_leaves_nothing_to_a_lower_row_that_a_higher_one_lacks() -> None:
+    """The plan gives all machines to the lower row; the higher row came after it, and nothing is on offer."""
+    machines = [m4(f"m{n:02}", S.CONFIGURED) for n in range(14)]
+    high, low = row(1000, _whole(9)), row(100, _whole(14))
+    claim = TargetClaim(class_key(machines[0]), 0, 14, low.key, 0, 1)
+
+    decision = decided(machines, [high, low], targets={"c": Target({class_key(machines[0]): 14}, (claim,))})
+
+    assert placed(decision) == [9, 5]
+
+
+def test_what_a_higher_row_takes_back_of_a_lower_one_is_acquired_anew() -> None:
+    """A pinned row can use the planned machine alone; the lower row gets another one in the same cycle."""
+    held, spare = m4("held", S.CONFIGURED), m4("spare", S.IDLE, zone="b")
+    high = row(1000, _whole(1), requirements=(Requirement(ZONE, Operator.IN, ("a",)),))
+    low = row(100, _whole(1))
+    claim = TargetClaim(class_key(held), 0, 1, low.key, 0, 1)
+
+    decision = decided([held, spare], [high, low], targets={"c": Target({class_key(held): 1}, (claim,))})
+
+    assert placed(decision) == [1, 1]
+    assert acted(decision) == [("Bootstrap", "spare")]
+
+
+def test_of_a_planned_class_idle_machines_come_first() -> None:
+    """They cost the same and serve minutes earlier, whatever their ids."""
+    slow, fast = m4("a-slow", S.SPECULATIVE), m4("b-fast", S.IDLE)
+    need = row(100, _whole(1))
+    claim = TargetClaim(class_key(slow), 0, 1, need.key, 0, 1)
+
+    for claims in ((claim,), ()):
+        decision = decided([slow, fast], [need], targets={"c": Target({class_key(slow): 1}, claims)})
+        assert acted(decision) == [("Bootstrap", "b-fast")]
+
+
+# ---- what is not claimed -----------------------------------------------------------------------------------------
+
+
+def test_machines_are_not_acquired_for_nothing_and_not_bound_and_deleted_at_once() -> None:
+    """Among random fleets each acquired machine hosts something; Idle ones whose hold is over have one action."""
+    from tests.engine.shapes.claims_checker import violations
+    from tests.engine.shapes.shape_fleets import fleet
+
+    for seed in range(600):
+        drawn = fleet(seed)
+        since = {m.id: -1e6 for m in drawn.machines if m.state is S.IDLE}
+        decision = decide(Snapshot.of(drawn.machines, since), drawn.demand, drawn.options)
+        claimed = {machine_id for result in decision.rows for machine_id in result.claimed}
+        acquired = {a.machine_id for a in decision.actions if a.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION)}
+        assert acquired <= claimed, f"seed {seed}"
+        assert violations(drawn.machines, drawn.demand, drawn.options, decision) == [], f"seed {seed}"
+
+
+# ---- machines in creation of which the cluster is not known ------------------------------------------------------
+
+
+def test_a_machine_in_creation_without_a_known_cluster_counts_in_a_spread() -> None:
+    """Four pods over two zones at skew 1, one zone full with one: the machine in creation takes two, not three."""
+    need = row(100, pods(500, 4), spreads=(TopologySpread(ZONE, 1, SpreadMode.DO_NOT_SCHEDULE),))
+    held = m4("held", S.CONFIGURED, zone="a", allocatable={"cpu": "500m", "memory": "16Gi"})
+    coming = m4("coming", S.CREATING, zone="b", **stamped(need))
+
+    decision = decided([held, coming], [need])
+
+    assert placed(decision) == [3]
+    counts = {placement.machine_id: placement.count for placement in decision.rows[0].placements}
+    assert counts == {"held": 1, "coming": 2}
+
+
+def test_a_gang_counts_its_own_machines_in_creation_after_a_restart() -> None:
+    """What is being created for it is not acquired a second time."""
+    gang = row(100, _whole(2), group="g", requirements=(Requirement(ZONE, Operator.SAME, ()),))
+    coming = [m4(f"coming-{n}", S.CREATING, **stamped(gang)) for n in range(2)]
+
+    decision = decided([*coming, *(m4(f"spare-{n}", S.IDLE) for n in range(2))], [gang])
+
+    assert placed(decision) == [2]
+    assert acted(decision) == []
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_waiting_pods_alone_is_served() -> None:
+    """It has no pods that run, and wants a machine as any other row does."""
+    need = row(100, waiting=(_whole(1),))
+
+    decision = decided([m4("full", S.CONFIGURED), m4("spare", S.IDLE)], [need])
+
+    assert ("Bootstrap", "spare") in acted(decision)
+
+
+def test_a_gang_with_a_pod_that_nothing_hosts_keeps_what_it_has_and_buys_nothing() -> None:
+    """It can never run whole; its neighbours are not affected."""
+    same = (Requirement(ZONE, Operator.SAME, ()),)
+    gang = row(1000, _whole(3), DemandShape({"cpu": 1_000_000}, 1), group="g", requirements=same)
+    other = row(100, _whole(1))
+    held = m4("held", S.CONFIGURED, **stamped(gang))
+
+    decision = decided([held, *(m4(f"spare-{n}", S.IDLE) for n in range(4))], [gang, other])
+
+    assert placed(decision) == [1, 1]
+    assert not decision.rows[0].satisfiable
+    assert acted(decision) == [("Bootstrap", "spare-0")]
+
+
+def test_a_machine_that_was_bound_for_a_folded_gang_stays_while_the_gang_is_short() -> None:
+    """A cluster whose operator begins to send shapes keeps what decisions over aggregates bound for it."""
+    same = (Requirement(ZONE, Operator.SAME, ()),)
+    gang = row(1000, _whole(2), group="g", requirements=same)
+    folded = m4("folded", S.CONFIGURED, zone="b", allocatable={"cpu": "1"}, **stamped(folded_need(gang)))
+
+    decision = decided([m4("held", S.CONFIGURED), folded], [gang])
+
+    assert placed(decision) == [1]
+    assert acted(decision) == []

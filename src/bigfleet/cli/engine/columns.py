@@ -1,7 +1,7 @@
-"""The columnar engine as a shard runs it: with nothing at hand but the columns, for its decision and for its records.
+"""The engine as a shard runs it: with nothing at hand but the columns, for its decision and for its records.
 
-`columnar_decide` would keep the snapshot that it was given and could answer from it; a check that compares engines
-must not let it. Nothing here decides.
+A quicker call would keep the snapshot that it was given and could answer from it; a check that compares engines must not
+let it. Nothing here decides.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,8 @@ from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.store import ColumnStore
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.records import Reporter
+from bigfleet.engine.shapes.decide import says_pods
+from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
 
@@ -17,5 +19,8 @@ from bigfleet.model.need import Need
 def decide_from_columns(
     snapshot: Snapshot, demand: Sequence[Need], options: Options, reporter: Reporter | None = None
 ) -> Decision:
-    """Decide from the columns of a snapshot with a fresh engine; equal to `reference.decide`."""
-    return ColumnarEngine().decide(ColumnStore.from_snapshot(snapshot).snapshot(), demand, options, reporter)
+    """Decide from the columns of a snapshot with a fresh engine; equal to `plain_engine.decide`."""
+    view = ColumnStore.from_snapshot(snapshot).snapshot()
+    if says_pods(demand):
+        return PodEngine().decide(view, demand, options)
+    return ColumnarEngine().decide(view, demand, options, reporter)

@@ -38,7 +38,7 @@ class Engine(Protocol):
 
 #: Module and function of each engine.
 ENGINES: Final[Mapping[str, tuple[str, str]]] = {
-    "reference": ("bigfleet.engine.reference", "decide"),
+    "reference": ("bigfleet.engine.plain_engine", "decide"),
     "columnar": ("bigfleet.cli.engine.columns", "decide_from_columns"),
 }
 DEFAULT_ENGINE: Final = "reference"

@@ -269,7 +269,7 @@ def _add_hosts(fleet: Fleet, cluster: Cluster) -> None:
 
 
 def sort_hosts(cluster: Cluster) -> None:
-    """Put the cluster's machines in hosting order; what is acquired counts as Configured."""
+    """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
     wanted = _wanted(cluster)
     cluster.hosts.sort(key=lambda host: _order(host, wanted))
 
@@ -297,7 +297,7 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
 def _order(host: Host, wanted: Mapping[int, int]) -> HostOrder:
     machine = host.machine
     return HostOrder(
-        state=HELD.index(machine.state) if machine.state in HELD else 0,
+        state=HELD.index(machine.state) if machine.state in HELD else len(HELD),
         fleet_cost=fleet_cost(machine.price_usd_per_hour, host.total, wanted),
         kept_penalty=-machine.assigned_reclamation_penalty_dollars,
         id=machine.id,

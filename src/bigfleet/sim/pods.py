@@ -126,6 +126,13 @@ class PodCluster:
             for node in self.nodes.values()
         )
 
+    def has_room_for(self, template: Template) -> bool:
+        """Say whether a schedulable node that matches a pod has room for it."""
+        return any(
+            not node.is_cordoned and node.places(template) and matches(template.profile, node.machine)
+            for node in self.nodes.values()
+        )
+
     def do_not_fit(self, machine_id: str) -> list[Pod]:
         """Return the pods of a node that would find no place on the other nodes."""
         return self._without_room(machine_id)

@@ -1,8 +1,8 @@
 """Decides which pods of a simulated cluster are reported as `waiting`: pending for a minute though their row is met.
 
-docs/spec/engine.md §3.7, docs/spec/operator.md. A pod is asked for once more until it runs, or until five minutes after
-a node has joined that could have taken it: then it does not wait for capacity. It must never begin to ask for a pod of
-a row that is called unmet: the row's own demand asks for that one.
+docs/spec/engine.md §3.7, docs/spec/operator.md. A pod is asked for once more until it runs, or until it waits beside a
+node with room for it, five minutes after a node has joined that could have taken it: then it does not wait for capacity.
+It must never begin to ask for a pod of a row that is called unmet: the row's own demand asks for that one.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from bigfleet.sim.scheduler import Pod
 
 #: How long a pod must be pending, and its row be called met, before it is reported.
 WAITING_SECONDS: Final = 60.0
-#: A pod that still waits so long after a node has joined for it is given up.
+#: A pod that still waits so long after a node has joined for it, and beside room for it, is given up.
 GIVEN_UP_SECONDS: Final = 300.0
 
 _Row = tuple[str, str]
@@ -37,6 +37,8 @@ class WaitingPods:
         self._reported: dict[str, int] = {}
         #: When a node that could have taken a reported pod was first seen to have joined since.
         self._served_seconds: dict[str, float] = {}
+        #: Pods that are no longer asked for, by id.
+        self._given_up: set[str] = set()
 
     def heard(self, update: NeedStatusUpdate) -> None:
         """Take a verdict: rows that it does not list are met, and those that lack only what no node can hold."""
@@ -52,6 +54,7 @@ class WaitingPods:
         waiting = {pod.id: pod for pod in self._pods.waiting}
         self._reported = {pod_id: joins for pod_id, joins in self._reported.items() if pod_id in waiting}
         self._served_seconds = {i: seconds for i, seconds in self._served_seconds.items() if i in waiting}
+        self._given_up &= waiting.keys()
         for pod in waiting.values():
             met_since = self._met_since_seconds.get(pod.template.row)
             if met_since is not None and now_seconds - max(met_since, pod.since_seconds) >= WAITING_SECONDS:
@@ -59,12 +62,15 @@ class WaitingPods:
         for pod_id, joins in self._reported.items():
             if self._pods.has_joined_for(waiting[pod_id].template, joins):
                 self._served_seconds.setdefault(pod_id, now_seconds)
-        return {i: pod for i, pod in waiting.items() if i in self._reported and not self.is_given_up(pod)}
+        for pod_id, since in self._served_seconds.items():
+            # Without room other pods took the node, and this one waits for capacity as before.
+            if now_seconds - since >= GIVEN_UP_SECONDS and self._pods.has_room_for(waiting[pod_id].template):
+                self._given_up.add(pod_id)
+        return {i: pod for i, pod in waiting.items() if i in self._reported and i not in self._given_up}
 
     def is_given_up(self, pod: Pod) -> bool:
         """Say whether a pod is no longer asked for, because capacity is not what it waits for."""
-        since = self._served_seconds.get(pod.id)
-        return since is not None and self._clock.monotonic_seconds() - since >= GIVEN_UP_SECONDS
+        return pod.id in self._given_up
 
 
 def with_waiting(rows: Iterable[Need], waiting: Iterable[Pod]) -> tuple[Need, ...]:

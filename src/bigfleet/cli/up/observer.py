@@ -8,7 +8,7 @@ view cannot hide a difference between what was wanted and what the shard knows.
 import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from grpc import aio
@@ -18,7 +18,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import BOUND_STATES, CapacityType, MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.rpc.gen import capacity_pb2, shardread_pb2, shardread_pb2_grpc
+from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shardread_pb2, shardread_pb2_grpc
 
 READ_SECONDS_MAX: Final = 10.0
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -28,6 +28,8 @@ RECENT_ACTIONS_MAX: Final = 40
 #: Ids of actions that were counted already; more than a shard keeps.
 COUNTED_MAX: Final = 50_000
 RUNNING: Final = "running"
+#: The kind of an action that creates a machine.
+PROVISION: Final = "Provision"
 #: An action whose shard died before it told how it ended.
 LOST: Final = "lost"
 
@@ -80,6 +82,11 @@ class FleetFigures:
     unmet: Mapping[UnmetReason, int] = field(default_factory=dict)
     #: Configured machines whose node never became Ready.
     unjoined_machines: int = 0
+    #: Every machine as the shard listed it, and the ids of the unjoined ones.
+    inventory: Sequence[provider_pb2.Machine] = ()
+    unjoined_ids: frozenset[str] = frozenset()
+    #: The cluster of each machine that is being created, by machine id.
+    provisioning: Mapping[str, str] = field(default_factory=dict)
     #: By shard id; empty where there is one.
     shards: Mapping[str, ShardFigures] = field(default_factory=dict)
     #: Machines moved between shards so far, over resumed runs.
@@ -135,6 +142,11 @@ class ActionTally:
     def total(self) -> int:
         """Actions seen so far, running ones included."""
         return sum(self.by_kind.values()) + len(self._running)
+
+    @property
+    def provisioning(self) -> dict[str, str]:
+        """The cluster of each machine that a running action creates, by machine id."""
+        return {action.machine_id: action.cluster_id for action in self._running.values() if action.kind == PROVISION}
 
     @property
     def since_unix_nanos(self) -> int:
@@ -298,7 +310,7 @@ class Observer:
         if figures.cycle < self.figures.cycle:
             self._cycles_before += self.figures.cycle
             self.actions.shard_restarted()
-        self.figures = figures
+        self.figures = replace(figures, provisioning=self.actions.provisioning)
 
     async def _read_figures(self) -> FleetFigures:
         async with asyncio.timeout(READ_SECONDS_MAX):
@@ -400,6 +412,8 @@ def _add_up(
         shortfall_by_model=dict(sorted(by_model.items())),
         unmet=unmet,
         unjoined_machines=sum(entry.unjoined for entry in machines),
+        inventory=[entry.machine for entry in machines],
+        unjoined_ids=frozenset(entry.machine.id for entry in machines if entry.unjoined),
     )
 
 

@@ -1,7 +1,7 @@
 """The end of a run: one page for a person, and a JSON file for a program (docs/quick-start.md).
 
-Amounts in the file are plain numbers in base units: cores, bytes, pieces. Every figure is the shard's own last answer;
-nothing here computes a figure that the shard did not give.
+Amounts in the file are plain numbers in base units: cores, bytes, pieces. Every figure is the shard's own last answer,
+but for pods and cost, which are those of the fleet check.
 """
 
 import json
@@ -18,6 +18,8 @@ from rich.text import Text
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import Move
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text, plain_numbers
+from bigfleet.cli.up.check_text import check_document, check_table
+from bigfleet.cli.up.fleet_check import FleetCheck
 from bigfleet.cli.up.observer import FleetFigures, ShardFigures
 from bigfleet.cli.up.state_dir import TimelinePoint
 from bigfleet.model.quantity import MILLI
@@ -44,6 +46,8 @@ class RunResult:
     is_trace: bool
     #: The trace was replayed to its end.
     finished: bool
+    #: The pods against the machines at the end.
+    check: FleetCheck | None = None
     #: Between shards, oldest first; of several shards only.
     moves: Sequence[Move] = ()
 
@@ -71,6 +75,8 @@ def report_document(result: RunResult) -> dict[str, Any]:
         "restarts": result.restarts,
         "timeline": [msgspec.to_builtins(point) for point in result.timeline],
     }
+    if result.check is not None:
+        document["pods_and_cost"] = check_document(result.check)
     if figures.shards:
         document["by_shard"] = {shard: _shard_document(one) for shard, one in figures.shards.items()}
         document["move_log"] = [_move_document(move) for move in result.moves]
@@ -130,6 +136,8 @@ def summary(result: RunResult, *more: RenderableType) -> RenderableType:
         _headline(result),
         cluster_table(result.figures, title="clusters, wanted → bound"),
     ]
+    if result.check is not None:
+        parts.append(check_table(result.check))
     parts += more
     if result.is_trace:
         parts.append(_coverage_table(result.timeline))

@@ -18,6 +18,8 @@ from rich.text import Text
 
 from bigfleet.cli.get.moves import Move
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text
+from bigfleet.cli.up.check_text import check_line
+from bigfleet.cli.up.fleet_check import FleetCheck
 from bigfleet.cli.up.observer import LOST, RUNNING, FleetFigures, SeenAction, Watcher
 from bigfleet.cli.up.report import cluster_table, machine_table
 from bigfleet.cli.up.shard_tables import move_cells, shard_table
@@ -26,7 +28,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import UnmetReason
 
 RATE_WINDOW_SECONDS: Final = 10.0
-_HEADER_LINES: Final = 5
+_HEADER_LINES: Final = 6
 #: A table's head and its panel's borders.
 _FRAME_LINES: Final = 3
 #: At most four ways to pay, their sum, and the frame.
@@ -82,6 +84,8 @@ class Status:
     clusters: int
     #: How another terminal looks at the running fleet.
     look: str
+    #: The pods against the machines, at most some seconds old; None before the first check.
+    check: FleetCheck | None = None
     #: Between shards, oldest first.
     moves: Sequence[Move] = ()
 
@@ -126,7 +130,7 @@ class View:
             f"{duration_text(status.run_seconds)}{done} at {duration_text(status.position_seconds)}: "
             f"wanted/bound {amounts}; {figures.bound_machines} machines; short {short or 'nothing'}; "
             f"{self._observer.actions.total} actions, {self.actions_per_second():.1f}/s"
-            f"{f'; {why}' if why else ''}{self._shards_line(figures)}{troubles}"
+            f"{f'; {why}' if why else ''}; {check_line(status.check)}{self._shards_line(figures)}{troubles}"
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -205,6 +209,7 @@ class View:
         grid = Table.grid(expand=True)
         grid.add_row(first)
         grid.add_row(second)
+        grid.add_row(Text(check_line(status.check), no_wrap=True, overflow="ellipsis"))
         grid.add_row(Text(status.look, style="dim", no_wrap=True, overflow="ellipsis"))
         if status.done_share is not None:
             bar = Table.grid(expand=True, padding=(0, 1))

@@ -16,8 +16,8 @@ def check_line(check: FleetCheck | None) -> str:
     """Return the check in one line of at most 80 characters or so."""
     if check is None:
         return "pods not checked yet"
-    boot = f" ({check.booting} as machines boot)" if check.booting else ""
-    line = f"{check.pods} pods, {check.unplaced} without a place{boot}"
+    boot = f" ({check.booting} booting)" if check.booting else ""
+    line = f"pods: {check.pods}, without a place: {check.unplaced}{boot}"
     if check.packed is None:
         return f"{line}; all machines are free"
     line += f"; {_dollars(check.usd_per_hour)}"
@@ -45,7 +45,7 @@ def check_table(check: FleetCheck) -> Table:
     table.add_row("pods", str(check.pods))
     table.add_row("without a place", Text(str(check.unplaced), style=style), _where(check))
     if check.unplaced:
-        table.add_row("  machines boot for", str(check.booting))
+        table.add_row("  booting", str(check.booting), "their machines are being created or configured")
     for label, number, words in _cost_rows(check):
         table.add_row(label, number, words)
     return table
@@ -76,7 +76,7 @@ def _cost_rows(check: FleetCheck) -> Iterator[tuple[str, str, str]]:
     if check.ratio is not None:
         yield "cost ratio", f"{check.ratio:.2f}", "in service ÷ packer"
     elif check.unplaced:
-        yield "cost ratio", "-", "no comparison: the machines in service do not host all pods"
+        yield "cost ratio", "-", "no comparison: some pods have no place"
     else:
         yield "cost ratio", "-", "no comparison: the packer pays nothing"
 

@@ -21,7 +21,7 @@ from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension
 from bigfleet.cli.up.check_text import check_line
 from bigfleet.cli.up.fleet_check import FleetCheck
 from bigfleet.cli.up.observer import LOST, RUNNING, FleetFigures, SeenAction, Watcher
-from bigfleet.cli.up.report import cluster_table, machine_table
+from bigfleet.cli.up.report import Fitted, cluster_table, machine_table
 from bigfleet.cli.up.shard_tables import move_cells, shard_table
 from bigfleet.cli.up.supervisor import ChildStatus
 from bigfleet.model.clock import Clock
@@ -43,12 +43,12 @@ T = TypeVar("T")
 
 #: What the engine's reasons say to a person (docs/spec/engine.md §11).
 _REASONS: Final[Mapping[str, str]] = {
-    "phase1.idle": "cheapest idle machine that fits",
-    "phase1.speculative": "no idle one fits: cheapest to make",
-    "phase2.inversion": "a higher priority needs it",
-    "phase3.excess": "the cluster needs it no more",
-    "phase3.unjoined": "its node never joined",
-    "phase3.release": "idle for longer than its hold",
+    "phase1.idle": "cheapest idle machine",
+    "phase1.speculative": "no idle machine fits",
+    "phase2.inversion": "higher priority needs it",
+    "phase3.excess": "no longer needed",
+    "phase3.unjoined": "node never joined",
+    "phase3.release": "idle beyond its hold",
 }
 #: Why needs are short, in words that fit a line.
 _SHORT: Final[Mapping[UnmetReason, str]] = {
@@ -172,44 +172,16 @@ class View:
         return _panel(_Newest(self._observer.actions.recent, _decision_cells), "last decisions")
 
     def _header(self, status: Status) -> RenderableType:
-        first = Text.assemble(
-            ("BigFleet ", "bold"),
-            status.title,
-            ("  up ", "dim"),
-            duration_text(status.run_seconds),
-            ("  at ", "dim"),
-            duration_text(status.position_seconds),
-            f"  {self.actions_per_second():.1f}",
-            (" actions/s", "dim"),
-            ("  cycle ", "dim"),
-            str(self._observer.cycles_total),
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-        second = Text(no_wrap=True, overflow="ellipsis")
-        for child in status.children:
-            second.append("● ", style="green" if child.up else "red")
-            second.append(child.name)
-            if not child.up:
-                second.append(" starting", style="dim")
-            elif len(status.children) <= _CHILDREN_WITH_IDS_MAX:
-                second.append(f" {child.pid}", style="dim")
-            if child.restarts_total:
-                second.append(f" restarted {child.restarts_total}× ({child.last_end})", style="yellow")
-            second.append("  ")
-        connected = status.clusters_connected == status.clusters
-        second.append("● ", style="green" if connected else "yellow")
-        second.append(f"{status.clusters_connected}/{status.clusters} clusters connected  ")
-        words = short_words(self._observer.figures)
-        if words:
-            second.append(f"{words}  ", style="yellow")
-        if not self._observer.answers:
-            told = "all shards" if self._observer.figures.shards else "the shard"
-            second.append(f"the figures below are the last that {told} told", style="yellow")
         grid = Table.grid(expand=True)
-        grid.add_row(first)
-        grid.add_row(second)
+        grid.add_row(self._run_line(status))
+        has_ids = len(status.children) <= _CHILDREN_WITH_IDS_MAX
+        grid.add_row(Fitted([_process_line(status, with_ids) for with_ids in ((True, False) if has_ids else (False,))]))
         grid.add_row(Text(check_line(status.check), no_wrap=True, overflow="ellipsis"))
+        told = "all shards" if self._observer.figures.shards else "the shard"
+        stale = "" if self._observer.answers else f"the figures below are the last that {told} told"
+        words = "; ".join(filter(None, (stale, short_words(self._observer.figures))))
+        if words:
+            grid.add_row(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
         grid.add_row(Text(status.look, style="dim", no_wrap=True, overflow="ellipsis"))
         if status.done_share is not None:
             bar = Table.grid(expand=True, padding=(0, 1))
@@ -218,6 +190,21 @@ class View:
             bar.add_row(ProgressBar(total=1.0, completed=status.done_share), f"{status.done_share:.0%}")
             grid.add_row(bar)
         return grid
+
+    def _run_line(self, status: Status) -> Fitted:
+        name = ("BigFleet ", "bold")
+        run = (
+            (status.title, ""),
+            ("  up ", "dim"),
+            (duration_text(status.run_seconds), ""),
+            ("  at ", "dim"),
+            (duration_text(status.position_seconds), ""),
+            (f"  {self.actions_per_second():.1f}", ""),
+            (" actions/s", "dim"),
+        )
+        cycle = (("  cycle ", "dim"), (str(self._observer.cycles_total), ""))
+        lines = ((name, *run, *cycle), (name, *run), run)
+        return Fitted([Text.assemble(*parts, no_wrap=True, overflow="ellipsis") for parts in lines])
 
     def _shards_line(self, figures: FleetFigures) -> str:
         parts = [
@@ -237,6 +224,25 @@ class View:
         if status.clusters_connected < status.clusters:
             troubles.append(f"{status.clusters_connected} of {status.clusters} clusters connected")
         return troubles
+
+
+def _process_line(status: Status, with_ids: bool) -> Text:
+    """Return how the processes fare, and how many clusters are connected."""
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for child in status.children:
+        line.append("● ", style="green" if child.up else "red")
+        line.append(child.name)
+        if not child.up:
+            line.append(" starting", style="dim")
+        elif with_ids:
+            line.append(f" {child.pid}", style="dim")
+        if child.restarts_total:
+            line.append(f" restarted {child.restarts_total}× ({child.last_end})", style="yellow")
+        line.append("  ")
+    connected = status.clusters_connected == status.clusters
+    line.append("● ", style="green" if connected else "yellow")
+    line.append(f"{status.clusters_connected}/{status.clusters} clusters connected")
+    return line
 
 
 def look_words(shard_address: str) -> str:

@@ -187,7 +187,7 @@ def test_a_narrow_screen_drops_columns_and_cuts_nothing(height: int) -> None:
         "cluster-0 2641.5 → 4090 14 → 12 19 8 cpu 40.0GiB 2 gpus 1234",
         "machines Speculative Idle Configured Failed in transition all",
         "BareMetal 111 111 111 111 444 888",
-        "on-demand/std.16x64/sim-1a/039 no idle machine fits",
+        "no idle machine fits on-demand/std.16x64/sim-1a/039",
     ):
         assert expected in text
 

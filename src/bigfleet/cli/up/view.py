@@ -285,15 +285,15 @@ class _Newest(Generic[T]):
 
 
 def _decision_cells(action: SeenAction) -> tuple[Text, Text, Text, Text]:
-    why = Text(_REASONS.get(action.reason, action.reason))
+    # There is one provider: its name in front of every id says nothing.
+    machine = Text(action.machine_id.partition("/")[2] or action.machine_id, style="dim")
     if action.outcome not in (RUNNING, "success", "noop"):
-        why.append(f" ({action.outcome})", style="dim" if action.outcome == LOST else "red")
+        machine.append(f" ({action.outcome})", style="not dim" if action.outcome == LOST else "not dim red")
     return (
         Text(action.kind, style=_KIND_STYLES.get(action.kind, "")),
         Text(action.cluster_id or "-"),
-        # There is one provider: its name in front of every id says nothing.
-        Text(action.machine_id.partition("/")[2] or action.machine_id, style="dim"),
-        why,
+        Text(_REASONS.get(action.reason, action.reason)),
+        machine,
     )
 
 

@@ -1,5 +1,7 @@
 """What the packer would pay for pods on the machines of a fleet, worked by hand on a tiny catalogue."""
 
+from typing import Any
+
 import pytest
 
 from bigfleet.model.ids import MachineId
@@ -47,7 +49,8 @@ def pods(count: int, cpu: int, name: str = "p", **more: object) -> list[Capacity
 
 
 def cost(usd: float, count: int, unhosted: int = 0) -> PackedCost:
-    return PackedCost(usd_per_hour=pytest.approx(usd), machines=count, unhosted=unhosted)
+    about: Any = pytest.approx(usd)
+    return PackedCost(usd_per_hour=about, machines=count, unhosted=unhosted)
 
 
 def test_the_cheapest_type_that_hosts_the_batch_is_taken() -> None:

@@ -78,8 +78,8 @@ def test_a_gang_stays_in_one_zone() -> None:
 
 def plainly_unplaced(requests: list[CapacityRequest], machines: list[Machine]) -> int:
     """Count with the scheduler alone: every pod looks at every node."""
-    nodes = {one.id: Node.of(one) for one in machines}
-    scheduler = Scheduler({**nodes})
+    nodes: dict[str, Node] = {one.id: Node.of(one) for one in machines}
+    scheduler = Scheduler(nodes)
     ordered = sorted(enumerate(requests), key=lambda item: (-item[1].priority, item[0]))
     left = 0
     for number, request in ordered:
@@ -88,7 +88,7 @@ def plainly_unplaced(requests: list[CapacityRequest], machines: list[Machine]) -
         if node is None:
             left += 1
         else:
-            nodes[MachineId(node.machine.id)].put(Pod(str(number), template, number, (0.0, number)))
+            node.put(Pod(str(number), template, number, (0.0, number)))
     return left
 
 

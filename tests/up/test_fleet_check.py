@@ -141,6 +141,6 @@ async def test_a_fleet_is_checked_at_a_low_rate_and_once_its_shards_answer() -> 
     with pytest.raises(asyncio.CancelledError):
         await checker.run()
 
-    assert clock.slept == [0.5, 5.0, 5.0]
+    assert clock.slept == [0.5, 2.0, 2.0]
     assert isinstance(checker.last, FleetCheck)
     assert replace(checker.last, packed=None).pods == 1

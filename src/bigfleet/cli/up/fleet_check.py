@@ -22,7 +22,7 @@ from bigfleet.sim.cluster import SimulatedCluster
 from bigfleet.sim.packing.comparison import PackedCost, packed_cost
 from bigfleet.sim.pod_placement import PodCounts, count_unplaced
 
-CHECK_SECONDS: Final = 5.0
+CHECK_SECONDS: Final = 2.0
 #: The live view waits this many times as long as the last check took.
 _REST: Final = 9.0
 #: The first check follows the first answer of the shards this soon.

@@ -8,7 +8,7 @@ view cannot hide a difference between what was wanted and what the shard knows.
 import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from grpc import aio
@@ -45,7 +45,7 @@ class ClusterFigures:
     #: Sum of what its Configured machines offer.
     bound: Vector = field(default_factory=dict)
     bound_machines: int = 0
-    #: Machines that rows hold and that are not Configured yet.
+    #: Machines that are being created or configured for it.
     pending_machines: int = 0
     #: Of every machine that is bound to it.
     cost_usd_per_hour: float = 0.0
@@ -285,12 +285,12 @@ class Observer:
         """Read everything once and return it; the former answer when the shard is away."""
         async with self._reading:
             try:
-                figures = await self._read_figures()
+                header, needs, machines = await self._read_state()
                 await self._read_actions()
             except (aio.AioRpcError, TimeoutError):
                 self.answers = False
                 return self.figures
-            self._keep(figures)
+            self._keep(_add_up(self._clusters, header, needs, machines, self.actions.provisioning))
             return self.figures
 
     async def look_after(self, unix_nanos: int) -> FleetFigures:
@@ -310,9 +310,11 @@ class Observer:
         if figures.cycle < self.figures.cycle:
             self._cycles_before += self.figures.cycle
             self.actions.shard_restarted()
-        self.figures = replace(figures, provisioning=self.actions.provisioning)
+        self.figures = figures
 
-    async def _read_figures(self) -> FleetFigures:
+    async def _read_state(
+        self,
+    ) -> tuple[shardread_pb2.InspectNeedsHeader, list[shardread_pb2.NeedView], list[shardread_pb2.MachineView]]:
         async with asyncio.timeout(READ_SECONDS_MAX):
             header = shardread_pb2.InspectNeedsHeader()
             needs: list[shardread_pb2.NeedView] = []
@@ -322,7 +324,7 @@ class Observer:
                 else:
                     needs.append(frame.need)
             machines = await self._read_machines()
-        return _add_up(self._clusters, header, needs, machines)
+        return header, needs, machines
 
     async def _read_machines(self) -> list[shardread_pb2.MachineView]:
         machines: list[shardread_pb2.MachineView] = []
@@ -363,12 +365,13 @@ def _add_up(
     header: shardread_pb2.InspectNeedsHeader,
     needs: list[shardread_pb2.NeedView],
     machines: list[shardread_pb2.MachineView],
+    provisioning: Mapping[str, str],
 ) -> FleetFigures:
     demand: defaultdict[str, Vector] = defaultdict(dict)
     shortfall: defaultdict[str, Vector] = defaultdict(dict)
     bound: defaultdict[str, Vector] = defaultdict(dict)
     by_model: defaultdict[str, Vector] = defaultdict(dict)
-    claimed: Counter[str] = Counter()
+    pending: Counter[str] = Counter()
     configured: Counter[str] = Counter()
     cost: defaultdict[str, float] = defaultdict(float)
     states: Counter[tuple[MachineState, CapacityType]] = Counter()
@@ -382,13 +385,16 @@ def _add_up(
             shortfall[cluster] = vector.add(shortfall[cluster], residual)
             model = gpu_models(view.need)
             by_model[model] = vector.add(by_model[model], residual)
-        claimed[cluster] += view.claimed_machine_count
     for entry in machines:
         machine = entry.machine
         state = MachineState(machine.state)
         states[(state, CapacityType(machine.capacity_type))] += 1
         if machine.cluster and state in BOUND_STATES:
             cost[machine.cluster] += machine.price_per_hour
+        if state is MachineState.CONFIGURING:
+            pending[machine.cluster] += 1
+        elif state is MachineState.CREATING and machine.id in provisioning:
+            pending[provisioning[machine.id]] += 1
         if machine.cluster and state is MachineState.CONFIGURED:
             configured[machine.cluster] += 1
             supply = vector.parse_vector(machine.allocatable.resources or machine.resources.resources)
@@ -399,7 +405,7 @@ def _add_up(
             shortfall=shortfall[cluster],
             bound=bound[cluster],
             bound_machines=configured[cluster],
-            pending_machines=max(0, claimed[cluster] - configured[cluster]),
+            pending_machines=pending[cluster],
             cost_usd_per_hour=cost[cluster],
         )
         for cluster in dict.fromkeys((*cluster_ids, *sorted(demand.keys() | cost.keys())))
@@ -413,6 +419,7 @@ def _add_up(
         unmet=unmet,
         unjoined_machines=sum(entry.unjoined for entry in machines),
         inventory=[entry.machine for entry in machines],
+        provisioning=provisioning,
         unjoined_ids=frozenset(entry.machine.id for entry in machines if entry.unjoined),
     )
 

@@ -201,7 +201,7 @@ def _cluster_table(
     kept = [place for place, head in enumerate(heads) if head not in dropped]
     table = empty_table(title, *(heads[place] for place in kept))
     for cluster, one in shown:
-        cells = (
+        cells: tuple[str | Text, ...] = (
             cluster,
             *(served_text(one.demand, one.bound, dimension) for dimension, _head in SHOWN),
             str(one.bound_machines),

@@ -208,6 +208,15 @@ def test_the_screen_of_several_shards_fills_the_terminal_and_tells_their_moves(
     assert ("machines ───" in text) == (height >= 40)
 
 
+def test_a_narrow_screen_of_several_shards_cuts_no_table() -> None:
+    lines = rendered(view_of_several(0), 80, 40)
+    text = " ".join("\n".join(lines).split())
+
+    assert max(map(len, lines)) <= 80
+    assert "shard machines covered cpu gpus short" in text
+    assert "shard-2 40 86% 2641.5 → 4090 14 → 12 8 cpu 40.0GiB 2 gpus" in text
+
+
 def test_a_log_line_of_several_shards_says_what_each_covers() -> None:
     line = view_of_several().plain_line()
 

@@ -20,7 +20,7 @@ from bigfleet.cli.get.moves import Move
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text, plain_numbers
 from bigfleet.cli.up.check_text import check_document, check_table
 from bigfleet.cli.up.fleet_check import FleetCheck
-from bigfleet.cli.up.observer import ClusterFigures, FleetFigures, ShardFigures
+from bigfleet.cli.up.observer import FleetFigures, ShardFigures
 from bigfleet.cli.up.state_dir import TimelinePoint
 from bigfleet.model.quantity import MILLI
 from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState
@@ -183,36 +183,48 @@ class Fitted:
         yield self._renderings[-1]
 
 
+def fitted_table(
+    title: str | None,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    less: Sequence[str],
+    *,
+    last: str = "",
+) -> Fitted:
+    """Return a table that drops the columns `less`, one after the other, until it fits; `last` is a row of its own."""
+
+    def without(dropped: Sequence[str]) -> Table:
+        kept = [place for place, head in enumerate(heads) if head not in dropped]
+        table = empty_table(title, *(heads[place] for place in kept))
+        for cells in rows:
+            table.add_row(*(cells[place] for place in kept))
+        if last:
+            table.add_row(Text(last, style="dim"))
+        return table
+
+    return Fitted([without(less[:count]) for count in range(len(less) + 1)])
+
+
 def cluster_table(figures: FleetFigures, *, rows_max: int | None = None, title: str | None = None) -> Fitted:
     """Return one line per cluster: demand → what serves it in each dimension, what is on its way, what lacks.
 
     On a narrow terminal memory goes first, which follows cores here, then what is pending, then the GPUs.
     """
-    shown = list(figures.clusters.items())[:rows_max]
-    hidden = len(figures.clusters) - len(shown)
-    dropped: tuple[tuple[str, ...], ...] = ((), ("memory",), ("memory", "pending"), ("memory", "pending", "gpus"))
-    return Fitted([_cluster_table(shown, hidden, title, drop) for drop in dropped])
-
-
-def _cluster_table(
-    shown: Sequence[tuple[str, ClusterFigures]], hidden: int, title: str | None, dropped: Sequence[str]
-) -> Table:
-    heads = ("cluster", *(head for _dimension, head in SHOWN), "machines", "pending", "short", "$/h")
-    kept = [place for place, head in enumerate(heads) if head not in dropped]
-    table = empty_table(title, *(heads[place] for place in kept))
-    for cluster, one in shown:
-        cells: tuple[str | Text, ...] = (
+    rows: list[list[str | Text]] = [
+        [
             cluster,
             *(served_text(one.demand, one.bound, dimension) for dimension, _head in SHOWN),
             str(one.bound_machines),
             str(one.pending_machines),
             short_text(one.shortfall),
             _dollars_text(one.cost_usd_per_hour),
-        )
-        table.add_row(*(cells[place] for place in kept))
-    if hidden:
-        table.add_row(Text(f"and {hidden} more", style="dim"))
-    return table
+        ]
+        for cluster, one in list(figures.clusters.items())[:rows_max]
+    ]
+    heads = ("cluster", *(head for _dimension, head in SHOWN), "machines", "pending", "short", "$/h")
+    hidden = len(figures.clusters) - len(rows)
+    last = f"and {hidden} more" if hidden else ""
+    return fitted_table(title, heads, rows, ("memory", "pending", "gpus"), last=last)
 
 
 def _dollars_text(usd: float) -> str:

@@ -95,6 +95,8 @@ def test_a_fleet_without_prices_has_nothing_to_compare() -> None:
     assert check_line(check) == "pods: 1, without a place: 0; all machines are free"
     assert check_document(check)["packer"] is None
     assert check_line(None) == "pods not checked yet"
+    assert check_line(check, 4.9) == check_line(check)
+    assert check_line(check, 12.3) == "12s ago, pods: 1, without a place: 0; all machines are free"
 
 
 def test_a_packer_that_pays_nothing_is_no_divisor() -> None:

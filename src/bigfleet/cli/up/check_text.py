@@ -6,16 +6,24 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
+from bigfleet.cli.up.amounts import duration_text
 from bigfleet.cli.up.fleet_check import FleetCheck
 
+#: An older check says its age.
+AGE_SECONDS_MAX: Final = 5.0
 #: Clusters that the summary names.
 _CLUSTERS_MAX: Final = 4
 
 
-def check_line(check: FleetCheck | None) -> str:
-    """Return the check in one line of at most 80 characters or so."""
+def check_line(check: FleetCheck | None, age_seconds: float = 0.0) -> str:
+    """Return the check in one line of at most 80 characters or so, with its age when it is old."""
     if check is None:
         return "pods not checked yet"
+    age = f"{duration_text(age_seconds)} ago, " if age_seconds > AGE_SECONDS_MAX else ""
+    return f"{age}{_words(check)}"
+
+
+def _words(check: FleetCheck) -> str:
     boot = f" ({check.booting} booting)" if check.booting else ""
     line = f"pods: {check.pods}, without a place: {check.unplaced}{boot}"
     if check.packed is None:

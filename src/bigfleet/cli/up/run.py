@@ -114,7 +114,9 @@ async def run_up(settings: UpSettings, console: Console) -> int:
     # The children are gone: what is printed now stays the last word.
     if failure is not None:
         raise failure
-    result = _result(parts, ran_seconds, await parts.checker.check())
+    # A run that was stopped before its shard had answered has no machines to check.
+    check = await parts.checker.check() if parts.observer.figures.inventory else None
+    result = _result(parts, ran_seconds, check)
     console.print(_summary(result))
     if settings.report is not None:
         write_report(settings.report, result)
@@ -338,11 +340,12 @@ def _status(parts: _Parts) -> Status:
         clusters=settings.clusters,
         look=parts.look,
         check=parts.checker.last,
+        check_age_seconds=parts.checker.age_seconds,
         moves=parts.watch.tally.moves if parts.watch is not None else (),
     )
 
 
-def _result(parts: _Parts, ran_seconds: float, check: FleetCheck) -> RunResult:
+def _result(parts: _Parts, ran_seconds: float, check: FleetCheck | None) -> RunResult:
     return RunResult(
         figures=parts.observer.figures,
         actions=parts.observer.actions.counts(),

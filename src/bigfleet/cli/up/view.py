@@ -84,8 +84,9 @@ class Status:
     clusters: int
     #: How another terminal looks at the running fleet.
     look: str
-    #: The pods against the machines, at most some seconds old; None before the first check.
+    #: The pods against the machines; None before the first check.
     check: FleetCheck | None = None
+    check_age_seconds: float = 0.0
     #: Between shards, oldest first.
     moves: Sequence[Move] = ()
 
@@ -130,7 +131,8 @@ class View:
             f"{duration_text(status.run_seconds)}{done} at {duration_text(status.position_seconds)}: "
             f"wanted/bound {amounts}; {figures.bound_machines} machines; short {short or 'nothing'}; "
             f"{self._observer.actions.total} actions, {self.actions_per_second():.1f}/s"
-            f"{f'; {why}' if why else ''}; {check_line(status.check)}{self._shards_line(figures)}{troubles}"
+            f"{f'; {why}' if why else ''}; {check_line(status.check, status.check_age_seconds)}"
+            f"{self._shards_line(figures)}{troubles}"
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -176,7 +178,7 @@ class View:
         grid.add_row(self._run_line(status))
         has_ids = len(status.children) <= _CHILDREN_WITH_IDS_MAX
         grid.add_row(Fitted([_process_line(status, with_ids) for with_ids in ((True, False) if has_ids else (False,))]))
-        grid.add_row(Text(check_line(status.check), no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(check_line(status.check, status.check_age_seconds), no_wrap=True, overflow="ellipsis"))
         told = "all shards" if self._observer.figures.shards else "the shard"
         stale = "" if self._observer.answers else f"the figures below are the last that {told} told"
         words = "; ".join(filter(None, (stale, short_words(self._observer.figures))))

@@ -15,8 +15,8 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from bench.quality.arrays import Bool, ClusterArrays, Int, Real
 from bench.quality.values import Instance
+from bigfleet.sim.packing.arrays import Bool, ClusterArrays, Int, Real
 
 #: The constraint on pods one by one is left out where whole pods fill at least this share of an empty machine.
 _WELL_FILLED: Final = 0.95

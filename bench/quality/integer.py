@@ -20,10 +20,11 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csc_array, vstack
 
-from bench.quality.arrays import ClusterArrays, Int, Real, pods_that_fit
 from bench.quality.bound import grouped, kept, usable
-from bench.quality.packer import Bought, Packer, stock_of
 from bench.quality.values import Instance
+from bigfleet.sim.packing.arrays import ClusterArrays, Int, Real, pods_that_fit
+from bigfleet.sim.packing.packer import Packer, stock_of
+from bigfleet.sim.packing.values import Bought
 
 PODS_MAX: Final = 300
 ROUNDS: Final = 12

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.quality.arrays import Bool, ClusterArrays, Int
 from bench.quality.claims import violations
-from bench.quality.packer import Packer, pack, stock_of
+from bench.quality.packer import pack
 from bench.quality.placement import Machines, Placement, place
 from bench.quality.scheduler import ORDERS, simulate
 from bench.quality.values import Claim, Cluster, Holding, Instance, RowReport, Scheduler, Settled
+from bigfleet.sim.packing.arrays import Bool, ClusterArrays, Int
+from bigfleet.sim.packing.packer import Packer, stock_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.quality.arrays import Bool, ClusterArrays, Int, Real, pods_that_fit
+from bigfleet.sim.packing.arrays import Bool, ClusterArrays, Int, Real, even_split, pods_that_fit
 
 #: Names of the orders of pods; each is tried with machines by ascending and by descending size.
 POD_ORDERS: Final = ("cpu", "memory", "largest share", "sum of shares", "scarcest dimension")
@@ -194,11 +194,3 @@ def spread_parts(machines: Machines, shape: int, count: int) -> list[Part]:
         for name, share in zip(named, even_split(count, len(named), shape), strict=True)
         if share
     ]
-
-
-def even_split(count: int, parts: int, offset: int = 0) -> list[int]:
-    """Return so many shares that sum to the count and differ by at most 1; the larger ones begin at `offset`."""
-    if not parts:
-        return []
-    base, rest = divmod(count, parts)
-    return [base + (((index - offset) % parts) < rest) for index in range(parts)]

@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
-from bench.quality.arrays import UNLIMITED, Bool, Int
 from bench.quality.placement import Machines
 from bench.quality.values import Scheduler
+from bigfleet.sim.packing.arrays import UNLIMITED, Bool, Int
 
 ORDERS: Final = 6
 #: Scores are multiplied by this before the tie-break is added.

@@ -1,29 +1,32 @@
 """Holds the values of an evaluation: demand, supply, instances, and what a candidate answers.
 
-Quantities are integers in milli-units (memory in thousandths of a byte), as everywhere in the project. Matching is
-written here a second time on purpose: a judge that shared the engine's matching would share its mistakes.
+Demand and supply are those of `bigfleet.sim.packing.values`, which shares nothing with the engine.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from bigfleet.model import labels as keys
+from bigfleet.sim.packing import values as packing
+from bigfleet.sim.packing.values import CPU as CPU
+from bigfleet.sim.packing.values import MEMORY as MEMORY
+from bigfleet.sim.packing.values import MILLI as MILLI
+from bigfleet.sim.packing.values import PINNED_BUCKET as PINNED_BUCKET
+from bigfleet.sim.packing.values import PODS as PODS
+from bigfleet.sim.packing.values import Cluster as Cluster
+from bigfleet.sim.packing.values import Overhead as Overhead
+from bigfleet.sim.packing.values import Requirement as Requirement
+from bigfleet.sim.packing.values import Row as Row
+from bigfleet.sim.packing.values import Shape as Shape
+from bigfleet.sim.packing.values import Spread as Spread
+from bigfleet.sim.packing.values import Vec as Vec
 
-PODS: Final = "pods"
-CPU: Final = "cpu"
-MEMORY: Final = "memory"
-MILLI: Final = 1000
 #: Milli-units of one MiB.
 MIB: Final = 1024 * 1024 * MILLI
 
-PINNED_BUCKET: Final = 27
 #: Machines that are paid for whether they serve or not.
 PAID_CAPACITY_TYPES: Final = frozenset({"BareMetal", "Reserved"})
-
-Vec = Mapping[str, int]
 
 
 class Start(Enum):
@@ -41,154 +44,14 @@ class Scheduler(Enum):
     MOST_ALLOCATED = "most-allocated"
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """One node selector requirement, with the operator names of Kubernetes and `Same`."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...] = ()
-
-    def holds(self, value: str | None) -> bool:
-        """Return whether a node with this value of the key (None: without it) satisfies the requirement."""
-        match self.operator:
-            case "In":
-                return value in self.values
-            case "NotIn":
-                return value not in self.values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
-            case "Same":
-                return value is not None and (not self.values or value in self.values)
-        raise ValueError(f"requirement on {self.key}: unknown operator {self.operator!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """One topology spread constraint; strict is DoNotSchedule."""
-
-    key: str
-    skew_max: int
-    is_strict: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Pods of one request; `pods` is implied and never part of `resources`."""
-
-    resources: Vec
-    count: int
-    #: Pods of this shape that one machine may host; 0 is no limit.
-    max_per_machine: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row of demand."""
-
-    id: str
-    shapes: tuple[Shape, ...]
-    requirements: tuple[Requirement, ...] = ()
-    spreads: tuple[Spread, ...] = ()
-    priority: int = 0
-    #: Ordinals of docs/spec/model.md section 6.
-    interruption_bucket: int = 1
-    reclamation_bucket: int = 1
-    group: str = ""
-
-    @property
-    def pods(self) -> int:
-        """Number of pods."""
-        return sum(shape.count for shape in self.shapes)
-
-    @property
-    def penalty_dollars(self) -> float:
-        """Cost of one interruption in dollars, infinite for a pinned row: the upper bound of the bucket."""
-        if self.interruption_bucket == PINNED_BUCKET:
-            return math.inf
-        if self.interruption_bucket >= 3:
-            return float(2 ** (self.interruption_bucket - 3))
-        return 0.5 if self.interruption_bucket == 2 else 0.0
-
-    @property
-    def same_key(self) -> str | None:
-        """Topology key within one value of which all pods must run, or None."""
-        return next((r.key for r in self.requirements if r.operator == "Same"), None)
-
-    @property
-    def strict_spread(self) -> Spread | None:
-        """The strict spread, or None; a gang has none, because it runs in one domain."""
-        if self.same_key is not None:
-            return None
-        return next((spread for spread in self.spreads if spread.is_strict), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """What DaemonSets take on every node that matches."""
-
-    resources: Vec
-    requirements: tuple[Requirement, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """One cluster's demand; ids of rows differ within it."""
-
-    id: str
-    rows: tuple[Row, ...]
-    overheads: tuple[Overhead, ...] = ()
-
-    @property
-    def pods(self) -> int:
-        """Number of pods."""
-        return sum(row.pods for row in self.rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A class of machines, equal in everything but the id."""
-
-    id: str
-    instance_type: str
-    zone: str
-    #: BareMetal, Reserved, OnDemand or Spot.
-    capacity_type: str
-    #: What pods and DaemonSets share.
-    allocatable: Vec
-    price_usd_per_hour: float
-    #: Machines of the class that there are or could be.
-    stock: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-    #: Per hour.
-    interruption_probability: float = 0.0
-    #: The machines are there and idle; otherwise each must be created.
-    is_existing: bool = False
+class Offer(packing.Offer):
+    """A class of machines; bare metal and reservations are paid for whether they serve or not."""
 
     @property
     def marginal_usd_per_hour(self) -> float:
         """What using one machine costs beyond what is paid anyway: 0 for bare metal and reservations."""
         return 0.0 if self.capacity_type in PAID_CAPACITY_TYPES else self.price_usd_per_hour
-
-    def attribute(self, key: str) -> str | None:
-        """Return the value of a node label, or None."""
-        if key == keys.INSTANCE_TYPE:
-            return self.instance_type
-        if key == keys.ZONE:
-            return self.zone
-        if key == keys.CAPACITY_TYPE:
-            return self.capacity_type
-        return self.labels.get(key)
-
-    def matches(self, requirements: tuple[Requirement, ...]) -> bool:
-        """Return whether every requirement holds on this class."""
-        return all(requirement.holds(self.attribute(requirement.key)) for requirement in requirements)
-
-    def machine_id(self, number: int) -> str:
-        """Return the id of the class's machine of that number, from 0."""
-        return f"{self.id}-{number:05d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

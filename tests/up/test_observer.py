@@ -163,6 +163,14 @@ async def test_the_figures_are_the_shard_s_rows_and_machines_added_up(bench: Ben
         machine("c", MachineState.DRAINING, "cluster-0", 0.25),
         machine("d", MachineState.IDLE, price=9.0),
         machine("e", MachineState.FAILED, "cluster-0", 7.0),
+        machine("f", MachineState.CREATING),
+        machine("g", MachineState.CREATING),
+    ]
+    bench.shard.actions = [
+        shardread_pb2.ActionRecord(action_id="1", kind="Provision", machine_id="f", cluster_id="cluster-0"),
+        shardread_pb2.ActionRecord(
+            action_id="2", kind="Provision", machine_id="g", cluster_id="cluster-0", outcome="exhausted"
+        ),
     ]
 
     figures = await bench.observer.look()
@@ -171,7 +179,9 @@ async def test_the_figures_are_the_shard_s_rows_and_machines_added_up(bench: Ben
     assert (one.demand, one.shortfall, one.bound) == ({"cpu": 5500}, {"cpu": 500}, {"cpu": 4000})
     assert (one.bound_machines, one.pending_machines, one.cost_usd_per_hour) == (1, 2, 2.25)
     assert figures.clusters["cluster-1"].demand == {}
-    assert sum(figures.machines.values()) == 5
+    assert sum(figures.machines.values()) == 7
+    assert [one.id for one in figures.inventory] == ["a", "b", "c", "d", "e", "f", "g"]
+    assert figures.provisioning == {"f": "cluster-0"}
     assert figures.shortfall_by_model == {"": {"cpu": 500}}
 
 

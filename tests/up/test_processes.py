@@ -55,12 +55,14 @@ def test_a_second_run_in_the_same_directory_is_refused_in_one_line(tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_shard_then_provider_and_tells_the_summary(tmp_path: Path, name: signal.Signals) -> None:
+@pytest.mark.parametrize(("name", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)])
+def test_a_signal_stops_shard_then_provider_and_tells_the_summary(
+    tmp_path: Path, name: signal.Signals, to_group: bool
+) -> None:
     with UpProcess(tmp_path / "state", *SMALL) as up:
         children = started_children(up)
-        # As a terminal does it: the whole group at once.
-        os.killpg(up.pid, name) if name is signal.SIGINT else os.kill(up.pid, name)
+        # As a terminal does it, and timeout(1): the whole group at once.
+        os.killpg(up.pid, name) if to_group else os.kill(up.pid, name)
         report = up.finish()
         stopped = {
             child: next(line["time"] for line in reversed(up.log(child)) if line["event"].endswith("stopped"))
@@ -70,6 +72,10 @@ def test_a_signal_stops_shard_then_provider_and_tells_the_summary(tmp_path: Path
     assert not any(is_alive(pid) for pid in children)
     assert stopped["shard"] < stopped["provider"]
     assert "machines serve 1 clusters" in up.output
+    assert "; pods: " in up.output
+    assert "\npods and cost" in up.output
+    assert "\nwithout a place " in up.output
+    assert report["pods_and_cost"]["clusters"].keys() == {"cluster-0"}
     assert report["clusters"]["cluster-0"]["demand"]
     assert report["restarts"] == 0
     assert "Traceback" not in up.output
@@ -97,6 +103,11 @@ def test_a_demonstration_outlives_both_its_processes_and_ends_fully_bound(tmp_pa
         report = up.finish()
 
     assert report["restarts"] == 2
+    checked = report["pods_and_cost"]
+    assert checked["pods"] > 0
+    assert (checked["without_place"], checked["packer"]["unhosted"]) == (0, 0)
+    cost = sum(cluster["cost_usd_per_hour"] for cluster in report["clusters"].values())
+    assert checked["usd_per_hour"] == pytest.approx(cost, abs=0.01)
     for cluster in report["clusters"].values():
         assert cluster["shortfall"] == {}
         assert all(cluster["bound"].get(name, 0) >= amount for name, amount in cluster["demand"].items())

@@ -14,6 +14,7 @@ from rich.console import Console
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import Move, MoveState
 from bigfleet.cli.up.amounts import amount_text, covered_share, duration_text, plain_numbers
+from bigfleet.cli.up.fleet_check import FleetCheck
 from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, SeenAction
 from bigfleet.cli.up.report import COVERAGE_ROWS, RunResult, report_document, summary, write_report
 from bigfleet.cli.up.several import merged
@@ -23,6 +24,8 @@ from bigfleet.cli.up.supervisor import ChildStatus
 from bigfleet.cli.up.view import Status, View, look_words, short_words
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.sim.packing.comparison import PackedCost
+from bigfleet.sim.pod_placement import PodCounts
 
 GIB_MILLI = 2**30 * 1000
 
@@ -44,6 +47,19 @@ def figures(clusters: int = 3) -> FleetFigures:
         unmet={UnmetReason.PRIORITY_STARVED: 2, UnmetReason.NO_MATCHING_SUPPLY: 1},
         unjoined_machines=4,
     )
+
+
+CHECK = FleetCheck(
+    by_cluster={
+        "cluster-0": PodCounts(pods=400, unplaced=0, booting=0),
+        "cluster-1": PodCounts(pods=66, unplaced=0, booting=0),
+    },
+    machines=57,
+    usd_per_hour=32.54,
+    packed=PackedCost(usd_per_hour=26.0, machines=50, unhosted=0),
+)
+#: The same with pods that have no place.
+SHORT_CHECK = replace(CHECK, by_cluster={**CHECK.by_cluster, "cluster-1": PodCounts(pods=66, unplaced=50, booting=13)})
 
 
 def view(clusters: int = 3) -> View:
@@ -73,6 +89,7 @@ def view(clusters: int = 3) -> View:
         clusters_connected=clusters,
         clusters=clusters,
         look=look_words("127.0.0.1:45001"),
+        check=CHECK,
     )
     observer: Any = SimpleNamespace(figures=figures(clusters), actions=tally, answers=True, cycles_total=431)
     clock: Any = SimpleNamespace(monotonic_seconds=lambda: 5.0)
@@ -143,11 +160,34 @@ def test_the_screen_tells_clusters_machines_decisions_and_restarts(width: int, h
         "Speculative",
         "BareMetal",
         "888",
-        "no idle one fits: cheapest to make",
+        "no idle machine fits",
         "on-demand/std.16x64/sim-1a/039",
         "shard 54321 restarted 1× (SIGKILL)",
         "43%",
         "look at it: bigfleet get clusters --addr 127.0.0.1:45001",
+    ):
+        assert expected in text
+
+
+@pytest.mark.parametrize("height", [24, 30])
+def test_a_narrow_screen_drops_columns_and_cuts_nothing(height: int) -> None:
+    lines = rendered(view(), 80, height)
+    text = " ".join("\n".join(lines).split())
+
+    assert len(lines) == height
+    assert max(map(len, lines)) <= 80
+    # The outcome of an action may be cut, its reason not.
+    assert "…" not in text.replace("(ex…", "")
+    for expected in (
+        "demo · 3 clusters · 120 machines · 60× up 1m15s at 3h25m 0.0 actions/s",
+        "● provider 12345 ● shard 54321 restarted 1× (SIGKILL) ● 3/3 clusters connected",
+        "pods: 466, without a place: 0; $32.54/h, packer $26.00/h, ratio 1.25",
+        "needs short: 2 outranked, 1 nothing fits; 4 machines never joined",
+        "cluster cpu gpus machines short $/h",
+        "cluster-0 2641.5 → 4090 14 → 12 19 8 cpu 40.0GiB 2 gpus 1234",
+        "machines Speculative Idle Configured Failed in transition all",
+        "BareMetal 111 111 111 111 444 888",
+        "no idle machine fits on-demand/std.16x64/sim-1a/039",
     ):
         assert expected in text
 
@@ -166,6 +206,15 @@ def test_the_screen_of_several_shards_fills_the_terminal_and_tells_their_moves(
         assert expected in text
     assert ("shard-1 → shard-0" in text) == bool(moves)
     assert ("machines ───" in text) == (height >= 40)
+
+
+def test_a_narrow_screen_of_several_shards_cuts_no_table() -> None:
+    lines = rendered(view_of_several(0), 80, 40)
+    text = " ".join("\n".join(lines).split())
+
+    assert max(map(len, lines)) <= 80
+    assert "shard machines covered cpu gpus short" in text
+    assert "shard-2 40 86% 2641.5 → 4090 14 → 12 8 cpu 40.0GiB 2 gpus" in text
 
 
 def test_a_log_line_of_several_shards_says_what_each_covers() -> None:
@@ -232,7 +281,7 @@ def test_a_log_line_says_the_same_in_one_line() -> None:
 def test_the_line_says_why_needs_are_short_and_who_never_joined() -> None:
     words = "needs short: 2 outranked, 1 nothing fits; 4 machines never joined"
 
-    assert f"; {words} [" in view().plain_line()
+    assert f"; {words}; pods: 466, without a place: 0; $32.54/h, packer $26.00/h, ratio 1.25 [" in view().plain_line()
     assert words in "\n".join(rendered(view(), 200, 40))
     assert short_words(FleetFigures()) == ""
 
@@ -258,6 +307,7 @@ def result(*, is_trace: bool = True, points: int = 61) -> RunResult:
         restarts=2,
         is_trace=is_trace,
         finished=True,
+        check=CHECK,
     )
 
 
@@ -299,9 +349,54 @@ def test_the_summary_is_one_page() -> None:
     text = "\n".join(lines)
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 110
-    for expected in ("H100", "no GPU", "61 of 61", "peak 3 machines", "80%", "4 success", "2 restarts"):
+    for expected in ("H100", "no GPU", "61 of 61", "peak 3 machines", "80%", "4 success", "restarted 2×"):
         assert expected in text
     assert text.count("1m00s") == COVERAGE_ROWS
+
+
+def summary_lines(check: FleetCheck) -> list[str]:
+    """Return the summary's lines about pods and cost on a terminal of 80 columns."""
+    lines = [" ".join(line.split()) for line in rendered(summary(replace(result(is_trace=False), check=check)), 80)]
+    start = lines.index("pods and cost")
+    return lines[start : next(n for n, line in enumerate(lines) if n > start and line.startswith("machines Spec"))][:-1]
+
+
+def test_the_summary_tells_pods_without_a_place_and_the_cost_beside_a_packer_s() -> None:
+    assert summary_lines(CHECK) == [
+        "pods and cost",
+        "pods 466",
+        "without a place 0 placed one by one as kube-scheduler does",
+        "machines in service 57 $32.54/h",
+        "a packer takes 50 $26.00/h for the same pods, slots and prices",
+        "cost ratio 1.25 in service ÷ packer",
+    ]
+    assert summary_lines(SHORT_CHECK) == [
+        "pods and cost",
+        "pods 466",
+        "without a place 50 cluster-1: 50",
+        "booting 13 their machines are being created or configured",
+        "machines in service 57 $32.54/h",
+        "a packer takes 50 $26.00/h for the same pods, slots and prices",
+        "cost ratio - no comparison: some pods have no place",
+    ]
+
+
+def test_a_fleet_that_cannot_host_the_pods_gets_words_and_no_ratio() -> None:
+    unhosted = replace(SHORT_CHECK, packed=PackedCost(usd_per_hour=1.0, machines=3, unhosted=37))
+
+    assert summary_lines(unhosted)[-1] == "a packer takes - no comparison: 37 pods fit on no machine that is left"
+    assert summary_lines(replace(CHECK, packed=None))[-1] == (
+        "machines in service 57 free: no machine of this fleet has a price"
+    )
+    free = summary_lines(replace(CHECK, packed=PackedCost(usd_per_hour=0.0, machines=3, unhosted=0)))
+    assert free[-1] == "cost ratio - no comparison: the packer pays nothing"
+
+
+def test_the_summary_names_the_clusters_with_the_most_pods_without_a_place() -> None:
+    counts = {f"cluster-{n}": PodCounts(pods=10, unplaced=n, booting=0) for n in range(7)}
+
+    text = "\n".join(rendered(summary(replace(result(), check=replace(CHECK, by_cluster=counts))), 110))
+    assert "cluster-6: 6, cluster-5: 5, cluster-4: 4, cluster-3: 3, and 2 more clusters" in text
 
 
 def test_a_demonstration_s_summary_speaks_of_no_trace() -> None:

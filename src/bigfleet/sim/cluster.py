@@ -69,6 +69,8 @@ class SimulatedCluster:
         self._rng = rng
         self._drain_dwell_seconds = DRAIN_DWELL_SECONDS * time_scale
         self._demand = RollUpBuilder(cluster)
+        #: All and only the requests that the roll-up counts, oldest first.
+        self._pods: dict[str, CapacityRequest] = {}
         #: State of each machine that the shard has named and that is still the cluster's.
         self._machines: dict[str, MachineState] = {}
         #: All and only the nodes of machines that are Configured or Draining, as the shard was told.
@@ -93,10 +95,17 @@ class SimulatedCluster:
         changed = False
         for request_id in remove:
             changed |= self._demand.remove(request_id)
+            self._pods.pop(request_id, None)
         for request in add:
+            self._pods.pop(request.id, None)
             changed |= self._demand.put(request)
+            self._pods[request.id] = request
         if changed:
             self._client.demand_changed()
+
+    def pods(self) -> list[CapacityRequest]:
+        """Return what the pods ask for, oldest first."""
+        return list(self._pods.values())
 
     async def report(self) -> None:
         """Return once a roll-up with the demand of this moment is in force at the shard.

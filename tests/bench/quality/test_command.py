@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import bench.quality
+import bigfleet.sim.packing
 from bench.quality.__main__ import main
 from bench.quality.candidates import CANDIDATES, Candidate
 from bench.quality.catalogue import Data, load
@@ -29,20 +30,23 @@ from bench.quality.reports.findings import (
 )
 from bench.quality.values import Scheduler, Start
 
-JUDGES = (
-    *("arrays", "bound", "claims", "integer", "judges", "packer", "placement", "reports/criteria"),
-    *("scheduler", "values"),
-)
+JUDGES = ("bound", "claims", "integer", "judges", "packer", "placement", "reports/criteria", "scheduler", "values")
+#: Of `bigfleet.sim.packing`: `bigfleet up` uses them as well.
+PACKING = ("arrays", "packer", "values")
+SOURCES = [
+    *(Path(bench.quality.__file__).parent / f"{module}.py" for module in JUDGES),
+    *(Path(bigfleet.sim.packing.__file__).parent / f"{module}.py" for module in PACKING),
+]
 
 
-@pytest.mark.parametrize("module", JUDGES)
-def test_a_judge_shares_no_code_with_what_it_judges(module: str) -> None:
-    path = Path(bench.quality.__file__).parent / f"{module}.py"
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_judge_shares_no_code_with_what_it_judges(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     imported += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
 
-    allowed = ("bigfleet.model.labels", "bigfleet.model", "bigfleet.sim.trace")
+    packing = ("bigfleet.sim.packing", *(f"bigfleet.sim.packing.{module}" for module in PACKING))
+    allowed = ("bigfleet.model.labels", "bigfleet.model", "bigfleet.sim.trace", *packing)
     assert [name for name in imported if name.startswith("bigfleet") and name not in allowed] == []
     assert [name for name in imported if "candidate" in name] == []
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from bench.quality.arrays import ClusterArrays
 from bench.quality.placement import Machines, place
 from bench.quality.reports.handmade import instance, offer, row
 from bench.quality.scheduler import queue, simulate
 from bench.quality.values import CPU, MILLI, Instance, Requirement, Row, Scheduler, Shape, Spread
 from bigfleet.model import labels as keys
+from bigfleet.sim.packing.arrays import ClusterArrays
 
 
 def machines(of: Instance, *classes: int) -> Machines:

@@ -1,8 +1,8 @@
 """Runs one `bigfleet` command as a child of `bigfleet up`: it stops with its parent, and only when it is told to.
 
-A Ctrl-C on a terminal reaches every process of the group at once, but the shard must stop before its provider; so the
-interrupt is held back here and the parent stops its children in order. A parent that was killed cannot do that: its
-end closes our standard input, and the child then stops itself. Nothing here decides what the child does.
+The parent starts it in a session of its own, so that a signal to the parent's group does not reach it, and stops
+its children in order. An interrupt is blocked all the same. A parent that was killed stops nobody: its end closes our
+standard input, and the child then stops itself. Nothing here decides what the child does.
 """
 
 import os

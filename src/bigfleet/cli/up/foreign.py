@@ -18,7 +18,8 @@ _LOOK_SECONDS: Final = 0.2
 
 def become(program: str, *arguments: str) -> NoReturn:
     """Run a program in the place of this process, guarded. Raises OSError when it cannot be run."""
-    os.setsid()
+    if os.getpgrp() != os.getpid():
+        os.setsid()
     mine = os.getpid()
     if os.fork() == 0:
         _guard(mine)

@@ -18,7 +18,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import BOUND_STATES, CapacityType, MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.rpc.gen import capacity_pb2, shardread_pb2, shardread_pb2_grpc
+from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shardread_pb2, shardread_pb2_grpc
 
 READ_SECONDS_MAX: Final = 10.0
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -28,6 +28,8 @@ RECENT_ACTIONS_MAX: Final = 40
 #: Ids of actions that were counted already; more than a shard keeps.
 COUNTED_MAX: Final = 50_000
 RUNNING: Final = "running"
+#: The kind of an action that creates a machine.
+PROVISION: Final = "Provision"
 #: An action whose shard died before it told how it ended.
 LOST: Final = "lost"
 
@@ -43,7 +45,7 @@ class ClusterFigures:
     #: Sum of what its Configured machines offer.
     bound: Vector = field(default_factory=dict)
     bound_machines: int = 0
-    #: Machines that rows hold and that are not Configured yet.
+    #: Machines that are being created or configured for it.
     pending_machines: int = 0
     #: Of every machine that is bound to it.
     cost_usd_per_hour: float = 0.0
@@ -80,6 +82,11 @@ class FleetFigures:
     unmet: Mapping[UnmetReason, int] = field(default_factory=dict)
     #: Configured machines whose node never became Ready.
     unjoined_machines: int = 0
+    #: Every machine as the shard listed it, and the ids of the unjoined ones.
+    inventory: Sequence[provider_pb2.Machine] = ()
+    unjoined_ids: frozenset[str] = frozenset()
+    #: The cluster of each machine that is being created, by machine id.
+    provisioning: Mapping[str, str] = field(default_factory=dict)
     #: By shard id; empty where there is one.
     shards: Mapping[str, ShardFigures] = field(default_factory=dict)
     #: Machines moved between shards so far, over resumed runs.
@@ -135,6 +142,11 @@ class ActionTally:
     def total(self) -> int:
         """Actions seen so far, running ones included."""
         return sum(self.by_kind.values()) + len(self._running)
+
+    @property
+    def provisioning(self) -> dict[str, str]:
+        """The cluster of each machine that a running action creates, by machine id."""
+        return {action.machine_id: action.cluster_id for action in self._running.values() if action.kind == PROVISION}
 
     @property
     def since_unix_nanos(self) -> int:
@@ -273,12 +285,12 @@ class Observer:
         """Read everything once and return it; the former answer when the shard is away."""
         async with self._reading:
             try:
-                figures = await self._read_figures()
+                header, needs, machines = await self._read_state()
                 await self._read_actions()
             except (aio.AioRpcError, TimeoutError):
                 self.answers = False
                 return self.figures
-            self._keep(figures)
+            self._keep(_add_up(self._clusters, header, needs, machines, self.actions.provisioning))
             return self.figures
 
     async def look_after(self, unix_nanos: int) -> FleetFigures:
@@ -300,7 +312,9 @@ class Observer:
             self.actions.shard_restarted()
         self.figures = figures
 
-    async def _read_figures(self) -> FleetFigures:
+    async def _read_state(
+        self,
+    ) -> tuple[shardread_pb2.InspectNeedsHeader, list[shardread_pb2.NeedView], list[shardread_pb2.MachineView]]:
         async with asyncio.timeout(READ_SECONDS_MAX):
             header = shardread_pb2.InspectNeedsHeader()
             needs: list[shardread_pb2.NeedView] = []
@@ -310,7 +324,7 @@ class Observer:
                 else:
                     needs.append(frame.need)
             machines = await self._read_machines()
-        return _add_up(self._clusters, header, needs, machines)
+        return header, needs, machines
 
     async def _read_machines(self) -> list[shardread_pb2.MachineView]:
         machines: list[shardread_pb2.MachineView] = []
@@ -351,12 +365,13 @@ def _add_up(
     header: shardread_pb2.InspectNeedsHeader,
     needs: list[shardread_pb2.NeedView],
     machines: list[shardread_pb2.MachineView],
+    provisioning: Mapping[str, str],
 ) -> FleetFigures:
     demand: defaultdict[str, Vector] = defaultdict(dict)
     shortfall: defaultdict[str, Vector] = defaultdict(dict)
     bound: defaultdict[str, Vector] = defaultdict(dict)
     by_model: defaultdict[str, Vector] = defaultdict(dict)
-    claimed: Counter[str] = Counter()
+    pending: Counter[str] = Counter()
     configured: Counter[str] = Counter()
     cost: defaultdict[str, float] = defaultdict(float)
     states: Counter[tuple[MachineState, CapacityType]] = Counter()
@@ -370,13 +385,16 @@ def _add_up(
             shortfall[cluster] = vector.add(shortfall[cluster], residual)
             model = gpu_models(view.need)
             by_model[model] = vector.add(by_model[model], residual)
-        claimed[cluster] += view.claimed_machine_count
     for entry in machines:
         machine = entry.machine
         state = MachineState(machine.state)
         states[(state, CapacityType(machine.capacity_type))] += 1
         if machine.cluster and state in BOUND_STATES:
             cost[machine.cluster] += machine.price_per_hour
+        if state is MachineState.CONFIGURING:
+            pending[machine.cluster] += 1
+        elif state is MachineState.CREATING and machine.id in provisioning:
+            pending[provisioning[machine.id]] += 1
         if machine.cluster and state is MachineState.CONFIGURED:
             configured[machine.cluster] += 1
             supply = vector.parse_vector(machine.allocatable.resources or machine.resources.resources)
@@ -387,7 +405,7 @@ def _add_up(
             shortfall=shortfall[cluster],
             bound=bound[cluster],
             bound_machines=configured[cluster],
-            pending_machines=max(0, claimed[cluster] - configured[cluster]),
+            pending_machines=pending[cluster],
             cost_usd_per_hour=cost[cluster],
         )
         for cluster in dict.fromkeys((*cluster_ids, *sorted(demand.keys() | cost.keys())))
@@ -400,6 +418,9 @@ def _add_up(
         shortfall_by_model=dict(sorted(by_model.items())),
         unmet=unmet,
         unjoined_machines=sum(entry.unjoined for entry in machines),
+        inventory=[entry.machine for entry in machines],
+        provisioning=provisioning,
+        unjoined_ids=frozenset(entry.machine.id for entry in machines if entry.unjoined),
     )
 
 

@@ -1,7 +1,7 @@
 """The end of a run: one page for a person, and a JSON file for a program (docs/quick-start.md).
 
-Amounts in the file are plain numbers in base units: cores, bytes, pieces. Every figure is the shard's own last answer;
-nothing here computes a figure that the shard did not give.
+Amounts in the file are plain numbers in base units: cores, bytes, pieces. Every figure is the shard's own last answer,
+but for pods and cost, which are those of the fleet check.
 """
 
 import json
@@ -11,22 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import Move
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text, plain_numbers
+from bigfleet.cli.up.check_text import check_document, check_table
+from bigfleet.cli.up.fleet_check import FleetCheck
 from bigfleet.cli.up.observer import FleetFigures, ShardFigures
 from bigfleet.cli.up.state_dir import TimelinePoint
 from bigfleet.model.quantity import MILLI
-from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState
 from bigfleet.model.vector import Vector
 
 #: Lines of the table of covered demand over time.
 COVERAGE_ROWS = 10
 _BAR_CELLS = 20
+_STATE_STYLES = {MachineState.CONFIGURED.label: "green", MachineState.FAILED.label: "red"}
+#: Wider than any table: what a rendering would take if it could.
+_WIDTH_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,8 @@ class RunResult:
     is_trace: bool
     #: The trace was replayed to its end.
     finished: bool
+    #: The pods against the machines at the end.
+    check: FleetCheck | None = None
     #: Between shards, oldest first; of several shards only.
     moves: Sequence[Move] = ()
 
@@ -71,6 +78,8 @@ def report_document(result: RunResult) -> dict[str, Any]:
         "restarts": result.restarts,
         "timeline": [msgspec.to_builtins(point) for point in result.timeline],
     }
+    if result.check is not None:
+        document["pods_and_cost"] = check_document(result.check)
     if figures.shards:
         document["by_shard"] = {shard: _shard_document(one) for shard, one in figures.shards.items()}
         document["move_log"] = [_move_document(move) for move in result.moves]
@@ -130,6 +139,8 @@ def summary(result: RunResult, *more: RenderableType) -> RenderableType:
         _headline(result),
         cluster_table(result.figures, title="clusters, wanted → bound"),
     ]
+    if result.check is not None:
+        parts.append(check_table(result.check))
     parts += more
     if result.is_trace:
         parts.append(_coverage_table(result.timeline))
@@ -152,27 +163,68 @@ def _headline(result: RunResult) -> Text:
     if figures.shards:
         text.append(f"; {figures.moved_machines} moved between {len(figures.shards)} shards")
     if result.restarts:
-        text.append(f"; {result.restarts} restarts of child processes")
+        text.append(f"; child processes restarted {result.restarts}×")
     return text
 
 
-def cluster_table(figures: FleetFigures, *, rows_max: int | None = None, title: str | None = None) -> Table:
-    """Return one line per cluster: demand → what serves it in each dimension, what is on its way, what lacks."""
-    table = empty_table(title, "cluster", *(head for _dimension, head in SHOWN), "machines", "pending", "short", "$/h")
-    shown = list(figures.clusters.items())[:rows_max]
-    for cluster, one in shown:
-        table.add_row(
+class Fitted:
+    """The first of some renderings of one thing that is no wider than the console, else the last, cut."""
+
+    def __init__(self, renderings: Sequence[Table | Text]) -> None:
+        """`renderings` come widest first."""
+        self._renderings = renderings
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the rendering that fits."""
+        for rendering in self._renderings:
+            if console.measure(rendering, options=options.update(max_width=_WIDTH_MAX)).maximum <= options.max_width:
+                yield rendering
+                return
+        yield self._renderings[-1]
+
+
+def fitted_table(
+    title: str | None,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    less: Sequence[str],
+    *,
+    last: str = "",
+) -> Fitted:
+    """Return a table that drops the columns `less`, one after the other, until it fits; `last` is a row of its own."""
+
+    def without(dropped: Sequence[str]) -> Table:
+        kept = [place for place, head in enumerate(heads) if head not in dropped]
+        table = empty_table(title, *(heads[place] for place in kept))
+        for cells in rows:
+            table.add_row(*(cells[place] for place in kept))
+        if last:
+            table.add_row(Text(last, style="dim"))
+        return table
+
+    return Fitted([without(less[:count]) for count in range(len(less) + 1)])
+
+
+def cluster_table(figures: FleetFigures, *, rows_max: int | None = None, title: str | None = None) -> Fitted:
+    """Return one line per cluster: demand → what serves it in each dimension, what is on its way, what lacks.
+
+    On a narrow terminal memory goes first, which follows cores here, then what is pending, then the GPUs.
+    """
+    rows: list[list[str | Text]] = [
+        [
             cluster,
             *(served_text(one.demand, one.bound, dimension) for dimension, _head in SHOWN),
             str(one.bound_machines),
             str(one.pending_machines),
             short_text(one.shortfall),
             _dollars_text(one.cost_usd_per_hour),
-        )
-    hidden = len(figures.clusters) - len(shown)
-    if hidden:
-        table.add_row(Text(f"and {hidden} more", style="dim"))
-    return table
+        ]
+        for cluster, one in list(figures.clusters.items())[:rows_max]
+    ]
+    heads = ("cluster", *(head for _dimension, head in SHOWN), "machines", "pending", "short", "$/h")
+    hidden = len(figures.clusters) - len(rows)
+    last = f"and {hidden} more" if hidden else ""
+    return fitted_table(title, heads, rows, ("memory", "pending", "gpus"), last=last)
 
 
 def _dollars_text(usd: float) -> str:
@@ -200,20 +252,40 @@ def short_text(shortfall: Vector) -> Text:
     return Text(" ".join(shorts), style="red") if shorts else Text("-", style="green")
 
 
-def machine_table(figures: FleetFigures, *, title: str | None = None) -> Table:
-    """Return how many machines of each way to pay are in each state, a line for each of the former and one for all."""
-    table = empty_table(title, "machines", *(state.label for state in MachineState if state), "all")
+def machine_table(figures: FleetFigures, *, title: str | None = None) -> Fitted:
+    """Return how many machines of each way to pay are in each state, a line for each of the former and one for all.
+
+    On a narrow terminal states without a machine are left out, then the states that pass are one column.
+    """
+    every = [(state.label, frozenset({state})) for state in MachineState if state]
+    inhabited = frozenset(state for state, _kind in figures.machines)
+    held = [column for column in every if column[1] & inhabited]
+    lasting = [column for column in held if not column[1] & TRANSITIONAL_STATES]
+    return Fitted(
+        [
+            _machine_table(figures, title, every),
+            _machine_table(figures, title, held),
+            _machine_table(figures, title, [*lasting, ("in transition", TRANSITIONAL_STATES)]),
+        ]
+    )
+
+
+def _machine_table(
+    figures: FleetFigures, title: str | None, columns: Sequence[tuple[str, frozenset[MachineState]]]
+) -> Table:
+    table = empty_table(title, "machines", *(label for label, _states in columns), "all")
     kinds = [kind for kind in CapacityType if any(known is kind for _state, known in figures.machines)]
-    rows = [(kind.label, [figures.machines.get((state, kind), 0) for state in MachineState if state]) for kind in kinds]
-    rows.append(("all", [sum(column) for column in zip(*(counts for _label, counts in rows), strict=True)]))
-    for label, counts in rows:
-        cells = [Text(str(count), style=_count_style(place)) if count else "·" for place, count in enumerate(counts, 1)]
+    for label, shown in (*((kind.label, {kind}) for kind in kinds), ("all", set(kinds))):
+        counts = [
+            sum(count for (state, kind), count in figures.machines.items() if state in states and kind in shown)
+            for _label, states in columns
+        ]
+        cells = [
+            Text(str(count), style=_STATE_STYLES.get(head, "")) if count else "·"
+            for count, (head, _states) in zip(counts, columns, strict=True)
+        ]
         table.add_row(label, *cells, str(sum(counts)))
     return table
-
-
-def _count_style(state_number: int) -> str:
-    return {MachineState.CONFIGURED: "green", MachineState.FAILED: "red"}.get(MachineState(state_number), "")
 
 
 def empty_table(title: str | None, *heads: str) -> Table:

@@ -18,6 +18,7 @@ from bigfleet.cli.get.moves import MoveState
 from bigfleet.cli.runtime import SystemClock, stop_on_signals
 from bigfleet.cli.up.children import COORDINATOR, child_specs, port_names, shard_names, zones_of
 from bigfleet.cli.up.drive import DemoDriver, Driver, ReplayDriver
+from bigfleet.cli.up.fleet_check import FleetCheck, FleetChecker
 from bigfleet.cli.up.moves import CoordinatorWatch
 from bigfleet.cli.up.observer import Observer, Watcher
 from bigfleet.cli.up.readiness import COMPILING, answers_ready, until_ready
@@ -80,6 +81,7 @@ class _Parts:
     #: None where there is one shard.
     watch: CoordinatorWatch | None
     clusters: Mapping[str, SimulatedCluster]
+    checker: FleetChecker
     driver: Driver
     #: By name of the shard's process: its HTTP, in the order in which they start.
     shard_metrics_ports: Mapping[str, int]
@@ -112,7 +114,9 @@ async def run_up(settings: UpSettings, console: Console) -> int:
     # The children are gone: what is printed now stays the last word.
     if failure is not None:
         raise failure
-    result = _result(parts, ran_seconds)
+    # A run that was stopped before its shard had answered has no machines to check.
+    check = await parts.checker.check() if parts.observer.figures.inventory else None
+    result = _result(parts, ran_seconds, check)
     console.print(_summary(result))
     if settings.report is not None:
         write_report(settings.report, result)
@@ -155,6 +159,7 @@ def _assemble(settings: UpSettings, state: StateDir, fleet: Fleet, clock: Clock)
         observer=observer,
         watch=watch,
         clusters=clusters,
+        checker=FleetChecker(clusters, observer, clock),
         driver=_driver(settings, state, fleet, clusters, observer, clock),
         shard_metrics_ports={name: ports[f"{name}_metrics"] for name in names.values()},
         look=look,
@@ -225,6 +230,7 @@ async def _run_until(stop: asyncio.Event, parts: _Parts, console: Console) -> Ex
             asyncio.create_task(parts.supervisor.watch(), name="children"),
             asyncio.create_task(_show(parts, console), name="view"),
             asyncio.create_task(_look(parts), name="observer"),
+            asyncio.create_task(parts.checker.run(), name="check"),
             *(asyncio.create_task(cluster.run(), name=name) for name, cluster in parts.clusters.items()),
         ]
         if parts.settings.for_seconds is not None and parts.settings.trace and parts.settings.speed:
@@ -333,11 +339,13 @@ def _status(parts: _Parts) -> Status:
         clusters_connected=sum(cluster.statistics().connected for cluster in parts.clusters.values()),
         clusters=settings.clusters,
         look=parts.look,
+        check=parts.checker.last,
+        check_age_seconds=parts.checker.age_seconds,
         moves=parts.watch.tally.moves if parts.watch is not None else (),
     )
 
 
-def _result(parts: _Parts, ran_seconds: float) -> RunResult:
+def _result(parts: _Parts, ran_seconds: float, check: FleetCheck | None) -> RunResult:
     return RunResult(
         figures=parts.observer.figures,
         actions=parts.observer.actions.counts(),
@@ -348,6 +356,7 @@ def _result(parts: _Parts, ran_seconds: float) -> RunResult:
         restarts=parts.supervisor.restarts_total,
         is_trace=parts.settings.trace is not None,
         finished=parts.driver.finished,
+        check=check,
         moves=parts.watch.tally.moves if parts.watch is not None else (),
     )
 

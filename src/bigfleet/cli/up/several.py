@@ -100,6 +100,9 @@ def merged(by_shard: Mapping[str, FleetFigures], clusters: Sequence[str], *, mov
         shortfall_by_model=dict(sorted(by_model.items())),
         unmet=sum((Counter(figures.unmet) for figures in all_figures), Counter()),
         unjoined_machines=sum(figures.unjoined_machines for figures in all_figures),
+        inventory=[machine for figures in all_figures for machine in figures.inventory],
+        unjoined_ids=frozenset().union(*(figures.unjoined_ids for figures in all_figures)),
+        provisioning={machine: cluster for figures in all_figures for machine, cluster in figures.provisioning.items()},
         shards={
             shard: ShardFigures(
                 clusters=tuple(figures.clusters),

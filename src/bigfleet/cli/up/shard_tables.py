@@ -3,24 +3,22 @@
 The view and the summary show the same tables. Nothing here asks anybody.
 """
 
-import textwrap
 from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from bigfleet.cli.get.moves import Move, MoveState
 from bigfleet.cli.up.amounts import SHOWN, covered_share, duration_text
 from bigfleet.cli.up.observer import FleetFigures, ShardFigures
-from bigfleet.cli.up.report import COVERAGE_ROWS, empty_table, served_text, short_text, thinned
+from bigfleet.cli.up.report import COVERAGE_ROWS, Fitted, empty_table, fitted_table, served_text, short_text, thinned
 from bigfleet.cli.up.state_dir import ShardPoint, TimelinePoint
 
 #: Moves that a summary explains.
 SUMMARY_MOVES_MAX: Final = 8
-#: A summary is a page of 110.
-_WHY_CELLS: Final = 106
 _STATE_STYLES: Final = {
     MoveState.PROPOSED: "dim",
     MoveState.ASKED: "cyan",
@@ -35,14 +33,16 @@ _STATE_STYLES: Final = {
 _TIERS: Final = {"idle": "tier 1", "speculative": "tier 2", "drain": "tier 3", "drained": "after tier 3"}
 
 
-def shard_table(figures: FleetFigures, *, title: str | None = None) -> Table:
-    """Return one line per shard: who reports to it, what it owns, how much it covers, demand → what serves it."""
+def shard_table(figures: FleetFigures, *, title: str | None = None) -> Fitted:
+    """Return one line per shard: who reports to it, what it owns, how much it covers, demand → what serves it.
+
+    On a narrow terminal the bound machines go first, then the clusters, then the GPUs.
+    """
     # Memory follows cores here, and a line of a terminal has no room for both.
     shown = [(dimension, head) for dimension, head in SHOWN if dimension != "memory"]
-    heads = ("clusters", "machines", "bound", "covered", *(head for _dimension, head in shown), "short")
-    table = empty_table(title, "shard", *heads)
-    for shard, one in figures.shards.items():
-        table.add_row(
+    heads = ("shard", "clusters", "machines", "bound", "covered", *(head for _dimension, head in shown), "short")
+    rows: list[list[str | Text]] = [
+        [
             shard,
             clusters_text(one.clusters),
             str(one.machines),
@@ -50,8 +50,10 @@ def shard_table(figures: FleetFigures, *, title: str | None = None) -> Table:
             _covered_text(covered_share(one.demand, one.shortfall)),
             *(served_text(one.demand, one.bound, dimension) for dimension, _head in shown),
             short_text(one.shortfall),
-        )
-    return table
+        ]
+        for shard, one in figures.shards.items()
+    ]
+    return fitted_table(title, heads, rows, ("bound", "clusters", "gpus"))
 
 
 def clusters_text(clusters: Sequence[str]) -> str:
@@ -98,7 +100,7 @@ def moves_told(moves: Sequence[Move]) -> RenderableType:
         lines.append(Text(f"and {hidden} before", style="dim"))
     for move in moves[-SUMMARY_MOVES_MAX:]:
         head = Text.assemble(move_words(move), ": ", (move.state.value, _STATE_STYLES[move.state]))
-        lines += [head, *(Text(f"  {line}", style="dim") for line in textwrap.wrap(why_words(move), _WHY_CELLS))]
+        lines += [head, Padding(Text(why_words(move), style="dim"), (0, 0, 0, 2))]
     return Group(*lines)
 
 

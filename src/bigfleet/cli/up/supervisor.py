@@ -105,6 +105,9 @@ class _Child:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                # A signal to our process group, such as Ctrl-C or that of timeout(1), must not reach the children: they
+                # would stop in any order, and their ends would count as restarts.
+                start_new_session=True,
             )
         self.status.pid = self._process.pid
         self.spec.pid_file.write_text(f"{self._process.pid}\n", encoding="utf-8")

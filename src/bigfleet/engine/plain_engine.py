@@ -10,9 +10,7 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
 
 
-def decide(
-    snapshot: Snapshot, demand: Sequence[Need], options: Options, reporter: Reporter | None = None
-) -> Decision:
+def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options, reporter: Reporter | None = None) -> Decision:
     """Return the decision of one cycle: over pods when any row says its pods, over aggregates otherwise.
 
     Only a decision over aggregates has records for a reporter.

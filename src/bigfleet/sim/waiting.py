@@ -1,8 +1,8 @@
 """Decides which pods of a simulated cluster are reported as `waiting`: pending for a minute though their row is met.
 
 docs/spec/engine.md §3.7, docs/spec/operator.md. A pod is asked for once more until it runs, or until it waits beside a
-node with room for it, five minutes after a node has joined that could have taken it: then it does not wait for capacity.
-It must never begin to ask for a pod of a row that is called unmet: the row's own demand asks for that one.
+node with room for it, five minutes after a node has joined that could have taken it: then capacity is not what it waits
+for. It must never begin to ask for a pod of a row that is called unmet: the row's own demand asks for that one.
 """
 
 from collections import Counter

@@ -62,7 +62,7 @@ def m4(name: str, state: MachineState, zone: str = "a", **fields: Any) -> Machin
     return machine(name, state, "m4", random.Random(0), **{**values, **fields})
 
 
-def stamped(need: Need) -> dict[str, object]:
+def stamped(need: Need) -> dict[str, Any]:
     """Return the fields of a machine that was bound for a row."""
     return {"assigned_need_fingerprint": Fingerprint(need.fingerprint), "assigned_group": need.group}
 

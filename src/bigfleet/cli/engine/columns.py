@@ -1,7 +1,7 @@
 """The engine as a shard runs it: with nothing at hand but the columns, for its decision and for its records.
 
-A quicker call would keep the snapshot that it was given and could answer from it; a check that compares engines must not
-let it. Nothing here decides.
+A quicker call would keep the snapshot that it was given and could answer from it; a check that compares engines must
+not let it. Nothing here decides.
 """
 
 from collections.abc import Sequence

@@ -75,14 +75,17 @@ def _cost_rows(check: FleetCheck) -> Iterator[tuple[str, str, str]]:
     if packed is None:
         yield "machines in service", str(check.machines), "free: no machine of this fleet has a price"
         return
-    yield "machines in service", str(check.machines), _dollars(check.usd_per_hour)
+    yield (
+        "machines in service",
+        str(check.machines),
+        f"the fleet with its idle machines: {_dollars(check.usd_per_hour)}",
+    )
     if packed.unhosted:
         yield "a packer takes", "-", f"no comparison: {packed.unhosted} pods fit on no machine that is left"
         return
-    same = "for the same pods, slots and prices"
-    yield "a packer takes", str(packed.machines), f"{_dollars(packed.usd_per_hour)} {same}"
+    yield "a packer takes", str(packed.machines), f"its fleet, for the same pods: {_dollars(packed.usd_per_hour)}"
     if check.ratio is not None:
-        yield "cost ratio", f"{check.ratio:.2f}", "in service ÷ packer"
+        yield "cost ratio", f"{check.ratio:.2f}", "this fleet ÷ the packer's"
     elif check.unplaced:
         yield "cost ratio", "-", "no comparison: some pods have no place"
     else:

@@ -25,6 +25,8 @@ from bigfleet.sim.pod_placement import PodCounts, count_unplaced
 CHECK_SECONDS: Final = 2.0
 #: The live view waits this many times as long as the last check took.
 _REST: Final = 4.0
+#: What costs nothing.
+_UNPAID: Final = (MachineState.SPECULATIVE, MachineState.FAILED)
 #: The first check follows the first answer of the shards this soon.
 _WAIT_SECONDS: Final = 0.5
 
@@ -34,8 +36,9 @@ class FleetCheck:
     """The pods of all clusters against the machines of one moment."""
 
     by_cluster: Mapping[str, PodCounts] = field(default_factory=dict)
-    #: Bound to the clusters, in any state, and their price.
+    #: Bound to the clusters, in any state.
     machines: int = 0
+    #: The price of all machines that exist, idle ones included.
     usd_per_hour: float = 0.0
     #: What a packer takes; None when no machine of the fleet has a price.
     packed: PackedCost | None = None
@@ -86,7 +89,7 @@ def check_fleet(
             for cluster, wanted in pods.items()
         },
         machines=len(bound),
-        usd_per_hour=sum(machine.price_usd_per_hour for machine in bound),
+        usd_per_hour=sum(m.price_usd_per_hour for m in machines if m.state not in _UNPAID),
         packed=packed_cost(pods, machines) if any(machine.price_usd_per_hour for machine in machines) else None,
     )
 

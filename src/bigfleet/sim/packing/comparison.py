@@ -1,26 +1,44 @@
 """Computes what the packer would pay for the pods of some clusters on the machines of a fleet.
 
-The packer may take every machine and every slot of the fleet but those that are Failed, each at its listed price.
-Machines without a price are there already and come first. Pods are whole, machines start empty.
+The packer may take every machine and every slot of the fleet but those that are Failed. Pods are whole, machines start
+empty. Bare metal and reserved machines that exist are paid for whether they serve or not: using them costs nothing, and
+they come first. All others cost their listed price.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from bigfleet.model.machine import Machine
 from bigfleet.model.profile import Profile
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import vector_key
 from bigfleet.operator.requests import CapacityRequest, map_request
 from bigfleet.sim.packing.packer import pack
 from bigfleet.sim.packing.values import Cluster, Offer, Requirement, Row, Shape, Spread
+
+#: A machine of these types is paid for while it exists, and ends when nobody needs it.
+_BY_THE_HOUR: Final = (CapacityType.ON_DEMAND, CapacityType.SPOT)
+
+
+def rent_usd_per_hour(machine: Machine) -> float:
+    """Return what using a machine costs beyond what is paid anyway."""
+    is_paid_anyway = machine.capacity_type not in _BY_THE_HOUR and machine.state is not MachineState.SPECULATIVE
+    return 0.0 if is_paid_anyway else machine.price_usd_per_hour
+
+
+def paid_anyway_usd_per_hour(machine: Machine) -> float:
+    """Return what a machine costs whether it serves or not."""
+    is_there = machine.state not in (MachineState.SPECULATIVE, MachineState.FAILED)
+    return machine.price_usd_per_hour - rent_usd_per_hour(machine) if is_there else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedCost:
     """What the packer takes for all clusters together."""
 
+    #: Rent of what it takes, and the price of all that is paid anyway, taken or not.
     usd_per_hour: float
     machines: int
     #: Pods that it finds no machine for.
@@ -30,13 +48,14 @@ class PackedCost:
 def packed_cost(requests: Mapping[str, Iterable[CapacityRequest]], machines: Iterable[Machine]) -> PackedCost:
     """Return what the packer takes for the pods of each cluster. Raises UnmappableRequest.
 
-    The price is that of the machines. Expected interruptions count when the packer picks a machine, not in the sum.
+    Expected interruptions count when the packer picks a machine, not in the sum.
     """
+    machines = list(machines)
     offers = offers_of(machines)
     purchases = pack(offers, [cluster_of(cluster, pods) for cluster, pods in requests.items()])
     taken = [offers[machine.offer] for purchase in purchases for machine in purchase.machines]
     return PackedCost(
-        usd_per_hour=sum(offer.price_usd_per_hour for offer in taken),
+        usd_per_hour=sum(map(paid_anyway_usd_per_hour, machines)) + sum(offer.price_usd_per_hour for offer in taken),
         machines=len(taken),
         unhosted=sum(sum(purchase.unhosted.values()) for purchase in purchases),
     )
@@ -50,11 +69,11 @@ def offers_of(machines: Iterable[Machine]) -> list[Offer]:
         if machine.state is MachineState.FAILED:
             continue
         what = (machine.instance_type, machine.zone, machine.capacity_type, tuple(sorted(machine.labels.items())))
-        price = (machine.price_usd_per_hour, machine.interruption_probability)
+        price = (rent_usd_per_hour(machine), machine.interruption_probability)
         kind = (*what, vector_key(machine.supply), *price)
         classes.setdefault(kind, machine)
         stock[kind] += 1
-    ordered = sorted(classes.items(), key=lambda one: (one[1].price_usd_per_hour, one[1].id))
+    ordered = sorted(classes.items(), key=lambda one: (rent_usd_per_hour(one[1]), one[1].id))
     return [
         Offer(
             # Ties between classes are broken by position and by this.
@@ -63,11 +82,11 @@ def offers_of(machines: Iterable[Machine]) -> list[Offer]:
             zone=machine.zone,
             capacity_type=machine.capacity_type.label,
             allocatable=machine.supply,
-            price_usd_per_hour=machine.price_usd_per_hour,
+            price_usd_per_hour=rent_usd_per_hour(machine),
             stock=stock[kind],
             labels=machine.labels,
             interruption_probability=machine.interruption_probability,
-            is_existing=machine.price_usd_per_hour == 0,
+            is_existing=rent_usd_per_hour(machine) == 0,
         )
         for number, (kind, machine) in enumerate(ordered)
     ]

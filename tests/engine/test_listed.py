@@ -5,6 +5,7 @@ comes between, and the engine has to find out by itself.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,7 +54,8 @@ def live(past: History, ways: Sequence[str], proof: Proof) -> None:
         life.demand = list(rows) if way == "plain" else listing
         with proof.example():
             life.decide()
-            followed = life.engine._knowledge._demand
+            known: Any = life.engine._verified._known
+            followed = known._demand
             assert followed is not None
             proof.features[way if followed.followed is None else "followed"] += 1
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.columnar.verification import Divergence, divergence
+from bigfleet.engine.columnar.verification import Divergence, Verified
 from bigfleet.engine.decision import Decision, Options, PhaseListener, unheard
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.pod_engine import PodEngine
@@ -33,11 +33,11 @@ class FleetEngine:
         self._over_aggregates = ColumnarEngine(
             is_incremental=is_incremental, verify_every_cycles=verify_every_cycles, on_divergence=on_divergence
         )
-        self._over_pods = PodEngine(is_incremental=is_incremental)
-        self._pod_decisions = 0
-        self._is_incremental = is_incremental
-        self._verify_every_cycles = verify_every_cycles
-        self._on_divergence = on_divergence
+        self._over_pods = Verified(
+            lambda: PodEngine(is_incremental=is_incremental),
+            every_cycles=verify_every_cycles,
+            on_divergence=on_divergence,
+        )
         #: The demand of the last decision, and whether it says pods: most cycles decide on the same demand again.
         self._last: tuple[Sequence[Need], bool] | None = None
 
@@ -49,27 +49,4 @@ class FleetEngine:
             self._last = (demand, says_pods(demand))
         if not self._last[1]:
             return self._over_aggregates.decide(view, demand, options, on_phase=on_phase)
-        self._pod_decisions += 1
-        decision = self._over_pods.decide(view, demand, options, on_phase=on_phase)
-        if self._verify_every_cycles and self._pod_decisions % self._verify_every_cycles == 0:
-            return self._verified(decision, view, demand, options, on_phase)
-        return decision
-
-    def _verified(
-        self,
-        decision: Decision,
-        view: ColumnSnapshot,
-        demand: Sequence[Need],
-        options: Options,
-        on_phase: PhaseListener,
-    ) -> Decision:
-        """Return the decision over pods if one that was made from nothing equals it, else that one."""
-        engine = PodEngine(is_incremental=self._is_incremental)
-        full = engine.decide(view, demand, options, on_phase=on_phase)
-        difference = divergence(decision, full, self._pod_decisions)
-        if difference is None:
-            return decision
-        self._over_pods = engine
-        if self._on_divergence is not None:
-            self._on_divergence(difference)
-        return full
+        return self._over_pods.decide(view, demand, options, on_phase=on_phase)

@@ -23,7 +23,7 @@ from bigfleet.engine.columnar.phases import releases
 from bigfleet.engine.columnar.setup import check_quantities
 from bigfleet.engine.columnar.store import ColumnSnapshot, column_snapshot
 from bigfleet.engine.columnar.tables import DoesNotFit, Tables
-from bigfleet.engine.columnar.verification import Divergence, divergence
+from bigfleet.engine.columnar.verification import Divergence, Verified
 from bigfleet.engine.decision import Basis, Decision, Options, Phase, PhaseListener, unheard
 from bigfleet.engine.records import Reporter
 from bigfleet.engine.snapshot import Snapshot
@@ -46,11 +46,11 @@ class ColumnarEngine:
         so many decisions are made a second time by an engine that knows nothing; if the two differ, `on_divergence` is
         told, the second is the answer, and what the first was built on is forgotten.
         """
-        self._is_incremental = is_incremental
-        self._verify_every_cycles = verify_every_cycles
-        self._on_divergence = on_divergence
-        self._decisions = 0
-        self._knowledge = _Knowledge(is_incremental=is_incremental)
+        self._verified = Verified(
+            lambda: _Knowledge(is_incremental=is_incremental),
+            every_cycles=verify_every_cycles,
+            on_divergence=on_divergence,
+        )
 
     def decide(
         self,
@@ -68,30 +68,7 @@ class ColumnarEngine:
         """
         if reporter is not None:
             return reference.decide(snapshot_of(view), demand, options, reporter, on_phase=on_phase)
-        self._decisions += 1
-        decision = self._knowledge.decide(view, demand, options, on_phase)
-        if self._verify_every_cycles and self._decisions % self._verify_every_cycles == 0:
-            return self._verified(decision, view, demand, options, on_phase)
-        return decision
-
-    def _verified(
-        self,
-        decision: Decision,
-        view: ColumnSnapshot,
-        demand: Sequence[Need],
-        options: Options,
-        on_phase: PhaseListener,
-    ) -> Decision:
-        """Return the decision if one that was made from nothing equals it, else that one."""
-        knowledge = _Knowledge(is_incremental=self._is_incremental)
-        full = knowledge.decide(view, demand, options, on_phase)
-        difference = divergence(decision, full, self._decisions)
-        if difference is None:
-            return decision
-        self._knowledge = knowledge
-        if self._on_divergence is not None:
-            self._on_divergence(difference)
-        return full
+        return self._verified.decide(view, demand, options, on_phase=on_phase)
 
 
 class _Knowledge:
@@ -108,7 +85,7 @@ class _Knowledge:
         self._last: tuple[ColumnSnapshot, Int64s, Options, Answer] | None = None
 
     def decide(
-        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, on_phase: PhaseListener
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener
     ) -> Decision:
         """Decide one cycle; the reference engine does for numbers that the columns cannot hold."""
         try:

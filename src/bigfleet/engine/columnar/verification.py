@@ -4,13 +4,16 @@ Whoever runs in production can have every so many decisions checked; what differ
 here may change a decision.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Protocol
 
 from bigfleet.engine.columnar.answer import ActionColumns, Answer, RowColumns
 from bigfleet.engine.columnar.likeness import are_alike
-from bigfleet.engine.decision import Decision
+from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.decision import Decision, Options, PhaseListener
+from bigfleet.model.need import Need
 
 #: Differing entries that are told.
 SAMPLE_MAX = 5
@@ -26,6 +29,56 @@ class Divergence:
     difference: str
     #: What differed, ready for JSON: counts of actions on both sides and the first differing entries.
     evidence: Mapping[str, object]
+
+
+class Remembering(Protocol):
+    """Decides with what it remembers of earlier decisions."""
+
+    def decide(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener
+    ) -> Decision:
+        """Decide one cycle: equal to what one that remembers nothing decides."""
+        ...
+
+
+class Verified:
+    """Decides with what it remembers, and makes every so many decisions a second time from nothing."""
+
+    def __init__(
+        self,
+        make: Callable[[], Remembering],
+        *,
+        every_cycles: int,
+        on_divergence: Callable[[Divergence], None] | None,
+    ) -> None:
+        """`make` returns one that remembers nothing. With `every_cycles` 0 no decision is made twice.
+
+        If the two decisions differ, `on_divergence` is told, the second is the answer, and what the first was built on
+        is forgotten.
+        """
+        self._make = make
+        self._every_cycles = every_cycles
+        self._on_divergence = on_divergence
+        self._decisions = 0
+        self._known = make()
+
+    def decide(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener
+    ) -> Decision:
+        """Decide one cycle."""
+        self._decisions += 1
+        decision = self._known.decide(view, demand, options, on_phase=on_phase)
+        if not self._every_cycles or self._decisions % self._every_cycles:
+            return decision
+        fresh = self._make()
+        full = fresh.decide(view, demand, options, on_phase=on_phase)
+        difference = divergence(decision, full, self._decisions)
+        if difference is None:
+            return decision
+        self._known = fresh
+        if self._on_divergence is not None:
+            self._on_divergence(difference)
+        return full
 
 
 def divergence(kept: Decision, full: Decision, decisions: int) -> Divergence | None:

@@ -158,7 +158,7 @@ def _drain_keeps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("bigfleet.provider.work.completed", completed)
 
 
-@defect("a host that serves is taken for clean", "S1", "error-after-effect", "effect-after-timeout")
+@defect("a host that serves is taken for clean", "S1", "error-after-effect", "effect-after-timeout", found_by=3)
 def _clean(patch: pytest.MonkeyPatch) -> None:
     async def adopt(self: Any, machine: Any) -> Found:
         host = self._cloud.host(machine.id)
@@ -311,8 +311,8 @@ def _unlike(kinds: tuple[KindPlan, ...] = _UNLIKE) -> dict[str, Any]:
     return {"pools": _SMALL_POOLS, "clusters": (kinds,), "reclaim_cap_fraction": 0.5}
 
 
-@defect("an operator's WOULD_NOT_FIT is not heeded", "S21", **_unlike())
-def _unheeded(patch: pytest.MonkeyPatch) -> None:
+@defect("an operator's WOULD_NOT_FIT is ignored", "S21", **_unlike())
+def _ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(executors, "is_delayable", lambda _action: False)
 
 
@@ -340,7 +340,7 @@ def _cap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rails._ReclaimCap, "admits", lambda _self, _action: True)
 
 
-@defect("the cap starts anew with each woken cycle", "S8", "rollup-empty", change_seconds_mean=3.0)
+@defect("the cap starts anew with each woken cycle", "S8", "rollup-empty", found_by=2, change_seconds_mean=3.0)
 def _spent(patch: pytest.MonkeyPatch) -> None:
     before = rails.choose
     patch.setattr(rails, "choose", lambda actions, **given: before(actions, **(given | {"spent": {}})))
@@ -490,7 +490,7 @@ def _unserved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rails, "choose", choose)
 
 
-@defect("a machine is reclaimed for nothing now and then", "L2")
+@defect("a machine is reclaimed for nothing now and then", "L2", found_by=6)
 def _flapping(patch: pytest.MonkeyPatch) -> None:
     before, turn = Actuator.enqueue, every(5)
 
@@ -512,7 +512,7 @@ def _flapping(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Actuator, "enqueue", enqueue)
 
 
-@defect("a refused row is never asked again", "L4", "bootstrap-refused", change_seconds_mean=40.0)
+@defect("a refused row is never asked again", "L4", "bootstrap-refused", found_by=2, change_seconds_mean=40.0)
 def _forever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backoff, "ROW_BACKOFF_FIRST_SECONDS", 1e9)
 

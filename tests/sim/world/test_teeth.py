@@ -17,7 +17,7 @@ QUICK = (
     "a pause is ignored",
     "ownership is not asked for by reconcile",
     "one impossible pod has its whole row evicted",
-    "an operator's WOULD_NOT_FIT is not heeded",
+    "an operator's WOULD_NOT_FIT is ignored",
 )
 
 

@@ -236,5 +236,6 @@ SHARD_FRAMES: st.SearchStrategy[ShardFrame] = st.one_of(
         ).map(tuple),
         rollup_timestamp_unix_nanos=INT64,
         truncated=st.booleans(),
+        coming=st.lists(st.tuples(TEXTS, TEXTS), max_size=3).map(tuple),
     ),
 )

@@ -202,7 +202,9 @@ SHARD: dict[str, Fields] = {
         "rows": (4, "*NeedStatus"),
         "rollup_timestamp_unix_nanos": (5, "i64"),
         "truncated": (6, "bool"),
+        "coming": (7, "*ComingNeed"),
     },
+    "ComingNeed": {"profile_fingerprint": (1, "str"), "group": (2, "str")},
     "NeedStatus": {
         "profile_fingerprint": (1, "str"),
         "group": (2, "str"),

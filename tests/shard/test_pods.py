@@ -47,6 +47,26 @@ async def test_rows_of_one_cluster_share_a_machine() -> None:
     assert operator.verdicts()[-1].rows == ()
 
 
+async def test_an_operator_hears_that_machines_are_on_their_way() -> None:
+    """Both rows share one machine; until it serves, their pods are pending and ask for no other."""
+    provider = ScriptedProvider()
+    provider.add(machine("m0", S.IDLE))
+    world = World(provider)
+    operator = world.connect("c1", CAPABILITY_NEED_STATUS)
+    low, high = pods("c1", ("500m", 3)), pods("c1", ("1", 2), priority=200)
+    operator.report(low, high)
+    await world.settle()
+
+    both = {(low.fingerprint, ""), (high.fingerprint, "")}
+    assert (set(operator.verdicts()[-1].coming), operator.verdicts()[-1].rows) == (both, ())
+
+    provider.settle("m0")
+    await asyncio.sleep(10)
+    await world.settle()
+    assert world.state("m0") is S.CONFIGURED
+    assert (operator.verdicts()[-1].coming, operator.verdicts()[-1].rows) == ((), ())
+
+
 async def test_a_pod_that_no_machine_can_host_harms_no_other() -> None:
     """The row keeps its machines, and its operator hears which dimension, what was wanted and what there is."""
     provider = ScriptedProvider(synchronous=True)

@@ -268,6 +268,8 @@ class NeedStatusUpdate:
     #: The roll-up that was judged.
     rollup_timestamp_unix_nanos: int
     truncated: bool = False
+    #: (fingerprint, group) of needs that are met by machines some of which do not serve yet, at most 1,000.
+    coming: tuple[tuple[str, str], ...] = ()
 
     @property
     def supersedes_key(self) -> str:

@@ -300,6 +300,9 @@ def _need_status_update_to_wire(frame: NeedStatusUpdate) -> shard_pb2.NeedStatus
         ],
         rollup_timestamp_unix_nanos=frame.rollup_timestamp_unix_nanos,
         truncated=frame.truncated,
+        coming=[
+            shard_pb2.ComingNeed(profile_fingerprint=fingerprint, group=group) for fingerprint, group in frame.coming
+        ],
     )
 
 
@@ -402,6 +405,7 @@ def _need_status_update(update: shard_pb2.NeedStatusUpdate) -> NeedStatusUpdate:
         ),
         rollup_timestamp_unix_nanos=update.rollup_timestamp_unix_nanos,
         truncated=update.truncated,
+        coming=tuple((need.profile_fingerprint, need.group) for need in update.coming),
     )
 
 

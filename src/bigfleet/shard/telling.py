@@ -32,7 +32,7 @@ from bigfleet.shard.metrics import UNMET_REASONS, ShardMetrics
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.sessions import Session, Sessions
 from bigfleet.shard.silence import Silence
-from bigfleet.shard.verdicts import Verdicts, missing_machines, shortfall_counts, statuses, unmet_rows
+from bigfleet.shard.verdicts import Verdicts, coming_needs, missing_machines, shortfall_counts, statuses, unmet_rows
 from bigfleet.shard.views import ViewContext
 
 
@@ -241,7 +241,11 @@ class Telling:
         demand = claimed_machines(decision.rows, audience.buckets)
         if unmet:
             demand += missing_machines(unmet, live_prices(context.snapshot, classes), fits)
-        due = self._verdicts.due(told, audience.judged, context=context, now_seconds=audience.now_seconds)
+        is_over_pods = not isinstance(decision.rows, _KnowsClaims)
+        coming = coming_needs(decision.rows, context.snapshot, audience.judged.keys()) if is_over_pods else {}
+        due = self._verdicts.due(
+            told, audience.judged, coming_by_cluster=coming, context=context, now_seconds=audience.now_seconds
+        )
         return Aftermath(
             taken=taken,
             hints_changed=changed,

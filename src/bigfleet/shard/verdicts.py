@@ -12,11 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import Impossibility, RowResult
+from bigfleet.engine.shapes.fleet import has_pods
 from bigfleet.engine.shortfalls import priority_class
 from bigfleet.model import vector
 from bigfleet.model.frames import NeedStatus, NeedStatusUpdate, UnmetReason
 from bigfleet.model.need import Need, RowKey
+from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.census import SoldOutShapes
 from bigfleet.shard.classes import Ask, Fits, Prices
@@ -37,6 +40,8 @@ _SENTENCES: Mapping[UnmetReason, str] = {
     UnmetReason.REQUEST_TOO_LARGE: "no machine of the fleet is large enough for one of its pods",
     UnmetReason.STOCKOUT: "the provider has no stock of machines for it, or fails to create them; it is tried again",
 }
+#: States of bound machines and of those that are being created that do not serve yet.
+_ON_THEIR_WAY = (MachineState.CREATING, MachineState.CONFIGURING)
 _PARKED = "no single domain can hold the whole group; it is tried again from time to time"
 
 
@@ -142,6 +147,28 @@ def statuses(unmet: Iterable[Unmet], clusters: Set[str], texts: Mapping[RowKey, 
     return told
 
 
+def coming_needs(
+    rows: Sequence[RowResult], snapshot: ColumnSnapshot, clusters: Set[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """Return (fingerprint, group) of the satisfied rows whose machines do not all serve yet, by cluster.
+
+    Only of decisions over pods: an operator that says no pods has no pod to wait for. One more than may be told.
+    """
+    found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    numbers = [int(state) for state in _ON_THEIR_WAY]
+    transitional = np.flatnonzero(np.isin(snapshot.columns.state, numbers)).tolist()
+    on_their_way = {snapshot.ids[row] for row in transitional}
+    # A machine is bound for one row and may host pods of others.
+    on_their_way.update(machine_id for result in rows for machine_id in (*result.bootstraps, *result.provisions))
+    for result in rows:
+        if not has_pods(result.need) or result.need.cluster not in clusters or not result.satisfied:
+            continue
+        told = found[result.need.cluster]
+        if len(told) <= ROWS_MAX and not on_their_way.isdisjoint(result.claimed):
+            told.append((result.need.fingerprint, result.need.group))
+    return found
+
+
 def _sentence(row: Unmet, texts: Mapping[RowKey, str]) -> str:
     if row.reason is UnmetReason.BOOTSTRAP_REFUSED:
         text = texts.get(row.decided_key, "")
@@ -168,6 +195,7 @@ def _too_large(found: Impossibility, need: Need) -> str:
 
 class _Told(NamedTuple):
     rows: tuple[NeedStatus, ...]
+    coming: tuple[tuple[str, str], ...]
     rollup_timestamp_unix_nanos: int
     truncated: bool
     at_seconds: float
@@ -188,6 +216,7 @@ class Verdicts:
         statuses_by_cluster: Mapping[str, Sequence[NeedStatus]],
         judged: Mapping[str, int],
         *,
+        coming_by_cluster: Mapping[str, Sequence[tuple[str, str]]],
         context: ViewContext,
         now_seconds: float,
     ) -> Iterator[tuple[str, NeedStatusUpdate]]:
@@ -200,8 +229,10 @@ class Verdicts:
             if told is not None and now_seconds - told.at_seconds < GAP_SECONDS:
                 continue
             found = statuses_by_cluster.get(cluster, ())
-            rows, truncated = tuple(found[:ROWS_MAX]), len(found) > ROWS_MAX
-            if told is not None and told[:3] == (rows, timestamp_unix_nanos, truncated):
+            coming = coming_by_cluster.get(cluster, ())
+            truncated = max(len(found), len(coming)) > ROWS_MAX
+            rows, coming = tuple(found[:ROWS_MAX]), tuple(coming[:ROWS_MAX])
+            if told is not None and told[:4] == (rows, coming, timestamp_unix_nanos, truncated):
                 continue
             yield (
                 cluster,
@@ -211,9 +242,12 @@ class Verdicts:
                     rows=rows,
                     rollup_timestamp_unix_nanos=timestamp_unix_nanos,
                     truncated=truncated,
+                    coming=coming,
                 ),
             )
 
     def sent(self, cluster: str, update: NeedStatusUpdate, now_seconds: float) -> None:
         """Remember what a cluster was told."""
-        self._told[cluster] = _Told(update.rows, update.rollup_timestamp_unix_nanos, update.truncated, now_seconds)
+        self._told[cluster] = _Told(
+            update.rows, update.coming, update.rollup_timestamp_unix_nanos, update.truncated, now_seconds
+        )

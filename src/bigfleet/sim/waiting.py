@@ -41,8 +41,12 @@ class WaitingPods:
         self._given_up: set[str] = set()
 
     def heard(self, update: NeedStatusUpdate) -> None:
-        """Take a verdict: rows that it does not list are met, and those that lack only what no node can hold."""
+        """Take a verdict: rows that it does not list are met, and those that lack only what no node can hold.
+
+        The pods of a row that is met by machines that boot are pending for these, and ask for no others.
+        """
         unmet = {(row.fingerprint, row.group) for row in update.rows if row.reason is not UnmetReason.REQUEST_TOO_LARGE}
+        unmet.update(update.coming)
         now_seconds = self._clock.monotonic_seconds()
         known = {pod.template.row for pod in self._pods.waiting}
         met = set() if update.truncated else known - unmet

@@ -680,6 +680,7 @@ class NeedStatusUpdate(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     ROLLUP_TIMESTAMP_UNIX_NANOS_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    COMING_FIELD_NUMBER: _builtins.int
     supersedes_key: _builtins.str
     """"needs" """
     cycle: _builtins.int
@@ -687,10 +688,14 @@ class NeedStatusUpdate(_message.Message):
     rollup_timestamp_unix_nanos: _builtins.int
     """The roll-up that was judged; a need of it that is not listed is met."""
     truncated: _builtins.bool
-    """More were unmet: absence then says nothing."""
+    """More were unmet, or coming: absence then says nothing."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___NeedStatus]:
         """Unmet needs only, highest priority first, at most 1,000."""
+
+    @_builtins.property
+    def coming(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComingNeed]:
+        """Needs that are met by machines some of which do not serve yet: their pods may be pending. At most 1,000."""
 
     def __init__(
         self,
@@ -701,14 +706,40 @@ class NeedStatusUpdate(_message.Message):
         rows: _abc.Iterable[Global___NeedStatus] | None = ...,
         rollup_timestamp_unix_nanos: _builtins.int = ...,
         truncated: _builtins.bool = ...,
+        coming: _abc.Iterable[Global___ComingNeed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_at_unix_nanos", b"computed_at_unix_nanos", "cycle", b"cycle", "rollup_timestamp_unix_nanos", b"rollup_timestamp_unix_nanos", "rows", b"rows", "supersedes_key", b"supersedes_key", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming", "computed_at_unix_nanos", b"computed_at_unix_nanos", "cycle", b"cycle", "rollup_timestamp_unix_nanos", b"rollup_timestamp_unix_nanos", "rows", b"rows", "supersedes_key", b"supersedes_key", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NeedStatusUpdate: _TypeAlias = NeedStatusUpdate  # noqa: Y015
+
+@_typing.final
+class ComingNeed(_message.Message):
+    """(ours) One need for which machines are on their way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROFILE_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    profile_fingerprint: _builtins.str
+    """As the operator reported it, like the group."""
+    group: _builtins.str
+    def __init__(
+        self,
+        *,
+        profile_fingerprint: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "profile_fingerprint", b"profile_fingerprint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComingNeed: _TypeAlias = ComingNeed  # noqa: Y015
 
 @_typing.final
 class NeedStatus(_message.Message):

@@ -9,7 +9,7 @@ import pytest
 
 from bigfleet.cli.engine.checks import ENGINE_CHECKS
 from bigfleet.cli.engine.runner import CHECKS, run_case
-from bigfleet.engine.reference import decide
+from bigfleet.engine.plain_engine import decide
 from tests.engine_cases import Case, all_cases, cases_of
 
 RecordProperty = Callable[[str, object], None]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bigfleet.cli.engine.checks import ENGINE_CHECKS, check_fleet
 from bigfleet.cli.engine.runner import run_case
-from bigfleet.engine import reference
+from bigfleet.cli.engine.columns import decide_from_columns
+from bigfleet.engine import plain_engine, reference
 from bigfleet.engine.columnar.answer import ActionColumns, LazySequence
 from bigfleet.engine.columnar.engine import ColumnarEngine, columnar_decide, warm_up
 from bigfleet.engine.columnar.store import ColumnStore
@@ -39,8 +40,8 @@ def both_decide(
     snapshot: Snapshot, demand: Sequence[Need], options: Options, reporter: Reporter | None = None
 ) -> Decision:
     """Decide with both engines and return the columnar one's answer."""
-    actual = columnar_decide(snapshot, demand, options)
-    assert_equal(reference.decide(snapshot, demand, options, reporter), actual)
+    actual = decide_from_columns(snapshot, demand, options)
+    assert_equal(plain_engine.decide(snapshot, demand, options, reporter), actual)
     return actual
 
 

@@ -366,17 +366,17 @@ def test_the_summary_tells_pods_without_a_place_and_the_cost_beside_a_packer_s()
         "pods and cost",
         "pods 466",
         "without a place 0 placed one by one as kube-scheduler does",
-        "machines in service 57 $32.54/h",
-        "a packer takes 50 $26.00/h for the same pods, slots and prices",
-        "cost ratio 1.25 in service ÷ packer",
+        "machines in service 57 the fleet with its idle machines: $32.54/h",
+        "a packer takes 50 its fleet, for the same pods: $26.00/h",
+        "cost ratio 1.25 this fleet ÷ the packer's",
     ]
     assert summary_lines(SHORT_CHECK) == [
         "pods and cost",
         "pods 466",
         "without a place 50 cluster-1: 50",
         "booting 13 their machines are being created or configured",
-        "machines in service 57 $32.54/h",
-        "a packer takes 50 $26.00/h for the same pods, slots and prices",
+        "machines in service 57 the fleet with its idle machines: $32.54/h",
+        "a packer takes 50 its fleet, for the same pods: $26.00/h",
         "cost ratio - no comparison: some pods have no place",
     ]
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.cli.engine.checks import ENGINE_CHECKS, check_fleet
-from bigfleet.cli.engine.runner import run_case
 from bigfleet.cli.engine.columns import decide_from_columns
+from bigfleet.cli.engine.runner import run_case
 from bigfleet.engine import plain_engine, reference
 from bigfleet.engine.columnar.answer import ActionColumns, LazySequence
 from bigfleet.engine.columnar.engine import ColumnarEngine, columnar_decide, warm_up

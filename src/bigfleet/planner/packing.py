@@ -6,6 +6,7 @@ scarcest dimension, with and without what few machines host first, on machines f
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,8 @@ KEYS: Final = 5
 SEQUENCE: Final = (12, 4, 0, 14, 6, 16, 8, 2, 18, 10, 13, 15, 7, 1, 19, 3, 17, 5, 9, 11)
 #: Orders that put the parts with the highest penalties first, on the machines that are interrupted least.
 CAREFUL: Final = (20, 22)
+#: Orders that have to place every pod of a fleet.
+_PLACING: Final = 4
 _KNOWN: Final = 4096
 _SHARE_BITS: Final = 24
 _PRICE_MAX: Final = 1 << 38
@@ -72,14 +75,19 @@ class FirstFit:
         return least
 
     def fits(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> bool:
-        """Return whether some order places every pod: as claims, and as a scheduler may place them."""
-        for number in numbers:
-            left, _ = self._core.kernels.place(
-                self._core, self._machines([(fleet, number)]), [self.order(fleet, number)], False
-            )
-            if not left.any():
-                return self._scheduler is None or self._scheduler.fits(fleet)
-        return False
+        """Return whether several orders place every pod: as claims, and as a scheduler may place them.
+
+        A single order may do so by luck, because of how it breaks ties; another packer breaks them otherwise.
+        """
+        placing = (number for number in numbers if self._places_all(fleet, number))
+        if len(tuple(islice(placing, _PLACING))) < _PLACING:
+            return False
+        return self._scheduler is None or self._scheduler.fits(fleet)
+
+    def _places_all(self, fleet: Fleet, number: int) -> bool:
+        machines = self._machines([(fleet, number)])
+        left, _ = self._core.kernels.place(self._core, machines, [self.order(fleet, number)], False)
+        return not left.any()
 
     def pack(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> Packed:
         """Return the packing of the order that leaves the fewest pods without a place, the first of equals.

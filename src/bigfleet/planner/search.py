@@ -117,9 +117,14 @@ class Search:
         _, chosen = min(zip(values, finals, strict=True))
         done = _TRIAL * len(trials)
         history = self._improve(moves, chosen, done, max(0, self.effort.rounds - done))
-        found = self.compare([*history, *finals], self._leaders(fleets))
+        found = self._fitting_first(self.compare([*history, *finals], self._leaders(fleets)))
         few = self._small(base, found[0].value)
-        return sorted({*found, *self.compare(few)}) if few else found
+        return self._fitting_first(sorted({*found, *self.compare(few)})) if few else found
+
+    def _fitting_first(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates with the best of those that simple packers can fill, too, before the others."""
+        first = next((each for each in found if self.first_fit.fits(each.fleet)), found[0])
+        return [first, *(each for each in found if each != first)]
 
     def prune(self, fleet: Fleet) -> list[Candidate]:
         """Return the fleet and its parts without machines that are not needed, held ones included, best first.

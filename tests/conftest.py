@@ -1,6 +1,7 @@
 """Fixtures and markers that every test may use."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -54,6 +55,13 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("virtual_time") is not None:
         return {"virtual": VirtualTimeLoop}
     return {"real": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def _garbage_is_collected() -> Iterator[None]:
+    """A program that is run within a test may end the collection of garbage for its short life; the worker lives on."""
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

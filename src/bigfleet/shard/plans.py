@@ -19,6 +19,7 @@ from bigfleet.compositions.problems import ClusterProblem, target_of
 from bigfleet.compositions.targets import FleetPlanner
 from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.decision import CapacityPool, Decision, Options
+from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.targets import Target
 from bigfleet.model.clock import Clock
 from bigfleet.model.need import Need, RowKey
@@ -98,7 +99,7 @@ class Plans:
         self, view: ColumnSnapshot, demand: Sequence[Need], by_cluster: Mapping[str, tuple[Need, ...]], options: Options
     ) -> Options:
         """Return the options with the compositions that there are, and the clusters that wait for one."""
-        if not any(need.shapes for need in demand):
+        if not says_pods(demand):
             self._plans.clear()
             self._targets = {}
             return options

@@ -30,6 +30,14 @@ def test_every_claim_is_sound_and_every_satisfied_row_is_hosted(chunk: int) -> N
         assert violations(drawn.machines, drawn.demand, drawn.options, decided(drawn)) == [], f"seed {seed}"
 
 
+@pytest.mark.parametrize("seed", [4774, 5781, 6076, 9132])
+def test_a_domain_that_a_machine_in_creation_adds_counts_in_a_spread(seed: int) -> None:
+    """Of 10,000 fleets these had a row that stood on one domain before a machine in creation added another."""
+    drawn = fleet(seed)
+
+    assert violations(drawn.machines, drawn.demand, drawn.options, decided(drawn)) == []
+
+
 def test_the_order_of_machines_and_equal_rows_changes_nothing() -> None:
     """The decision depends on the demand's list order among equals alone, not on the order of the machines."""
     for seed in range(150):

@@ -6,9 +6,9 @@ Rows are taken by precedence, so a higher row never lacks room that a lower row 
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.following import pending, place_as_planned, read_plan
 from bigfleet.engine.shapes.gangs import credit_gang
-from bigfleet.engine.shapes.hosting import place_row
-from bigfleet.engine.shapes.repack import repack
-from bigfleet.engine.shapes.state import Row
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_row
+from bigfleet.engine.shapes.repack import repack, restore, save
+from bigfleet.engine.shapes.state import Host, Row
 
 
 def credit(fleet: Fleet) -> None:
@@ -62,9 +62,25 @@ def _credit_orphans(row: Row, fleet: Fleet) -> None:
         if not row.has_left:
             return
         host = fleet.host(row.cluster, machine)
-        # The other hosts have no room left for the row, but their domains count in a spread.
-        place_row(row, [*row.cluster.hosts, host])
+        _place_with(row, host)
         if host.is_claimed:
             own.remove(machine)
             row.cluster.has_orphans = True
             row.cluster.hosts.append(host)
+
+
+def _place_with(row: Row, host: Host) -> None:
+    """Place what the row has left on one host more; a spread row from the beginning, if that leaves fewer pods.
+
+    A new domain lowers the minimum of all: what stood on the others before may not stand there now.
+    """
+    if row.need.profile.strict_spread is None or row.divisible is not None:
+        place_first_fit(row, [host])
+        return
+    cluster = row.cluster
+    before, left = save(cluster), sum(group.left for group in row.groups)
+    clear_row(row, cluster.hosts)
+    place_row(row, [*cluster.hosts, host])
+    if sum(group.left for group in row.groups) >= left:
+        clear_row(row, [host])
+        restore(cluster, before)

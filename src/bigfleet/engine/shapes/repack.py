@@ -26,15 +26,15 @@ def repack(cluster: Cluster, fleet: Fleet) -> None:
     """Find places for what the cluster's rows have left, without taking any from a higher row."""
     if not cluster.hosts or not any(row.has_left for row in cluster.rows):
         return
-    before = _save(cluster)
+    before = save(cluster)
     target = fleet.options.targets.get(cluster.id)
     if target is not None and target.claims:
         if _pack_as_planned(cluster, target):
             return
-        _restore(cluster, before)
+        restore(cluster, before)
     if _pack_largest_first(cluster):
         return
-    _restore(cluster, before)
+    restore(cluster, before)
     _search(cluster, fleet)
 
 
@@ -49,14 +49,14 @@ def restore_precedence(cluster: Cluster) -> bool:
     first = next((place for place, amount in enumerate(left) if any(amount)), len(rows))
     if not cluster.planned or not any(_serves(host, rows[first + 1 :]) for host in cluster.hosts):
         return False
-    before = _save(cluster)
+    before = save(cluster)
     for row in rows:
         clear_row(row, cluster.hosts)
     for row in rows:
         place_row(row, cluster.hosts)
     if [_unserved(row) for row in rows] < left:
         return True
-    _restore(cluster, before)
+    restore(cluster, before)
     return False
 
 
@@ -132,7 +132,9 @@ def _place_group(group: PodGroup, hosts: Sequence[Host]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
+class Saved:
+    """Where the pods of a cluster had their places."""
+
     rooms: list[list[int]]
     claims: list[dict[PodGroup, int]]
     shares: list[dict[Row, dict[int, int]]]
@@ -140,8 +142,9 @@ class _Saved:
     divisible: list[dict[int, int] | None]
 
 
-def _save(cluster: Cluster) -> _Saved:
-    return _Saved(
+def save(cluster: Cluster) -> Saved:
+    """Return the places of all pods of the cluster."""
+    return Saved(
         rooms=[list(host.room) for host in cluster.hosts],
         claims=[dict(host.claims) for host in cluster.hosts],
         shares=[{row: dict(share) for row, share in host.shares.items()} for host in cluster.hosts],
@@ -150,7 +153,8 @@ def _save(cluster: Cluster) -> _Saved:
     )
 
 
-def _restore(cluster: Cluster, saved: _Saved) -> None:
+def restore(cluster: Cluster, saved: Saved) -> None:
+    """Put all pods where they were; the cluster has the hosts that it had then."""
     for host, room, claims, shares in zip(cluster.hosts, saved.rooms, saved.claims, saved.shares, strict=True):
         host.room[:] = room
         host.claims = dict(claims)
@@ -175,7 +179,7 @@ def _search(cluster: Cluster, fleet: Fleet) -> None:
     pods = sum(group.count for row in rows for group in row.groups)
     if len(cluster.hosts) > SEARCHED_HOSTS_MAX or pods > SEARCHED_PODS_MAX:
         return
-    before = _save(cluster)
+    before = save(cluster)
     served_before = [group.count - group.left for row in rows for group in row.groups]
     for row in rows:
         clear_row(row, cluster.hosts)
@@ -187,7 +191,7 @@ def _search(cluster: Cluster, fleet: Fleet) -> None:
     fleet.searched[question] = answer
     if answer.accepted <= served_before:
         # The effort ran out before the search found what first fit had.
-        _restore(cluster, before)
+        restore(cluster, before)
         return
     for number, counts in answer.placed:
         for host, count in zip(cluster.hosts, counts, strict=True):

@@ -245,14 +245,16 @@ def _feasible(wanted: dict[PodGroup, int], hosts: Sequence[Host]) -> dict[PodGro
         if number == len(pods):
             return True
         group = pods[number]
-        tried: set[tuple[int, tuple[int, ...], int]] = set()
+        tried: set[tuple[int, bool, tuple[int, ...], int]] = set()
         for h in range(first, len(hosts)):
             host, room = hosts[h], rooms[h]
             if not may_host(group, host) or not fitting(room, group.request, 1):
                 continue
             if group.limit and counts[group][h] >= group.limit:
                 continue
-            alike = (host.shape, tuple(room), counts[group][h])
+            # Pods of pinned rows, which are placed later, tell machines apart that can be interrupted.
+            is_risky = host.machine.interruption_probability > 0
+            alike = (host.shape, is_risky, tuple(room), counts[group][h])
             if alike in tried:
                 continue
             tried.add(alike)

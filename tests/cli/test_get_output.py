@@ -168,6 +168,14 @@ def test_times_are_read_back_to_the_millisecond(unix_nanos: int) -> None:
     assert abs(unix_seconds(text) - unix_nanos / 1e9) <= 0.001
 
 
+def test_a_machine_that_is_not_reclaimed_yet_says_why() -> None:
+    """The sentence behind the reason is in the JSON; the table has the reason."""
+    held = machine(1, reclaimDelayedReason="would_not_fit: 3 pods have no room elsewhere")
+
+    assert "reclaim-delayed:would_not_fit" in table_lines([held], width=None)[1].split()
+    assert not any("reclaim-delayed" in line for line in table_lines([machine(1)], width=None))
+
+
 def test_values_that_json_has_not_are_null() -> None:
     """A provider may declare any double, and a newer shard any reason."""
     odd = shardread_pb2.MachineView(

@@ -22,6 +22,18 @@ async def test_a_worker_comes_to_the_same_composition() -> None:
         assert await workers.plan(problem) == plan(problem)
 
 
+def test_a_worker_compiles_its_loops_before_the_first_problem() -> None:
+    """The first plan of a new shard came ten seconds late, because the worker began to compile when it was asked."""
+    script = textwrap.dedent("""
+        import sys
+        from bigfleet.cli.plan_workers import _work_on
+        _work_on(None)
+        print("bigfleet.planner.compiled" in sys.modules)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 async def test_a_worker_that_dies_is_replaced() -> None:
     problem = tiny(random.Random(1))
     with ProcessPlanWorkers(1) as workers:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from bigfleet.shard.cluster_policy import (
     PolicyFile,
     read_policies,
 )
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import wait_until
 from tests.shard.world import World
 
 LEAST, MOST = SchedulerOrder.LEAST_ALLOCATED, SchedulerOrder.MOST_ALLOCATED
@@ -133,9 +134,8 @@ async def test_a_hang_up_reads_it_again_and_a_fault_keeps_the_last_good_one(tmp_
     async def hang_up(text: str, result: str, count: int) -> SchedulerOrder:
         written(path, text)
         os.kill(os.getpid(), signal.SIGHUP)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while world.metric("cluster_policy_reads_total", result=result) < count:  # noqa: ASYNC110 - a counter wakes nobody
-                await asyncio.sleep(0.01)
+        reads = partial(world.metric, "cluster_policy_reads_total", result=result)
+        await asyncio.to_thread(wait_until, lambda: reads() >= count, f"{count} reads that are {result}")
         return world.shard.policies.scheduler_of("a")
 
     async with shard_process._files_kept(PolicyFile(path), None, SystemClock(), world.shard):

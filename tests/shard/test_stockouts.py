@@ -113,7 +113,7 @@ async def test_a_row_whose_creations_fail_is_short_and_ages(synchronous: bool) -
 
 
 async def test_a_pool_is_shared_by_all_clusters_and_comes_back_with_a_probe_that_succeeds() -> None:
-    """Back-off of three minutes, doubled; the probe is one Create, whoever wants it."""
+    """Back-off of three minutes, doubled; the probe is one Create, for any row."""
     provider = SellsOut(synchronous=True, sold_out={"cheap"})
     slots(provider, "cheap", 50, 1.0)
     world = World(provider)

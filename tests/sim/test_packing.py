@@ -43,9 +43,9 @@ def machines(
     ]
 
 
-def pods(count: int, cpu: int, name: str = "p", **more: object) -> list[CapacityRequest]:
+def pods(count: int, cpu: int, name: str = "p", **more: Any) -> list[CapacityRequest]:
     resources = {"cpu": str(cpu), "memory": "1Gi"}
-    return [CapacityRequest(id=f"{name}-{n}", resources=resources, **more) for n in range(count)]  # type: ignore[arg-type]
+    return [CapacityRequest(id=f"{name}-{n}", resources=resources, **more) for n in range(count)]
 
 
 def cost(usd: float, count: int, unhosted: int = 0) -> PackedCost:

@@ -1,6 +1,7 @@
 """Pods are placed one by one as the simulated scheduler places them, and those without a place are counted."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,9 @@ def machine(id: str, cpu: int, memory: str = "64Gi", zone: str = "z1", **attribu
     )
 
 
-def pods(count: int, cpu: str, memory: str = "1Gi", *, name: str = "p", **more: object) -> list[CapacityRequest]:
+def pods(count: int, cpu: str, memory: str = "1Gi", *, name: str = "p", **more: Any) -> list[CapacityRequest]:
     resources = {"cpu": cpu, "memory": memory}
-    return [CapacityRequest(id=f"{name}-{n}", resources=resources, **more) for n in range(count)]  # type: ignore[arg-type]
+    return [CapacityRequest(id=f"{name}-{n}", resources=resources, **more) for n in range(count)]
 
 
 def counted(*numbers: int) -> PodCounts:

@@ -7,6 +7,7 @@ import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -73,10 +74,13 @@ class ProcessPlanWorkers:
 
 
 def _work_on(problem: "Problem | None") -> "Composition | None":
-    """Plan in a worker; without a problem only get ready to."""
+    """Plan in a worker; without a problem only load the planner and compile its loops."""
     from bigfleet.planner.plan import plan
 
-    return None if problem is None else plan(problem)
+    if problem is None:
+        import_module("bigfleet.planner.compiled")
+        return None
+    return plan(problem)
 
 
 def _begin() -> None:

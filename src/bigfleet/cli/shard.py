@@ -93,7 +93,7 @@ _PlanWorkers = Annotated[
         min=0,
         max=64,
         metavar="N",
-        help="Processes that work out which machines clusters should hold; with 0 that is done within the cycle.",
+        help="Processes that plan which machines clusters should hold; 0 plans within the cycle.",
     ),
 ]
 _PlanWait = Annotated[

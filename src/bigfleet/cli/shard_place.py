@@ -33,7 +33,7 @@ class ShardPlace:
     new_file_owns: Base = Base.ALL
     #: One identity for server, coordinator and provider; None is plain text.
     tls: TlsFiles | None = None
-    #: Processes that work out target compositions; with 0 that is done within the cycle.
+    #: Processes that plan target compositions; 0 plans within the cycle.
     plan_workers: int = 1
     #: None keeps no audit log.
     audit_log: Path | None = None

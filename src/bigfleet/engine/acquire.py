@@ -1,4 +1,4 @@
-"""What a row takes anew: the acquisition half of Phase 1 (docs/spec/aggregates.md §5.4, §5.5).
+"""Acquires machines for rows: the second half of Phase 1 (docs/spec/aggregates.md §5.4, §5.5).
 
 Idle machines come before Speculative ones, however cheap; within a state the cheapest comes first. A row that is
 parked, or a Same row without a domain, takes nothing. Nothing here may give a machine back or prefer a row over one

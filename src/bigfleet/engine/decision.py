@@ -134,15 +134,15 @@ class Options:
     now_seconds: float
     #: Clusters that have reported a roll-up, accepted or held, since the process started.
     reported: frozenset[str]
-    #: Machines that missed the join gate: no supply, no victim (§1.1).
+    #: Machines that missed the join gate: no supply, no victim (docs/spec/model.md §1).
     unjoined: frozenset[str] = frozenset()
-    #: Machines kept for another shard (§1.1).
+    #: Machines kept for another shard (docs/spec/model.md §1).
     reserved: frozenset[str] = frozenset()
-    #: Pools without stock: their Speculative machines are no candidates (§1.1).
+    #: Pools without stock: their Speculative machines are no candidates (docs/spec/model.md §1).
     sold_out: frozenset[CapacityPool] = frozenset()
-    #: Speculative machines of pools without stock that are candidates all the same (§1.1).
+    #: Speculative machines of pools without stock that are candidates all the same (docs/spec/model.md §1).
     probes: frozenset[str] = frozenset()
-    #: Idle machines that failed to bootstrap and are no candidates for now (§1.1).
+    #: Idle machines that failed to bootstrap and are no candidates for now (docs/spec/model.md §1).
     set_aside: frozenset[str] = frozenset()
     #: Seconds that an Idle machine is kept before it is released; a type that is absent or ≤ 0 is never released.
     hold_seconds: Mapping[CapacityType, float] = field(default_factory=lambda: DEFAULT_HOLD_SECONDS)
@@ -154,7 +154,7 @@ class Options:
     overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
     #: Target composition of each cluster; absent is none.
     targets: Mapping[str, Target] = field(default_factory=dict)
-    #: Clusters that take no new machines in this decision, because their target composition is being worked out.
+    #: Clusters that take no new machines in this decision, because their target composition is being planned.
     awaiting_plan: frozenset[str] = frozenset()
     #: An Idle machine that would be released otherwise wins while it costs at most this factor times the best offer.
     idle_head_start: float = 1.25

@@ -93,7 +93,7 @@ class Shard:
     ) -> None:
         """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that.
 
-        Without `plan_workers` compositions are worked out within the cycle.
+        Without `plan_workers` compositions are planned within the cycle.
         """
         self.shard_id = shard_id
         self.epoch = epoch

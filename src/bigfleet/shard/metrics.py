@@ -98,7 +98,7 @@ class ShardMetrics:
         self.engine_divergences = counter(
             "engine_divergences_total", "Checks of the engine against a full pass that found another answer"
         )
-        self.plans = counter("plans_total", "Target compositions that were worked out", ["outcome"])
+        self.plans = counter("plans_total", "Target compositions that were asked for", ["outcome"])
         self.clusters_awaiting_plan = gauge(
             "clusters_awaiting_plan", "Clusters that take no new machines until their target composition is there"
         )

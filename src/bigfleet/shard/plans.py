@@ -230,7 +230,7 @@ class Plans:
             raise
         except ProblemFault:
             outcome = "too_large"
-        except Exception as fault:  # whatever happens in a worker: the decision goes on without this plan
+        except Exception as fault:  # no failure of a worker may stop a cycle
             outcome = "failed"
             _log.warning("plan_failed", cluster=cluster, error=f"{type(fault).__name__}: {fault}")
         self._metrics.plans.labels(outcome).inc()

@@ -26,7 +26,7 @@ _log = structlog.get_logger("bigfleet.shard.stockouts")
 
 POOL_BACKOFF_FIRST_SECONDS = 180.0
 POOL_BACKOFF_MAX_SECONDS = 3_600.0
-#: So many creations of one pool that fail in a row, for whatever reason, count as a stockout.
+#: So many creations of one pool that fail in a row, for any reason, count as a stockout.
 FAILURES_OF_A_STOCKOUT = 3
 #: How long a failed creation counts against a row beyond the back-off, unless one succeeds in that pool before.
 FAILING_SECONDS = 600.0

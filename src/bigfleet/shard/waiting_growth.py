@@ -100,7 +100,7 @@ class WaitingGrowth:
         return machine.cluster == key[0][0] and not is_over
 
     def decided(self, results: Iterable[RowResult]) -> None:
-        """Remember what a decision has given to waiting pods; what is not Configured counts as given anew."""
+        """Remember the machines that a decision gave to waiting pods, in place of all that are not Configured."""
         if not self._reported:
             return
         self._given = {

@@ -1,9 +1,9 @@
-"""Holds the pods and nodes of one simulated cluster: what is bound where, who is evicted, and what is made anew.
+"""Holds the pods and nodes of one simulated cluster: bindings, evictions and replacement pods.
 
-docs/spec/simulation.md, docs/spec/operator.md §11. A workload's controller keeps as many pods as it is told to; a pod
-that loses its node is made anew under another name and waits. The scheduler binds a waiting pod to a Ready node, higher
-priorities first, the pods of a gang in one place; it takes lower priorities off a node where there is no other way. It
-knows nothing of BigFleet. It must never make more pods, or fewer, than the workloads say.
+docs/spec/simulation.md, docs/spec/operator.md §11. A workload's controller maintains its number of pods; a pod that
+loses its node is replaced by one of another name, which waits. The scheduler binds a waiting pod to a Ready node,
+higher priorities first, the pods of a gang in one place; it preempts lower priorities if a pod fits on no node. It does
+not know BigFleet. The number of pods is always that of the workloads.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -20,7 +20,7 @@ from bigfleet.operator.requests import CapacityRequest
 from bigfleet.planner.problem import SchedulerOrder
 from bigfleet.sim.scheduler import PODS, Node, Pod, Scheduler, Template, do_not_fit, largest_first
 
-#: How long a gang runs in part before its controller starts it anew in another place.
+#: How long a gang runs in part before its controller restarts it in another place.
 GANG_RESTART_SECONDS: Final = 120.0
 
 #: Called with the requests that came and the ids of those that went.
@@ -241,7 +241,7 @@ class PodCluster:
         return len(pods)
 
     def _renew(self, lost: list[Pod]) -> None:
-        """Let the controllers make anew what is lost: another pod, the same demand."""
+        """Replace pods that were lost, as their controllers do; the demand stays the same."""
         for pod in lost:
             self._remove(pod)
         self._told([self._make(pod.template) for pod in lost], lost)

@@ -116,7 +116,7 @@ def test_what_a_higher_row_takes_back_of_a_lower_one_is_acquired_anew() -> None:
 
 
 def test_of_a_planned_class_idle_machines_come_first() -> None:
-    """They cost the same and serve minutes earlier, whatever their ids."""
+    """They cost the same and serve minutes earlier, regardless of their ids."""
     slow, fast = m4("a-slow", S.SPECULATIVE), m4("b-fast", S.IDLE)
     need = row(100, _whole(1))
     claim = TargetClaim(class_key(slow), 0, 1, need.key, 0, 1)

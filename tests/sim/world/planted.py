@@ -340,7 +340,7 @@ def _cap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rails._ReclaimCap, "admits", lambda _self, _action: True)
 
 
-@defect("the cap starts anew with each woken cycle", "S8", "rollup-empty", found_by=2, change_seconds_mean=3.0)
+@defect("each woken cycle has a reclaim cap of its own", "S8", "rollup-empty", found_by=2, change_seconds_mean=3.0)
 def _spent(patch: pytest.MonkeyPatch) -> None:
     before = rails.choose
     patch.setattr(rails, "choose", lambda actions, **given: before(actions, **(given | {"spent": {}})))

@@ -100,7 +100,7 @@ def _flags(record: Record, _now: float) -> str:
     if record["reservedForShard"]:
         told.append(f"reserved:{plain(record['reservedForShard'])}")
     if record["reclaimDelayedReason"]:
-        told.append(f"kept:{plain(record['reclaimDelayedReason'].partition(':')[0])}")
+        told.append(f"reclaim-delayed:{plain(record['reclaimDelayedReason'].partition(':')[0])}")
     if record["pendingAction"]:
         told.append(record["pendingAction"].lower())
     return ",".join(told) or NOTHING

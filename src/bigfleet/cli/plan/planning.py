@@ -17,7 +17,7 @@ from bigfleet.engine.explain import Explanation, NeedExplanation, explain_needs
 from bigfleet.engine.explain_text import shortfall_sentences
 from bigfleet.engine.records import RowRef
 from bigfleet.engine.reference import decide
-from bigfleet.engine.shapes.decide import decide_with_fleet
+from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
 from bigfleet.engine.shapes.explain import Explained, names_by_key
 from bigfleet.engine.shapes.explain import shortfall_sentences as reasons_of_shapes
 from bigfleet.engine.shapes.fleet import Fleet
@@ -202,7 +202,7 @@ def answer_to(asked: "Question", scheduler: SchedulerOrder, targets: Mapping[str
     A demand with shapes is decided pod by pod, towards target compositions; without `targets` they are planned first.
     A demand without any is decided by its aggregates.
     """
-    if not any(need.shapes or need.waiting for need in asked.demand):
+    if not says_pods(asked.demand):
         return Answer(decide(*asked), asked.options, None)
     if targets is None:
         keep_kernels()

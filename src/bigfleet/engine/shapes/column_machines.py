@@ -165,7 +165,7 @@ class ColumnMachines:
         return found
 
     def offers(self) -> list[Offer]:
-        """Return what may be acquired, made anew: in the order of the lowest id of each."""
+        """Return new offers of what may be acquired, in the order of the lowest id of each."""
         if self._groups is None:
             self._groups = self._grouped()
         return [
@@ -196,7 +196,7 @@ class ColumnMachines:
         return [machine for machine in machines if machine.id not in unjoined] if unjoined else machines
 
     def orphans(self) -> dict[OrphanKey, list[Machine]]:
-        """Return usable machines in creation whose cluster is not known, made anew; each list by id."""
+        """Return new lists of the usable machines in creation whose cluster is not known, each by id."""
         found: dict[OrphanKey, list[Machine]] = {}
         for row in sorted(self._held.get("", ())):
             machine = self.at(row)

@@ -90,7 +90,7 @@ def _home(row: Row, index: HostIndex) -> str | None:
 
 
 def _index_of(cluster: Cluster) -> HostIndex:
-    """Return the cluster's machines by shape and by stamp; made anew when machines were added."""
+    """Return the cluster's machines by shape and by stamp; build the index again after machines were added."""
     index = cluster.index
     if index is None or index.size != len(cluster.hosts):
         index = cluster.index = HostIndex(len(cluster.hosts))

@@ -45,7 +45,7 @@ class Machines(Protocol):
         ...
 
     def offers(self) -> list[Offer]:
-        """Return what may be acquired, made anew: in the order of the lowest id of each."""
+        """Return new offers of what may be acquired, in the order of the lowest id of each."""
         ...
 
     def held_by(self, cluster: str) -> Sequence[Machine]:
@@ -53,7 +53,7 @@ class Machines(Protocol):
         ...
 
     def orphans(self) -> dict[OrphanKey, list[Machine]]:
-        """Return usable machines in creation whose cluster is not known, made anew; each list by id."""
+        """Return new lists of the usable machines in creation whose cluster is not known, each by id."""
         ...
 
     def configured(self) -> Iterator[Machine]:
@@ -118,7 +118,7 @@ class SnapshotMachines:
         return self._shapes.matching(profile)
 
     def offers(self) -> list[Offer]:
-        """Return what may be acquired, made anew: in the order of the lowest id of each."""
+        """Return new offers of what may be acquired, in the order of the lowest id of each."""
         groups: defaultdict[tuple[object, ...], list[Machine]] = defaultdict(list)
         for machine in self._free:
             key = (
@@ -138,7 +138,7 @@ class SnapshotMachines:
         return self._held.get(cluster, ())
 
     def orphans(self) -> dict[OrphanKey, list[Machine]]:
-        """Return usable machines in creation whose cluster is not known, made anew; each list by id."""
+        """Return new lists of the usable machines in creation whose cluster is not known, each by id."""
         return {key: list(machines) for key, machines in self._orphans.items()}
 
     def configured(self) -> Iterator[Machine]:

@@ -79,7 +79,7 @@ class PodEngine:
     ) -> Decision:
         """Decide one cycle: equal to `bigfleet.engine.shapes.decide` on the same machines, rows and options."""
         kept, unwanted = self._kept, self._unwanted
-        # Whatever fails from here on leaves nothing behind that a later decision could build on.
+        # A failure from here on must leave nothing that a later decision could use.
         self._kept, self._unwanted = {}, {}
         touched = self._follow(view, options)
         machines, asked = self._machines, self._arranged(demand, options)
@@ -236,7 +236,7 @@ class PodEngine:
 
 
 class _Remembering(dict[Hashable, Searched]):
-    """Known answers; those that are asked for, or found anew, stand in `asked` too."""
+    """Caches answers; `asked` has those that were looked up or added since it was made."""
 
     def __init__(self, known: Mapping[Hashable, Searched]) -> None:
         super().__init__(known)

@@ -328,7 +328,7 @@ def pods_of_satisfied_rows_run(world: "World", shard: WatchedShard) -> Iterator[
 
 
 def hopeless_pods_harm_nobody(world: "World", shard: WatchedShard) -> Iterator[str]:
-    """At rest no pod waits beside a free machine that could host it, whatever other pods its row has."""
+    """At rest no pod waits beside a free machine that could host it, regardless of the other pods of its row."""
     free = [record.machine for record in _of_shard(world, shard) if record.machine.state in (S.IDLE, S.SPECULATIVE)]
     for site in _clusters_of(world, shard):
         for template in {pod.template: None for pod in site.pods.waiting}:

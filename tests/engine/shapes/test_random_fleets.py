@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 
 from bigfleet.engine.decision import Decision, Placement
+from bigfleet.engine.parking import stamp_parked
+from bigfleet.engine.shapes.acquire import acquire
+from bigfleet.engine.shapes.credit import credit
 from bigfleet.engine.shapes.decide import decide
+from bigfleet.engine.shapes.fleet import build
+from bigfleet.engine.shapes.hosting import place_row
+from bigfleet.engine.shapes.machines import SnapshotMachines
 from tests.engine.proof import EQUALITY_EXAMPLES
 from tests.engine.shapes.claims_checker import violations
 from tests.engine.shapes.shape_fleets import Drawn, fleet
@@ -28,6 +34,24 @@ def test_every_claim_is_sound_and_every_satisfied_row_is_hosted(chunk: int) -> N
         drawn = fleet(seed)
 
         assert violations(drawn.machines, drawn.demand, drawn.options, decided(drawn)) == [], f"seed {seed}"
+
+
+def test_no_row_is_short_beside_room_that_it_may_use() -> None:
+    """Machines that lower rows acquired have room for higher gangs, and domains that spreads lacked."""
+    short = 0
+    for seed in range(600):
+        drawn = fleet(seed)
+        demand = stamp_parked(drawn.demand, drawn.options.parking_ages)
+        state = build(SnapshotMachines(drawn.snapshot, drawn.options), demand, drawn.options)
+        credit(state)
+        acquire(state)
+        for row in state.rows:
+            left = [group.left for group in row.groups], dict(row.divisible or {})
+            place_row(row, row.cluster.hosts)
+
+            assert ([group.left for group in row.groups], dict(row.divisible or {})) == left, f"seed {seed}"
+            short += row.has_left
+    assert short > 300, "the fleets have rows that stay short"
 
 
 @pytest.mark.parametrize("seed", [4774, 5781, 6076, 9132])

@@ -8,7 +8,7 @@ acquires nothing.
 from collections.abc import Sequence
 from typing import Final
 
-from bigfleet.engine.shapes.choice import Choice, Prices, choose, reference_prices
+from bigfleet.engine.shapes.choice import Choice, PodPrices, Prices, choose, reference_prices
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned, idle_first
 from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row, spread_counts
@@ -37,6 +37,7 @@ def acquire(fleet: Fleet) -> None:
         _complete_target(cluster, fleet)
         repack(cluster, fleet)
         _replace_displaced(cluster, fleet, prices.get(cluster.id))
+        _use_what_is_free(cluster)
         _give_back_unclaimed(cluster)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
@@ -51,6 +52,16 @@ def _replace_displaced(cluster: Cluster, fleet: Fleet, prices: Prices | None) ->
             _acquire(row, fleet, prices)
 
 
+def _use_what_is_free(cluster: Cluster) -> None:
+    """Place what rows have left on what the cluster has now.
+
+    Lower rows may have acquired machines with room for a higher gang, or a domain that a spread lacked.
+    """
+    for row in cluster.rows:
+        if row.matching and row.has_left:
+            place_row(row, cluster.hosts)
+
+
 def _give_back_unclaimed(cluster: Cluster) -> None:
     """Give back what was acquired and is neither claimed nor in the target: it would be excess at once."""
     for host in list(cluster.acquired):
@@ -60,7 +71,8 @@ def _give_back_unclaimed(cluster: Cluster) -> None:
 
 def _prices(cluster: Cluster, fleet: Fleet) -> Prices:
     totals = fleet.totals(cluster.id)
-    return reference_prices(cluster.rows, fleet.offers, totals, fleet.free(), fleet.dimensions.pods)
+    of_pods = PodPrices(fleet.offers, totals, fleet.dimensions.pods)
+    return reference_prices(cluster.rows, of_pods, fleet.free_at_first(), fleet.dimensions.pods)
 
 
 def _search_offers(cluster: Cluster, fleet: Fleet) -> None:
@@ -153,7 +165,7 @@ def note_plan(host: Host, row: Row, fleet: Fleet) -> None:
 
 def _place_on(row: Row, added: Sequence[Host]) -> None:
     """Place what the row has left on machines that the cluster acquired."""
-    if row.need.profile.strict_spread is None or row.divisible is not None:
+    if row.spread is None or row.divisible is not None:
         place_row(row, added)
         return
     # A new domain lowers the minimum of all: the row is placed from the beginning.
@@ -192,16 +204,13 @@ def _others(row: Row) -> list[Row]:
     return [
         other
         for other in lower
-        if other.has_left
-        and other.same_key is None
-        and other.need.profile.strict_spread is None
-        and not other.need.parked
+        if other.has_left and other.same_key is None and other.spread is None and not other.need.parked
     ]
 
 
 def _left_to_spread(row: Row, fleet: Fleet) -> dict[PodGroup, int]:
     """Return at most how many pods of a spread row one machine may take; empty for other rows."""
-    spread = row.need.profile.strict_spread
+    spread = row.spread
     if spread is None or row.divisible is not None:
         return {}
     return {group: min(group.left, spread.skew_max) for group in row.groups}
@@ -209,8 +218,8 @@ def _left_to_spread(row: Row, fleet: Fleet) -> dict[PodGroup, int]:
 
 def _open_offers(row: Row, fleet: Fleet) -> list[Offer]:
     """Return the offers that the row may use; under a strict spread, those in domains that may take a pod now."""
-    offers = [offer for offer in fleet.offers if offer.available and row.may_use(offer.example, offer.shape)]
-    spread = row.need.profile.strict_spread
+    offers = [offer for offer in fleet.usable(row) if offer.available]
+    spread = row.spread
     if spread is None or row.divisible is not None:
         return offers
     key = spread.topology_key
@@ -223,7 +232,7 @@ def _open_offers(row: Row, fleet: Fleet) -> list[Offer]:
 
 def _empty_domains(row: Row, fleet: Fleet) -> tuple[str, ...]:
     """Return the domains in which a spread row of which nothing runs could be hosted by what is on offer."""
-    spread = row.need.profile.strict_spread
+    spread = row.spread
     if spread is None or row.divisible is not None or any(spread_counts(row, row.cluster.hosts, spread).values()):
         return ()
     values = set()
@@ -239,7 +248,7 @@ def _empty_domains(row: Row, fleet: Fleet) -> tuple[str, ...]:
 
 def _repetitions(row: Row, choice: Choice) -> int:
     """Return how often the choice stays the best: until some group has fewer pods left than one machine hosts."""
-    if row.need.profile.strict_spread is not None or choice.fill.shares:
+    if row.spread is not None or choice.fill.shares:
         return 1
     times = [group.left // count for group, count in choice.fill.pods]
     own = [-(-group.left // count) for group, count in choice.fill.pods if group.row is row]
@@ -270,6 +279,8 @@ def lacks_of_target(cluster: Cluster, fleet: Fleet) -> bool:
 def _complete_target(cluster: Cluster, fleet: Fleet) -> None:
     """Acquire what the target has beyond the claims: the room that the scheduler's order needs."""
     missing = _missing(cluster, fleet)
+    if not any(count > 0 for count in missing.values()):
+        return
     for offer in idle_first(fleet.offers):
         key = class_key(offer.example)
         if not any(row.may_acquire and row.may_use(offer.example, offer.shape) for row in cluster.rows):
@@ -307,7 +318,7 @@ def _price_to_use(host: Host) -> float:
 
 def _move_away(host: Host, cluster: Cluster) -> bool:
     """Move the host's pods to the cluster's other hosts; returns False, with nothing changed, when they do not fit."""
-    bound = any(g.row.need.profile.strict_spread is not None or g.row.same_key is not None for g in host.claims)
+    bound = any(g.row.spread is not None or g.row.same_key is not None for g in host.claims)
     if host.shares or bound:
         return False
     moved: list[tuple[PodGroup, Host, int]] = []

@@ -89,12 +89,50 @@ def running_cost(offer: Offer, total: Room, fill: Fill, pods: int) -> float:
     return cost + machine.interruption_probability * weighted
 
 
+class PodPrices:
+    """The cheapest price at which any of some offers hosts one pod, dollars an hour; each is computed once."""
+
+    def __init__(self, offers: Sequence[Offer], totals: Mapping[int, Room], pods: int) -> None:
+        """Compute nothing yet; where an offer is free of charge, the dearest price stands for its own."""
+        self.offers = offers
+        self._totals, self._pods = totals, pods
+        self._dearest = max((offer.example.price_usd_per_hour for offer in offers), default=0.0) or 1.0
+        self._known: dict[tuple[Request, frozenset[int], bool], float] = {}
+
+    def of_group(self, group: PodGroup) -> float:
+        """Return the price of one pod of the group; 0 where no offer hosts one."""
+        row = group.row
+        key = (group.request, row.matching, row.is_pinned)
+        price = self._known.get(key)
+        if price is None:
+            prices = (
+                self._price(offer) * dominant_share(group.request, self._totals[offer.shape], self._pods)
+                for offer in self.offers
+                if row.may_use(offer.example, offer.shape) and fitting(self._totals[offer.shape], group.request, 1)
+            )
+            price = self._known[key] = min(prices, default=0.0)
+        return price
+
+    def of_divisible(self, row: Row) -> float:
+        """Return the price of everything that a row without shapes has left; 1.0 where no offer has all of it."""
+        wanted = tuple((row.divisible or {}).items())
+        prices = (
+            self._price(offer) * dominant_share(wanted, self._totals[offer.shape], self._pods)
+            for offer in self.offers
+            if row.may_use(offer.example, offer.shape)
+        )
+        return min((price for price in prices if math.isfinite(price)), default=1.0)
+
+    def _price(self, offer: Offer) -> float:
+        return offer.example.price_usd_per_hour or self._dearest
+
+
 @dataclass(slots=True, kw_only=True)
 class Prices:
     """Reference prices of one cluster's unplaced demand."""
 
     pods: int
-    of_group: dict[PodGroup, float]
+    of_pods: PodPrices
     of_row: dict[Row, float]
     #: What is free of each dimension in all offers; weighs what a machine leaves unused.
     free: Sequence[int]
@@ -103,7 +141,7 @@ class Prices:
         """Return the value of what a machine would host, in the order of the fill."""
         value = 0.0
         for group, count in fill.pods:
-            value += count * self.of_group[group]
+            value += count * self.of_pods.of_group(group)
         for share in fill.shares:
             wanted = share.row.divisible or {}
             covered = sum(float(share.amounts.get(d, 0)) / float(milli) for d, milli in wanted.items())
@@ -111,30 +149,10 @@ class Prices:
         return value
 
 
-def reference_prices(
-    rows: Sequence[Row], offers: Sequence[Offer], totals: Mapping[int, Room], free: Sequence[int], pods: int
-) -> Prices:
-    """Return the reference prices of what the rows have left; 1.0 × share where every offer is free of charge."""
-    costs = {id(o): o.example.price_usd_per_hour for o in offers}
-    dearest = max(costs.values(), default=0.0) or 1.0
-    of_group: dict[PodGroup, float] = {}
-    of_row: dict[Row, float] = {}
-    for row in rows:
-        usable = [o for o in offers if row.may_use(o.example, o.shape)]
-        for group in row.groups:
-            of_group[group] = min(
-                (
-                    (costs[id(o)] or dearest) * dominant_share(group.request, totals[o.shape], pods)
-                    for o in usable
-                    if fitting(totals[o.shape], group.request, 1)
-                ),
-                default=0.0,
-            )
-        if row.divisible:
-            wanted = tuple(row.divisible.items())
-            prices = ((costs[id(o)] or dearest) * dominant_share(wanted, totals[o.shape], pods) for o in usable)
-            of_row[row] = min((price for price in prices if math.isfinite(price)), default=1.0)
-    return Prices(pods=pods, of_group=of_group, of_row=of_row, free=free)
+def reference_prices(rows: Sequence[Row], of_pods: PodPrices, free: Sequence[int], pods: int) -> Prices:
+    """Return the reference prices of what the rows have left."""
+    of_row = {row: of_pods.of_divisible(row) for row in rows if row.divisible}
+    return Prices(pods=pods, of_pods=of_pods, of_row=of_row, free=free)
 
 
 class Choice(NamedTuple):

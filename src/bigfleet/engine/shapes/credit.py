@@ -74,7 +74,7 @@ def _place_with(row: Row, host: Host) -> None:
 
     A new domain lowers the minimum of all: what stood on the others before may not stand there now.
     """
-    if row.need.profile.strict_spread is None or row.divisible is not None:
+    if row.spread is None or row.divisible is not None:
         place_first_fit(row, [host])
         return
     cluster = row.cluster

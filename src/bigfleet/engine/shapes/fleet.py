@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bigfleet.engine.decision import Options
+from bigfleet.engine.shapes.choice import PodPrices
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
     ONE_POD,
     PODS,
     UNLIMITED,
     Cluster,
+    ClusterUnits,
     Dimensions,
     Host,
     Impossible,
@@ -111,8 +113,14 @@ class Fleet:
     notes: dict[str, ChoiceNote] = field(default_factory=dict)
     #: What searches of small clusters found; it only saves work.
     searched: dict[Hashable, Searched] = field(default_factory=dict)
+    #: Configured machines by cluster; made when a row looks for victims.
+    serving: dict[str, ClusterUnits] | None = None
     _totals: dict[str, Mapping[int, Room]] = field(default_factory=dict)
     _free: list[int] | None = None
+    #: By the shapes that a row may use, and whether it is pinned.
+    _usable: dict[tuple[frozenset[int], bool], list[Offer]] = field(default_factory=dict)
+    _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
+    _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
 
     def total(self, cluster: str, shape: int) -> Room:
         """Return a machine's supply less the cluster's overheads; not to be changed."""
@@ -124,6 +132,35 @@ class Fleet:
         if found is None:
             found = self._totals[cluster] = {offer.shape: self.total(cluster, offer.shape) for offer in self.offers}
         return found
+
+    def usable(self, row: Row) -> list[Offer]:
+        """Return the offers that the row may use, whether anything is left of them or not."""
+        key = (row.matching, row.is_pinned)
+        found = self._usable.get(key)
+        if found is None:
+            found = self._usable[key] = [o for o in self.offers if row.may_use(o.example, o.shape)]
+        return found
+
+    def pod_prices(self, row: Row) -> PodPrices:
+        """Return the prices of pods on the offers that the row may use."""
+        key = (row.cluster.id, row.matching, row.is_pinned)
+        found = self._pod_prices.get(key)
+        if found is None:
+            totals = self.totals(row.cluster.id)
+            found = self._pod_prices[key] = PodPrices(self.usable(row), totals, self.dimensions.pods)
+        return found
+
+    def in_domains(self, row: Row, key: str) -> Mapping[str, frozenset[int]]:
+        """Return the shapes that the row may use by their value of the key; those without one are left out."""
+        known = self._in_domain.get((row.matching, key))
+        if known is None:
+            groups: defaultdict[str, set[int]] = defaultdict(set)
+            for shape in row.matching:
+                value = self.machines.example(shape).attribute(key)
+                if value is not None:
+                    groups[value].add(shape)
+            known = self._in_domain[(row.matching, key)] = {v: frozenset(found) for v, found in groups.items()}
+        return known
 
     def host(self, cluster: Cluster, machine: Machine) -> Host:
         """Return the machine as an empty host of the cluster; it is not added to the cluster."""

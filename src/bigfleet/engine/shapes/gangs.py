@@ -117,7 +117,7 @@ def own_first(row: Row, index: HostIndex) -> list[Host]:
 def _in_domain(row: Row, fleet: Fleet, value: str) -> frozenset[int]:
     key = row.same_key
     assert key is not None, "only a gang has a domain"
-    return frozenset(n for n in row.matching if fleet.machines.example(n).attribute(key) == value)
+    return fleet.in_domains(row, key).get(value, frozenset())
 
 
 def _domains(row: Row, fleet: Fleet, index: HostIndex) -> list[Domain]:
@@ -132,10 +132,9 @@ def _domains(row: Row, fleet: Fleet, index: HostIndex) -> list[Domain]:
         if value is not None and any(row.may_use(host.machine, shape) for _, host in hosts):
             values.add(value)
     is_stuck = row.need.parked or bool(row.impossible)
-    offers = [] if is_stuck else [o for o in fleet.offers if row.may_use(o.example, o.shape)]
+    offers = [] if is_stuck else fleet.usable(row)
     values.update(value for o in offers if (value := o.example.attribute(key)) is not None and _unclaimed(o) > 0)
-    totals = fleet.totals(row.cluster.id)
-    prices = reference_prices([row], offers, totals, fleet.free_at_first(), fleet.dimensions.pods)
+    prices = reference_prices([row], fleet.pod_prices(row), fleet.free_at_first(), fleet.dimensions.pods)
     found = (_judge(row, fleet, value, offers, prices, index) for value in sorted(values))
     return [domain for domain in found if domain is not None]
 
@@ -188,7 +187,10 @@ def _wanted(row: Row) -> Sequence[int]:
 
 def _covered(row: Row, dimensions: Sequence[int], before: Sequence[int]) -> Fraction:
     """Return the share of the gang that has a place: of its pods, or the mean over a divisible row's dimensions."""
-    left = [row.divisible.get(d, 0) for d in dimensions] if row.divisible is not None else _wanted(row)
+    if row.divisible is None:
+        had, has = before[0], sum(group.left for group in row.groups)
+        return Fraction(had - has, had) if had else Fraction(1)
+    left = [row.divisible.get(d, 0) for d in dimensions]
     shares = [Fraction(had - has, had) for had, has in zip(before, left, strict=True) if had]
     return sum(shares, Fraction(0)) / len(shares) if shares else Fraction(1)
 

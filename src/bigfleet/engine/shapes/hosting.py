@@ -93,7 +93,7 @@ def place_first_fit(row: Row, hosts: Sequence[Host]) -> None:
 
 def place_row(row: Row, hosts: Sequence[Host]) -> None:
     """Place what a row has left on the hosts, in their order, under its strict spread if it has one."""
-    spread = row.need.profile.strict_spread
+    spread = row.spread
     if spread is None or row.divisible is not None:
         place_first_fit(row, hosts)
     else:
@@ -189,12 +189,17 @@ def _place_one_level(
 
 def clear_row(row: Row, hosts: Iterable[Host]) -> None:
     """Give back everything that the row takes of the hosts."""
+    clear_rows((row,), hosts)
+
+
+def clear_rows(rows: Iterable[Row], hosts: Iterable[Host]) -> None:
+    """Give back everything that the rows take of the hosts."""
+    cleared = frozenset(rows)
     for host in hosts:
-        for group in row.groups:
-            if group in host.claims:
-                unplace(group, host)
-        share = host.shares.pop(row, None)
-        if share is not None and row.divisible is not None:
-            for d, milli in share.items():
+        for group in [group for group in host.claims if group.row in cleared]:
+            unplace(group, host)
+        for row in [row for row in host.shares if row in cleared]:
+            for d, milli in host.shares.pop(row).items():
                 host.room[d] += milli
-                row.divisible[d] = row.divisible.get(d, 0) + milli
+                if row.divisible is not None:
+                    row.divisible[d] = row.divisible.get(d, 0) + milli

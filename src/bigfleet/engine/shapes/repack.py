@@ -6,12 +6,12 @@ exhaustively, row by row in precedence order, with a counted effort. A row never
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import Fleet
-from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row
+from bigfleet.engine.shapes.hosting import capacity, clear_rows, fitting, may_host, place, place_row
 from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row, Searched
 from bigfleet.engine.targets import ClassKey, Target, class_key
 
@@ -26,16 +26,61 @@ def repack(cluster: Cluster, fleet: Fleet) -> None:
     """Find places for what the cluster's rows have left, without taking any from a higher row."""
     if not cluster.hosts or not any(row.has_left for row in cluster.rows):
         return
-    before = save(cluster)
-    target = fleet.options.targets.get(cluster.id)
-    if target is not None and target.claims:
-        if _pack_as_planned(cluster, target):
+    if _has_room_for_all(cluster):
+        before = save(cluster)
+        target = fleet.options.targets.get(cluster.id)
+        if target is not None and target.claims:
+            if _pack_as_planned(cluster, target):
+                return
+            restore(cluster, before)
+        if _pack_largest_first(cluster):
             return
         restore(cluster, before)
-    if _pack_largest_first(cluster):
-        return
-    restore(cluster, before)
     _search(cluster, fleet)
+
+
+def _has_room_for_all(cluster: Cluster) -> bool:
+    """Return whether supply allows that everything has a place; False saves packings that cannot succeed.
+
+    The machines that a short row may use have to hold that row and all others that may use no other machine.
+    """
+    demand = {row: _left_by_dimension(row) for row in cluster.rows if not _is_fixed(row)}
+    supply: dict[int, list[int]] = {}
+    for host in cluster.hosts:
+        room = supply.setdefault(host.shape, [0] * len(host.room))
+        for d, milli in enumerate(host.room):
+            room[d] += milli
+        for row, d, milli in _taken(host):
+            if row in demand:
+                room[d] += milli
+                demand[row][d] += milli
+    usable = {row: row.matching.intersection(supply) for row in demand}
+    for machines in {usable[row] for row in demand if row.has_left}:
+        wanted: Counter[int] = Counter()
+        for row, amounts in demand.items():
+            if usable[row] <= machines:
+                wanted.update(amounts)
+        if any(milli > sum(supply[shape][d] for shape in machines) for d, milli in wanted.items()):
+            return False
+    return True
+
+
+def _left_by_dimension(row: Row) -> Counter[int]:
+    left = Counter(row.divisible or {})
+    for group in row.groups:
+        for d, milli in group.request:
+            left[d] += milli * group.left
+    return left
+
+
+def _taken(host: Host) -> Iterator[tuple[Row, int, int]]:
+    """Yield what each row takes of the machine, by dimension."""
+    for group, count in host.claims.items():
+        for d, milli in group.request:
+            yield group.row, d, milli * count
+    for row, share in host.shares.items():
+        for d, milli in share.items():
+            yield row, d, milli
 
 
 def restore_precedence(cluster: Cluster) -> bool:
@@ -50,8 +95,7 @@ def restore_precedence(cluster: Cluster) -> bool:
     if not cluster.planned or not any(_serves(host, rows[first + 1 :]) for host in cluster.hosts):
         return False
     before = save(cluster)
-    for row in rows:
-        clear_row(row, cluster.hosts)
+    clear_rows(rows, cluster.hosts)
     for row in rows:
         place_row(row, cluster.hosts)
     if [_unserved(row) for row in rows] < left:
@@ -79,13 +123,12 @@ def _is_fixed(row: Row) -> bool:
 def _pack_largest_first(cluster: Cluster) -> bool:
     """Place all rows again, largest pods first; returns whether everything has a place."""
     rows = [row for row in cluster.rows if not _is_fixed(row)]
-    for row in rows:
-        clear_row(row, cluster.hosts)
+    clear_rows(rows, cluster.hosts)
     groups = sorted((group for row in rows for group in row.groups), key=lambda g: (-g.size, g.row.rank, g.index))
     for group in groups:
         if not group.left:
             continue
-        if group.row.need.profile.strict_spread is not None:
+        if group.row.spread is not None:
             place_row(group.row, cluster.hosts)
         else:
             _place_group(group, cluster.hosts)
@@ -105,8 +148,7 @@ def _pack_as_planned(cluster: Cluster, target: Target) -> bool:
         sizes[key] += 1
     rows = [row for row in cluster.rows if not _is_fixed(row)]
     groups = {(row.need.key, group.index): group for row in rows for group in row.groups if not group.is_waiting}
-    for row in rows:
-        clear_row(row, cluster.hosts)
+    clear_rows(rows, cluster.hosts)
     for claim in target.claims:
         group = groups.get((claim.row, claim.shape))
         if group is None:
@@ -174,15 +216,14 @@ def _search(cluster: Cluster, fleet: Fleet) -> None:
     rows = [
         row
         for row in cluster.rows
-        if row.groups and row.need.profile.strict_spread is None and row.same_key is None and row.divisible is None
+        if row.groups and row.spread is None and row.same_key is None and row.divisible is None
     ]
     pods = sum(group.count for row in rows for group in row.groups)
     if len(cluster.hosts) > SEARCHED_HOSTS_MAX or pods > SEARCHED_PODS_MAX:
         return
     before = save(cluster)
     served_before = [group.count - group.left for row in rows for group in row.groups]
-    for row in rows:
-        clear_row(row, cluster.hosts)
+    clear_rows(rows, cluster.hosts)
     groups = [group for row in rows for group in row.groups]
     question = _question(groups, cluster.hosts)
     answer = fleet.searched.get(question)

@@ -4,6 +4,7 @@ Everything here lives for one call of `decide` and is thrown away with it. Quant
 indexed by the dimensions of the call. Nothing here chooses a machine.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from bigfleet.engine.targets import ClassKey
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
+from bigfleet.model.profile import TopologySpread
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 
@@ -155,21 +157,29 @@ class Row:
     #: Machines that drain for the row, and machines that are preempted for it.
     coming: list[Machine] = field(default_factory=list)
     victims: list[Machine] = field(default_factory=list)
+    #: The key whose value all pods of the row share; None for none.
+    same_key: str | None = field(init=False)
+    #: The profile's strict spread; None for none.
+    spread: TopologySpread | None = field(init=False)
+    #: The upper bound of the row's interruption bucket; infinite when pinned.
+    penalty_dollars: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Derived once: these are asked for every pair of a row and a machine.
+        profile = self.need.profile
+        self.same_key = profile.same_key
+        self.spread = profile.strict_spread
+        self.penalty_dollars = bucket_upper_dollars(profile.interruption_bucket)
 
     @property
-    def penalty_dollars(self) -> float:
-        """Return the upper bound of the row's interruption bucket; infinite when pinned."""
-        return bucket_upper_dollars(self.need.profile.interruption_bucket)
+    def is_pinned(self) -> bool:
+        """Return whether the row uses nothing that can be interrupted."""
+        return self.penalty_dollars == math.inf
 
     @property
     def has_left(self) -> bool:
         """Return whether some of the row's demand has no place."""
         return bool(self.divisible) or any(group.left for group in self.groups)
-
-    @property
-    def same_key(self) -> str | None:
-        """Return the key whose value all pods of the row share; None for none."""
-        return self.need.profile.same_key
 
     @property
     def may_acquire(self) -> bool:
@@ -184,7 +194,7 @@ class Row:
     def may_use(self, machine: Machine, shape: int) -> bool:
         """Return whether the profile allows the machine; a pinned row uses nothing that can be interrupted."""
         return shape in self.matching and not (
-            machine.interruption_probability > 0 and self.penalty_dollars == float("inf")
+            machine.interruption_probability > 0 and self.penalty_dollars == math.inf
         )
 
 
@@ -198,6 +208,41 @@ class HostIndex:
     by_shape: dict[int, list[tuple[int, Host]]] = field(default_factory=dict)
     #: By (fingerprint, group) of the stamp, in hosting order.
     by_stamp: dict[tuple[str, str], list[Host]] = field(default_factory=dict)
+
+
+class Loss(NamedTuple):
+    """Sort key of what preempting a unit, or a set of units, destroys; the least is chosen."""
+
+    priority_class: int
+    penalty_dollars: float
+    priority: int
+    #: Supply that becomes free, as the sum over the dimensions of its share of the largest Configured machine.
+    supply: float
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Machines that are preempted together: one machine, and all machines of every gang on it."""
+
+    hosts: tuple[Host, ...]
+    loss: Loss
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ClusterUnits:
+    """The Configured machines of one cluster in units; none of its claims may change as long as this is used."""
+
+    hosts: Sequence[Host]
+    #: Largest supply of the machines, less overheads, by dimension.
+    largest: Sequence[int]
+    #: What the order by loss depends on beside the claims: the largest supply of all clusters, and whether this one
+    #: has reported.
+    basis: tuple[tuple[int, ...], bool] | None = None
+    #: By the shapes in the unit, each with the least loss first.
+    by_shapes: dict[frozenset[int], list[Unit]] = field(default_factory=dict)
+    #: Lowest priority that protects any unit.
+    lowest: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -216,6 +261,8 @@ class Cluster:
     numbered: dict[tuple[ClassKey, int], Host] = field(default_factory=dict)
     #: Made when gangs are credited.
     index: HostIndex | None = None
+    #: Made when a row of another cluster looks for victims.
+    units: ClusterUnits | None = None
     #: Whether it takes no new machines until its target composition is there.
     awaits_plan: bool = False
     #: Whether everything had a place on what the cluster holds.

@@ -1,0 +1,186 @@
+"""Forms units of machines that are preempted together, and orders them by what preempting them destroys.
+
+A unit lies within one cluster and depends on its claims alone, so a cluster keeps its units for as long as it is not
+decided on again.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.state import UNLIMITED, Cluster, ClusterUnits, Host, Loss, Row, Unit, largest
+from bigfleet.model.penalty import bucket_upper_dollars
+
+#: Lowest priority of each class (docs/spec/engine.md §10): other, batch, service, critical.
+CLASS_FLOORS: Final = (100, 1_000, 1_000_000)
+#: Most units that one row compares.
+UNITS_MAX: Final = 4_096
+#: Below every priority: that of a unit which nothing protects.
+UNPROTECTED: Final = -(1 << 31)
+
+_GangKey = tuple[str, str, str]
+
+
+def units_for(row: Row, fleet: Fleet) -> list[Unit]:
+    """Return the units that the row may preempt, the least loss first, at most `UNITS_MAX`.
+
+    Units of higher priority classes are tried only where those of lower ones do not make the room, which the order by
+    loss brings about.
+    """
+    found = [
+        _eligible(row, units, fleet)
+        for name, serving in _serving(fleet).items()
+        if name != row.cluster.id and _yields(serving.lowest, row)
+        for shapes, units in serving.by_shapes.items()
+        if not row.matching.isdisjoint(shapes)
+    ]
+    return list(islice(heapq.merge(*found, key=lambda unit: unit.loss), UNITS_MAX))
+
+
+def priority_class(priority: int) -> int:
+    """Return the class of a priority, 0 lowest."""
+    return sum(priority >= floor for floor in CLASS_FLOORS)
+
+
+def protecting_priority(host: Host, fleet: Fleet) -> int | None:
+    """Return the priority that protects a machine; None for excess, which nothing protects.
+
+    The highest priority among its claims when its cluster has reported, else its stamp's. A machine that a target keeps
+    without a claim is protected by its stamp.
+    """
+    if host.machine.cluster not in fleet.options.reported:
+        return host.machine.assigned_priority
+    rows = host.rows()
+    if rows:
+        return max(row.need.profile.priority for row in rows)
+    return host.machine.assigned_priority if host.is_target else None
+
+
+def _yields(priority: int, row: Row) -> bool:
+    return priority == UNPROTECTED or priority < row.need.profile.priority
+
+
+def _eligible(row: Row, units: Iterable[Unit], fleet: Fleet) -> Iterator[Unit]:
+    for unit in units:
+        if (
+            _yields(unit.loss.priority, row)
+            and any(row.may_use(host.machine, host.shape) for host in unit.hosts)
+            and not any(host.machine.id in fleet.taken for host in unit.hosts)
+        ):
+            yield unit
+
+
+# ---- the units of a cluster --------------------------------------------------------------------------------------
+
+
+def _serving(fleet: Fleet) -> Mapping[str, ClusterUnits]:
+    """Return the units of each cluster that has Configured machines; those without demand have units as well."""
+    if fleet.serving is None:
+        fleet.serving = {name: _machines_of(name, fleet) for name in fleet.machines.clusters_with_machines()}
+    serving = fleet.serving
+    for name, units in serving.items():
+        cluster = fleet.clusters.get(name)
+        if cluster is not None and cluster.units is not units:
+            serving[name] = _machines_of(name, fleet)
+    basis = tuple(largest((list(units.largest) for units in serving.values()), len(fleet.dimensions.names)))
+    for name, units in serving.items():
+        _form(units, (basis, name in fleet.options.reported), fleet)
+    return serving
+
+
+def _machines_of(name: str, fleet: Fleet) -> ClusterUnits:
+    """Return the cluster's machines, with the units that it kept."""
+    cluster = fleet.clusters.get(name) or fleet.kept.get(name)
+    if cluster is not None and cluster.units is not None:
+        return cluster.units
+    hosts = _hosts_without_demand(name, fleet) if cluster is None else _hosts_of(cluster)
+    rooms = {(host.shape, tuple(host.total)) for host in hosts}
+    units = ClusterUnits(hosts=hosts, largest=largest((list(room) for _, room in rooms), len(fleet.dimensions.names)))
+    if cluster is not None:
+        cluster.units = units
+    return units
+
+
+def _hosts_of(cluster: Cluster) -> list[Host]:
+    # Machines of other clusters stand among the hosts while a row counts on them.
+    found = [host for host in cluster.hosts if host.is_configured and host.machine.cluster == cluster.id]
+    return sorted(found, key=lambda host: host.machine.id)
+
+
+def _hosts_without_demand(name: str, fleet: Fleet) -> list[Host]:
+    empty = Cluster(id=name)
+    machines = fleet.machines.configured_in(name)
+    return [fleet.host(empty, machine) for machine in machines if machine.id not in fleet.options.unjoined]
+
+
+def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: Fleet) -> None:
+    """Form the cluster's units, unless they stand."""
+    if serving.basis == basis:
+        return
+    of_gang: defaultdict[_GangKey, list[Host]] = defaultdict(list)
+    for host in serving.hosts:
+        for key in _gangs(host, fleet):
+            of_gang[key].append(host)
+    formed: set[str] = set()
+    serving.by_shapes = {}
+    for host in serving.hosts:
+        if host.machine.id in formed:
+            continue
+        hosts = _closure(host, of_gang, fleet)
+        formed.update(other.machine.id for other in hosts)
+        unit = Unit(hosts, _loss(hosts, basis[0], fleet))
+        serving.by_shapes.setdefault(frozenset(other.shape for other in hosts), []).append(unit)
+    for units in serving.by_shapes.values():
+        units.sort(key=lambda unit: unit.loss)
+    everything = (unit.loss.priority for units in serving.by_shapes.values() for unit in units)
+    serving.lowest = min(everything, default=UNPROTECTED)
+    serving.basis = basis
+
+
+def _gangs(host: Host, fleet: Fleet) -> list[_GangKey]:
+    """Return the gangs that have pods on the machine; by its stamp where the cluster has not reported."""
+    if host.machine.cluster in fleet.options.reported:
+        return sorted(row.need.key for row in host.rows() if row.same_key is not None)
+    machine = host.machine
+    return (
+        [(machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group)] if machine.assigned_group else []
+    )
+
+
+def _closure(host: Host, of_gang: Mapping[_GangKey, Sequence[Host]], fleet: Fleet) -> tuple[Host, ...]:
+    found, waiting = {host.machine.id: host}, [host]
+    while waiting:
+        for key in _gangs(waiting.pop(), fleet):
+            for other in of_gang.get(key, ()):
+                if other.machine.id not in found:
+                    found[other.machine.id] = other
+                    waiting.append(other)
+    return tuple(found[machine_id] for machine_id in sorted(found))
+
+
+def _loss(hosts: Sequence[Host], most: Sequence[int], fleet: Fleet) -> Loss:
+    priorities = [p for host in hosts if (p := protecting_priority(host, fleet)) is not None]
+    highest = max(priorities, default=UNPROTECTED)
+    dollars = sum(_penalties(host, fleet) for host in hosts)
+    supply = sum(
+        float(milli) / float(most[d])
+        for host in hosts
+        for d, milli in enumerate(host.total)
+        if most[d] and milli < UNLIMITED
+    )
+    return Loss(priority_class(highest) if priorities else -1, dollars, highest, supply, hosts[0].machine.id)
+
+
+def _penalties(host: Host, fleet: Fleet) -> float:
+    """Return the reclamation and interruption penalties of what runs on the machine, dollars."""
+    rows = host.rows()
+    if host.machine.cluster in fleet.options.reported and rows:
+        profiles = [row.need.profile for row in sorted(rows, key=lambda r: r.rank)]
+        return sum(
+            bucket_upper_dollars(p.interruption_bucket) + bucket_upper_dollars(p.reclamation_bucket) for p in profiles
+        )
+    machine = host.machine
+    return machine.assigned_interruption_penalty_dollars + machine.assigned_reclamation_penalty_dollars

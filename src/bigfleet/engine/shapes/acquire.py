@@ -11,7 +11,16 @@ from typing import Final
 from bigfleet.engine.shapes.choice import Choice, PodPrices, Prices, choose, reference_prices
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned, idle_first
-from bigfleet.engine.shapes.hosting import capacity, clear_row, fitting, may_host, place, place_row, spread_counts
+from bigfleet.engine.shapes.hosting import (
+    capacity,
+    clear_row,
+    fitting,
+    may_host,
+    place,
+    place_row,
+    spread_counts,
+    with_room,
+)
 from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack, restore_precedence
 from bigfleet.engine.shapes.state import Cluster, Host, Offer, PodGroup, Row
 from bigfleet.engine.targets import ClassKey, class_key
@@ -324,8 +333,10 @@ def _move_away(host: Host, cluster: Cluster) -> bool:
     moved: list[tuple[PodGroup, Host, int]] = []
     for group, count in sorted(host.claims.items(), key=lambda item: (-item[0].size, item[0].row.rank, item[0].index)):
         left = count
-        for other in cluster.hosts:
-            if other is host or not left or not may_host(group, other):
+        for other in with_room(group.request, cluster.hosts):
+            if not left:
+                break
+            if other is host or not may_host(group, other):
                 continue
             group.left += left
             taken = min(left, capacity(group, other))

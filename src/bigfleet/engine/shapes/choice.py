@@ -5,7 +5,7 @@ any offer hosts one such pod. Equal ratios are decided by what the machine leave
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -43,10 +43,36 @@ def is_paid_for(offer: Offer) -> bool:
     return offer.state is MachineState.IDLE and offer.example.capacity_type not in RELEASABLE
 
 
-def fill_of(offer: Offer, total: Room, rows: Sequence[Row], left: Mapping[PodGroup, int]) -> Fill:
-    """Return what one machine of the offer would host of the rows, in their order; `left` overrides groups' counts."""
-    room, fill = list(total), Fill()
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a row would place on a machine."""
+
+    row: Row
+    #: Groups with the most pods of each that one machine may take; those of which there are none are left out.
+    groups: Sequence[tuple[PodGroup, int]]
+
+
+def wanted_of(rows: Iterable[Row], left: Mapping[PodGroup, int]) -> list[Wanted]:
+    """Return what the rows would place, in their order; `left` overrides how many pods of a group have no place."""
+    found = []
     for row in rows:
+        groups = []
+        for group in row.groups:
+            most = left.get(group, group.left)
+            if group.limit:
+                most = min(most, group.limit)
+            if most > 0:
+                groups.append((group, most))
+        if groups or row.divisible:
+            found.append(Wanted(row, groups))
+    return found
+
+
+def fill_of(offer: Offer, total: Room, wanted: Iterable[Wanted]) -> Fill:
+    """Return what one machine of the offer would host of what is wanted, in this order."""
+    room, fill = list(total), Fill()
+    for each in wanted:
+        row = each.row
         if not row.may_use(offer.example, offer.shape):
             continue
         if row.divisible:
@@ -57,11 +83,10 @@ def fill_of(offer: Offer, total: Room, rows: Sequence[Row], left: Mapping[PodGro
                     for d, milli in taken.items():
                         room[d] -= milli
             continue
-        for group in row.groups:
-            most = left.get(group, group.left)
-            if group.limit:
-                most = min(most, group.limit)
-            count = fitting(room, group.request, most) if most > 0 else 0
+        for group, most in each.groups:
+            d, milli = group.request[0]
+            # A machine that is nearly full has room for none of the hundreds of groups that follow.
+            count = fitting(room, group.request, most) if room[d] >= milli else 0
             if count:
                 fill.pods.append((group, count))
                 for d, milli in group.request:
@@ -223,13 +248,14 @@ def choose(
     head_start: float,
 ) -> Choice | None:
     """Return the best offer that hosts something of the row; `others` may fill what the row leaves of the machine."""
+    wanted = wanted_of((row, *others), left)
     best: tuple[RankKey, Offer, Fill] | None = None
     second: tuple[RankKey, Offer] | None = None
     for offer in offers:
         if not offer.available or not row.may_use(offer.example, offer.shape):
             continue
         total = totals[offer.shape]
-        fill = fill_of(offer, total, (row, *others), left)
+        fill = fill_of(offer, total, wanted)
         if not (any(g.row is row for g, _ in fill.pods) or any(s.row is row for s in fill.shares)):
             continue
         key = rank(offer, total, fill, prices, head_start)

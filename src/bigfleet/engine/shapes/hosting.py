@@ -3,7 +3,7 @@
 A placement is a claim (row, shape, machine, count). Nothing here acquires or releases a machine.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bigfleet.engine.shapes.state import Host, PodGroup, Request, Room, Row
 from bigfleet.model.profile import TopologySpread
@@ -17,6 +17,12 @@ def fitting(room: Room, request: Request, most: int) -> int:
             if most <= 0:
                 return 0
     return most
+
+
+def with_room(request: Request, hosts: Iterable[Host]) -> Iterator[Host]:
+    """Yield the hosts whose room may hold one such pod; only saves work, because two dimensions alone are compared."""
+    (d, milli), (other, other_milli) = request[0], request[min(1, len(request) - 1)]
+    return (host for host in hosts if host.room[d] >= milli and host.room[other] >= other_milli)
 
 
 def may_host(group: PodGroup, host: Host) -> bool:
@@ -84,11 +90,17 @@ def place_first_fit(row: Row, hosts: Sequence[Host]) -> None:
                 place_share(row, host)
         return
     for group in row.groups:
-        for host in hosts:
+        if group.left:
+            place_group(group, hosts)
+
+
+def place_group(group: PodGroup, hosts: Sequence[Host]) -> None:
+    """Place what the group has left on the hosts in order."""
+    for host in with_room(group.request, hosts):
+        if may_host(group, host):
+            place(group, host, capacity(group, host))
             if not group.left:
-                break
-            if may_host(group, host):
-                place(group, host, capacity(group, host))
+                return
 
 
 def place_row(row: Row, hosts: Sequence[Host]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import Fleet
-from bigfleet.engine.shapes.hosting import capacity, clear_rows, fitting, may_host, place, place_row
+from bigfleet.engine.shapes.hosting import capacity, clear_rows, fitting, may_host, place, place_group, place_row
 from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row, Searched
 from bigfleet.engine.targets import ClassKey, Target, class_key
 
@@ -131,7 +131,7 @@ def _pack_largest_first(cluster: Cluster) -> bool:
         if group.row.spread is not None:
             place_row(group.row, cluster.hosts)
         else:
-            _place_group(group, cluster.hosts)
+            place_group(group, cluster.hosts)
     for row in rows:
         if row.divisible is not None:
             place_row(row, cluster.hosts)
@@ -160,14 +160,6 @@ def _pack_as_planned(cluster: Cluster, target: Target) -> bool:
     for row in rows:
         place_row(row, cluster.hosts)
     return not any(row.has_left for row in cluster.rows)
-
-
-def _place_group(group: PodGroup, hosts: Sequence[Host]) -> None:
-    for host in hosts:
-        if not group.left:
-            return
-        if may_host(group, host):
-            place(group, host, capacity(group, host))
 
 
 # ---- what was ----------------------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ to anybody but an engine.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
 
-from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot, Vocabulary
+from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot, Shape, Vocabulary
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import Machine
@@ -37,6 +38,12 @@ def resources_of(vocabulary: Vocabulary) -> list[Mapping[str, str]]:
     return [MappingProxyType({name: f"{milli}m" for name, milli in supply.items()}) for supply in vocabulary.supplies]
 
 
+@lru_cache(maxsize=4096)
+def labels_of(shape: Shape) -> Mapping[str, str]:
+    """Return the labels of a shape; machines share them."""
+    return MappingProxyType(dict(shape.labels))
+
+
 def machine_at(view: ColumnSnapshot, row: int, resources: Sequence[Mapping[str, str]]) -> Machine:
     """Return the machine of a row; `resources` are those of the view's vocabulary, or of a later state of it."""
     columns, vocabulary = view.columns, view.vocabulary
@@ -51,7 +58,7 @@ def machine_at(view: ColumnSnapshot, row: int, resources: Sequence[Mapping[str, 
         zone=shape.zone,
         capacity_type=CapacityType(offer.capacity_type),
         resources=resources[vocabulary.supply_of_shape[shape_number]],
-        labels=dict(shape.labels),
+        labels=labels_of(shape),
         price_usd_per_hour=offer.price_usd_per_hour,
         interruption_probability=offer.interruption_probability,
         assigned_priority=stamp.priority,

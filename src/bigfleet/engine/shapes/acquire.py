@@ -10,7 +10,7 @@ from typing import Final
 
 from bigfleet.engine.shapes.choice import Choice, PodPrices, Prices, choose, reference_prices
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
-from bigfleet.engine.shapes.following import acquire_as_planned, idle_first
+from bigfleet.engine.shapes.following import acquire_as_planned
 from bigfleet.engine.shapes.hosting import (
     capacity,
     clear_row,
@@ -197,7 +197,7 @@ def _choose(row: Row, fleet: Fleet, prices: Prices) -> tuple[Choice, bool] | Non
     totals = fleet.totals(cluster.id)
     others = _others(row)
     missing = _missing(cluster, fleet)
-    preferred = [offer for offer in offers if missing.get(class_key(offer.example), 0) > 0]
+    preferred = [offer for offer in offers if missing.get(class_key(offer.example), 0) > 0] if missing else []
     for candidates, is_by_target in ((preferred, True), (offers, False)):
         left = _left_to_spread(row, fleet)
         choice = choose(row, others, candidates, totals, prices, left=left, head_start=fleet.options.idle_head_start)
@@ -274,7 +274,7 @@ def _missing(cluster: Cluster, fleet: Fleet) -> dict[ClassKey, int]:
         return {}
     missing = dict(target.counts)
     for host in cluster.hosts:
-        key = class_key(host.machine)
+        key = fleet.class_of(host)
         if key in missing:
             missing[key] -= 1
     return missing
@@ -290,7 +290,7 @@ def _complete_target(cluster: Cluster, fleet: Fleet) -> None:
     missing = _missing(cluster, fleet)
     if not any(count > 0 for count in missing.values()):
         return
-    for offer in idle_first(fleet.offers):
+    for offer in fleet.idle_first():
         key = class_key(offer.example)
         if not any(row.may_acquire and row.may_use(offer.example, offer.shape) for row in cluster.rows):
             continue

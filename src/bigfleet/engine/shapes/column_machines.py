@@ -64,8 +64,7 @@ class ColumnMachines:
         self._owner: dict[int, str] = {}
         self._groups: list[tuple[int, Rows]] | None = None
         self._hidden = _NO_ROWS
-        for row in np.flatnonzero(np.isin(view.columns.state, [int(s) for s in HELD])).tolist():
-            self._own(row)
+        self._own_all()
         self._look()
 
     # ---- following -----------------------------------------------------------------------------------------------
@@ -101,6 +100,20 @@ class ColumnMachines:
         self._options = options
         self._look()
         return touched
+
+    def _own_all(self) -> None:
+        """Note whose pods every machine hosts."""
+        columns, vocabulary = self._view.columns, self._view.vocabulary
+        creating = np.flatnonzero(columns.state == MachineState.CREATING)
+        bound = np.flatnonzero(np.isin(columns.state, [int(s) for s in HELD if s is not MachineState.CREATING]))
+        for row in creating.tolist():
+            self._own(row)
+        order = np.argsort(columns.cluster[bound], kind="stable")
+        numbers, starts = np.unique(columns.cluster[bound][order], return_index=True)
+        for number, rows in zip(numbers.tolist(), np.split(bound[order], starts[1:]), strict=bool(len(numbers))):
+            owner, found = str(vocabulary.clusters[number]), rows.tolist()
+            self._owner.update(dict.fromkeys(found, owner))
+            self._held.setdefault(owner, set()).update(found)
 
     def _own(self, row: int) -> str:
         """Note whose pods the machine hosts, and return it."""

@@ -29,10 +29,11 @@ from bigfleet.engine.shapes.state import (
     dominant_share,
     largest,
 )
-from bigfleet.engine.targets import Target, class_key
+from bigfleet.engine.targets import ClassKey, Target, class_key
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
 
 
@@ -117,6 +118,9 @@ class Fleet:
     serving: dict[str, ClusterUnits] | None = None
     _totals: dict[str, Mapping[int, Room]] = field(default_factory=dict)
     _free: list[int] | None = None
+    #: By shape, capacity type, price and probability.
+    _classes: dict[tuple[int, CapacityType, float, float], ClassKey] = field(default_factory=dict)
+    _by_class: dict[ClassKey, list[Offer]] | None = None
     #: By the shapes that a row may use, and whether it is pinned.
     _usable: dict[tuple[frozenset[int], bool], list[Offer]] = field(default_factory=dict)
     _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
@@ -132,6 +136,30 @@ class Fleet:
         if found is None:
             found = self._totals[cluster] = {offer.shape: self.total(cluster, offer.shape) for offer in self.offers}
         return found
+
+    def class_of(self, host: Host) -> ClassKey:
+        """Return the class of a machine."""
+        machine = host.machine
+        key = (host.shape, machine.capacity_type, machine.price_usd_per_hour, machine.interruption_probability)
+        found = self._classes.get(key)
+        if found is None:
+            found = self._classes[key] = class_key(machine)
+        return found
+
+    def idle_first(self) -> list[Offer]:
+        """Return the offers with those of Idle machines before the others, otherwise in their order.
+
+        Machines of one class cost the same, and those that are there serve minutes earlier.
+        """
+        return sorted(self.offers, key=lambda offer: offer.state is not MachineState.IDLE)
+
+    def offers_of(self, machine_class: ClassKey) -> Sequence[Offer]:
+        """Return the offers of a class, those of Idle machines first."""
+        if self._by_class is None:
+            self._by_class = defaultdict(list)
+            for offer in self.idle_first():
+                self._by_class[class_key(offer.example)].append(offer)
+        return self._by_class.get(machine_class, ())
 
     def usable(self, row: Row) -> list[Offer]:
         """Return the offers that the row may use, whether anything is left of them or not."""
@@ -302,7 +330,7 @@ def _add_hosts(fleet: Fleet, cluster: Cluster) -> None:
     sort_hosts(cluster)
     target = fleet.options.targets.get(cluster.id)
     if target is not None:
-        _mark_targets(cluster, target)
+        _mark_targets(fleet, cluster, target)
 
 
 def sort_hosts(cluster: Cluster) -> None:
@@ -341,11 +369,11 @@ def _order(host: Host, wanted: Mapping[int, int]) -> HostOrder:
     )
 
 
-def _mark_targets(cluster: Cluster, target: Target) -> None:
+def _mark_targets(fleet: Fleet, cluster: Cluster, target: Target) -> None:
     """Mark the machines that the target composition keeps, and put them before the others."""
     left = dict(target.counts)
     for host in cluster.hosts:
-        key = class_key(host.machine)
+        key = fleet.class_of(host)
         if left.get(key, 0) > 0:
             left[key] -= 1
             host.is_target = True

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.hosting import capacity, may_host, place
-from bigfleet.engine.shapes.state import Cluster, Host, Offer, PodGroup, Row
-from bigfleet.engine.targets import ClassKey, class_key
-from bigfleet.model.states import MachineState
+from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row
+from bigfleet.engine.targets import ClassKey
 
 MachineNumber = tuple[ClassKey, int]
 
@@ -31,9 +30,12 @@ def read_plan(cluster: Cluster, fleet: Fleet) -> None:
             continue
         for number in range(claim.first, claim.first + claim.machines):
             cluster.planned.setdefault((claim.machine_class, number), []).append((group, claim.count))
+    for planned_number, planned in cluster.planned.items():
+        for row in dict.fromkeys(group.row for group, _ in planned):
+            cluster.planned_for.setdefault(row, []).append(planned_number)
     sizes: Counter[ClassKey] = Counter()
     for host in cluster.hosts:
-        key = class_key(host.machine)
+        key = fleet.class_of(host)
         cluster.numbered[(key, sizes[key])] = host
         sizes[key] += 1
 
@@ -55,21 +57,17 @@ def _fill(host: Host, planned: Iterable[tuple[PodGroup, int]]) -> None:
 def pending(row: Row) -> dict[PodGroup, int]:
     """Return how many of the row's unplaced pods are planned on machines that the cluster does not hold yet."""
     counts: Counter[PodGroup] = Counter()
-    cluster = row.cluster
-    for number, planned in cluster.planned.items():
-        if number not in cluster.numbered and number not in cluster.unavailable:
-            for group, count in planned:
-                if group.row is row:
-                    counts[group] += count
+    for group, count in (entry for number in _not_held(row) for entry in row.cluster.planned[number]):
+        if group.row is row:
+            counts[group] += count
     return {group: min(count, group.left) for group, count in counts.items() if group.left}
 
 
-def idle_first(offers: Iterable[Offer]) -> list[Offer]:
-    """Return the offers with those of Idle machines before the others, otherwise in their order.
-
-    Machines of one class cost the same, and those that are there serve minutes earlier.
-    """
-    return sorted(offers, key=lambda offer: offer.state is not MachineState.IDLE)
+def _not_held(row: Row) -> list[MachineNumber]:
+    """Return the numbers on which pods of the row are planned and that are neither held nor known not to be had."""
+    cluster = row.cluster
+    numbers = cluster.planned_for.get(row, ())
+    return [number for number in numbers if number not in cluster.numbered and number not in cluster.unavailable]
 
 
 def acquire_as_planned(row: Row, fleet: Fleet) -> list[Host]:
@@ -79,15 +77,11 @@ def acquire_as_planned(row: Row, fleet: Fleet) -> list[Host]:
     """
     cluster = row.cluster
     acquired = []
-    offers: dict[ClassKey, list[Offer]] = {}
-    for offer in idle_first(fleet.offers):
-        offers.setdefault(class_key(offer.example), []).append(offer)
-    for number, planned in cluster.planned.items():
-        if number in cluster.numbered or number in cluster.unavailable:
-            continue
+    for number in _not_held(row):
+        planned = cluster.planned[number]
         if not any(group.row is row and group.left for group, _ in planned):
             continue
-        found = next((o for o in offers.get(number[0], ()) if o.available and row.may_use(o.example, o.shape)), None)
+        found = next((o for o in fleet.offers_of(number[0]) if o.available and row.may_use(o.example, o.shape)), None)
         if found is None:
             cluster.unavailable.add(number)
             continue

@@ -258,6 +258,8 @@ class Cluster:
     acquired: list[Host] = field(default_factory=list)
     #: By (class, number): what the target composition has on each machine, and the machine where the cluster has it.
     planned: dict[tuple[ClassKey, int], list[tuple[PodGroup, int]]] = field(default_factory=dict)
+    #: By row: the numbers on which pods of it are planned, in the order of `planned`.
+    planned_for: dict[Row, list[tuple[ClassKey, int]]] = field(default_factory=dict)
     numbered: dict[tuple[ClassKey, int], Host] = field(default_factory=dict)
     #: Made when gangs are credited.
     index: HostIndex | None = None

@@ -172,6 +172,36 @@ def test_gang_runs_in_one_domain_and_its_machines_are_the_cheapest() -> None:
     assert plan(problem(classes, [shape(4000, 4096, 3, 3, gang="job")])).added == (0, 0, 3)
 
 
+def _two_racks(cheap: int, dear: int) -> list[MachineClass]:
+    return [
+        kind(f"{zone}-{name}", 4000, 16384, price, zone=zone, stock=stock)
+        for zone in "ab"
+        for name, price, stock in (("cheap", 0.2, cheap), ("dear", 0.9, dear))
+    ]
+
+
+def test_small_gangs_leave_the_cheap_machines_of_one_domain_to_a_large_one() -> None:
+    """Two gangs of one pod and one of four, in racks with four cheap machines: one rack hosts the large one."""
+    shapes = [shape(4000, 4096, count, 4, gang=f"g{n}", row=n, rank=n) for n, count in ((0, 1), (1, 1), (2, 4))]
+
+    for order in (shapes, shapes[::-1]):
+        assert sorted(plan(problem(_two_racks(4, 4), order)).added) == [0, 0, 2, 4]
+
+
+def test_gangs_of_one_domain_share_machines() -> None:
+    """Three pods of half a machine and one: together two machines, apart three."""
+    shapes = [shape(2000, 4096, count, 4, gang=f"g{n}", row=n, rank=n) for n, count in ((0, 3), (1, 1))]
+
+    assert sum(plan(problem(_two_racks(4, 4), shapes)).added) == 2
+
+
+def test_a_gang_of_high_precedence_has_a_domain_before_larger_ones() -> None:
+    """Each rack holds three pods: the first gang takes one, and of the two others only one has a domain."""
+    shapes = [shape(4000, 4096, count, 4, gang=f"g{n}", row=n, rank=n) for n, count in ((0, 1), (1, 3), (2, 3))]
+
+    assert reasons(plan(problem(_two_racks(3, 0), shapes))) == {2: UnhostedReason.NO_DOMAIN_HOLDS_GANG}
+
+
 def test_gang_without_a_domain_is_set_aside_whole() -> None:
     """Two machines in each of two zones do not hold a gang of three; its neighbour is not affected."""
     classes = [kind("a", 4000, 16384, 0.2, zone="a", stock=2), kind("b", 4000, 16384, 0.2, zone="b", stock=2)]

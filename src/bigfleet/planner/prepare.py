@@ -4,7 +4,7 @@ Columns that another column replaces at no loss are dropped.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,7 +13,7 @@ import numpy as np
 from bigfleet.planner.arena import Bool, Int, Kernels
 from bigfleet.planner.composition import Unhosted, UnhostedReason
 from bigfleet.planner.core import PLENTY, Core, Part, build_core, columns_of
-from bigfleet.planner.greedy import cheapest_fill
+from bigfleet.planner.gangs import domains_of, gang_domains
 from bigfleet.planner.problem import Problem, Spread
 
 #: Machines of a column that a cluster may well use up.
@@ -99,11 +99,10 @@ def _confine(core: Core, hostable: Sequence[int]) -> tuple[list[Part], list[Unho
             gangs[problem.shapes[core.parts[p].shape].gang].append(p)
     parts: dict[int, list[Part]] = {}
     unhosted = []
-    left = {c: column.stock for c, column in enumerate(core.columns)}
-    # In order of first appearance: by rank, as the parts are.
+    whole = [members for members in gangs.values() if all(p in hostable for p in members)]
+    domains = gang_domains(core, whole)
     for members in gangs.values():
-        whole = all(p in hostable for p in members)
-        within = _gang_domain(core, members, left) if whole else None
+        within = domains.get(members[0])
         for p in members:
             part = core.parts[p]
             if within is not None:
@@ -124,26 +123,6 @@ def _confine(core: Core, hostable: Sequence[int]) -> tuple[list[Part], list[Unho
     return [part for p in sorted(parts) for part in parts[p]], unhosted
 
 
-def _gang_domain(core: Core, members: Sequence[int], left: dict[int, int]) -> frozenset[int] | None:
-    """Return the classes of the domain that hosts a whole gang at the least cost; lower the stock by its machines."""
-    key = core.problem.shapes[core.parts[members[0]].shape].same_key
-    best: tuple[int, str, dict[int, int]] | None = None
-    for domain, columns in _domains(core, members, key):
-        stock = {c: left[c] for c in columns}
-        found = cheapest_fill(core, members, stock)
-        if found is None:
-            continue
-        cost = sum(int(core.cost[c]) * count for c, count in found.items())
-        if best is None or (cost, domain) < best[:2]:
-            best = (cost, domain, found)
-    if best is None:
-        return None
-    for c, count in best[2].items():
-        left[c] -= count
-    kinds = core.problem.classes
-    return frozenset(c for c in range(len(kinds)) if kinds[c].domain(key) == best[1])
-
-
 def _split(core: Core, part: int, key: str, offsets: defaultdict[int, int]) -> list[Part]:
     """Return the shares of a strict spread: even over the domains that can host it.
 
@@ -151,7 +130,7 @@ def _split(core: Core, part: int, key: str, offsets: defaultdict[int, int]) -> l
     """
     whole, kinds = core.parts[part], core.problem.classes
     row = core.problem.shapes[whole.shape].row
-    domains = _domains(core, [part], key)
+    domains = domains_of(core, [part], key)
     if not domains:
         return []
     base, rest = divmod(whole.count, len(domains))
@@ -163,17 +142,6 @@ def _split(core: Core, part: int, key: str, offsets: defaultdict[int, int]) -> l
             shares.append(Part(whole.shape, count, within))
     offsets[row] += rest
     return shares
-
-
-def _domains(core: Core, parts: Iterable[int], key: str) -> list[tuple[str, list[int]]]:
-    """Return the values of a topology key by name, with the columns that host at least one of the parts."""
-    usable = core.may_claim[list(parts)].any(axis=0)
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for c in np.flatnonzero(usable):
-        value = core.problem.classes[core.columns[c].machine_class].domain(key)
-        if value is not None:
-            found[value].append(int(c))
-    return sorted(found.items())
 
 
 # ---- columns worth looking at -------------------------------------------------------------------------------------

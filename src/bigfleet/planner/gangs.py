@@ -1,9 +1,9 @@
 """Chooses the domains of gangs: together they cost the least that a few orders of assignment find.
 
-A gang joins the domain in which hosting it beside the gangs that are there adds the least cost; of equal domains the one
-where most stock remains, because a domain that is nearly used up hosts its gangs only if they are packed in one way.
-Which gang comes first matters: several orders are tried, and the cheapest of those that leave the fewest gangs of high
-precedence without a domain counts.
+A gang joins the domain in which hosting it beside the gangs that are there adds the least cost; of equal domains the
+one where most stock remains, because a domain that is nearly used up hosts its gangs only if they are packed in one
+way. Which gang comes first matters: several orders are tried, and the cheapest of those that leave the fewest gangs of
+high precedence without a domain counts.
 """
 
 from collections import defaultdict

@@ -13,6 +13,7 @@ import numpy as np
 
 from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
+from bigfleet.planner.hashing import queue_ranks
 
 #: Keys by which parts are ordered (see `_sizes`); each with and without the parts first that few columns match, and
 #: each with machines from the smallest and from the largest.
@@ -169,8 +170,9 @@ def part_order(core: Core, number: int, total: Int, hosts: Int) -> list[int]:
         case _:
             size = shares[:, int((shares * core.count[:, None]).sum(axis=0).argmax())]
     first = -core.penalty if number in CAREFUL else hosts if number & 1 == 0 else np.zeros(len(size), np.int64)
-    rows = np.array([core.problem.shapes[part.shape].row for part in core.parts], np.int64)
-    return [int(p) for p in np.lexsort((np.arange(len(size)), rows, -size, first))]
+    # Each order breaks ties in its own way: many pods are equal in what it looks at, and a fleet that packs in one
+    # arrangement of them alone packs by luck.
+    return [int(p) for p in np.lexsort((queue_ranks(len(size), number), -size, first))]
 
 
 def fractions(amounts: Int, wholes: Int) -> Int:

@@ -29,9 +29,12 @@ def mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
+@lru_cache(maxsize=256)
 def queue_ranks(pods: int, order: int) -> NDArray[np.uint64]:
-    """Return a sort key for each pod: a permutation that differs from order to order."""
-    return mix_all(np.arange(pods, dtype=np.uint64) + np.uint64((order + 1) * _ORDER_STRIDE))
+    """Return a sort key for each pod, read-only: a permutation that differs from order to order."""
+    values = mix_all(np.arange(pods, dtype=np.uint64) + np.uint64((order + 1) * _ORDER_STRIDE))
+    values.setflags(write=False)
+    return values
 
 
 @lru_cache(maxsize=64)

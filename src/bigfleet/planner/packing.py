@@ -6,7 +6,6 @@ scarcest dimension, with and without what few machines host first, on machines f
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -52,17 +51,24 @@ class FirstFit:
         self._ranks: dict[tuple[int, ...], tuple[tuple[list[int], Int], ...]] = {}
         self._supplies = [tuple(each) for each in core.supply.tolist()]
         self._orders: dict[tuple[Fleet, int], list[int]] = {}
+        self._last: tuple[Fleet, PartSizes] | None = None
 
     def order(self, fleet: Fleet, number: int) -> list[int]:
         """Return the parts in the order that a number stands for, for the machines of a fleet."""
         if (fleet, number) not in self._orders:
             if len(self._orders) > _KNOWN:
                 self._orders.clear()
+            self._orders[fleet, number] = self._measured(fleet).order(number)
+        return self._orders[fleet, number]
+
+    def _measured(self, fleet: Fleet) -> "PartSizes":
+        """Return the sizes of the parts on a fleet; the last one asked for is at hand."""
+        if self._last is None or self._last[0] != fleet:
             columns = [c for c, _ in fleet]
             counts = np.array([n for _, n in fleet], np.int64)
             total = (self._core.supply[columns] * counts[:, None]).sum(axis=0)
-            self._orders[fleet, number] = part_order(self._core, number, total, self._matches[:, columns] @ counts)
-        return self._orders[fleet, number]
+            self._last = fleet, PartSizes(self._core, total, self._matches[:, columns] @ counts)
+        return self._last[1]
 
     def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int]) -> Int:
         """Return the pods without a place, (F, P), in the order that leaves the cheapest ones."""
@@ -80,15 +86,18 @@ class FirstFit:
 
         A single order may do so by luck, because of how it breaks ties; another packer breaks them otherwise.
         """
-        placing = (number for number in numbers if self._places_all(fleet, number))
-        if len(tuple(islice(placing, _PLACING))) < _PLACING:
-            return False
-        return self._scheduler is None or self._scheduler.fits(fleet)
-
-    def _places_all(self, fleet: Fleet, number: int) -> bool:
-        machines = self._machines([(fleet, number)])
-        left, _ = self._core.kernels.place(self._core, machines, [self.order(fleet, number)], False)
-        return not left.any()
+        placing = 0
+        for first in range(0, len(numbers), _PLACING):
+            some = numbers[first : first + _PLACING]
+            machines = self._machines([(fleet, number) for number in some])
+            orders = [self.order(fleet, number) for number in some]
+            left, _ = self._core.kernels.place(self._core, machines, orders, False)
+            placing += int((~left.any(axis=1)).sum())
+            if placing >= _PLACING:
+                return self._scheduler is None or self._scheduler.fits(fleet)
+            if placing + len(numbers) - first - len(some) < _PLACING:
+                break
+        return False
 
     def pack(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> Packed:
         """Return the packing of the order that leaves the fewest pods without a place, the first of equals.
@@ -153,26 +162,29 @@ class FirstFit:
         return result
 
 
-def part_order(core: Core, number: int, total: Int, hosts: Int) -> list[int]:
-    """Return parts in the order of a number: by a size descending, for even numbers those with few hosts first."""
-    shares = fractions(core.request, total)
-    cpu = 0
-    memory = min(1, core.request.shape[1] - 1)
-    match number // 4 % KEYS:
-        case 0:
-            size = shares.max(axis=1, initial=0)
-        case 1:
-            size = core.request[:, cpu]
-        case 2:
-            size = core.request[:, memory]
-        case 3:
-            size = shares.sum(axis=1)
-        case _:
-            size = shares[:, int((shares * core.count[:, None]).sum(axis=0).argmax())]
-    first = -core.penalty if number in CAREFUL else hosts if number & 1 == 0 else np.zeros(len(size), np.int64)
-    # Each order breaks ties in its own way: many pods are equal in what it looks at, and a fleet that packs in one
-    # arrangement of them alone packs by luck.
-    return [int(p) for p in np.lexsort((queue_ranks(len(size), number), -size, first))]
+class PartSizes:
+    """The sizes of a core's parts by which the orders sort them."""
+
+    def __init__(self, core: Core, total: Int, hosts: Int) -> None:
+        """Measure the parts on a fleet with `total` supply, of which `hosts` machines match each part, (P)."""
+        shares = fractions(core.request, total)
+        memory = min(1, core.request.shape[1] - 1)
+        scarcest = int((shares * core.count[:, None]).sum(axis=0).argmax())
+        largest, whole = shares.max(axis=1, initial=0), shares.sum(axis=1)
+        self._sizes = (largest, core.request[:, 0], core.request[:, memory], whole, shares[:, scarcest])
+        self._penalty, self._hosts = core.penalty, hosts
+
+    def order(self, number: int) -> list[int]:
+        """Return the parts in the order of a number: by a size descending; for even ones those with few hosts first."""
+        size = self._sizes[number // 4 % KEYS]
+        if number in CAREFUL:
+            first = -self._penalty
+        else:
+            first = self._hosts if number & 1 == 0 else np.zeros(len(size), np.int64)
+        # Each order breaks ties in its own way: many pods are equal in what it looks at, and a fleet that packs in one
+        # arrangement of them alone packs by luck.
+        order: list[int] = np.lexsort((queue_ranks(len(size), number), -size, first)).tolist()
+        return order
 
 
 def fractions(amounts: Int, wholes: Int) -> Int:

@@ -8,7 +8,7 @@ acquires nothing.
 from collections.abc import Sequence
 from typing import Final
 
-from bigfleet.engine.shapes.choice import Choice, PodPrices, Prices, choose, reference_prices
+from bigfleet.engine.shapes.choice import Choice, PodPrices, Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned
 from bigfleet.engine.shapes.hosting import (
@@ -149,7 +149,8 @@ def _acquire(row: Row, fleet: Fleet, prices: Prices) -> None:
         if found is None:
             return
         choice, is_by_target = found
-        for _ in range(_repetitions(row, choice)):
+        is_alone = row.spread is not None or choice.fill.shares
+        for _ in range(1 if is_alone else repetitions(choice, choice.offer.available)):
             host = _take(cluster, choice.offer, fleet)
             fleet.notes[host.machine.id] = ChoiceNote(
                 row=row,
@@ -253,15 +254,6 @@ def _empty_domains(row: Row, fleet: Fleet) -> tuple[str, ...]:
         if any(fitting(total, group.request, 1) for group in row.groups):
             values.add(value)
     return tuple(sorted(values))
-
-
-def _repetitions(row: Row, choice: Choice) -> int:
-    """Return how often the choice stays the best: until some group has fewer pods left than one machine hosts."""
-    if row.spread is not None or choice.fill.shares:
-        return 1
-    times = [group.left // count for group, count in choice.fill.pods]
-    own = [-(-group.left // count) for group, count in choice.fill.pods if group.row is row]
-    return max(1, min([choice.offer.available, max(own, default=1), *times]))
 
 
 # ---- targets -----------------------------------------------------------------------------------------------------

@@ -272,3 +272,11 @@ def choose(
         return Choice(best[1], best[2], best[0][0], value, "", math.inf)
     other = second[1]
     return Choice(best[1], best[2], best[0][0], value, other.peek().id, second[0][0])
+
+
+def repetitions(choice: Choice, machines: int) -> int:
+    """Return how often the choice stays the best: until some group has fewer pods left than one machine hosts.
+
+    At most `machines`, at least 1. The choice may have no shares.
+    """
+    return max(1, min(machines, *(group.left // count for group, count in choice.fill.pods)))

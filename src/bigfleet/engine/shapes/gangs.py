@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from bigfleet.engine.shapes.choice import Prices, choose, reference_prices
+from bigfleet.engine.shapes.choice import Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
 from bigfleet.engine.shapes.state import Cluster, Host, HostIndex, Offer, Row
@@ -209,10 +209,12 @@ def _purchase(
         if choice is None:
             break
         offer = choice.offer
-        machine = offer.peek(bought.get(id(offer), 0))
-        host = fleet.host(row.cluster, machine)
-        place_first_fit(row, [host])
-        hosts.append(host)
-        bought[id(offer)] = bought.get(id(offer), 0) + 1
-        cost += machine.price_usd_per_hour
+        left = _unclaimed(offer) - bought.get(id(offer), 0)
+        for _ in range(1 if choice.fill.shares else repetitions(choice, left)):
+            machine = offer.peek(bought.get(id(offer), 0))
+            host = fleet.host(row.cluster, machine)
+            place_first_fit(row, [host])
+            hosts.append(host)
+            bought[id(offer)] = bought.get(id(offer), 0) + 1
+            cost += machine.price_usd_per_hour
     return [(o, bought[id(o)]) for o in offers if id(o) in bought], cost, hosts

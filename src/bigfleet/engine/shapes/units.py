@@ -79,16 +79,21 @@ def _eligible(row: Row, units: Iterable[Unit], fleet: Fleet) -> Iterator[Unit]:
 def _serving(fleet: Fleet) -> Mapping[str, ClusterUnits]:
     """Return the units of each cluster that has Configured machines; those without demand have units as well."""
     if fleet.serving is None:
-        fleet.serving = {name: _machines_of(name, fleet) for name in fleet.machines.clusters_with_machines()}
-    serving = fleet.serving
-    for name, units in serving.items():
-        cluster = fleet.clusters.get(name)
-        if cluster is not None and cluster.units is not units:
-            serving[name] = _machines_of(name, fleet)
-    basis = tuple(largest((list(units.largest) for units in serving.values()), len(fleet.dimensions.names)))
-    for name, units in serving.items():
-        _form(units, (basis, name in fleet.options.reported), fleet)
-    return serving
+        fleet.serving = {}
+        outdated = list(fleet.machines.clusters_with_machines())
+    else:
+        outdated = [name for name, units in fleet.serving.items() if _is_outdated(name, units, fleet)]
+    if outdated:
+        fleet.serving.update((name, _machines_of(name, fleet)) for name in outdated)
+        basis = tuple(largest((list(u.largest) for u in fleet.serving.values()), len(fleet.dimensions.names)))
+        for name, units in fleet.serving.items():
+            _form(units, (basis, name in fleet.options.reported), fleet)
+    return fleet.serving
+
+
+def _is_outdated(name: str, units: ClusterUnits, fleet: Fleet) -> bool:
+    cluster = fleet.clusters.get(name)
+    return cluster is not None and cluster.units is not units
 
 
 def _machines_of(name: str, fleet: Fleet) -> ClusterUnits:

@@ -30,7 +30,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.shapes import DemandShape, Overhead, canonical_overheads
 from bigfleet.model.states import MachineState
-from bigfleet.planner.problem import SchedulerOrder
+from bigfleet.planner.problem import PlanSettings, SchedulerOrder
 
 
 class ShapesCandidate:
@@ -92,8 +92,8 @@ class _World:
         self._now += seconds
 
     def _targets(self, clusters: Sequence[Cluster], demand: Sequence[Need]) -> dict[str, Target]:
-        orders = {cluster.id: self._order for cluster in clusters}
-        return targets_of(self._snapshot(), demand, self._options(clusters, {}), orders=orders)
+        settings = {cluster.id: PlanSettings(order=self._order) for cluster in clusters}
+        return targets_of(self._snapshot(), demand, self._options(clusters, {}), settings=settings)
 
     def _options(self, clusters: Sequence[Cluster], targets: Mapping[str, Target]) -> Options:
         return Options(

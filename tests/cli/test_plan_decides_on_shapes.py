@@ -295,3 +295,44 @@ def test_an_unknown_scheduler_is_refused(files: Files) -> None:
 
     assert isinstance(result.exception, UsageFault)
     assert "least-allocated, most-allocated" in str(result.exception)
+
+
+def spot_fleet() -> list[dict[str, Any]]:
+    """Return offers of two Spot pools; zone b costs twice as much as zone a."""
+    return [
+        machine(f"{zone}{n:02}", 4, 16, price, capacity_type="Spot", zone=zone, interruption_probability=0.0001)
+        for zone, price in (("a", 0.1), ("b", 0.2))
+        for n in range(30)
+    ]
+
+
+@pytest.mark.parametrize(("arguments", "most"), [((), 0.5), (("--spot-pool-max", "80"), 0.8)])
+def test_one_spot_pool_has_a_limited_share_of_a_cluster(files: Files, arguments: tuple[str, ...], most: float) -> None:
+    """Machines of one Spot pool are interrupted together; the explanation names the pool that is limited."""
+    demand = [row("web", shape("1", "4Gi", 60), interruption_bucket=4)]
+
+    held = [one["id"] for one in files.at_rest(spot_fleet(), demand, *arguments)["clusters"]["shop"]["machines"]]
+
+    cheap = sum(name.startswith("a") for name in held)
+    assert most - 0.1 <= cheap / len(held) <= most
+    explained = " ".join(files.run(spot_fleet(), demand, *arguments, "--explain", "web").output.split())
+    assert "The limit on the share of one Spot pool concerns t4.16/a" in explained
+
+
+def test_without_a_limit_the_cheapest_pool_has_all(files: Files) -> None:
+    """--spot-pool-max 0 is no limit; a row without an interruption penalty has none, either."""
+    for bucket, arguments in ((4, ("--spot-pool-max", "0")), (0, ())):
+        demand = [row("web", shape("1", "4Gi", 60), interruption_bucket=bucket)]
+
+        held = files.at_rest(spot_fleet(), demand, *arguments)["clusters"]["shop"]["machines"]
+
+        assert {one["id"][0] for one in held} == {"a"}
+
+
+@pytest.mark.parametrize("share", ["-1", "101"])
+def test_a_share_beyond_the_whole_is_refused(files: Files, share: str) -> None:
+    """The message says what to write."""
+    result = files.run([machine("m", 8, 32, 0.4)], [row("web", shape("1", "1Gi", 1))], f"--spot-pool-max={share}")
+
+    assert isinstance(result.exception, UsageFault)
+    assert f"--spot-pool-max: {share} is no share; write a number from 0 to 100" in str(result.exception)

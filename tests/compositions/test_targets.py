@@ -13,7 +13,7 @@ from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.planner.problem import SchedulerOrder
+from bigfleet.planner.problem import PlanSettings, SchedulerOrder
 from tests.engine.shapes.claims_checker import violations
 
 GIB = 2**30 * 1000
@@ -132,7 +132,7 @@ def test_the_order_of_the_scheduler_is_asked_for() -> None:
     machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(20)]
     demand = [need("c", pods(1500, 2, 20), pods(700, 9, 6))]
     for order in SchedulerOrder:
-        targets = targets_of(Snapshot.of(machines), demand, OPTIONS, orders={"c": order})
+        targets = targets_of(Snapshot.of(machines), demand, OPTIONS, settings={"c": PlanSettings(order=order)})
         decision = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
         assert all(row.satisfied for row in decision.rows)
 
@@ -153,3 +153,24 @@ def test_a_demand_beyond_all_measure_is_decided_without_a_target() -> None:
     assert targets_of(Snapshot.of(machines), demand, OPTIONS) == {}
     (row,) = decide(Snapshot.of(machines), demand, OPTIONS).rows
     assert row.unplaced == ((0, 10**9 - 8),)
+
+
+def test_half_of_a_cluster_may_be_in_one_spot_pool() -> None:
+    """The decision follows the composition into the dearer pool; the explanation names the pool that is limited."""
+    spot = {"capacity_type": CapacityType.SPOT, "interruption_probability": 0.0001}
+    machines = [offer(f"a{n:02}", 4, 16, 0.1, **spot) for n in range(30)]
+    machines += [offer(f"b{n:02}", 4, 16, 0.2, zone="b", **spot) for n in range(30)]
+    row = need("c", pods(1000, 4, 60))
+    demand = [replace(row, profile=replace(row.profile, interruption_bucket=4))]
+    snapshot = Snapshot.of(machines)
+
+    def acquired(settings: PlanSettings) -> tuple[int, int, tuple[str, ...]]:
+        targets = targets_of(snapshot, demand, OPTIONS, settings={"c": settings})
+        actions = decide(snapshot, demand, replace(OPTIONS, targets=targets)).actions
+        cheap = sum(action.machine_id.startswith("a") for action in actions)
+        return cheap, len(actions) - cheap, targets["c"].limited_pools
+
+    cheap, dear, limited = acquired(PlanSettings())
+    assert cheap <= dear
+    assert "t4.16/a" in limited
+    assert acquired(PlanSettings(spot_pool_percent_max=0))[1:] == (0, ())

@@ -61,7 +61,7 @@ def written(path: Path, text: str) -> Path:
 def test_a_clusters_own_entry_goes_before_patterns_and_those_in_the_order_of_the_file(
     tmp_path: Path, cluster: str, order: SchedulerOrder
 ) -> None:
-    assert read_policies(written(tmp_path / "p.yaml", FILE)).scheduler_of(cluster) is order
+    assert read_policies(written(tmp_path / "p.yaml", FILE)).plan_settings(cluster).order is order
 
 
 def test_an_own_entry_without_the_setting_leaves_it_to_the_patterns() -> None:
@@ -69,7 +69,17 @@ def test_an_own_entry_without_the_setting_leaves_it_to_the_patterns() -> None:
         by_cluster={"a": ClusterPolicy()}, by_pattern={"*": ClusterPolicy(), "a*": ClusterPolicy(scheduler=MOST)}
     )
 
-    assert (policies.scheduler_of("a"), policies.scheduler_of("b")) == (MOST, LEAST)
+    assert (policies.plan_settings("a").order, policies.plan_settings("b").order) == (MOST, LEAST)
+
+
+def test_the_limit_of_spot_pools_is_a_share() -> None:
+    policies = ClusterPolicies(
+        by_cluster={"a": ClusterPolicy(scheduler=MOST)},
+        by_pattern={"a*": ClusterPolicy(spot_pool_max=0), "b": ClusterPolicy(spot_pool_max=70)},
+    )
+
+    limits = [policies.plan_settings(name).spot_pool_percent_max for name in ("a", "b", "c")]
+    assert limits == [0, 70, 50]
 
 
 def test_an_empty_file_treats_all_alike(tmp_path: Path) -> None:
@@ -84,13 +94,18 @@ WRONG = {
     "no cluster id": ("clusters:\n  a b: {}\n", ":2: clusters: 'a b' cannot be a key here; write a cluster id"),
     "an unknown setting": (
         "clusters:\n  a:\n    schedular: x\n",
-        ":3: clusters.a: 'schedular' cannot be a key here; write `scheduler:`, the only setting",
+        ":3: clusters.a: 'schedular' cannot be a key here; write `scheduler:` or `spot_pool_max:`",
     ),
     "an unknown value": (
         "clusters:\n  a:\n    scheduler: packed\n",
         ":3: clusters.a.scheduler: 'packed' is unknown; write least-allocated or most-allocated",
     ),
     "no text": ("clusters:\n  a:\n    scheduler: [x]\n", ":3: clusters.a.scheduler: is no text; write"),
+    "no share": (
+        "clusters:\n  a:\n    spot_pool_max: 0.5\n",
+        ":3: clusters.a.spot_pool_max: '0.5' is unknown; write a share from 0% to 100%, as 50%",
+    ),
+    "too large a share": ("clusters: {a: {spot_pool_max: 101%}}\n", ":1: clusters.a.spot_pool_max: '101%' is unknown"),
     "no settings": ("clusters:\n  a:\n", ":2: clusters.a: is no mapping"),
     "a cluster twice": ("clusters:\n  a: {}\n  b: {}\n  a: {}\n", ":4: clusters: 'a' is already in line 2; remove"),
     "many patterns": (
@@ -124,7 +139,7 @@ def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, c
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(content)
     with contextlib.suppress(PolicyFault):
-        read_policies(path).scheduler_of("a")
+        read_policies(path).plan_settings("a")
 
 
 async def test_a_hang_up_reads_it_again_and_a_fault_keeps_the_last_good_one(tmp_path: Path) -> None:
@@ -136,10 +151,10 @@ async def test_a_hang_up_reads_it_again_and_a_fault_keeps_the_last_good_one(tmp_
         os.kill(os.getpid(), signal.SIGHUP)
         reads = partial(world.metric, "cluster_policy_reads_total", result=result)
         await asyncio.to_thread(wait_until, lambda: reads() >= count, f"{count} reads that are {result}")
-        return world.shard.policies.scheduler_of("a")
+        return world.shard.policies.plan_settings("a").order
 
     async with shard_process._files_kept(PolicyFile(path), None, SystemClock(), world.shard):
-        assert world.shard.policies.scheduler_of("a") is MOST
+        assert world.shard.policies.plan_settings("a").order is MOST
         assert await hang_up("clusters: {a: {scheduler: x}}", "refused", 1) is MOST
         assert await hang_up("clusters: {a: {scheduler: least-allocated}}", "ok", 1) is LEAST
         path.unlink()

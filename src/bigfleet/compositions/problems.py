@@ -14,15 +14,15 @@ from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.state import UNLIMITED, Cluster, Host, Offer, PodGroup, Row
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim, class_key
 from bigfleet.model.machine import Machine
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.problem import (
     BILLION,
     NANO,
     QUANTITY_MAX,
     MachineClass,
+    PlanSettings,
     Problem,
-    SchedulerOrder,
     Shape,
     Spread,
     mask_of,
@@ -54,8 +54,8 @@ class ClusterProblem:
 def problem_of(
     cluster: Cluster,
     fleet: Fleet,
+    settings: PlanSettings,
     *,
-    order: SchedulerOrder,
     left: Mapping[int, int] | None = None,
     may_exchange: bool = False,
 ) -> ClusterProblem | None:
@@ -78,8 +78,9 @@ def problem_of(
         dimensions=fleet.dimensions.names,
         classes=classes,
         shapes=tuple(_shape(group, kinds, rank, dimensions) for rank, group in ranked),
-        order=order,
+        order=settings.order,
         may_exchange=may_exchange,
+        pool_percent_max=settings.spot_pool_percent_max,
     )
     return ClusterProblem(problem=problem, kinds=tuple(kinds), groups=groups)
 
@@ -144,6 +145,7 @@ def _machine_class(
         stock=stock,
         probability=round(machine.interruption_probability * BILLION),
         domains=tuple((key, value) for key, value in values if value is not None),
+        pool=f"{machine.instance_type}/{machine.zone}" if machine.capacity_type is CapacityType.SPOT else "",
     )
 
 
@@ -210,6 +212,7 @@ def target_of(asked: ClusterProblem, answer: Composition) -> Target:
         claims=claims,
         runner_up="" if runner_up is None else runner_up.leader,
         runner_up_costs_more_usd_per_hour=None if runner_up is None else runner_up.costs_more / NANO,
+        limited_pools=answer.limited_pools,
     )
 
 

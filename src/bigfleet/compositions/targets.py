@@ -5,6 +5,7 @@ the next. Workers plan side by side; where two want the same stock, the decision
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from bigfleet.compositions.problems import ClusterProblem, added_by_offer, problem_of, target_of
 from bigfleet.engine.columnar.store import ColumnSnapshot
@@ -16,19 +17,20 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
 from bigfleet.model.need import Need
 from bigfleet.planner.plan import plan
-from bigfleet.planner.problem import ProblemFault, SchedulerOrder
+from bigfleet.planner.problem import PlanSettings, ProblemFault
 
-Orders = Mapping[str, SchedulerOrder]
+SettingsByCluster = Mapping[str, PlanSettings]
+_DEFAULT: Final = PlanSettings()
 
 
 def targets_of(
-    snapshot: Snapshot, demand: Sequence[Need], options: Options, *, orders: Orders | None = None
+    snapshot: Snapshot, demand: Sequence[Need], options: Options, *, settings: SettingsByCluster | None = None
 ) -> dict[str, Target]:
-    """Return the target of each cluster that can be planned, by cluster; `orders` names each scheduler's order.
+    """Return the target of each cluster that can be planned, by cluster; clusters without `settings` get the defaults.
 
     A cluster that is too large to be planned gets none: the decision then chooses its machines by itself.
     """
-    return _targets_in(build(SnapshotMachines(snapshot, options), demand, options), orders or {})
+    return _targets_in(build(SnapshotMachines(snapshot, options), demand, options), settings or {})
 
 
 class FleetPlanner:
@@ -38,18 +40,18 @@ class FleetPlanner:
         self._machines: ColumnMachines | None = None
 
     def targets(
-        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, orders: Orders
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, settings: SettingsByCluster
     ) -> dict[str, Target]:
         """Return the targets of the clusters of the rows, as `targets_of` does; `demand` is in list order."""
-        return _targets_in(build(self._follow(view, options), demand, options), orders)
+        return _targets_in(build(self._follow(view, options), demand, options), settings)
 
     def problems(
-        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, orders: Orders
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, settings: SettingsByCluster
     ) -> dict[str, ClusterProblem]:
         """Return the problems of the clusters of the rows, each with all that is on offer."""
         fleet = build(self._follow(view, options), demand, options)
         found = (
-            (name, problem_of(cluster, fleet, order=_order(orders, name))) for name, cluster in fleet.clusters.items()
+            (name, problem_of(cluster, fleet, settings.get(name, _DEFAULT))) for name, cluster in fleet.clusters.items()
         )
         return {name: asked for name, asked in found if asked is not None}
 
@@ -61,15 +63,11 @@ class FleetPlanner:
         return machines
 
 
-def _order(orders: Orders, cluster: str) -> SchedulerOrder:
-    return orders.get(cluster, SchedulerOrder.LEAST_ALLOCATED)
-
-
-def _targets_in(fleet: Fleet, orders: Orders) -> dict[str, Target]:
+def _targets_in(fleet: Fleet, settings: SettingsByCluster) -> dict[str, Target]:
     left = {place: offer.available for place, offer in enumerate(fleet.offers)}
     targets: dict[str, Target] = {}
     for cluster in dict.fromkeys(row.cluster.id for row in fleet.rows):
-        asked = problem_of(fleet.clusters[cluster], fleet, order=_order(orders, cluster), left=left)
+        asked = problem_of(fleet.clusters[cluster], fleet, settings.get(cluster, _DEFAULT), left=left)
         if asked is None:
             continue
         try:

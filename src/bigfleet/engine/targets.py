@@ -74,3 +74,5 @@ class Target:
     #: Who leads the best composition of another type, and what it costs more, dollars an hour; None without one.
     runner_up: str = ""
     runner_up_costs_more_usd_per_hour: float | None = None
+    #: Spot pools (instance type and zone) of which a limit allowed fewer machines than the lowest cost wants, sorted.
+    limited_pools: tuple[str, ...] = ()

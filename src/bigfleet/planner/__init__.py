@@ -4,6 +4,7 @@ from bigfleet.planner.composition import Claim, Composition, RunnerUp, Unhosted,
 from bigfleet.planner.plan import closed_form, plan
 from bigfleet.planner.problem import (
     MachineClass,
+    PlanSettings,
     Problem,
     ProblemFault,
     SchedulerOrder,
@@ -18,6 +19,7 @@ __all__ = [
     "Composition",
     "Effort",
     "MachineClass",
+    "PlanSettings",
     "Problem",
     "ProblemFault",
     "RunnerUp",

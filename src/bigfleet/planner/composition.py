@@ -79,6 +79,8 @@ class Composition:
     runner_up: RunnerUp | None
     #: Pods placed in simulations, over all fleets and orders: the effort spent.
     steps: int
+    #: Pools that would provide more than `pool_percent_max` without the limit, sorted.
+    limited_pools: tuple[str, ...] = ()
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 from bigfleet.planner.admission import admit, filled
 from bigfleet.planner.arena import Fleet, Int, Kernels
 from bigfleet.planner.composition import Claim, Composition, RunnerUp
+from bigfleet.planner.concentration import limited
 from bigfleet.planner.core import COMPILED, Core
 from bigfleet.planner.leaders import kinds, leading_kinds, led_fleets, merged, within_stock
 from bigfleet.planner.packing import FirstFit
@@ -32,6 +33,10 @@ def plan(problem: Problem, effort: Effort = DEFAULT, kernels: Kernels = COMPILED
     ProblemFault.
     """
     problem.validate()
+    return limited(problem, lambda asked: _planned(asked, effort, kernels))
+
+
+def _planned(problem: Problem, effort: Effort, kernels: Kernels) -> Composition:
     prepared = admit(prepare(problem, kernels))
     core = prepared.core
     if not core.parts:

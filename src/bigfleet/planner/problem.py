@@ -30,6 +30,15 @@ class SchedulerOrder(Enum):
     MOST_ALLOCATED = "most-allocated"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """How one cluster is planned."""
+
+    order: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED
+    #: Percent of a cluster's supply that one Spot pool (instance type and zone) may provide; 0 is no limit.
+    spot_pool_percent_max: int = 50
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A strict topology spread: pods per value of `key` differ by at most `skew`."""
@@ -64,6 +73,8 @@ class MachineClass:
     probability: int = 0
     #: Value by topology key, for the keys that gangs and spreads name.
     domains: tuple[tuple[str, str], ...] = ()
+    #: Machines with equal names here are interrupted together; empty for those that no limit concerns.
+    pool: str = ""
 
     def domain(self, key: str) -> str | None:
         """Return the value of a topology key, or None for a class without it."""
@@ -109,6 +120,8 @@ class Problem:
     scored: tuple[str, ...] = ("cpu", "memory")
     #: Whether held machines may be exchanged for others. Without it what is held stays while it is needed.
     may_exchange: bool = False
+    #: Percent of the supply that one pool may provide for pods with a penalty; 0 is no limit.
+    pool_percent_max: int = 0
 
     @property
     def pods(self) -> int:
@@ -128,6 +141,8 @@ class Problem:
             seen.add(kind.key)
         for place, shape in enumerate(self.shapes):
             _check_shape(f"shapes[{place}] (row {shape.row})", shape, width, len(self.classes))
+        if not 0 <= self.pool_percent_max <= 100:
+            raise ProblemFault(f"pool_percent_max: {self.pool_percent_max} is out of range; use 0 to 100")
         if self.pods > PODS_MAX:
             raise ProblemFault(f"shapes: {self.pods} pods; a cluster may have {PODS_MAX}")
 

@@ -15,7 +15,7 @@ import structlog
 import yaml
 
 from bigfleet.model.ids import identifier_fault
-from bigfleet.planner.problem import SchedulerOrder
+from bigfleet.planner.problem import PlanSettings, SchedulerOrder
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 CLUSTERS_MAX = 50_000
@@ -23,6 +23,11 @@ CLUSTERS_MAX = 50_000
 PATTERNS_MAX = 100
 
 _ORDERS = {order.value: order for order in SchedulerOrder}
+_SCHEDULER = "scheduler"
+_SETTINGS = (_SCHEDULER, "spot_pool_max")
+_SETTING_REMEDY = "write " + " or ".join(f"`{name}:`" for name in _SETTINGS)
+_PERCENT = re.compile("([0-9]|[1-9][0-9]|100)%")
+_DEFAULT = PlanSettings()
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _log = structlog.get_logger("bigfleet.shard.cluster_policy")
@@ -37,6 +42,8 @@ class ClusterPolicy:
     """What the file says of a cluster or a pattern; None leaves a setting to the next entry that applies."""
 
     scheduler: SchedulerOrder | None = None
+    #: Percent; 0 is no limit.
+    spot_pool_max: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +54,12 @@ class ClusterPolicies:
     #: A `*` stands for any characters, none included.
     by_pattern: Mapping[str, ClusterPolicy] = field(default_factory=dict)
 
-    def scheduler_of(self, cluster: str) -> SchedulerOrder:
-        """Return the order in which the cluster's scheduler prefers nodes; least-allocated by default."""
-        orders = (policy.scheduler for policy in self._applying(cluster) if policy.scheduler is not None)
-        return next(orders, SchedulerOrder.LEAST_ALLOCATED)
+    def plan_settings(self, cluster: str) -> PlanSettings:
+        """Return how the cluster is planned; each setting that no entry has is the default."""
+        found, applying = _DEFAULT, list(self._applying(cluster))
+        order = next((policy.scheduler for policy in applying if policy.scheduler is not None), found.order)
+        limits = (policy.spot_pool_max for policy in applying if policy.spot_pool_max is not None)
+        return PlanSettings(order=order, spot_pool_percent_max=next(limits, found.spot_pool_percent_max))
 
     def _applying(self, cluster: str) -> Iterator[ClusterPolicy]:
         own = self.by_cluster.get(cluster)
@@ -132,12 +141,19 @@ class _Reader:
 
     def _policy(self, node: yaml.Node, place: str) -> ClusterPolicy:
         order: SchedulerOrder | None = None
-        for key, value in self._entries(node, place, _is_setting, "write `scheduler:`, the only setting"):
-            order = _ORDERS.get(value.value) if isinstance(value, yaml.ScalarNode) else None
-            if order is None:
-                text = f"{value.value!r} is unknown" if isinstance(value, yaml.ScalarNode) else "is no text"
-                raise self._fault(value, f"{place}.{key}", f"{text}; write {' or '.join(_ORDERS)}")
-        return ClusterPolicy(scheduler=order)
+        limit: int | None = None
+        for key, value in self._entries(node, place, _is_setting, _SETTING_REMEDY):
+            text = value.value if isinstance(value, yaml.ScalarNode) else None
+            fault = "is no text" if text is None else f"{text!r} is unknown"
+            if key == _SCHEDULER:
+                order = _ORDERS.get(text or "")
+                if order is None:
+                    raise self._fault(value, f"{place}.{key}", f"{fault}; write {' or '.join(_ORDERS)}")
+            elif not _PERCENT.fullmatch(text or ""):
+                raise self._fault(value, f"{place}.{key}", f"{fault}; write a share from 0% to 100%, as 50%")
+            else:
+                limit = int((text or "").removesuffix("%"))
+        return ClusterPolicy(scheduler=order, spot_pool_max=limit)
 
     def _entries(
         self, node: yaml.Node, place: str, is_known: Callable[[str], bool], remedy: str
@@ -168,4 +184,4 @@ def _is_name(key: str) -> bool:
 
 
 def _is_setting(key: str) -> bool:
-    return key == "scheduler"
+    return key in _SETTINGS

@@ -147,7 +147,7 @@ class Shard:
             metrics=self.metrics,
             workers=workers,
             wait_seconds=self.settings.plan_wait_seconds,
-            order_of=lambda cluster: self.policies.scheduler_of(cluster),
+            settings_of=lambda cluster: self.policies.plan_settings(cluster),
             wake=self.wake,
         )
 

@@ -10,7 +10,7 @@ also when demand has changed again, so that continuously changing demand waits a
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import structlog
@@ -24,7 +24,7 @@ from bigfleet.engine.targets import Target
 from bigfleet.model.clock import Clock
 from bigfleet.model.need import Need, RowKey
 from bigfleet.planner.composition import Composition
-from bigfleet.planner.problem import Problem, ProblemFault, SchedulerOrder
+from bigfleet.planner.problem import PlanSettings, Problem, ProblemFault
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Compute
 
@@ -64,7 +64,7 @@ class _Plan:
     #: Whether the composition is new: the next decision acts on it.
     is_new: bool = False
     is_short: bool = False
-    order: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED
+    settings: PlanSettings = field(default_factory=PlanSettings)
 
 
 class Plans:
@@ -78,7 +78,7 @@ class Plans:
         metrics: ShardMetrics,
         workers: PlanWorkers | None,
         wait_seconds: float,
-        order_of: Callable[[str], SchedulerOrder],
+        settings_of: Callable[[str], PlanSettings],
         wake: Callable[[], None],
     ) -> None:
         self._clock = clock
@@ -86,7 +86,7 @@ class Plans:
         self._metrics = metrics
         self._workers = workers
         self._wait_seconds = wait_seconds
-        self._order_of = order_of
+        self._settings_of = settings_of
         self._wake = wake
         self._planner = FleetPlanner()
         self._plans: dict[str, _Plan] = {}
@@ -107,8 +107,8 @@ class Plans:
         stale = self._stale(by_cluster)
         if stale and self._workers is None:
             rows = [need for need in demand if need.cluster in stale]
-            orders = {cluster: self._plans[cluster].order for cluster in stale}
-            made = await self._compute(lambda: self._planner.targets(view, rows, options, orders))
+            settings = {cluster: self._plans[cluster].settings for cluster in stale}
+            made = await self._compute(lambda: self._planner.targets(view, rows, options, settings))
             for cluster in stale:
                 self._keep(cluster, by_cluster[cluster], made.get(cluster))
         elif stale:
@@ -144,9 +144,9 @@ class Plans:
             plan = self._plans.get(cluster)
             if plan is None:
                 plan = self._plans[cluster] = _Plan()
-            order = self._order_of(cluster)
-            if plan.order is not order:
-                plan.order, plan.rows = order, None
+            settings = self._settings_of(cluster)
+            if plan.settings != settings:
+                plan.settings, plan.rows = settings, None
             if plan.rows is rows:
                 is_due = plan.is_short and now_seconds - plan.made_seconds >= RETRY_SECONDS
                 if is_due and plan.pending is None:
@@ -208,8 +208,8 @@ class Plans:
             return
         names = set(chosen)
         rows = [need for need in demand if need.cluster in names]
-        orders = {cluster: self._plans[cluster].order for cluster in chosen}
-        problems = await self._compute(lambda: self._planner.problems(view, rows, options, orders))
+        settings = {cluster: self._plans[cluster].settings for cluster in chosen}
+        problems = await self._compute(lambda: self._planner.problems(view, rows, options, settings))
         for cluster in chosen:
             asked = problems.get(cluster)
             if asked is None:

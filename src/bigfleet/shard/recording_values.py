@@ -165,6 +165,7 @@ class TargetEntry(msgspec.Struct, frozen=True, array_like=True):
     claims: tuple[tuple[int, int, int, str, str, str, int, int], ...]
     runner_up: str
     runner_up_costs_more: float | None
+    limited_pools: tuple[str, ...] = ()
 
 
 class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -504,6 +505,7 @@ def _target_entry(target: Target) -> TargetEntry:
         ),
         runner_up=target.runner_up,
         runner_up_costs_more=target.runner_up_costs_more_usd_per_hour,
+        limited_pools=target.limited_pools,
     )
 
 
@@ -527,6 +529,7 @@ def _target_of(entry: TargetEntry) -> Target:
         ),
         runner_up=entry.runner_up,
         runner_up_costs_more_usd_per_hour=entry.runner_up_costs_more,
+        limited_pools=entry.limited_pools,
     )
 
 

@@ -47,6 +47,10 @@ _UntilSettled = Annotated[
 _Scheduler = Annotated[
     str, typer.Option(metavar="ORDER", help="Which nodes schedulers prefer: least-allocated or most-allocated.")
 ]
+_SpotPoolMax = Annotated[
+    int,
+    typer.Option(metavar="PERCENT", help="Share of a cluster's supply that one Spot pool may provide; 0: no limit."),
+]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
 
 
@@ -59,12 +63,14 @@ def plan(
     bound: _Bound = False,
     until_settled: _UntilSettled = False,
     scheduler: _Scheduler = "least-allocated",
+    spot_pool_max: _SpotPoolMax = 50,
     output: _Output = "table",
 ) -> None:
     """Show what BigFleet would do with these machines and this demand, what it costs and what stays short."""
     from bigfleet.cli.plan.inputs import read_demand, read_machines
     from bigfleet.cli.plan.patches import apply_patches
     from bigfleet.cli.plan.planning import difference_of, make_plan, plan_input
+    from bigfleet.planner.problem import PlanSettings
 
     if output not in OUTPUTS:
         raise UsageFault(f"--output: {output!r} is unknown; choose one of {', '.join(OUTPUTS)}")
@@ -72,9 +78,11 @@ def plan(
         raise UsageFault(f"--now: {now} is no time; write seconds")
     if until_settled and (bound or explain is not None or what_if is not None):
         raise UsageFault("--until-settled shows a fleet at rest; leave out --explain, --what-if and --bound")
-    order = _order(scheduler)
+    if not 0 <= spot_pool_max <= 100:
+        raise UsageFault(f"--spot-pool-max: {spot_pool_max} is no share; write a number from 0 to 100")
+    settings = PlanSettings(order=_order(scheduler), spot_pool_percent_max=spot_pool_max)
     machines, wanted = read_machines(inventory), read_demand(demand)
-    given = plan_input(machines, wanted.needs, overheads=wanted.overheads, now_seconds=now, scheduler=order)
+    given = plan_input(machines, wanted.needs, overheads=wanted.overheads, now_seconds=now, settings=settings)
     if until_settled:
         _print_settled(given, output)
         return

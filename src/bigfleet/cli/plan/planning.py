@@ -29,7 +29,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.planner.problem import SchedulerOrder
+from bigfleet.planner.problem import PlanSettings
 
 #: Short rows whose reasons a plan works out, the most urgent first.
 SHORTFALLS_EXPLAINED_MAX = 20
@@ -63,8 +63,8 @@ class PlanInput:
     removed_clusters: frozenset[str] = frozenset()
     #: What DaemonSets take of each machine, by cluster.
     overheads: Mapping[str, tuple[Overhead, ...]] = field(default_factory=dict)
-    #: The order in which the clusters' schedulers prefer nodes.
-    scheduler: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED
+    #: How all clusters are planned.
+    settings: PlanSettings = field(default_factory=PlanSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ def plan_input(
     *,
     overheads: Mapping[str, tuple[Overhead, ...]] | None = None,
     now_seconds: float | None = None,
-    scheduler: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED,
+    settings: PlanSettings | None = None,
 ) -> PlanInput:
     """Return the input of a plan; without a time it is that of the latest idle-since stamp."""
     stamps = [given.idle_since_seconds for given in machines if given.idle_since_seconds is not None]
@@ -172,14 +172,14 @@ def plan_input(
         needs=tuple(needs),
         overheads=overheads or {},
         now_seconds=max(stamps, default=0.0) if now_seconds is None else now_seconds,
-        scheduler=scheduler,
+        settings=settings or PlanSettings(),
     )
 
 
 def make_plan(given: PlanInput, targets: Mapping[str, Target] | None = None) -> Plan:
     """Decide one cycle and return everything that a person asks of it; `targets` as in `answer_to`."""
     asked = question_of(given)
-    answer = answer_to(asked, given.scheduler, targets)
+    answer = answer_to(asked, given.settings, targets)
     explained = None
     if answer.fleet is not None:
         names = names_by_key({need.need.key: need.id for need in given.needs})
@@ -196,7 +196,7 @@ class Answer(NamedTuple):
     fleet: Fleet | None
 
 
-def answer_to(asked: "Question", scheduler: SchedulerOrder, targets: Mapping[str, Target] | None = None) -> Answer:
+def answer_to(asked: "Question", settings: PlanSettings, targets: Mapping[str, Target] | None = None) -> Answer:
     """Decide one cycle.
 
     A demand with shapes is decided pod by pod, towards target compositions; without `targets` they are planned first.
@@ -206,8 +206,8 @@ def answer_to(asked: "Question", scheduler: SchedulerOrder, targets: Mapping[str
         return Answer(decide(*asked), asked.options, None)
     if targets is None:
         keep_kernels()
-        orders = dict.fromkeys((str(need.cluster) for need in asked.demand), scheduler)
-        targets = targets_of(*asked, orders=orders)
+        clusters = dict.fromkeys((str(need.cluster) for need in asked.demand), settings)
+        targets = targets_of(*asked, settings=clusters)
     options = replace(asked.options, targets=targets)
     decision, fleet = decide_with_fleet(asked.snapshot, asked.demand, options)
     return Answer(decision, options, fleet)

@@ -100,7 +100,7 @@ def settle(given: PlanInput, *, cycles_max: int = CYCLES_MAX) -> Settled:
     cycles, holds_are_over, is_replanned = 0, False, False
     targets: Mapping[str, Target] | None = None
     while True:
-        answer = answer_to(question_of(given), given.scheduler, targets)
+        answer = answer_to(question_of(given), given.settings, targets)
         # Demand is constant, so what was planned for it holds; a row that stays short is worth another attempt.
         targets, actions = answer.options.targets, answer.decision.actions
         if not actions and not is_replanned and targets and not all(row.satisfied for row in answer.decision.rows):

@@ -93,7 +93,9 @@ class Explained:
         listed = ", ".join(f"{count} × {name}" for name, count in counts.items())
         more = target.runner_up_costs_more_usd_per_hour
         other = "" if more is None else f"; the best fleet led by {target.runner_up} costs {dollars_text(more)}/h more"
-        return [f"The target composition of {row.cluster.id} is {listed or 'no machine'}{other}."]
+        limits = [f"The limit on the share of one Spot pool concerns {', '.join(target.limited_pools)}."]
+        found = [f"The target composition of {row.cluster.id} is {listed or 'no machine'}{other}."]
+        return [*found, *(limits if target.limited_pools else ())]
 
     def _placements(self, result: RowResult, row: Row) -> list[str]:
         counts: dict[str, int] = {}

@@ -1,0 +1,106 @@
+"""Limits the share of a cluster's supply that one pool of interruptible machines provides.
+
+A composition is computed, and pools above the limit get less stock until no pool is above it. The limit yields to pods:
+a composition that would host fewer is not taken, and held machines are not exchanged.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final
+
+from bigfleet.planner.composition import Composition
+from bigfleet.planner.problem import MachineClass, Problem
+
+#: Interruptible machines from which on a cluster is limited: fewer cannot be divided sensibly.
+_MACHINES_LEAST: Final = 10
+_ROUNDS: Final = 4
+
+
+def limited(problem: Problem, compute: Callable[[Problem], Composition]) -> Composition:
+    """Return the composition of a problem in which no pool is above `pool_percent_max`, as far as that is possible.
+
+    Of several rounds the first within the limit counts, else the one whose largest share is the smallest. Classes
+    whose `pool` is empty are not limited, nor is a pool that hosts only pods without a penalty.
+    """
+    answer = best = compute(problem)
+    shares = pool_shares(problem, answer)
+    most = Fraction(problem.pool_percent_max, 100)
+    lowest = worst = max(shares.values(), default=Fraction(0))
+    asked = problem
+    limits: set[str] = set()
+    for _ in range(_ROUNDS):
+        if worst <= most:
+            break
+        limits.update(pool for pool, share in shares.items() if share > most)
+        changed = _with_less_stock(
+            asked, answer, {pool: most / share for pool, share in shares.items() if share > most}
+        )
+        if changed == asked:
+            break
+        asked, answer = changed, compute(changed)
+        if _unhosted(answer) > _unhosted(best):
+            break
+        shares = pool_shares(problem, answer)
+        worst = max(shares.values(), default=Fraction(0))
+        if worst < lowest:
+            best, lowest = answer, worst
+    return replace(best, limited_pools=tuple(sorted(limits)))
+
+
+def pool_shares(problem: Problem, answer: Composition) -> dict[str, Fraction]:
+    """Return the share of the supply that each limited pool provides; empty where the limit does not apply.
+
+    It is the largest over the dimensions that pods with a penalty ask for, apart from the number of pods, which types
+    have in proportion to nothing.
+    """
+    if not problem.pool_percent_max:
+        return {}
+    counts, classes = answer.counts, problem.classes
+    if sum(count for kind, count in zip(classes, counts, strict=True) if kind.pool) < _MACHINES_LEAST:
+        return {}
+    concerned = [shape for shape in problem.shapes if shape.penalty and not shape.is_pinned]
+    names = enumerate(problem.dimensions)
+    wanted = [d for d, name in names if name != "pods" and any(shape.request[d] for shape in concerned)]
+    pools: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(wanted))
+    total = [0] * len(wanted)
+    for kind, count in zip(classes, counts, strict=True):
+        for n, d in enumerate(wanted):
+            total[n] += kind.supply[d] * count
+            if kind.pool:
+                pools[kind.pool][n] += kind.supply[d] * count
+    hosting = {
+        classes[claim.machine_class].pool
+        for claim in answer.claims
+        if problem.shapes[claim.shape].penalty and not problem.shapes[claim.shape].is_pinned
+    }
+    return {
+        pool: max(
+            (Fraction(part, whole) for part, whole in zip(supply, total, strict=True) if whole), default=Fraction(0)
+        )
+        for pool, supply in pools.items()
+        if pool in hosting
+    }
+
+
+def _with_less_stock(problem: Problem, answer: Composition, parts: Mapping[str, Fraction]) -> Problem:
+    """Return the problem with so much of each pool's machines as stock, the cheapest of them; held ones stay."""
+    left: dict[str, int] = {}
+    for pool, part in parts.items():
+        members = [n for n, kind in enumerate(problem.classes) if kind.pool == pool]
+        kept = sum(answer.kept[n] for n in members)
+        added = sum(answer.added[n] for n in members)
+        left[pool] = max(0, min(added - 1, int((kept + added) * part) - kept))
+    classes: dict[int, MachineClass] = {}
+    for n in sorted(range(len(problem.classes)), key=lambda n: (problem.classes[n].cost, problem.classes[n].key)):
+        kind = problem.classes[n]
+        if kind.pool in left:
+            stock = left[kind.pool] if kind.stock is None else min(kind.stock, left[kind.pool])
+            left[kind.pool] -= stock
+            classes[n] = replace(kind, stock=stock)
+    return replace(problem, classes=tuple(classes.get(n, kind) for n, kind in enumerate(problem.classes)))
+
+
+def _unhosted(answer: Composition) -> int:
+    return sum(each.count for each in answer.unhosted)

@@ -1,0 +1,100 @@
+"""The limit on the share of one pool: what it forces, what it leaves alone, and what it yields to."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigfleet.planner import Composition, Effort, MachineClass, Problem, Shape, plan
+from bigfleet.planner.concentration import pool_shares
+from tests.planner.building import kind, problem, shape, small_problems
+from tests.planner.checking import faults
+
+LITTLE = Effort(rounds=3, proposals=40, simulated=6, orders=2, final_orders=2, finalists=3)
+HALF = Fraction(1, 2)
+
+
+def spot(key: str, dollars: float, **values: int | None) -> MachineClass:
+    """Return a class of 4 cpu and 16 GiB that is a pool of its own."""
+    return replace(kind(key, 4000, 16384, dollars, probability=1000, **values), pool=key)  # type: ignore[arg-type]
+
+
+def answer(classes: Sequence[MachineClass], shapes: Sequence[Shape], percent: int = 50) -> tuple[Problem, Composition]:
+    """Return the problem with the limit, and its composition."""
+    asked = replace(problem(classes, shapes), pool_percent_max=percent)
+    return asked, plan(asked, LITTLE)
+
+
+def services(classes: Sequence[MachineClass], penalty: float = 4.0, count: int = 60) -> list[Shape]:
+    """Return pods of 1 cpu and 4 GiB."""
+    return [shape(1000, 4096, count, classes, penalty=penalty)]
+
+
+def test_the_cheapest_pool_provides_half_at_most() -> None:
+    classes = (spot("a", 0.05), spot("b", 0.06), spot("c", 0.07))
+
+    asked, found = answer(classes, services(classes))
+
+    assert max(pool_shares(asked, found).values()) <= HALF
+    assert found.counts[0] >= found.counts[1] >= found.counts[2]
+    assert "a" in found.limited_pools
+    assert not faults(asked, found)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "count", "percent"),
+    [(0.0, 60, 50), (4.0, 20, 50), (4.0, 60, 0)],
+    ids=["without a penalty", "in a small cluster", "switched off"],
+)
+def test_the_lowest_cost_counts_where_no_limit_applies(penalty: float, count: int, percent: int) -> None:
+    classes = (spot("a", 0.05), spot("b", 0.06))
+
+    asked, found = answer(classes, services(classes, penalty, count), percent)
+
+    assert found.counts[1] == 0
+    assert found.limited_pools == ()
+    assert pool_shares(asked, found) == {}
+
+
+def test_machines_on_demand_take_over_where_one_pool_is_all_there_is() -> None:
+    classes = (spot("a", 0.05), kind("od", 4000, 16384, 0.2))
+
+    asked, found = answer(classes, services(classes, count=120))
+
+    assert pool_shares(asked, found)["a"] <= HALF
+    assert found.counts[1] > 0
+
+
+def test_pods_count_for_more_than_the_limit() -> None:
+    classes = (spot("a", 0.05), spot("b", 0.06, stock=2))
+
+    _, found = answer(classes, services(classes))
+
+    assert found.unhosted == ()
+    assert found.limited_pools == ("a",)
+
+
+def test_held_machines_stay_and_growth_goes_elsewhere() -> None:
+    classes = (spot("a", 0.05, held=12), spot("b", 0.06))
+
+    asked, found = answer(classes, services(classes, count=80))
+
+    assert found.kept[0] == 12
+    assert pool_shares(asked, found)["a"] <= Fraction(12, sum(found.counts))
+    assert found.counts[1] >= 8
+
+
+@given(small_problems(), st.integers(1, 100))
+def test_the_limit_costs_no_pod_its_place(asked: Problem, percent: int) -> None:
+    """Whatever the limit, as many pods are hosted as without it, and the claims are sound."""
+    pools = tuple(replace(one, pool=one.key if one.probability else "") for one in asked.classes)
+    free = replace(asked, classes=pools)
+    bound = replace(free, pool_percent_max=percent)
+
+    found = plan(bound, LITTLE)
+
+    assert faults(bound, found) == []
+    assert sum(one.count for one in found.unhosted) <= sum(one.count for one in plan(free, LITTLE).unhosted)

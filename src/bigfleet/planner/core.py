@@ -153,6 +153,11 @@ class Core:
         """Return the core with other counts of pods; parts without pods stay."""
         return replace(self, count=counts)
 
+    def with_stock(self, stock: Int) -> "Core":
+        """Return the core with so many machines of each column; columns without machines stay."""
+        columns = (replace(column, stock=int(n)) for column, n in zip(self.columns, stock, strict=True))
+        return replace(self, columns=tuple(columns))
+
     def with_parts(self, parts: Sequence[int], counts: Int) -> "Core":
         """Return the core with some parts only, and other counts by position before the choice."""
         chosen = np.array(parts, np.int64)

@@ -22,7 +22,7 @@ SEQUENCE: Final = (12, 4, 0, 14, 6, 16, 8, 2, 18, 10, 13, 15, 7, 1, 19, 3, 17, 5
 #: Orders that put the parts with the highest penalties first, on the machines that are interrupted least.
 CAREFUL: Final = (20, 22)
 #: Orders that have to place every pod of a fleet.
-_PLACING: Final = 4
+PLACING: Final = 4
 _KNOWN: Final = 4096
 _SHARE_BITS: Final = 24
 _PRICE_MAX: Final = 1 << 38
@@ -70,34 +70,43 @@ class FirstFit:
             self._last = fleet, PartSizes(self._core, total, self._matches[:, columns] @ counts)
         return self._last[1]
 
-    def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int]) -> Int:
-        """Return the pods without a place, (F, P), in the order that leaves the cheapest ones."""
+    def least_left(self, fleets: Sequence[Fleet], numbers: Sequence[int], orders: int = 1) -> Int:
+        """Return the pods without a place, (F, P), in the order that leaves the cheapest ones.
+
+        With several `orders` it is the worst of so many best ones: where it leaves none, so many orders place all.
+        """
         core = self._core
         result = np.zeros((len(fleets), len(numbers), len(core.parts)), np.int64)
         for f, fleet in enumerate(fleets):
             machines = self._machines([(fleet, number) for number in numbers])
             result[f], _ = core.kernels.place(core, machines, [self.order(fleet, number) for number in numbers], False)
-        chosen = (result @ self.prices).argmin(axis=1)
+        chosen = np.argsort(result @ self.prices, axis=1, kind="stable")[:, orders - 1]
         least: Int = result[np.arange(len(fleets)), chosen]
         return least
 
-    def fits(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> bool:
-        """Return whether several orders place every pod: as claims, and as a scheduler may place them.
+    def fits(self, fleet: Fleet, least: int = PLACING) -> bool:
+        """Return whether so many orders place every pod: as claims, and as a scheduler may place them.
 
         A single order may do so by luck, because of how it breaks ties; another packer breaks them otherwise.
         """
-        placing = 0
-        for first in range(0, len(numbers), _PLACING):
-            some = numbers[first : first + _PLACING]
+        placing, numbers = 0, SEQUENCE
+        for first in range(0, len(numbers), PLACING):
+            some = numbers[first : first + PLACING]
             machines = self._machines([(fleet, number) for number in some])
             orders = [self.order(fleet, number) for number in some]
             left, _ = self._core.kernels.place(self._core, machines, orders, False)
             placing += int((~left.any(axis=1)).sum())
-            if placing >= _PLACING:
-                return self._scheduler is None or self._scheduler.fits(fleet)
-            if placing + len(numbers) - first - len(some) < _PLACING:
+            if placing >= least:
+                return self._scheduler is None or self._scheduler.fits(fleet, least)
+            if placing + len(numbers) - first - len(some) < least:
                 break
         return False
+
+    def placing(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> list[int]:
+        """Return the orders that place every pod as claims."""
+        orders = [self.order(fleet, number) for number in numbers]
+        left, _ = self._core.kernels.place(self._core, self._machines([(fleet, n) for n in numbers]), orders, False)
+        return [number for number, rest in zip(numbers, left, strict=True) if not rest.any()]
 
     def pack(self, fleet: Fleet, numbers: Sequence[int] = SEQUENCE) -> Packed:
         """Return the packing of the order that leaves the fewest pods without a place, the first of equals.

@@ -23,6 +23,8 @@ DEFAULT: Final = Effort()
 _CLOSED_LEADERS: Final = 4
 _CLOSED_SCALES: Final = (104, 109, 115, 122)
 _CLOSED_FLEETS: Final = 8
+#: Clusters of so many halves of the sample are planned as a whole.
+_WHOLE_MOST: Final = 5
 
 
 def plan(problem: Problem, effort: Effort = DEFAULT, kernels: Kernels = COMPILED) -> Composition:
@@ -41,7 +43,7 @@ def _planned(problem: Problem, effort: Effort, kernels: Kernels) -> Composition:
     core = prepared.core
     if not core.parts:
         return _composition(prepared, (), np.zeros((0, 0), np.int64), (), 0)
-    if int(core.count.sum()) > effort.sample * 3 // 2:
+    if int(core.count.sum()) > effort.sample * _WHOLE_MOST // 2:
         candidates, steps = plan_sample(core, effort, held(core))
     else:
         candidates, steps = _searched(core, effort)

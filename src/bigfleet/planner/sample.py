@@ -6,41 +6,109 @@ from typing import Final
 import numpy as np
 
 from bigfleet.planner.arena import Fleet, Int
-from bigfleet.planner.core import Core
+from bigfleet.planner.core import PLENTY, Core
+from bigfleet.planner.packing import FirstFit, fractions
 from bigfleet.planner.search import Candidate, Effort, Search
-from bigfleet.planner.starts import completed
+from bigfleet.planner.starts import completed, is_held
 
 #: Fleets of the sample that are multiplied back, and how much more or less of them, per mille.
-_FLEETS: Final = 2
-_SCALES: Final = (960, 985, 1000, 1015, 1030, 1060)
-#: Machines times fleets that are simulated with all pods: memory and time grow with them.
+_FLEETS: Final = 3
+_SCALES: Final = (960, 980, 1000, 1015, 1030, 1045, 1060, 1080, 1110)
+#: Machines times fleets that are simulated with all pods, and fleets that a simple packer has to fill: memory and time
+#: grow with them.
 _MACHINES: Final = 1 << 13
+_COMPARED: Final = 12
+_TRIMMED: Final = 2
+#: Orders of first-fit-decreasing that have to place every pod: how ties are broken matters little among so many pods.
+_PLACING: Final = 2
+#: Machines times pods times rounds of moves with all pods.
+_POLISHED: Final = 3_000_000
 
 
 def plan_sample(core: Core, effort: Effort, base: Fleet) -> tuple[list[Candidate], int]:
     """Return fleets for all pods that follow the best fleets of a sample, best first, and the steps spent."""
     pods = int(core.count.sum())
     factor = max(1, -(-pods // effort.sample))
-    sampled = Search(core.with_counts(thinned(core.count, factor)), effort)
-    small_base = tuple((column, count // factor) for column, count in base if count >= factor)
+    stock = _thinned_stock(core, factor)
+    sampled = Search(core.with_counts(_thinned_pods(core, factor)).with_stock(stock), effort)
+    small_base = tuple((column, int(stock[column])) for column, _ in base if stock[column])
     wanted = sampled.first_fit.pack(small_base).left if small_base else sampled.core.count
     found = sampled.run(small_base, wanted)
     whole = Search(core, replace(effort, final_orders=1))
     fleets = {
         _multiplied(core, candidate.fleet, factor * scale, base) for candidate in found[:_FLEETS] for scale in _SCALES
     }
-    packed = completed(core, whole.first_fit, sorted(fleets))
-    packed.sort(key=lambda fleet: (core.price(fleet), fleet))
-    most = max(1, _MACHINES // max(1, max((sum(n for _, n in fleet) for fleet in packed), default=1)))
-    candidates = whole.compare(packed[:most])
+    fitting = _fitting(core, whole.first_fit, fleets)
+    trimmed = [each for fleet in fitting[:_TRIMMED] for each in _trimmed(core, whole.first_fit, fleet, dict(base))]
+    candidates = whole.compare([*fitting, *trimmed])
+    if candidates:
+        machines = sum(count for _, count in candidates[0].fleet)
+        rounds = min(effort.rounds, _POLISHED // max(1, machines * pods))
+        candidates = sorted({*candidates, *whole.improved(candidates[0].fleet, rounds)})
     return candidates, sampled.valuation.steps + whole.valuation.steps
 
 
+def _fitting(core: Core, first_fit: FirstFit, fleets: set[Fleet]) -> list[Fleet]:
+    """Return the cheapest fleets, completed until they host everything, that simple packers fill; else the cheapest."""
+    packed = completed(core, first_fit, sorted(fleets), _PLACING)
+    packed.sort(key=lambda fleet: (core.price(fleet), fleet))
+    machines = max((sum(n for _, n in fleet) for fleet in packed), default=1)
+    most = max(1, min(_COMPARED, _MACHINES // max(1, machines)))
+    fitting: list[Fleet] = []
+    for fleet in packed:
+        if len(fitting) == most:
+            break
+        if first_fit.fits(fleet, _PLACING):
+            fitting.append(fleet)
+    return fitting or packed[:most]
+
+
+def _trimmed(core: Core, first_fit: FirstFit, fleet: Fleet, least: dict[int, int]) -> list[Fleet]:
+    """Return the fleet with fewer machines of the dearest columns, as few as the orders need that place everything."""
+    numbers = first_fit.placing(fleet)[:_PLACING]
+    found: list[Fleet] = []
+    counts = dict(fleet)
+    if len(numbers) < _PLACING:
+        return found
+    for column in sorted(counts, key=lambda c: (-int(core.cost[c]) * counts[c], c)):
+        low, high = least.get(column, 0), counts[column]
+        while low < high:
+            middle = (low + high) // 2
+            fewer = tuple(sorted((c, n) for c, n in {**counts, column: middle}.items() if n))
+            if fewer and first_fit.placing(fewer, numbers) == numbers:
+                high = middle
+            else:
+                low = middle + 1
+        counts[column] = high
+        found.append(tuple(sorted((c, n) for c, n in counts.items() if n)))
+    found = [each for each in dict.fromkeys(found) if first_fit.fits(each, _PLACING)]
+    return found[-4:]
+
+
 def thinned(count: Int, factor: int) -> Int:
-    """Return one in so many pods; what rounding takes from one part is given to the next."""
+    """Return one in so many; what rounding takes from one entry is given to the next."""
     total = np.cumsum(count)
     result: Int = np.diff((total + factor // 2) // factor, prepend=0)
     return result
+
+
+def _thinned_pods(core: Core, factor: int) -> Int:
+    """Return one in so many pods, (P): of parts that run on the same columns, evenly over their sizes."""
+    shares = fractions(core.request, core.demand)
+    kinds: dict[bytes, int] = {}
+    kind = [kinds.setdefault(row.tobytes(), len(kinds)) for row in core.may_run]
+    order = np.lexsort((shares.sum(axis=1), shares.argmax(axis=1), kind))
+    count = np.zeros_like(core.count)
+    count[order] = thinned(core.count[order], factor)
+    return count
+
+
+def _thinned_stock(core: Core, factor: int) -> Int:
+    """Return one in so many machines of each column, held ones and others apart; what is plenty stays so."""
+    stock, held = core.stock.copy(), is_held(core).astype(np.bool_)
+    for some in (held, ~held & (stock < PLENTY)):
+        stock[some] = thinned(stock[some], factor)
+    return stock
 
 
 def _multiplied(core: Core, fleet: Fleet, per_mille: int, base: Fleet) -> Fleet:

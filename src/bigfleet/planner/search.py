@@ -10,7 +10,7 @@ from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
 from bigfleet.planner.leaders import merged
 from bigfleet.planner.moves import Moves
-from bigfleet.planner.packing import SEQUENCE, FirstFit
+from bigfleet.planner.packing import PLACING, SEQUENCE, FirstFit
 from bigfleet.planner.starts import completed, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
@@ -23,6 +23,8 @@ _FINAL_ORDERS: Final = 100_000
 #: Starts with different leaders that are improved for some rounds each; the best of them is improved further.
 _TRIALS: Final = 8
 _TRIAL: Final = 3
+#: Candidates that are completed where simple packers fill none of them.
+_COMPLETED: Final = 4
 #: Children of a round that are checked for a packing.
 _CHECKED: Final = 6
 #: Orders of first-fit-decreasing in a round, out of the first so many of the sequence.
@@ -121,9 +123,21 @@ class Search:
         few = self._small(base, found[0].value)
         return self._fitting_first(sorted({*found, *self.compare(few)})) if few else found
 
+    def improved(self, fleet: Fleet, rounds: int) -> list[Candidate]:
+        """Return the fleet and those that so many rounds of moves made of it, best first."""
+        return self.compare(self._improve(Moves(self.core, self.first_fit), fleet, 0, rounds))
+
     def _fitting_first(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates with the best of those that simple packers can fill, too, before the others."""
-        first = next((each for each in found if self.first_fit.fits(each.fleet)), found[0])
+        """Return the candidates with the best of those that simple packers can fill, too, before the others.
+
+        Where none of them is such a fleet, the best are completed until they are.
+        """
+        first = next((each for each in found if self.first_fit.fits(each.fleet)), None)
+        if first is None:
+            best = [each.fleet for each in found[:_COMPLETED]]
+            more = completed(self.core, self.first_fit, best, PLACING)
+            whole = (each for each in self.compare(more) if self.first_fit.fits(each.fleet))
+            first = next(whole, found[0])
         return [first, *(each for each in found if each != first)]
 
     def prune(self, fleet: Fleet) -> list[Candidate]:

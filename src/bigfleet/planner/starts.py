@@ -45,8 +45,11 @@ def starting_fleets(core: Core, base: Fleet, wanted: Int, rounds: int = _GREEDY_
     return sorted(fleet for fleet in found if within_stock(core, fleet))
 
 
-def completed(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet]) -> list[Fleet]:
-    """Return the fleets that place all pods by first-fit-decreasing, with greedy machines where they lack; sorted."""
+def completed(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet], orders: int = 1) -> list[Fleet]:
+    """Return the fleets in which so many orders of first-fit-decreasing place all pods, sorted.
+
+    Greedy machines are added where fleets lack some.
+    """
     prices, order = least_prices(core, core.cost), size_order(core, range(len(core.parts)))
     found: set[Fleet] = set()
     pending = list(fleets)
@@ -54,7 +57,7 @@ def completed(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet]) -> list[
         if not pending:
             break
         grown = []
-        for fleet, rest in zip(pending, first_fit.least_left(pending, SEQUENCE[:_ORDERS]), strict=True):
+        for fleet, rest in zip(pending, first_fit.least_left(pending, SEQUENCE[: _ORDERS if orders == 1 else None], orders), strict=True):
             if not rest.any():
                 found.add(fleet)
                 continue

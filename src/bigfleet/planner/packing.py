@@ -47,7 +47,8 @@ class FirstFit:
         self._matches = core.matches & (core.may_claim | ~core.may_run)
         #: What leftovers are compared by, (P).
         self.prices = np.where(core.may_claim, np.minimum(core.cost, _PRICE_MAX)[None, :], 0).max(axis=1, initial=1)
-        self._scheduler = None if core.as_scheduled is None else FirstFit(core.as_scheduled)
+        #: The same for the core as the scheduler sees it; None where that is no difference.
+        self.scheduler = None if core.as_scheduled is None else FirstFit(core.as_scheduled)
         self._ranks: dict[tuple[int, ...], tuple[tuple[list[int], Int], ...]] = {}
         self._supplies = [tuple(each) for each in core.supply.tolist()]
         self._orders: dict[tuple[Fleet, int], list[int]] = {}
@@ -97,7 +98,7 @@ class FirstFit:
             left, _ = self._core.kernels.place(self._core, machines, orders, False)
             placing += int((~left.any(axis=1)).sum())
             if placing >= least:
-                return self._scheduler is None or self._scheduler.fits(fleet, least)
+                return self.scheduler is None or self.scheduler.fits(fleet, least)
             if placing + len(numbers) - first - len(some) < least:
                 break
         return False

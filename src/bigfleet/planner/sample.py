@@ -9,7 +9,7 @@ from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.packing import FirstFit, fractions
 from bigfleet.planner.search import Candidate, Effort, Search
-from bigfleet.planner.starts import completed, is_held
+from bigfleet.planner.starts import completed, fitting, is_held
 
 #: Fleets of the sample that are multiplied back, and how much more or less of them, per mille.
 _FLEETS: Final = 3
@@ -38,9 +38,9 @@ def plan_sample(core: Core, effort: Effort, base: Fleet) -> tuple[list[Candidate
     fleets = {
         _multiplied(core, candidate.fleet, factor * scale, base) for candidate in found[:_FLEETS] for scale in _SCALES
     }
-    fitting = _fitting(core, whole.first_fit, fleets)
-    trimmed = [each for fleet in fitting[:_TRIMMED] for each in _trimmed(core, whole.first_fit, fleet, dict(base))]
-    candidates = whole.compare([*fitting, *trimmed])
+    filled = _filled(core, whole.first_fit, fleets)
+    trimmed = [each for fleet in filled[:_TRIMMED] for each in _trimmed(core, whole.first_fit, fleet, dict(base))]
+    candidates = whole.compare([*filled, *trimmed])
     if candidates:
         machines = sum(count for _, count in candidates[0].fleet)
         rounds = min(effort.rounds, _POLISHED // max(1, machines * pods))
@@ -48,19 +48,11 @@ def plan_sample(core: Core, effort: Effort, base: Fleet) -> tuple[list[Candidate
     return candidates, sampled.valuation.steps + whole.valuation.steps
 
 
-def _fitting(core: Core, first_fit: FirstFit, fleets: set[Fleet]) -> list[Fleet]:
-    """Return the cheapest fleets, completed until they host everything, that simple packers fill; else the cheapest."""
-    packed = completed(core, first_fit, sorted(fleets), _PLACING)
-    packed.sort(key=lambda fleet: (core.price(fleet), fleet))
-    machines = max((sum(n for _, n in fleet) for fleet in packed), default=1)
-    most = max(1, min(_COMPARED, _MACHINES // max(1, machines)))
-    fitting: list[Fleet] = []
-    for fleet in packed:
-        if len(fitting) == most:
-            break
-        if first_fit.fits(fleet, _PLACING):
-            fitting.append(fleet)
-    return fitting or packed[:most]
+def _filled(core: Core, first_fit: FirstFit, fleets: set[Fleet]) -> list[Fleet]:
+    """Return the cheapest fleets that simple packers fill, completed where they lack machines."""
+    found = fitting(core, first_fit, sorted(fleets), _PLACING) or completed(core, first_fit, sorted(fleets))
+    machines = max((sum(n for _, n in fleet) for fleet in found), default=1)
+    return found[: max(1, min(_COMPARED, _MACHINES // max(1, machines)))]
 
 
 def _trimmed(core: Core, first_fit: FirstFit, fleet: Fleet, least: dict[int, int]) -> list[Fleet]:

@@ -10,8 +10,8 @@ from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
 from bigfleet.planner.leaders import merged
 from bigfleet.planner.moves import Moves
-from bigfleet.planner.packing import PLACING, SEQUENCE, FirstFit
-from bigfleet.planner.starts import completed, paid_anyway, starting_fleets
+from bigfleet.planner.packing import SEQUENCE, FirstFit
+from bigfleet.planner.starts import completed, fitting, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
 #: Numbers of orders: of the starts, of the rounds, and of the final comparison. They differ: a fleet that was chosen
@@ -112,7 +112,7 @@ class Search:
         moves = Moves(self.core, self.first_fit)
         # Three quarters of the rounds go to trials of different leaders, the others to the best of them.
         number = max(1, min(_TRIALS, self.effort.rounds * 3 // 4 // _TRIAL))
-        leaders = self._leaders(fleets)[:number]
+        leaders = [self._fitting(fleet) for fleet in self._leaders(fleets)[:number]]
         trials = [self._improve(moves, start, _TRIAL * n, _TRIAL) for n, start in enumerate(leaders)]
         finals = [history[-1] for history in trials]
         values, _ = self.valuation.values(finals, _TRIAL_ORDERS)
@@ -135,9 +135,7 @@ class Search:
         first = next((each for each in found if self.first_fit.fits(each.fleet)), None)
         if first is None:
             best = [each.fleet for each in found[:_COMPLETED]]
-            more = completed(self.core, self.first_fit, best, PLACING)
-            whole = (each for each in self.compare(more) if self.first_fit.fits(each.fleet))
-            first = next(whole, found[0])
+            first = next(iter(self.compare(fitting(self.core, self.first_fit, best))), found[0])
         return [first, *(each for each in found if each != first)]
 
     def prune(self, fleet: Fleet) -> list[Candidate]:
@@ -188,6 +186,12 @@ class Search:
             if fleet:
                 first.setdefault(leader(self.core, fleet), fleet)
         return list(first.values())
+
+    def _fitting(self, fleet: Fleet) -> Fleet:
+        """Return the fleet, with greedy machines if simple packers do not fill it."""
+        if self.first_fit.fits(fleet):
+            return fleet
+        return next(iter(fitting(self.core, self.first_fit, [fleet])), fleet)
 
     def _improve(self, moves: Moves, start: Fleet, begin: int, rounds: int) -> list[Fleet]:
         """Return the fleets that were best after some round, the last ones of them."""

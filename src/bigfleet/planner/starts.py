@@ -9,13 +9,14 @@ from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.greedy import fill, least_prices, size_order
 from bigfleet.planner.leaders import kinds, leading_kinds, led_fleets, merged, within_stock
-from bigfleet.planner.packing import SEQUENCE, FirstFit
+from bigfleet.planner.packing import PLACING, SEQUENCE, FirstFit
 
 _SCALES: Final = (94, 99, 104, 109, 115, 122, 130)
 _SLACKS: Final = (0, 4, 8, 12)
 _GREEDY_ROUNDS: Final = 3
 _ORDERS: Final = 8
 _REPAIRS: Final = 3
+_REPAIRS_OF_SEVERAL: Final = 16
 #: Machines per pod from which on what is paid for anyway is taken piece by piece only.
 _PAID_MOST: Final = 2
 
@@ -53,11 +54,12 @@ def completed(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet], orders: 
     prices, order = least_prices(core, core.cost), size_order(core, range(len(core.parts)))
     found: set[Fleet] = set()
     pending = list(fleets)
-    for _ in range(_REPAIRS + 1):
+    numbers, repairs = (SEQUENCE[:_ORDERS], _REPAIRS) if orders == 1 else (SEQUENCE, _REPAIRS_OF_SEVERAL)
+    for _ in range(repairs + 1):
         if not pending:
             break
         grown = []
-        for fleet, rest in zip(pending, first_fit.least_left(pending, SEQUENCE[: _ORDERS if orders == 1 else None], orders), strict=True):
+        for fleet, rest in zip(pending, first_fit.least_left(pending, numbers, orders), strict=True):
             if not rest.any():
                 found.add(fleet)
                 continue
@@ -67,6 +69,17 @@ def completed(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet], orders: 
                 grown.append(merged(fleet, more.fleet))
         pending = sorted(set(grown))
     return sorted(found)
+
+
+def fitting(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet], orders: int = PLACING) -> list[Fleet]:
+    """Return the fleets that so many orders fill, as claims and as a scheduler may place pods, the cheapest first.
+
+    Greedy machines are added where fleets lack some.
+    """
+    found = completed(core, first_fit, fleets, orders)
+    if core.as_scheduled is not None and first_fit.scheduler is not None:
+        found = completed(core.as_scheduled, first_fit.scheduler, found, orders)
+    return sorted((f for f in found if first_fit.fits(f, orders)), key=lambda fleet: (core.price(fleet), fleet))
 
 
 def paid_anyway(core: Core) -> Fleet:

@@ -1,6 +1,7 @@
 """Builds small planning problems for tests, and Hypothesis strategies for them."""
 
 from collections.abc import Sequence
+from random import Random
 
 from hypothesis import strategies as st
 
@@ -98,6 +99,18 @@ CLOUD = tuple(
     for size in (2, 4, 8, 16)
     for zone in ZONES
 )
+
+
+def services(seed: int, pods: int) -> list[Shape]:
+    """Return Deployments of mixed ratios, some of them pinned to a zone."""
+    rng = Random(seed)
+    shapes = []
+    for row in range(12):
+        zone = rng.randrange(3) if rng.random() < 0.2 else None
+        on = None if zone is None else [c for c in range(len(CLOUD)) if c % 3 == zone]
+        cpu = rng.choice((100, 250, 500, 1000, 2000))
+        shapes.append(shape(cpu, cpu * rng.randint(1, 8), pods // 12, CLOUD, on=on, row=row, priority=rng.randrange(3)))
+    return shapes
 
 
 @st.composite

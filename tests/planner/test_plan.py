@@ -21,7 +21,7 @@ from bigfleet.planner import (
     plan,
 )
 from bigfleet.planner.plain import PLAIN
-from tests.planner.building import CLOUD, DIMENSIONS, DOLLAR, kind, problem, shape, small_problems
+from tests.planner.building import CLOUD, DIMENSIONS, DOLLAR, kind, problem, services, shape, small_problems
 from tests.planner.checking import faults, reasons
 
 #: Enough to take every path, little enough for many examples.
@@ -74,18 +74,6 @@ def _by_key(asked: Problem, found: Composition, shapes: list[int] | range) -> ob
         sorted((shapes[u.shape], u.count, u.reason.value) for u in found.unhosted),
         (found.cost, found.lost_millipods, found.leader, found.runner_up, found.steps),
     )
-
-
-def services(seed: int, pods: int) -> list[Shape]:
-    """Return Deployments of mixed ratios, some of them pinned to a zone."""
-    rng = Random(seed)
-    shapes = []
-    for row in range(12):
-        zone = rng.randrange(3) if rng.random() < 0.2 else None
-        on = None if zone is None else [c for c in range(len(CLOUD)) if c % 3 == zone]
-        cpu = rng.choice((100, 250, 500, 1000, 2000))
-        shapes.append(shape(cpu, cpu * rng.randint(1, 8), pods // 12, CLOUD, on=on, row=row, priority=rng.randrange(3)))
-    return shapes
 
 
 @pytest.mark.parametrize("order", list(SchedulerOrder))

@@ -7,20 +7,22 @@ import numpy as np
 
 from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import PLENTY, Core
-from bigfleet.planner.packing import FirstFit, fractions
+from bigfleet.planner.packing import PLACING, FirstFit, fractions
 from bigfleet.planner.search import Candidate, Effort, Search
 from bigfleet.planner.starts import completed, fitting, is_held
 
 #: Fleets of the sample that are multiplied back, and how much more or less of them, per mille.
-_FLEETS: Final = 3
-_SCALES: Final = (960, 980, 1000, 1015, 1030, 1045, 1060, 1080, 1110)
+_FLEETS: Final = 2
+_SCALES: Final = (960, 980, 1000, 1020, 1040, 1060, 1100)
 #: Machines times fleets that are simulated with all pods, and fleets that a simple packer has to fill: memory and time
 #: grow with them.
 _MACHINES: Final = 1 << 13
 _COMPARED: Final = 12
+_COMPLETED: Final = 5
 _TRIMMED: Final = 2
-#: Orders of first-fit-decreasing that have to place every pod: how ties are broken matters little among so many pods.
-_PLACING: Final = 2
+#: Orders of first-fit-decreasing that have to place every pod where the usual number costs so much more, per mille.
+_PLACING_LEAST: Final = 2
+_DEARER: Final = 1020
 #: Machines times pods times rounds of moves with all pods.
 _POLISHED: Final = 3_000_000
 
@@ -50,17 +52,22 @@ def plan_sample(core: Core, effort: Effort, base: Fleet) -> tuple[list[Candidate
 
 def _filled(core: Core, first_fit: FirstFit, fleets: set[Fleet]) -> list[Fleet]:
     """Return the cheapest fleets that simple packers fill, completed where they lack machines."""
-    found = fitting(core, first_fit, sorted(fleets), _PLACING) or completed(core, first_fit, sorted(fleets))
+    found = fitting(core, first_fit, sorted(fleets), _PLACING_LEAST)
+    several = fitting(core, first_fit, found[:_COMPLETED])
+    if several and core.price(several[0]) * 1000 <= core.price(found[0]) * _DEARER:
+        found = several
+    elif not found:
+        found = completed(core, first_fit, sorted(fleets))
     machines = max((sum(n for _, n in fleet) for fleet in found), default=1)
     return found[: max(1, min(_COMPARED, _MACHINES // max(1, machines)))]
 
 
 def _trimmed(core: Core, first_fit: FirstFit, fleet: Fleet, least: dict[int, int]) -> list[Fleet]:
     """Return the fleet with fewer machines of the dearest columns, as few as the orders need that place everything."""
-    numbers = first_fit.placing(fleet)[:_PLACING]
+    numbers = first_fit.placing(fleet)[:PLACING]
     found: list[Fleet] = []
     counts = dict(fleet)
-    if len(numbers) < _PLACING:
+    if not numbers:
         return found
     for column in sorted(counts, key=lambda c: (-int(core.cost[c]) * counts[c], c)):
         low, high = least.get(column, 0), counts[column]
@@ -73,8 +80,7 @@ def _trimmed(core: Core, first_fit: FirstFit, fleet: Fleet, least: dict[int, int
                 low = middle + 1
         counts[column] = high
         found.append(tuple(sorted((c, n) for c, n in counts.items() if n)))
-    found = [each for each in dict.fromkeys(found) if first_fit.fits(each, _PLACING)]
-    return found[-4:]
+    return [each for each in dict.fromkeys(found) if first_fit.fits(each, len(numbers))][-_COMPARED:]
 
 
 def thinned(count: Int, factor: int) -> Int:

@@ -60,7 +60,7 @@ def led_fleets(core: Core, group: Sequence[int], wanted: Int, scales: Sequence[i
     """
     hosts = core.may_claim[:, list(group)].any(axis=1)
     mine = np.where(hosts, wanted, 0)
-    volume = _volume(core, group, mine)
+    volume, share = _volume(core, group, mine), _shares(core, group, mine)
     rest = _rest(core, np.where(hosts, 0, wanted))
     seen = set()
     for scale in scales:
@@ -70,7 +70,7 @@ def led_fleets(core: Core, group: Sequence[int], wanted: Int, scales: Sequence[i
             if machines < 1 or machines in seen:
                 continue
             seen.add(machines)
-            yield merged(spread_over(core, group, mine, machines), rest)
+            yield merged(spread_over(core, group, share, machines), rest)
 
 
 def _rest(core: Core, wanted: Int) -> Fleet:
@@ -83,22 +83,28 @@ def _rest(core: Core, wanted: Int) -> Fleet:
     ).fleet
 
 
-def spread_over(core: Core, group: Sequence[int], wanted: Int, machines: int) -> Fleet:
-    """Return so many machines of a kind, by what is confined to each of its columns and evenly for the rest."""
-    columns = list(group)
-    claims = core.may_claim[:, columns] & (wanted > 0)[:, None]
+def _shares(core: Core, columns: Sequence[int], wanted: Int) -> list[int]:
+    """Return the part of the wanted pods that each column of a kind serves, relative to the others.
+
+    What is confined to some of the columns counts for these, evenly, and the rest for all.
+    """
+    claims = core.may_claim[:, list(columns)] & (wanted > 0)[:, None]
     share = np.zeros(len(columns), np.int64)
     supply = np.maximum(core.supply[columns[0]], 1)
     demand = np.maximum((core.request * wanted[:, None]).sum(axis=0), 1)
     tight = max(range(len(supply)), key=lambda d: (int(demand[d]) * WHOLE // int(supply[d]), -d))
-    weights = [int(core.request[p, tight]) * int(wanted[p]) * WHOLE // int(demand[tight]) for p in range(len(wanted))]
     for p in np.flatnonzero(claims.any(axis=1)):
         where = np.flatnonzero(claims[p])
-        share[where] += weights[p] // len(where)
-    total = max(1, int(share.sum()))
-    counts = [min(int(core.stock[c]), machines * int(s) // total) for c, s in zip(columns, share, strict=True)]
+        share[where] += int(core.request[p, tight]) * int(wanted[p]) * WHOLE // int(demand[tight]) // len(where)
+    return [int(each) for each in share]
+
+
+def spread_over(core: Core, columns: Sequence[int], share: Sequence[int], machines: int) -> Fleet:
+    """Return so many machines of a kind, in each column by its share."""
+    total = max(1, sum(share))
+    counts = [min(int(core.stock[c]), machines * s // total) for c, s in zip(columns, share, strict=True)]
     # The largest remainders get the machines that are left; a column without stock gets none.
-    order = sorted(range(len(columns)), key=lambda n: (-(machines * int(share[n]) % total), n))
+    order = sorted(range(len(columns)), key=lambda n: (-(machines * share[n] % total), n))
     while sum(counts) < machines:
         before = sum(counts)
         for n in order:

@@ -1,6 +1,7 @@
 """A shard follows target compositions that workers work out beside it, and never waits long for one."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.plan import plan
-from bigfleet.planner.problem import Problem, ProblemFault, SchedulerOrder
+from bigfleet.planner.problem import PlanSettings, Problem, ProblemFault, SchedulerOrder
 from bigfleet.shard.cluster_policy import ClusterPolicies, ClusterPolicy
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.recording_values import options_delta, options_of
@@ -172,7 +173,10 @@ async def test_a_little_change_waits_for_no_plan() -> None:
     await world.shard.plans.close()
 
 
-async def test_a_changed_policy_has_its_clusters_planned_again() -> None:
+@pytest.mark.parametrize(
+    "policy", [ClusterPolicy(scheduler=SchedulerOrder.MOST_ALLOCATED), ClusterPolicy(spot_pool_max=70)], ids=str
+)
+async def test_a_changed_policy_has_its_clusters_planned_again(policy: ClusterPolicy) -> None:
     provider = ScriptedProvider(synchronous=True)
     offers(provider)
     workers = Workers(0.1)
@@ -181,14 +185,15 @@ async def test_a_changed_policy_has_its_clusters_planned_again() -> None:
     await world.settle(1)
     await asyncio.sleep(1)
     await world.settle()
-    policy = ClusterPolicy(scheduler=SchedulerOrder.MOST_ALLOCATED)
     world.shard.policies = ClusterPolicies(by_cluster={"c1": policy})
     await world.settle(1)
     await asyncio.sleep(1)
     await world.settle()
 
-    orders = [SchedulerOrder.LEAST_ALLOCATED, SchedulerOrder.MOST_ALLOCATED]
-    assert [problem.order for problem in workers.problems] == orders
+    settings = [PlanSettings(), world.shard.policies.plan_settings("c1")]
+    assert [(one.order, one.pool_percent_max) for one in workers.problems] == [
+        (each.order, each.spot_pool_percent_max) for each in settings
+    ]
 
 
 async def test_targets_are_recorded_as_what_differs_from_the_cycle_before() -> None:
@@ -201,6 +206,8 @@ async def test_targets_are_recorded_as_what_differs_from_the_cycle_before() -> N
     assert decided_on is not None
     options = decided_on.options
     assert options.targets["c1"].claims
+    limited = replace(options.targets["c1"], limited_pools=("m5.large/a",))
+    options = replace(options, targets={**options.targets, "c1": limited})
 
     none = Options(now_seconds=0.0, reported=frozenset())
     assert options_of(options_delta(options, none), none) == options

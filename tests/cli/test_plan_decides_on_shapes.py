@@ -316,7 +316,7 @@ def test_one_spot_pool_has_a_limited_share_of_a_cluster(files: Files, arguments:
     cheap = sum(name.startswith("a") for name in held)
     assert most - 0.1 <= cheap / len(held) <= most
     explained = " ".join(files.run(spot_fleet(), demand, *arguments, "--explain", "web").output.split())
-    assert "The limit on the share of one Spot pool concerns t4.16/a" in explained
+    assert "The limit on one Spot pool's share (spot_pool_max) allows fewer machines of t4.16/a" in explained
 
 
 def test_without_a_limit_the_cheapest_pool_has_all(files: Files) -> None:

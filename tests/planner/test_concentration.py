@@ -17,9 +17,9 @@ LITTLE = Effort(rounds=3, proposals=40, simulated=6, orders=2, final_orders=2, f
 HALF = Fraction(1, 2)
 
 
-def spot(key: str, dollars: float, **values: int | None) -> MachineClass:
+def spot(key: str, dollars: float, *, held: int = 0, stock: int | None = None) -> MachineClass:
     """Return a class of 4 cpu and 16 GiB that is a pool of its own."""
-    return replace(kind(key, 4000, 16384, dollars, probability=1000, **values), pool=key)  # type: ignore[arg-type]
+    return replace(kind(key, 4000, 16384, dollars, probability=1000, held=held, stock=stock), pool=key)
 
 
 def answer(classes: Sequence[MachineClass], shapes: Sequence[Shape], percent: int = 50) -> tuple[Problem, Composition]:
@@ -89,7 +89,7 @@ def test_held_machines_stay_and_growth_goes_elsewhere() -> None:
 
 @given(small_problems(), st.integers(1, 100))
 def test_the_limit_costs_no_pod_its_place(asked: Problem, percent: int) -> None:
-    """Whatever the limit, as many pods are hosted as without it, and the claims are sound."""
+    """With any limit as many pods are hosted as without it, and every claim keeps the rules."""
     pools = tuple(replace(one, pool=one.key if one.probability else "") for one in asked.classes)
     free = replace(asked, classes=pools)
     bound = replace(free, pool_percent_max=percent)

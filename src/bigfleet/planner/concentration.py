@@ -13,12 +13,12 @@ from typing import Final
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.problem import MachineClass, Problem
 
-#: Interruptible machines from which on a cluster is limited: fewer cannot be divided sensibly.
+#: The limit applies from so many machines in pools: fewer cannot be divided sensibly.
 _MACHINES_LEAST: Final = 10
 _ROUNDS: Final = 4
 
 
-def limited(problem: Problem, compute: Callable[[Problem], Composition]) -> Composition:
+def limit_pools(problem: Problem, compute: Callable[[Problem], Composition]) -> Composition:
     """Return the composition of a problem in which no pool is above `pool_percent_max`, as far as that is possible.
 
     Of several rounds the first within the limit counts, else the one whose largest share is the smallest. Classes
@@ -27,42 +27,41 @@ def limited(problem: Problem, compute: Callable[[Problem], Composition]) -> Comp
     answer = best = compute(problem)
     shares = pool_shares(problem, answer)
     most = Fraction(problem.pool_percent_max, 100)
-    lowest = worst = max(shares.values(), default=Fraction(0))
+    lowest = _largest(shares)
     asked = problem
     limits: set[str] = set()
     for _ in range(_ROUNDS):
-        if worst <= most:
+        too_large = {pool: most / share for pool, share in shares.items() if share > most}
+        if not too_large:
             break
-        limits.update(pool for pool, share in shares.items() if share > most)
-        changed = _with_less_stock(
-            asked, answer, {pool: most / share for pool, share in shares.items() if share > most}
-        )
+        limits.update(too_large)
+        changed = _with_less_stock(asked, answer, too_large)
         if changed == asked:
             break
         asked, answer = changed, compute(changed)
         if _unhosted(answer) > _unhosted(best):
             break
         shares = pool_shares(problem, answer)
-        worst = max(shares.values(), default=Fraction(0))
-        if worst < lowest:
-            best, lowest = answer, worst
+        if _largest(shares) < lowest:
+            best, lowest = answer, _largest(shares)
     return replace(best, limited_pools=tuple(sorted(limits)))
 
 
 def pool_shares(problem: Problem, answer: Composition) -> dict[str, Fraction]:
     """Return the share of the supply that each limited pool provides; empty where the limit does not apply.
 
-    It is the largest over the dimensions that pods with a penalty ask for, apart from the number of pods, which types
-    have in proportion to nothing.
+    It is the largest over the dimensions that pods with a penalty request. `pods` does not count: how many pods a
+    machine may host says little about its size.
     """
     if not problem.pool_percent_max:
         return {}
     counts, classes = answer.counts, problem.classes
     if sum(count for kind, count in zip(classes, counts, strict=True) if kind.pool) < _MACHINES_LEAST:
         return {}
-    concerned = [shape for shape in problem.shapes if shape.penalty and not shape.is_pinned]
+    concerned = [bool(shape.penalty) and not shape.is_pinned for shape in problem.shapes]
     names = enumerate(problem.dimensions)
-    wanted = [d for d, name in names if name != "pods" and any(shape.request[d] for shape in concerned)]
+    shapes = [shape for shape, is_concerned in zip(problem.shapes, concerned, strict=True) if is_concerned]
+    wanted = [d for d, name in names if name != "pods" and any(shape.request[d] for shape in shapes)]
     pools: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(wanted))
     total = [0] * len(wanted)
     for kind, count in zip(classes, counts, strict=True):
@@ -70,18 +69,12 @@ def pool_shares(problem: Problem, answer: Composition) -> dict[str, Fraction]:
             total[n] += kind.supply[d] * count
             if kind.pool:
                 pools[kind.pool][n] += kind.supply[d] * count
-    hosting = {
-        classes[claim.machine_class].pool
-        for claim in answer.claims
-        if problem.shapes[claim.shape].penalty and not problem.shapes[claim.shape].is_pinned
-    }
-    return {
-        pool: max(
-            (Fraction(part, whole) for part, whole in zip(supply, total, strict=True) if whole), default=Fraction(0)
-        )
-        for pool, supply in pools.items()
-        if pool in hosting
-    }
+    hosting = {classes[claim.machine_class].pool for claim in answer.claims if concerned[claim.shape]}
+    shares = {}
+    for pool in hosting & pools.keys():
+        parts = zip(pools[pool], total, strict=True)
+        shares[pool] = max((Fraction(part, whole) for part, whole in parts if whole), default=Fraction(0))
+    return shares
 
 
 def _with_less_stock(problem: Problem, answer: Composition, parts: Mapping[str, Fraction]) -> Problem:
@@ -100,6 +93,10 @@ def _with_less_stock(problem: Problem, answer: Composition, parts: Mapping[str, 
             left[kind.pool] -= stock
             classes[n] = replace(kind, stock=stock)
     return replace(problem, classes=tuple(classes.get(n, kind) for n, kind in enumerate(problem.classes)))
+
+
+def _largest(shares: Mapping[str, Fraction]) -> Fraction:
+    return max(shares.values(), default=Fraction(0))
 
 
 def _unhosted(answer: Composition) -> int:

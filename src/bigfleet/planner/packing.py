@@ -90,16 +90,12 @@ class FirstFit:
 
         A single order may do so by luck, because of how it breaks ties; another packer breaks them otherwise.
         """
-        placing, numbers = 0, SEQUENCE
-        for first in range(0, len(numbers), PLACING):
-            some = numbers[first : first + PLACING]
-            machines = self._machines([(fleet, number) for number in some])
-            orders = [self.order(fleet, number) for number in some]
-            left, _ = self._core.kernels.place(self._core, machines, orders, False)
-            placing += int((~left.any(axis=1)).sum())
+        placing = 0
+        for first in range(0, len(SEQUENCE), PLACING):
+            placing += len(self.placing(fleet, SEQUENCE[first : first + PLACING]))
             if placing >= least:
                 return self.scheduler is None or self.scheduler.fits(fleet, least)
-            if placing + len(numbers) - first - len(some) < least:
+            if placing + len(SEQUENCE) - first - PLACING < least:
                 break
         return False
 

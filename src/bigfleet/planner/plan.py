@@ -8,23 +8,20 @@ import numpy as np
 from bigfleet.planner.admission import admit, filled
 from bigfleet.planner.arena import Fleet, Int, Kernels
 from bigfleet.planner.composition import Claim, Composition, RunnerUp
-from bigfleet.planner.concentration import limited
+from bigfleet.planner.concentration import limit_pools
 from bigfleet.planner.core import COMPILED, Core
-from bigfleet.planner.leaders import kinds, leading_kinds, led_fleets, merged, within_stock
 from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.prepare import Prepared, prepare
 from bigfleet.planner.problem import BILLION, Problem
 from bigfleet.planner.sample import plan_sample
 from bigfleet.planner.search import Candidate, Effort, Search, leader
-from bigfleet.planner.starts import completed
+from bigfleet.planner.starts import completed, kinds, leading_kinds, led_fleets, merged, within_stock
 
 DEFAULT: Final = Effort()
 #: Leading types of the closed form, and the fleets that it compares.
 _CLOSED_LEADERS: Final = 4
 _CLOSED_SCALES: Final = (104, 109, 115, 122)
 _CLOSED_FLEETS: Final = 8
-#: Clusters of so many halves of the sample are planned as a whole.
-_WHOLE_MOST: Final = 5
 
 
 def plan(problem: Problem, effort: Effort = DEFAULT, kernels: Kernels = COMPILED) -> Composition:
@@ -35,7 +32,7 @@ def plan(problem: Problem, effort: Effort = DEFAULT, kernels: Kernels = COMPILED
     ProblemFault.
     """
     problem.validate()
-    return limited(problem, lambda asked: _planned(asked, effort, kernels))
+    return limit_pools(problem, lambda asked: _planned(asked, effort, kernels))
 
 
 def _planned(problem: Problem, effort: Effort, kernels: Kernels) -> Composition:
@@ -43,7 +40,7 @@ def _planned(problem: Problem, effort: Effort, kernels: Kernels) -> Composition:
     core = prepared.core
     if not core.parts:
         return _composition(prepared, (), np.zeros((0, 0), np.int64), (), 0)
-    if int(core.count.sum()) > effort.sample * _WHOLE_MOST // 2:
+    if int(core.count.sum()) > effort.whole:
         candidates, steps = plan_sample(core, effort, held(core))
     else:
         candidates, steps = _searched(core, effort)

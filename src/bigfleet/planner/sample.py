@@ -9,15 +9,15 @@ from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.packing import PLACING, FirstFit, fractions
 from bigfleet.planner.search import Candidate, Effort, Search
-from bigfleet.planner.starts import completed, fitting, is_held
+from bigfleet.planner.starts import completed, is_held, merged, packable
 
 #: Fleets of the sample that are multiplied back, and how much more or less of them, per mille.
 _FLEETS: Final = 2
 _SCALES: Final = (960, 980, 1000, 1020, 1040, 1060, 1100)
-#: Machines times fleets that are simulated with all pods, and fleets that a simple packer has to fill: memory and time
-#: grow with them.
+#: Machines times fleets that are simulated with all pods, and fleets: memory and time grow with them.
 _MACHINES: Final = 1 << 13
 _COMPARED: Final = 12
+#: Fleets that are completed for the usual number of orders, and fleets of which machines are dropped again.
 _COMPLETED: Final = 5
 _TRIMMED: Final = 2
 #: Orders of first-fit-decreasing that have to place every pod where the usual number costs so much more, per mille.
@@ -40,9 +40,9 @@ def plan_sample(core: Core, effort: Effort, base: Fleet) -> tuple[list[Candidate
     fleets = {
         _multiplied(core, candidate.fleet, factor * scale, base) for candidate in found[:_FLEETS] for scale in _SCALES
     }
-    filled = _filled(core, whole.first_fit, fleets)
-    trimmed = [each for fleet in filled[:_TRIMMED] for each in _trimmed(core, whole.first_fit, fleet, dict(base))]
-    candidates = whole.compare([*filled, *trimmed])
+    packed = _packable(core, whole.first_fit, fleets)
+    trimmed = [each for fleet in packed[:_TRIMMED] for each in _trimmed(core, whole.first_fit, fleet, dict(base))]
+    candidates = whole.compare([*packed, *trimmed])
     if candidates:
         machines = sum(count for _, count in candidates[0].fleet)
         rounds = min(effort.rounds, _POLISHED // max(1, machines * pods))
@@ -50,10 +50,10 @@ def plan_sample(core: Core, effort: Effort, base: Fleet) -> tuple[list[Candidate
     return candidates, sampled.valuation.steps + whole.valuation.steps
 
 
-def _filled(core: Core, first_fit: FirstFit, fleets: set[Fleet]) -> list[Fleet]:
+def _packable(core: Core, first_fit: FirstFit, fleets: set[Fleet]) -> list[Fleet]:
     """Return the cheapest fleets that simple packers fill, completed where they lack machines."""
-    found = fitting(core, first_fit, sorted(fleets), _PLACING_LEAST)
-    several = fitting(core, first_fit, found[:_COMPLETED])
+    found = packable(core, first_fit, sorted(fleets), _PLACING_LEAST)
+    several = packable(core, first_fit, found[:_COMPLETED])
     if several and core.price(several[0]) * 1000 <= core.price(found[0]) * _DEARER:
         found = several
     elif not found:
@@ -73,13 +73,13 @@ def _trimmed(core: Core, first_fit: FirstFit, fleet: Fleet, least: dict[int, int
         low, high = least.get(column, 0), counts[column]
         while low < high:
             middle = (low + high) // 2
-            fewer = tuple(sorted((c, n) for c, n in {**counts, column: middle}.items() if n))
+            fewer = merged(tuple({**counts, column: middle}.items()))
             if fewer and first_fit.placing(fewer, numbers) == numbers:
                 high = middle
             else:
                 low = middle + 1
         counts[column] = high
-        found.append(tuple(sorted((c, n) for c, n in counts.items() if n)))
+        found.append(merged(tuple(counts.items())))
     return [each for each in dict.fromkeys(found) if first_fit.fits(each, len(numbers))][-_COMPARED:]
 
 
@@ -116,4 +116,4 @@ def _multiplied(core: Core, fleet: Fleet, per_mille: int, base: Fleet) -> Fleet:
     for column, count in fleet:
         wanted = -(-count * per_mille // 1000)
         counts[column] = max(least.get(column, 0), min(wanted, int(core.stock[column])))
-    return tuple(sorted((column, count) for column, count in counts.items() if count))
+    return merged(tuple(counts.items()))

@@ -8,10 +8,9 @@ import numpy as np
 
 from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
-from bigfleet.planner.leaders import merged
 from bigfleet.planner.moves import Moves
 from bigfleet.planner.packing import SEQUENCE, FirstFit
-from bigfleet.planner.starts import completed, fitting, paid_anyway, starting_fleets
+from bigfleet.planner.starts import completed, merged, packable, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
 #: Numbers of orders: of the starts, of the rounds, and of the final comparison. They differ: a fleet that was chosen
@@ -65,7 +64,8 @@ class Effort:
     #: Orders in the final comparison, and fleets that take part in it.
     final_orders: int = 8
     finalists: int = 8
-    #: Very large clusters are planned on a sample of so many pods.
+    #: Clusters of up to so many pods are planned as a whole, larger ones on a sample of so many pods.
+    whole: int = 2000
     sample: int = 800
 
     def scaled(self, pods: int) -> "Effort":
@@ -112,22 +112,22 @@ class Search:
         moves = Moves(self.core, self.first_fit)
         # Three quarters of the rounds go to trials of different leaders, the others to the best of them.
         number = max(1, min(_TRIALS, self.effort.rounds * 3 // 4 // _TRIAL))
-        leaders = [self._fitting(fleet) for fleet in self._leaders(fleets)[:number]]
+        leaders = [self._packable(fleet) for fleet in self._leaders(fleets)[:number]]
         trials = [self._improve(moves, start, _TRIAL * n, _TRIAL) for n, start in enumerate(leaders)]
         finals = [history[-1] for history in trials]
         values, _ = self.valuation.values(finals, _TRIAL_ORDERS)
         _, chosen = min(zip(values, finals, strict=True))
         done = _TRIAL * len(trials)
         history = self._improve(moves, chosen, done, max(0, self.effort.rounds - done))
-        found = self._fitting_first(self.compare([*history, *finals], self._leaders(fleets)))
+        found = self._packable_first(self.compare([*history, *finals], self._leaders(fleets)))
         few = self._small(base, found[0].value)
-        return self._fitting_first(sorted({*found, *self.compare(few)})) if few else found
+        return self._packable_first(sorted({*found, *self.compare(few)})) if few else found
 
     def improved(self, fleet: Fleet, rounds: int) -> list[Candidate]:
         """Return the fleet and those that so many rounds of moves made of it, best first."""
         return self.compare(self._improve(Moves(self.core, self.first_fit), fleet, 0, rounds))
 
-    def _fitting_first(self, found: Sequence[Candidate]) -> list[Candidate]:
+    def _packable_first(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with the best of those that simple packers can fill, too, before the others.
 
         Where none of them is such a fleet, the best are completed until they are.
@@ -135,7 +135,7 @@ class Search:
         first = next((each for each in found if self.first_fit.fits(each.fleet)), None)
         if first is None:
             best = [each.fleet for each in found[:_COMPLETED]]
-            first = next(iter(self.compare(fitting(self.core, self.first_fit, best))), found[0])
+            first = next(iter(self.compare(packable(self.core, self.first_fit, best))), found[0])
         return [first, *(each for each in found if each != first)]
 
     def prune(self, fleet: Fleet) -> list[Candidate]:
@@ -187,11 +187,11 @@ class Search:
                 first.setdefault(leader(self.core, fleet), fleet)
         return list(first.values())
 
-    def _fitting(self, fleet: Fleet) -> Fleet:
+    def _packable(self, fleet: Fleet) -> Fleet:
         """Return the fleet, with greedy machines if simple packers do not fill it."""
         if self.first_fit.fits(fleet):
             return fleet
-        return next(iter(fitting(self.core, self.first_fit, [fleet])), fleet)
+        return next(iter(packable(self.core, self.first_fit, [fleet])), fleet)
 
     def _improve(self, moves: Moves, start: Fleet, begin: int, rounds: int) -> list[Fleet]:
         """Return the fleets that were best after some round, the last ones of them."""

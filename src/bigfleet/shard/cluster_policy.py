@@ -55,11 +55,25 @@ class ClusterPolicies:
     by_pattern: Mapping[str, ClusterPolicy] = field(default_factory=dict)
 
     def plan_settings(self, cluster: str) -> PlanSettings:
-        """Return how the cluster is planned; each setting that no entry has is the default."""
-        found, applying = _DEFAULT, list(self._applying(cluster))
-        order = next((policy.scheduler for policy in applying if policy.scheduler is not None), found.order)
-        limits = (policy.spot_pool_max for policy in applying if policy.spot_pool_max is not None)
-        return PlanSettings(order=order, spot_pool_percent_max=next(limits, found.spot_pool_percent_max))
+        """Return how the cluster is planned; a setting that no entry has is the default."""
+        known = self._settings.get(cluster)
+        if known is None:
+            applying = list(self._applying(cluster))
+            orders = (policy.scheduler for policy in applying if policy.scheduler is not None)
+            limits = (policy.spot_pool_max for policy in applying if policy.spot_pool_max is not None)
+            known = PlanSettings(
+                order=next(orders, _DEFAULT.order),
+                spot_pool_percent_max=next(limits, _DEFAULT.spot_pool_percent_max),
+            )
+            if len(self._settings) >= CLUSTERS_MAX:
+                self._settings.clear()
+            self._settings[cluster] = known
+        return known
+
+    @cached_property
+    def _settings(self) -> dict[str, PlanSettings]:
+        """Return what was found before: a cycle asks for every cluster, and each is compared with all patterns."""
+        return {}
 
     def _applying(self, cluster: str) -> Iterator[ClusterPolicy]:
         own = self.by_cluster.get(cluster)

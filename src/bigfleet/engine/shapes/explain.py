@@ -93,9 +93,11 @@ class Explained:
         listed = ", ".join(f"{count} × {name}" for name, count in counts.items())
         more = target.runner_up_costs_more_usd_per_hour
         other = "" if more is None else f"; the best fleet led by {target.runner_up} costs {dollars_text(more)}/h more"
-        limits = [f"The limit on the share of one Spot pool concerns {', '.join(target.limited_pools)}."]
         found = [f"The target composition of {row.cluster.id} is {listed or 'no machine'}{other}."]
-        return [*found, *(limits if target.limited_pools else ())]
+        if target.limited_pools:
+            pools = ", ".join(target.limited_pools)
+            found.append(f"The limit on one Spot pool's share (spot_pool_max) allows fewer machines of {pools}.")
+        return found
 
     def _placements(self, result: RowResult, row: Row) -> list[str]:
         counts: dict[str, int] = {}

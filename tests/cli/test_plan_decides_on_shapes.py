@@ -306,7 +306,7 @@ def spot_fleet() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(("arguments", "most"), [((), 0.5), (("--spot-pool-max", "80"), 0.8)])
+@pytest.mark.parametrize(("arguments", "most"), [((), 0.5), (("--spot-pool-max", "80%"), 0.8)])
 def test_one_spot_pool_has_a_limited_share_of_a_cluster(files: Files, arguments: tuple[str, ...], most: float) -> None:
     """Machines of one Spot pool are interrupted together; the explanation names the pool that is limited."""
     demand = [row("web", shape("1", "4Gi", 60), interruption_bucket=4)]
@@ -320,8 +320,8 @@ def test_one_spot_pool_has_a_limited_share_of_a_cluster(files: Files, arguments:
 
 
 def test_without_a_limit_the_cheapest_pool_has_all(files: Files) -> None:
-    """--spot-pool-max 0 is no limit; a row without an interruption penalty has none, either."""
-    for bucket, arguments in ((4, ("--spot-pool-max", "0")), (0, ())):
+    """--spot-pool-max 0% is no limit; a row without an interruption penalty has none, either."""
+    for bucket, arguments in ((4, ("--spot-pool-max", "0%")), (0, ())):
         demand = [row("web", shape("1", "4Gi", 60), interruption_bucket=bucket)]
 
         held = files.at_rest(spot_fleet(), demand, *arguments)["clusters"]["shop"]["machines"]
@@ -329,10 +329,10 @@ def test_without_a_limit_the_cheapest_pool_has_all(files: Files) -> None:
         assert {one["id"][0] for one in held} == {"a"}
 
 
-@pytest.mark.parametrize("share", ["-1", "101"])
-def test_a_share_beyond_the_whole_is_refused(files: Files, share: str) -> None:
+@pytest.mark.parametrize("share", ["-1%", "101%", "50", "half"])
+def test_what_is_no_share_is_refused(files: Files, share: str) -> None:
     """The message says what to write."""
     result = files.run([machine("m", 8, 32, 0.4)], [row("web", shape("1", "1Gi", 1))], f"--spot-pool-max={share}")
 
     assert isinstance(result.exception, UsageFault)
-    assert f"--spot-pool-max: {share} is no share; write a number from 0 to 100" in str(result.exception)
+    assert f"--spot-pool-max: {share!r} is no share; write a share from 0% to 100%, as 50%" in str(result.exception)

@@ -27,6 +27,7 @@ _SCHEDULER = "scheduler"
 _SETTINGS = (_SCHEDULER, "spot_pool_max")
 _SETTING_REMEDY = "write " + " or ".join(f"`{name}:`" for name in _SETTINGS)
 _PERCENT = re.compile("([0-9]|[1-9][0-9]|100)%")
+PERCENT_REMEDY = "write a share from 0% to 100%, as 50%"
 _DEFAULT = PlanSettings()
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -111,6 +112,11 @@ class PolicyFile:
         return True
 
 
+def percent_of(text: str) -> int | None:
+    """Return the number of a share such as 50%, None for any other text."""
+    return int(text.removesuffix("%")) if _PERCENT.fullmatch(text) else None
+
+
 def read_policies(path: Path) -> ClusterPolicies:
     """Return what the file says. Raises PolicyFault for its first fault."""
     try:
@@ -163,10 +169,10 @@ class _Reader:
                 order = _ORDERS.get(text or "")
                 if order is None:
                     raise self._fault(value, f"{place}.{key}", f"{fault}; write {' or '.join(_ORDERS)}")
-            elif not _PERCENT.fullmatch(text or ""):
-                raise self._fault(value, f"{place}.{key}", f"{fault}; write a share from 0% to 100%, as 50%")
             else:
-                limit = int((text or "").removesuffix("%"))
+                limit = percent_of(text or "")
+                if limit is None:
+                    raise self._fault(value, f"{place}.{key}", f"{fault}; {PERCENT_REMEDY}")
         return ClusterPolicy(scheduler=order, spot_pool_max=limit)
 
     def _entries(

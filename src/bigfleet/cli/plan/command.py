@@ -48,8 +48,8 @@ _Scheduler = Annotated[
     str, typer.Option(metavar="ORDER", help="Which nodes schedulers prefer: least-allocated or most-allocated.")
 ]
 _SpotPoolMax = Annotated[
-    int,
-    typer.Option(metavar="PERCENT", help="Share of a cluster's supply that one Spot pool may provide; 0: no limit."),
+    str,
+    typer.Option(metavar="PERCENT", help="Share of a cluster's supply that one Spot pool may provide; 0%: no limit."),
 ]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
 
@@ -63,7 +63,7 @@ def plan(
     bound: _Bound = False,
     until_settled: _UntilSettled = False,
     scheduler: _Scheduler = "least-allocated",
-    spot_pool_max: _SpotPoolMax = 50,
+    spot_pool_max: _SpotPoolMax = "50%",
     output: _Output = "table",
 ) -> None:
     """Show what BigFleet would do with these machines and this demand, what it costs and what stays short."""
@@ -78,9 +78,7 @@ def plan(
         raise UsageFault(f"--now: {now} is no time; write seconds")
     if until_settled and (bound or explain is not None or what_if is not None):
         raise UsageFault("--until-settled shows a fleet at rest; leave out --explain, --what-if and --bound")
-    if not 0 <= spot_pool_max <= 100:
-        raise UsageFault(f"--spot-pool-max: {spot_pool_max} is no share; write a number from 0 to 100")
-    settings = PlanSettings(order=_order(scheduler), spot_pool_percent_max=spot_pool_max)
+    settings = PlanSettings(order=_order(scheduler), spot_pool_percent_max=_percent(spot_pool_max))
     machines, wanted = read_machines(inventory), read_demand(demand)
     given = plan_input(machines, wanted.needs, overheads=wanted.overheads, now_seconds=now, settings=settings)
     if until_settled:
@@ -111,6 +109,15 @@ def _order(name: str) -> "SchedulerOrder":
     except ValueError:
         known = ", ".join(order.value for order in SchedulerOrder)
         raise UsageFault(f"--scheduler: {name!r} is unknown; choose one of {known}") from None
+
+
+def _percent(text: str) -> int:
+    from bigfleet.shard.cluster_policy import PERCENT_REMEDY, percent_of
+
+    percent = percent_of(text)
+    if percent is None:
+        raise UsageFault(f"--spot-pool-max: {text!r} is no share; {PERCENT_REMEDY}")
+    return percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ _TABLE: Final = numba.int64[:, ::1]
 _CUBE: Final = numba.int64[:, :, ::1]
 _FIXED: Final = numba.types.Array(numba.int64, 1, "C", readonly=True)
 _INT: Final = numba.int64
-_WORD: Final = numba.uint64
+#: For what one kernel alone calls: it is taken in whole, and not compiled on its own.
+_inlined: Final = numba.njit(inline="always", **_SETTINGS)
 
 
 @numba.njit(numba.void(_TABLE, _TABLE, _TABLE, _TABLE, _ROW, _TABLE, _ROW, _FIXED, _INT, _CUBE), **_SETTINGS)
@@ -123,7 +124,7 @@ def fill_one(pending, left, usable, request, supply, most, takes):
                 free[d] -= request[p, d] * times
 
 
-@numba.njit(_INT(_ROW, _INT), **_SETTINGS)
+@_inlined
 def pick(state, below):
     """Return the next value of a hash sequence, from 0 to below - 1; `state` holds its number."""
     state[0] += 1
@@ -134,14 +135,14 @@ def pick(state, below):
     return np.int64((value >> np.uint64(11)) % np.uint64(below))
 
 
-@numba.njit(_INT(_ROW, _INT), **_SETTINGS)
+@_inlined
 def several(state, count):
     """Return how many machines a change takes: mostly one, sometimes a part of those of the column."""
     choice = pick(state, 6)
     return 1 + (count // 8 if choice == 4 else count // 3 if choice == 5 else 0)
 
 
-@numba.njit(_INT(_ROW, _ROW, _INT, _ROW, _ROW, _ROW, _ROW, _ROW), **_SETTINGS)
+@_inlined
 def change(state, machines, held, addable, removable, stock, counts, changed):
     """Remove up to three times, and add up to three times, machines of one column; return how many columns it names.
 
@@ -170,7 +171,7 @@ def change(state, machines, held, addable, removable, stock, counts, changed):
     return number
 
 
-@numba.njit(numba.void(_ROW, _ROW, _INT, _ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROW, _ROW, _TABLE, _ROW), **_SETTINGS)
+@_inlined
 def left_over(counts, used, columns, rank, order, request, supply, most, pods, at, free, left):
     """Count the pods of each part that first-fit leaves on a fleet, in `left`.
 
@@ -207,7 +208,7 @@ def left_over(counts, used, columns, rank, order, request, supply, most, pods, a
         left[p] = remaining
 
 
-@numba.njit(_INT(_TABLE, _TABLE, _TABLE, _ROW, _ROW, _INT, _ROW), **_SETTINGS)
+@_inlined
 def cheapest_hosts(request, supply, most, cost, addable, single, left):
     """Return column × 1024 + machines of the cheapest machines that host what is left by volume, or -1."""
     parts, width = request.shape
@@ -234,25 +235,90 @@ def cheapest_hosts(request, supply, most, cost, addable, single, left):
     return best
 
 
+@_inlined
+def copy(values, into):
+    """Copy an array; assigning slices would compile the text of an error message."""
+    for n in range(len(values)):
+        into[n] = values[n]
+
+
+@_inlined
+def list_columns(before, base, changed, named, used):
+    """Write the columns of a changed fleet in `used`: its own, and new ones among the `named` first of `changed`."""
+    copy(base, used)
+    columns = len(base)
+    for n in range(named):
+        is_new = not before[changed[n]]
+        for other in range(n):
+            is_new = is_new and changed[other] != changed[n]
+        if is_new:
+            used[columns] = changed[n]
+            columns += 1
+    return columns
+
+
+@_inlined
+def lacks_volume(demand, used, columns, counts, supply):
+    """Return whether the fleet has less of any dimension than all pods request."""
+    lacks = False
+    for d in range(len(demand)):
+        volume = demand[d]
+        for n in range(columns):
+            volume -= min(volume, counts[used[n]] * supply[used[n], d])
+        lacks = lacks or volume > 0
+    return lacks
+
+
+@_inlined
+def least_left(counts, used, columns, ranks, orders, tried, request, supply, most, pods, prices, at, free, left, best):
+    """Write what the first `tried` orders leave over at the least worth in `best`; return the worth."""
+    least = -1
+    for k in range(tried):
+        left_over(counts, used, columns, ranks[k], orders[k], request, supply, most, pods, at, free, left)
+        worth = 0
+        for p in range(len(left)):
+            worth += left[p] * prices[p]
+        if least < 0 or worth < least:
+            least = worth
+            copy(left, best)
+        if not least:
+            break
+    return least
+
+
 @numba.njit(
-    _INT(_ROW, _ROW, _ROW, _ROW, _ROW, _ROW, _INT, _TABLE, _TABLE, _TABLE, _TABLE, _TABLE, _ROW, _ROW, _TABLE),
+    _INT(*(_ROW,) * 8, _INT, *(_TABLE,) * 5, _ROW, _ROW, _ROW, _TABLE),
     **_SETTINGS,
 )
 def propose(
-    state, before, addable, removable, stock, cost, value, orders, ranks, request, supply, most, pods, prices, found
+    state,
+    before,
+    machines,
+    base,
+    addable,
+    removable,
+    stock,
+    cost,
+    value,
+    orders,
+    ranks,
+    request,
+    supply,
+    most,
+    pods,
+    demand,
+    prices,
+    found,
 ):
     """Write fleets near `before` that cost less than `value` and host every pod, or nearly so; return how many.
 
     One is tried for each line of `found` (N, C). What a change leaves over, in the order of first-fit that leaves the
-    cheapest pods, goes to the cheapest machines that host it.
+    cheapest pods, goes to the cheapest machines that host it. `machines` has the column of each machine of `before`.
     """
-    width = request.shape[1]
-    held = before.sum()
-    demand = (request * pods.reshape(-1, 1)).sum(axis=0)
-    machines = np.repeat(np.arange(len(before)), before)
-    base = np.flatnonzero(before)
-    counts = before.copy()
-    left, best = np.empty_like(pods), np.empty_like(pods)
+    width, held = request.shape[1], len(machines)
+    counts = np.empty(len(before), np.int64)
+    copy(before, counts)
+    left, best = np.empty(len(pods), np.int64), np.empty(len(pods), np.int64)
     room = 2 * held + 4096
     at, free = np.empty(room, np.int64), np.empty((room, width), np.int64)
     used, changed = np.empty(len(base) + 16, np.int64), np.empty(16, np.int64)
@@ -260,34 +326,20 @@ def propose(
     for _ in range(len(found)):
         named = change(state, machines, held, addable, removable, stock, counts, changed)
         for attempt in range(3):
-            used[: len(base)] = base
-            columns = len(base)
-            for n in range(named):
-                if not before[changed[n]] and changed[n] not in changed[:n]:
-                    used[columns] = changed[n]
-                    columns += 1
-            chosen = counts[used[:columns]]
-            price = (chosen * cost[used[:columns]]).sum()
-            if price >= value or chosen.sum() > room:
+            columns = list_columns(before, base, changed, named, used)
+            price = size = 0
+            for n in range(columns):
+                price += counts[used[n]] * cost[used[n]]
+                size += counts[used[n]]
+            if price >= value or size > room:
                 break
-            is_scant = False
-            for d in range(width):
-                volume = demand[d]
-                for n in range(columns):
-                    volume -= min(volume, counts[used[n]] * supply[used[n], d])
-                is_scant = is_scant or volume > 0
-            least = -1
-            for k in range(len(orders)):
-                left_over(counts, used, columns, ranks[k], orders[k], request, supply, most, pods, at, free, left)
-                worth = (left * prices).sum()
-                if least < 0 or worth < least:
-                    least = worth
-                    best[:] = left
-                # Where the volume does not suffice, another order leaves as much.
-                if not least or is_scant:
-                    break
+            # Where the volume does not suffice, another order leaves as much.
+            tried = 1 if lacks_volume(demand, used, columns, counts, supply) else len(orders)
+            least = least_left(
+                counts, used, columns, ranks, orders, tried, request, supply, most, pods, prices, at, free, left, best
+            )
             if least == 0:
-                found[number] = counts
+                copy(counts, found[number])
                 number += 1
                 break
             hosts = cheapest_hosts(request, supply, most, cost, addable, attempt, best) if attempt < 2 else -1
@@ -302,7 +354,7 @@ def propose(
             # A single machine hosts all that is left by volume: whether it does is found out where it matters.
             if times == 1:
                 if price + cost[column] < value:
-                    found[number] = counts
+                    copy(counts, found[number])
                     number += 1
                 break
         for n in range(named):

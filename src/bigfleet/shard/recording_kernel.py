@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from bigfleet.engine.columnar.arrays import Bytes, Int32s, Int64s
-from bigfleet.engine.columnar.kernels import I4_T, I8_T, INT, U1_T, inlined, kernel
+from bigfleet.engine.columnar.kernels import I4_T, I8_T, U1_T, inlined, kernel
 
 #: Places in what `mix_rows` writes: what rows are and how much they hold, which machines, which domains they chose.
 ROWS: Final = 0
@@ -22,20 +22,20 @@ _SPREAD: Final = np.uint64(0xD1B54A32D192ED03)
 _SHIFT: Final = np.uint64(29)
 
 
-@inlined(INT(INT, INT))
+@inlined
 def _mixed(number: np.int64, value: np.int64) -> np.int64:
     mixed = (np.uint64(number) ^ np.uint64(value)) * _FACTOR
     return np.int64(mixed ^ (mixed >> _SHIFT))
 
 
-@inlined(INT(INT, INT))
+@inlined
 def _placed(place: np.int64, value: np.int64) -> np.int64:
     """Return a number for a value at a place: sums of them need not wait for each other, as mixing does."""
     mixed = (np.uint64(value) + np.uint64(place) * _SPREAD) * _FACTOR
     return np.int64(mixed ^ (mixed >> _SHIFT))
 
 
-@inlined(INT(INT, I4_T))
+@inlined
 def _sum(place: np.int64, values: Int32s) -> np.int64:
     """Return the sum of the numbers of values at a place and at those that follow it."""
     total = np.int64(0)

@@ -10,7 +10,6 @@ import numpy as np
 
 from bigfleet.engine.columnar.arrays import AVAILABLE, CLAIMED, MODE_SAME, MODE_SPREAD, NO_DOMAIN
 from bigfleet.engine.columnar.kernels import (
-    BOOL,
     FLEET_T,
     GANGS_T,
     I4_T,
@@ -29,13 +28,13 @@ from bigfleet.engine.columnar.kernels import (
 )
 
 
-@inlined(BOOL(FLEET_T, WORK_T, INT, INT))
+@inlined
 def is_useful(fleet, work, row, machine):
     """Say whether the machine offers something that remains."""
     return fleet.helps[fleet.supply_of[fleet.shape[machine]]] & work.want[row] != 0
 
 
-@inlined(numba.void(FLEET_T, WORK_T, INT, INT))
+@inlined
 def claim(fleet, work, row, machine):
     """Give the free machine to the row."""
     work.status[machine] = CLAIMED

@@ -14,11 +14,9 @@ from bigfleet.engine.columnar.kernels import (
     COVERAGE_MAX,
     FLEET_T,
     GANGS_T,
-    I4_T,
     INT,
     LISTINGS_T,
     MEMO_T,
-    REPLAY_T,
     ROWS_T,
     SCRATCH_T,
     WORK_T,
@@ -162,7 +160,7 @@ def keep_memo(memo, scratch, row, touched):
     memo.size[0] = size
 
 
-@inlined(INT(MEMO_T, SCRATCH_T, REPLAY_T, INT, INT, INT, BOOL))
+@inlined
 def recall(memo, scratch, replay, row, base, last, is_compared):
     """Put what was kept for the row where it was gathered; returns how many domains it touches.
 
@@ -212,7 +210,7 @@ def full_coverage(fleet, rows, scratch, row):
     return full
 
 
-@inlined(INT(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, INT, INT, I4_T, INT, INT))
+@inlined
 def choose_domain(fleet, rows, gangs, work, scratch, row, touched, others, first, stop):
     """Return the row's best domain, NO_DOMAIN, or UNDECIDED; work.satisfiable says whether it could cover the row.
 
@@ -283,7 +281,7 @@ def choose(fleet, rows, gangs, work, scratch, row, touched):
     return choose_domain(fleet, rows, gangs, work, scratch, row, touched, gangs.active, first, stop)
 
 
-@inlined(INT(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T, INT))
+@inlined
 def choose_again(fleet, rows, gangs, memo, work, scratch, replay, row):
     """Return the domain that a kept gang chooses among today's free machines.
 

@@ -128,7 +128,7 @@ def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, replay
     return True
 
 
-@inlined(BOOL(FLEET_T, ROWS_T, GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T, INT, INT))
+@inlined
 def keep(fleet, rows, gangs, memo, work, scratch, replay, row, place):
     """Let a kept gang choose among today's free machines; False when that would credit it otherwise.
 

@@ -81,16 +81,16 @@ def allocating(signature: Any) -> Callable[[Kernel], Kernel]:
     return compiled
 
 
-def inlined(signature: Any) -> Callable[[Kernel], Kernel]:
-    """Compile a function that its callers take in whole.
+def inlined(function: Kernel) -> Kernel:
+    """Have a function taken in whole by the kernels that call it; it is not compiled on its own.
 
     A call passes every array of its groups by value: too much for what runs once per machine.
     """
-    compiled: Callable[[Kernel], Kernel] = numba.njit(signature, inline="always", **_BORROWING)
-    return compiled
+    taken_in: Kernel = numba.njit(inline="always", **_BORROWING)(function)
+    return taken_in
 
 
-@inlined(numba.void(FLEET_T, WORK_T, INT, INT))
+@inlined
 def subtract(fleet, work, row, supply):
     """Take a supply off what the row still wants."""
     want = work.want[row]

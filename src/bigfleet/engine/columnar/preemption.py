@@ -11,7 +11,6 @@ import numpy as np
 from bigfleet.engine.columnar.acquiring import is_useful, next_pick, open_round
 from bigfleet.engine.columnar.arrays import FREE, MODE_PLAIN, MODE_SPREAD, NO_DOMAIN, UNSEEN
 from bigfleet.engine.columnar.kernels import (
-    BOOL,
     BOUND_T,
     FLEET_T,
     I4_T,
@@ -28,7 +27,7 @@ from bigfleet.engine.columnar.kernels import (
 )
 
 
-@inlined(numba.void(FLEET_T, WORK_T, INT, INT, BOOL))
+@inlined
 def take(fleet, work, row, machine, is_victim):
     """Count a machine that will be free for the row."""
     work.taken[machine] = 1
@@ -40,7 +39,7 @@ def take(fleet, work, row, machine, is_victim):
     subtract(fleet, work, row, fleet.supply_of[fleet.shape[machine]])
 
 
-@inlined(BOOL(FLEET_T, ROWS_T, WORK_T, INT, INT))
+@inlined
 def is_allowed(fleet, rows, work, row, machine):
     """Say whether the machine lies in the row's domain (Same) or carries its topology key (strict spread)."""
     if rows.mode[row] == MODE_PLAIN:
@@ -68,7 +67,7 @@ def count_coming(fleet, rows, work, row):
             take(fleet, work, row, machine, False)
 
 
-@inlined(BOOL(FLEET_T, BOUND_T, ROWS_T, WORK_T, INT, INT))
+@inlined
 def is_out_of_reach(fleet, bound, rows, work, row, machine):
     """Say whether neither the row nor a later one of its kind may have the machine, whatever they still want."""
     if work.taken[machine] != 0 or fleet.fits[rows.fit[row], fleet.shape[machine]] == 0:

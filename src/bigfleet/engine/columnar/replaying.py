@@ -5,25 +5,15 @@ the turn of a row these are compared, domain by domain, with what they were at i
 nothing differs its choice stands, and where little does only that little can win. Nothing here may choose a domain.
 """
 
-import numba
 import numpy as np
 
 from bigfleet.engine.columnar.arrays import NO_DOMAIN
 from bigfleet.engine.columnar.kernels import (
-    BOOL,
-    FLEET_T,
-    GANGS_T,
-    INT,
-    MEMO_T,
-    REPLAY_T,
-    ROWS_T,
-    SCRATCH_T,
-    WORK_T,
     inlined,
 )
 
 
-@inlined(numba.void(GANGS_T, REPLAY_T, INT, INT))
+@inlined
 def compare_cell(gangs, replay, gang, cell):
     """Note whether the cell is now what it was; one that may differ is listed once."""
     differs = gangs.members[cell] != replay.members[cell]
@@ -36,7 +26,7 @@ def compare_cell(gangs, replay, gang, cell):
         replay.counts[gang] += 1
 
 
-@inlined(numba.void(FLEET_T, GANGS_T, REPLAY_T, INT))
+@inlined
 def replay_until(fleet, gangs, replay, place):
     """Earmark again what rows before a place of the last decision's order earmarked."""
     at = replay.state[0]
@@ -58,7 +48,7 @@ def replay_until(fleet, gangs, replay, place):
     replay.state[0] = at
 
 
-@inlined(BOOL(GANGS_T, MEMO_T, REPLAY_T, INT, INT))
+@inlined
 def is_any_changed(gangs, memo, replay, gang, row):
     """Say whether some domain in the row's memo differs from what it was."""
     if replay.counts[gang] == 0:
@@ -69,7 +59,7 @@ def is_any_changed(gangs, memo, replay, gang, row):
     return is_any
 
 
-@inlined(INT(GANGS_T, REPLAY_T, INT))
+@inlined
 def changed_domains(gangs, replay, gang):
     """Leave those domains listed that differ, from the base of their class on; returns how many these are."""
     base, kept = gangs.base[gang], 0
@@ -84,7 +74,7 @@ def changed_domains(gangs, replay, gang):
     return kept
 
 
-@inlined(numba.void(FLEET_T, GANGS_T, WORK_T, REPLAY_T, INT, INT))
+@inlined
 def earmark(fleet, gangs, work, replay, place, machine):
     """Hide the machine from the totals of every later domain choice, for the row at a place of the order."""
     work.earmarked[machine] = 1
@@ -107,7 +97,7 @@ def earmark(fleet, gangs, work, replay, place, machine):
             compare_cell(gangs, replay, gang, cell)
 
 
-@inlined(numba.void(FLEET_T, ROWS_T, GANGS_T, WORK_T, SCRATCH_T, REPLAY_T, INT, INT))
+@inlined
 def earmark_rest(fleet, rows, gangs, work, scratch, replay, row, place):
     """Earmark what the row would still want of its domain's free machines; it claims nothing (§5.3)."""
     cell = gangs.base[rows.gang[row]] + work.domain[row]

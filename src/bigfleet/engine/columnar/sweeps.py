@@ -8,7 +8,6 @@ import numba
 
 from bigfleet.engine.columnar.arrays import AVAILABLE, CLAIMED, HIDDEN, NO_DOMAIN
 from bigfleet.engine.columnar.kernels import (
-    BOOL,
     BOUND_T,
     F8_T,
     FLEET_T,
@@ -226,7 +225,7 @@ def distinct_shapes(bound, starts, stops, out_start, last_seen, out):
     return size
 
 
-@inlined(BOOL(BOUND_T, INT))
+@inlined
 def is_hidden(bound, machine):
     """Say whether no phase but the third may see the bound machine."""
     place = bound.place_of[machine]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bigfleet.engine.shapes.choice import Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import Fleet
-from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
+from bigfleet.engine.shapes.hosting import capacity, clear_row, may_host, place_first_fit, with_room
 from bigfleet.engine.shapes.state import Cluster, Host, HostIndex, Offer, Row
 
 
@@ -149,6 +149,9 @@ def _judge(
     """Try the domain: place, measure, and put everything back."""
     everywhere, key = row.matching, row.same_key
     assert key is not None, "only a gang has a domain"
+    free = [o for o in offers if o.example.attribute(key) == value]
+    if not any(_unclaimed(o) > 0 for o in free) and not _may_take_any(row, _in_domain(row, fleet, value), index):
+        return None
     row.matching = _in_domain(row, fleet, value)
     hosts = own_first(row, index)
     own_hosts = set(_own(row, index))
@@ -158,7 +161,6 @@ def _judge(
     own = _covered(row, dimensions, before)
     place_first_fit(row, hosts)
     held = _covered(row, dimensions, before)
-    free = [o for o in offers if o.example.attribute(key) == value]
     wanted, cost, added = _purchase(row, fleet, free, prices)
     total = _covered(row, dimensions, before)
     clear_row(row, (*hosts, *added))
@@ -169,6 +171,18 @@ def _judge(
     is_off_target = value not in _planned_domains(row, fleet)
     rank = DomainRank(not is_whole, Fraction(0) if is_whole else -total, -held, -own, is_off_target, cost, value)
     return Domain(value=value, rank=rank, wanted=wanted)
+
+
+def _may_take_any(row: Row, shapes: frozenset[int], index: HostIndex) -> bool:
+    """Return whether a host of these shapes may have room for anything of the row; only saves work where none has."""
+    if row.divisible is not None or not row.has_left:
+        return True
+    hosts = [host for shape in shapes & index.by_shape.keys() for _, host in index.by_shape[shape]]
+    return any(
+        may_host(group, host) and capacity(group, host) > 0
+        for group in row.groups
+        for host in with_room(group.request, hosts)
+    )
 
 
 def _planned_domains(row: Row, fleet: Fleet) -> set[str | None]:

@@ -97,7 +97,9 @@ def place(machines: Machines, counts: Int | None = None, avoid_interruption: boo
 def _orders(machines: Machines, allowed: Bool) -> Iterator[tuple[Int, Int]]:
     """Yield (shapes in order, machines in order); all ties go to the lower position."""
     shares = machines.shares()
-    scarce = int(np.argmax((shares * machines.arrays.count[:, None]).sum(axis=0))) if len(shares) else 0
+    # A pod that no machine hosts says nothing about what is scarce.
+    counts = np.where(machines.arrays.fits.max(axis=1, initial=0) > 0, machines.arrays.count, 0)
+    scarce = int(np.argmax((shares * counts[:, None]).sum(axis=0))) if len(shares) else 0
     keys = {
         "cpu": machines.arrays.request[:, 0].astype(np.float64),
         "memory": machines.arrays.request[:, 1].astype(np.float64),

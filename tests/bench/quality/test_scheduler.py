@@ -1,5 +1,7 @@
 """Pods are placed as first-fit-decreasing and as kube-scheduler place them: worked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from bench.quality.placement import Machines, place
@@ -106,6 +108,18 @@ def test_first_fit_tries_orders_until_one_loses_nothing() -> None:
     of = instance([EIGHT], {"c": [row("a", [(1, 5, 1), (4, 3, 1), (2, 4, 2)])]})
 
     assert place(machines(of, 0, 0)).pods_lost == 0
+
+
+def test_a_pod_that_nothing_hosts_does_not_change_the_order_of_the_others() -> None:
+    """Only in the order of GPUs, which are scarce, do these pods fill three machines."""
+    gpus = "nvidia.com/gpu"
+    gpu_offer = replace(EIGHT, allocatable={**EIGHT.allocatable, gpus: 8 * MILLI})
+    pods = row("a", [(4, 2, 2), (1, 1, 2), (1, 2, 2), (3, 1, 2)])
+    shapes = zip(pods.shapes, (1, 3, 3, 3), strict=True)
+    wanted = replace(pods, shapes=tuple(replace(s, resources={**s.resources, gpus: n * MILLI}) for s, n in shapes))
+    of = instance([gpu_offer], {"c": [wanted, row("huge", [(1000, 1, 1)])]})
+
+    assert place(machines(of, 0, 0, 0)).pods_lost == 1
 
 
 def test_a_gang_takes_the_domain_with_the_least_room_that_holds_it() -> None:

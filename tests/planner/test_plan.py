@@ -21,6 +21,7 @@ from bigfleet.planner import (
     plan,
 )
 from bigfleet.planner.plain import PLAIN
+from bigfleet.planner.search import Candidate, Search
 from tests.planner.building import CLOUD, DIMENSIONS, DOLLAR, kind, problem, services, shape, small_problems
 from tests.planner.checking import faults, reasons
 
@@ -277,6 +278,15 @@ def test_held_machines_that_are_not_needed_go_dearest_first() -> None:
     found = plan(problem(classes, [shape(1000, 4096, 8, 2)]))
 
     assert (found.kept, found.added) == ((2, 0), (0, 0))
+
+
+def test_a_part_of_what_is_held_counts_only_where_simple_packers_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fleets are compared by their expected cost; the cheapest one may leave over pods in every order of first-fit."""
+    asked = problem([kind("held", 4000, 16384, 0.2, held=4)], [shape(1000, 4096, 12, 1)])
+    scant = Candidate(value=0, fleet=((0, 2),), lost_millipods=0)
+    monkeypatch.setattr(Search, "prune", lambda search, fleet: [scant])
+
+    assert plan(asked).kept == (4,)
 
 
 def test_what_is_paid_for_anyway_is_used_first() -> None:

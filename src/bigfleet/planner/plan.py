@@ -91,7 +91,7 @@ def _searched(core: Core, effort: Effort) -> tuple[list[Candidate], int]:
     wanted = search.first_fit.pack(base).left
     candidates = search.run(base, wanted)
     if candidates:
-        candidates = sorted({*candidates, *search.prune(candidates[0].fleet)})
+        candidates = search.packable_first(sorted({*candidates, *search.prune(candidates[0].fleet)}))
     return candidates, search.valuation.steps
 
 

@@ -119,15 +119,15 @@ class Search:
         _, chosen = min(zip(values, finals, strict=True))
         done = _TRIAL * len(trials)
         history = self._improve(moves, chosen, done, max(0, self.effort.rounds - done))
-        found = self._packable_first(self.compare([*history, *finals], self._leaders(fleets)))
+        found = self.packable_first(self.compare([*history, *finals], self._leaders(fleets)))
         few = self._small(base, found[0].value)
-        return self._packable_first(sorted({*found, *self.compare(few)})) if few else found
+        return self.packable_first(sorted({*found, *self.compare(few)})) if few else found
 
     def improved(self, fleet: Fleet, rounds: int) -> list[Candidate]:
         """Return the fleet and those that so many rounds of moves made of it, best first."""
         return self.compare(self._improve(Moves(self.core, self.first_fit), fleet, 0, rounds))
 
-    def _packable_first(self, found: Sequence[Candidate]) -> list[Candidate]:
+    def packable_first(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with the best of those that simple packers can fill, too, before the others.
 
         Where none of them is such a fleet, the best are completed until they are.

@@ -280,6 +280,16 @@ def test_held_machines_that_are_not_needed_go_dearest_first() -> None:
     assert (found.kept, found.added) == ((2, 0), (0, 0))
 
 
+@pytest.mark.parametrize("seed", [3, 11, 17])
+def test_a_fleet_that_is_planned_again_loses_no_machine(seed: int) -> None:
+    """A cluster is planned again when any of its rows changes; the others must keep their machines."""
+    asked = problem(CLOUD, services(seed, 240))
+    planned = plan(asked).counts
+    held = [replace(each, held=n, held_cost=each.cost) for each, n in zip(CLOUD, planned, strict=True)]
+
+    assert plan(replace(asked, classes=tuple(held))).kept == planned
+
+
 def test_a_part_of_what_is_held_counts_only_where_simple_packers_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fleets are compared by their expected cost; the cheapest one may leave over pods in every order of first-fit."""
     asked = problem([kind("held", 4000, 16384, 0.2, held=4)], [shape(1000, 4096, 12, 1)])

@@ -86,9 +86,7 @@ def _searched(core: Core, effort: Effort) -> tuple[list[Candidate], int]:
     """Return candidates, best first, and the steps spent."""
     search = Search(core, effort)
     base = held(core)
-    if not base:
-        return search.run((), core.count), search.valuation.steps
-    wanted = search.first_fit.pack(base).left
+    wanted = search.first_fit.pack(base).left if base else core.count
     candidates = search.run(base, wanted)
     if candidates:
         candidates = search.packable_first(sorted({*candidates, *search.prune(candidates[0].fleet)}))

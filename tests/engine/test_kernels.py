@@ -1,38 +1,38 @@
-"""What is compiled: kernels cost the first start of every version processor time (docs/adr/0152)."""
+"""Limits how many kernels there are, because the first start of a version compiles all of them (docs/adr/0152)."""
 
+from collections.abc import Mapping
 from importlib import import_module
+from pkgutil import iter_modules
 
+import pytest
 from numba.core.registry import CPUDispatcher
 
+import bigfleet.engine.columnar
+
 MODULES = (
-    *(
-        f"bigfleet.engine.columnar.{name}"
-        for name in ("acquiring", "choosing", "crediting", "kernels", "preemption", "replaying", "sweeps")
-    ),
+    *(f"bigfleet.engine.columnar.{module.name}" for module in iter_modules(bigfleet.engine.columnar.__path__)),
     "bigfleet.planner.compiled",
     "bigfleet.shard.recording_kernel",
 )
 KERNELS_MAX = 46
 
 
-def dispatchers() -> dict[str, CPUDispatcher]:
-    """Return every function that Numba knows, by its module and name."""
-    found = {}
-    for name in MODULES:
-        for each in vars(import_module(name)).values():
-            if isinstance(each, CPUDispatcher):
-                found[f"{each.py_func.__module__}.{each.py_func.__name__}"] = each
-    return found
+@pytest.fixture(scope="module")
+def dispatchers() -> Mapping[str, CPUDispatcher]:
+    """Return every function that Numba handles, by its module and name."""
+    values = [value for module in MODULES for value in vars(import_module(module)).values()]
+    found = [value for value in values if isinstance(value, CPUDispatcher)]
+    return {f"{each.py_func.__module__}.{each.py_func.__name__}": each for each in found}
 
 
-def test_no_more_kernels_are_compiled_than_were_measured() -> None:
-    compiled = [name for name, each in dispatchers().items() if each.signatures]
+def test_no_more_kernels_are_compiled_than_were_measured(dispatchers: Mapping[str, CPUDispatcher]) -> None:
+    compiled = [name for name, each in dispatchers.items() if each.signatures]
 
     assert 0 < len(compiled) <= KERNELS_MAX, sorted(compiled)
 
 
-def test_what_kernels_take_in_is_not_compiled_on_its_own() -> None:
-    taken_in = [name for name, each in dispatchers().items() if each.targetoptions.get("inline") == "always"]
+def test_an_inlined_function_has_no_compiled_copy(dispatchers: Mapping[str, CPUDispatcher]) -> None:
+    inlined = [each for each in dispatchers.values() if each.targetoptions.get("inline") == "always"]
 
-    assert taken_in
-    assert not [name for name in taken_in if dispatchers()[name].signatures]
+    assert inlined
+    assert not any(each.signatures for each in inlined)

@@ -17,7 +17,7 @@ _TABLE: Final = numba.int64[:, ::1]
 _CUBE: Final = numba.int64[:, :, ::1]
 _FIXED: Final = numba.types.Array(numba.int64, 1, "C", readonly=True)
 _INT: Final = numba.int64
-#: For what one kernel alone calls: it is taken in whole, and not compiled on its own.
+#: Inlines a function into the loops that call it; without a signature Numba compiles no copy of its own.
 _inlined: Final = numba.njit(inline="always", **_SETTINGS)
 
 
@@ -237,7 +237,7 @@ def cheapest_hosts(request, supply, most, cost, addable, single, left):
 
 @_inlined
 def copy(values, into):
-    """Copy an array; assigning slices would compile the text of an error message."""
+    """Copy an array. An assignment of slices would compile the formatting of its error message as well."""
     for n in range(len(values)):
         into[n] = values[n]
 

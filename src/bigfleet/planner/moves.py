@@ -25,7 +25,6 @@ class Moves:
         self._state = np.array([len(core.columns) + 1], np.int64)
         self._cost = np.minimum(core.cost, _COST_MAX)
         self._removable = np.array([not column.is_held for column in core.columns], np.int64)
-        self._demand = (core.request * core.count.reshape(-1, 1)).sum(axis=0)
         self._addable = np.flatnonzero(self._removable).astype(np.int64)
 
     def neighbours(self, fleet: Fleet, value: int, wanted: int, most: int, numbers: Sequence[int]) -> list[Fleet]:
@@ -56,7 +55,7 @@ class Moves:
             core.supply,
             core.fits,
             core.count,
-            self._demand,
+            core.demand,
             self._first_fit.prices,
             found,
         )

@@ -82,12 +82,12 @@ def allocating(signature: Any) -> Callable[[Kernel], Kernel]:
 
 
 def inlined(function: Kernel) -> Kernel:
-    """Have a function taken in whole by the kernels that call it; it is not compiled on its own.
+    """Inline a function into the kernels that call it; without a signature Numba compiles no copy of its own.
 
-    A call passes every array of its groups by value: too much for what runs once per machine.
+    A call would pass every array of its groups by value, which costs too much in a loop over machines.
     """
-    taken_in: Kernel = numba.njit(inline="always", **_BORROWING)(function)
-    return taken_in
+    dispatcher: Kernel = numba.njit(inline="always", **_BORROWING)(function)
+    return dispatcher
 
 
 @inlined

@@ -8,9 +8,7 @@ nothing differs its choice stands, and where little does only that little can wi
 import numpy as np
 
 from bigfleet.engine.columnar.arrays import NO_DOMAIN
-from bigfleet.engine.columnar.kernels import (
-    inlined,
-)
+from bigfleet.engine.columnar.kernels import inlined
 
 
 @inlined

@@ -149,10 +149,11 @@ def _judge(
     """Try the domain: place, measure, and put everything back."""
     everywhere, key = row.matching, row.same_key
     assert key is not None, "only a gang has a domain"
+    shapes = _in_domain(row, fleet, value)
     free = [o for o in offers if o.example.attribute(key) == value]
-    if not any(_unclaimed(o) > 0 for o in free) and not _may_take_any(row, _in_domain(row, fleet, value), index):
+    if not any(_unclaimed(o) > 0 for o in free) and not _may_have_room(row, shapes, index):
         return None
-    row.matching = _in_domain(row, fleet, value)
+    row.matching = shapes
     hosts = own_first(row, index)
     own_hosts = set(_own(row, index))
     owned = [host for host in hosts if host in own_hosts]
@@ -173,8 +174,8 @@ def _judge(
     return Domain(value=value, rank=rank, wanted=wanted)
 
 
-def _may_take_any(row: Row, shapes: frozenset[int], index: HostIndex) -> bool:
-    """Return whether a host of these shapes may have room for anything of the row; only saves work where none has."""
+def _may_have_room(row: Row, shapes: frozenset[int], index: HostIndex) -> bool:
+    """Return whether a host of these shapes has room for a pod of the row; True where that is not checked."""
     if row.divisible is not None or not row.has_left:
         return True
     hosts = [host for shape in shapes & index.by_shape.keys() for _, host in index.by_shape[shape]]

@@ -44,9 +44,9 @@ up: $(STAMP) ## run a provider, a shard and simulated clusters: make up ARGS="--
 
 # Importing compiles what is not on disk yet. Without this each worker of the tests would compile all of it.
 kernels: $(STAMP) ## compile the engine's kernels once, for every later process of this user
-	@$(BIN)/python -c 'from bigfleet.cli.kernel_cache import keep_kernels; keep_kernels(); \
+	@$(BIN)/python -c 'from bigfleet.cli.runtime.kernel_cache import keep_kernels; keep_kernels(); \
 	  from bigfleet.engine.columnar.engine import warm_up; \
-	  import bigfleet.planner.compiled, bigfleet.shard.recording_kernel; warm_up()'
+	  import bigfleet.planner.compiled, bigfleet.recording.kernel; warm_up()'
 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"

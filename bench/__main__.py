@@ -18,7 +18,7 @@ from bench.record import (
     write_record,
 )
 from bench.workloads import ALL, MEASUREMENTS
-from bigfleet.cli.runtime import configure_logging
+from bigfleet.cli.runtime.system import configure_logging
 
 
 def main() -> None:

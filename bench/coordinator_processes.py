@@ -26,9 +26,9 @@ from bench.harness import Measured, Measurement, Reading
 from bench.stream_workloads import checksum, cpu_seconds, end, free_port, wait_until_ready
 from bigfleet.link.client import NotAnswered
 from bigfleet.model.ids import ShardId
-from bigfleet.rpc.convert_coordinator import report_from_wire, report_to_wire
-from bigfleet.rpc.coordinator_link import GrpcCoordinator
-from bigfleet.rpc.gen import coordinator_pb2
+from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
+from bigfleet.rpc.wire.convert_coordinator import report_from_wire, report_to_wire
+from bigfleet.rpc.wire.gen import coordinator_pb2
 
 INTERVAL_SECONDS = 10.0
 #: One pass of the leader falls into it.

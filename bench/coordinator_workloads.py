@@ -13,23 +13,23 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from bench.harness import Benchmark
-from bigfleet.cli.runtime import SystemClock
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.coordinator.leader import Leader
+from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics
-from bigfleet.coordinator.moves import FleetView
-from bigfleet.coordinator.plan import plan
+from bigfleet.coordinator.rebalance_plan import plan
 from bigfleet.coordinator.reports import Shortfall
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, ShardReport, Summary, taken
-from bigfleet.coordinator.sqlite_store import SqliteStore
-from bigfleet.coordinator.store import Leader as Name
-from bigfleet.coordinator.term import CoordinatorSettings, Term
+from bigfleet.coordinator.stores.protocol import Leader as Name
+from bigfleet.coordinator.stores.sqlite import SqliteStore
+from bigfleet.coordinator.transfers import FleetView
 from bigfleet.model import labels
 from bigfleet.model.ids import Fingerprint, ShardId
 from bigfleet.model.ownership import Base, Domain, Owned
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType
-from bigfleet.rpc.convert_coordinator import answer_to_wire, report_from_wire, report_to_wire
-from bigfleet.rpc.gen import coordinator_pb2
+from bigfleet.rpc.wire.convert_coordinator import answer_to_wire, report_from_wire, report_to_wire
+from bigfleet.rpc.wire.gen import coordinator_pb2
 
 SHARDS = 200
 SHORTFALLS = 100

@@ -7,7 +7,7 @@ shard does while it runs. What is timed on them is in `bench.engine_workloads`.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bigfleet.engine.columnar.store import ColumnStore
+from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Options
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, MachineId

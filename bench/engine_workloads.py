@@ -24,16 +24,16 @@ from bench.engine_fleets import (
     workload_of,
 )
 from bench.harness import Benchmark, Repeated
-from bigfleet.engine import reference
 from bigfleet.engine.columnar.answer import ActionColumns
 from bigfleet.engine.columnar.engine import ColumnarEngine
-from bigfleet.engine.columnar.objects import snapshot_of
-from bigfleet.engine.columnar.store import Columns, ColumnSnapshot
+from bigfleet.engine.columns.objects import snapshot_of
+from bigfleet.engine.columns.store import Columns, ColumnSnapshot
 from bigfleet.engine.decision import Action, Decision
+from bigfleet.engine.reference import decide as reference
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.states import MachineState
-from bigfleet.shard.demand import NeedsTable
+from bigfleet.shard.sessions.demand import NeedsTable
 
 CLUSTERS = 100
 COLUMN_BYTES = sum(column.itemsize for column in Columns.empty(0))

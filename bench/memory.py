@@ -21,16 +21,16 @@ from rich.table import Table
 
 from bench.engine_fleets import cluster_rows, fleet_machines, in_list_order, options_of
 from bench.harness import resident_mib
-from bigfleet.cli.runtime import SystemClock
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.engine.columnar.engine import ColumnarEngine, warm_up
 from bigfleet.model.metadata import encode_metadata
-from bigfleet.rpc.convert_machine import machine_from_wire, machine_to_wire
-from bigfleet.rpc.gen import provider_pb2
-from bigfleet.shard.ingest import Ingest
-from bigfleet.shard.inventory import Inventory
+from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
+from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.shard.inventory.ingest import Ingest
+from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Record
-from bigfleet.shard.sessions import Sessions
+from bigfleet.shard.sessions.registry import Sessions
 
 _MIB = 2**20
 _SIZE_BYTES = 4

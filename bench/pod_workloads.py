@@ -6,7 +6,7 @@ from dataclasses import replace
 from bench.engine_fleets import fleet_workload
 from bench.engine_workloads import COLUMN_BYTES, Churn
 from bench.harness import Benchmark, Repeated
-from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.model.need import Need, amounts_of

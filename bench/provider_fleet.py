@@ -13,10 +13,10 @@ from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import ExistingHost, Slot
-from bigfleet.provider.lifecycle import new_record
-from bigfleet.provider.record import Record
-from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.provider.store import Batch
+from bigfleet.provider.records.lifecycle import new_record
+from bigfleet.provider.records.record import Record
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.store import Batch
 
 PROVIDER = "bench"
 _START_UNIX_NANOS = 1_800_000_000 * NANOS_PER_SECOND

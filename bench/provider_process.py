@@ -17,16 +17,16 @@ from grpc import aio
 
 from bench.harness import resident_mib
 from bench.provider_fleet import PROVIDER
-from bigfleet.cli.provider_place import ProviderPlace
-from bigfleet.cli.provider_process import serve_substrate
-from bigfleet.cli.provider_substrate import Substrate
-from bigfleet.cli.runtime import configure_logging, run_loop
+from bigfleet.cli.provider.process import serve_substrate
+from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.substrate import Substrate
+from bigfleet.cli.runtime.system import configure_logging, run_loop
 from bigfleet.provider.backend import CONFIGURE_WAITS, Feed
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.rpc.gen import provider_pb2
-from bigfleet.rpc.provider_server import SERVICE
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.rpc.servers.provider import SERVICE
+from bigfleet.rpc.wire.gen import provider_pb2
 
 #: Long enough for no inventory pass to fall into a measurement.
 _NO_PASS_SECONDS = 1e6

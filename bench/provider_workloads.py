@@ -23,7 +23,7 @@ from grpc import aio
 from bench.harness import RUNS, Measured, Measurement, Reading
 from bench.provider_fleet import is_hosted, slot, write_fleet
 from bench.stream_workloads import checksum, end, free_port
-from bigfleet.rpc.gen import provider_pb2
+from bigfleet.rpc.wire.gen import provider_pb2
 
 READY_SECONDS_MAX = 180.0
 _SERVICE = "/bigfleet.v1alpha1.CapacityProvider/"

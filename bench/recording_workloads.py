@@ -22,6 +22,7 @@ from bench.harness import Measured, Measurement, Reading
 from bench.shard_workloads import CLUSTERS, ListedProvider, answer_of, new_shard
 from bigfleet.cli.replay.replaying import Replayer
 from bigfleet.engine.decision import Action, ActionKind, Decision
+from bigfleet.model.compute import compute_inline
 from bigfleet.model.frames import Hello
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Host, Machine
@@ -29,14 +30,14 @@ from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
-from bigfleet.rpc.gen import provider_pb2
-from bigfleet.shard.ports import ShardSettings, compute_inline
-from bigfleet.shard.recording import Recorder
-from bigfleet.shard.recording_digest import digest_text
-from bigfleet.shard.recording_file import RecordingFile
-from bigfleet.shard.recording_reader import RecordedCycle, read_recording
-from bigfleet.shard.recording_taker import Asked
-from bigfleet.shard.recording_values import FORMAT, Head
+from bigfleet.recording.digest import digest_text
+from bigfleet.recording.file import RecordingFile
+from bigfleet.recording.hook import Asked
+from bigfleet.recording.reader import RecordedCycle, read_recording
+from bigfleet.recording.recorder import Recorder
+from bigfleet.recording.values import FORMAT, Head
+from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.shard.ports import ShardSettings
 
 #: What recording may cost, of the processor time of a cycle.
 SHARE_MAX: Final = 0.02

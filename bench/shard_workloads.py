@@ -19,22 +19,23 @@ from prometheus_client import CollectorRegistry
 
 from bench.engine_fleets import cluster_rows, fleet_machines
 from bench.harness import Benchmark, Repeated
-from bigfleet.cli import interpreter
-from bigfleet.cli.runtime import SystemClock, SystemIds
+from bigfleet.cli.runtime import interpreter
+from bigfleet.cli.runtime.system import SystemClock, SystemIds
+from bigfleet.model.compute import compute_inline
 from bigfleet.model.frames import Hello, RollUp
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.quantity import parse_quantity
-from bigfleet.rpc.convert_machine import machine_to_wire
-from bigfleet.rpc.convert_need import ReceivedRollUp, rollup_to_wire
-from bigfleet.rpc.convert_session import operator_frame_from_bytes
-from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2
-from bigfleet.rpc.listed import read_listing
-from bigfleet.shard.controller import Shard
-from bigfleet.shard.demand import RollUpOutcome
-from bigfleet.shard.ports import FenceToken, Listing, Record, ShardSettings, TransitionAck, compute_inline
-from bigfleet.shard.reconcile import ReconcileResult
+from bigfleet.rpc.wire.convert_machine import machine_to_wire
+from bigfleet.rpc.wire.convert_need import ReceivedRollUp, rollup_to_wire
+from bigfleet.rpc.wire.convert_session import operator_frame_from_bytes
+from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shard_pb2
+from bigfleet.rpc.wire.list_response import read_listing
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.ports import FenceToken, Listing, Record, ShardSettings, TransitionAck
+from bigfleet.shard.reconcile.reconciler import ReconcileResult
+from bigfleet.shard.sessions.demand import RollUpOutcome
 
 CLUSTERS = 100
 ROLLUP_ROWS = 100

@@ -26,11 +26,11 @@ from prometheus_client import CollectorRegistry
 from bench.engine_fleets import TYPES, one_type
 from bench.harness import resident_mib
 from bench.shard_workloads import ListedProvider, cluster_id
-from bigfleet.cli import interpreter
-from bigfleet.cli.provider_place import ProviderPlace
-from bigfleet.cli.provider_process import serve_provider
-from bigfleet.cli.runtime import SystemClock, SystemIds, configure_logging, run_loop, system_rng
-from bigfleet.cli.shard_process import compute_in_thread, make_engine
+from bigfleet.cli.provider.process import serve_provider
+from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.runtime import interpreter
+from bigfleet.cli.runtime.system import SystemClock, SystemIds, configure_logging, run_loop, system_rng
+from bigfleet.cli.shard.process import compute_in_thread, make_engine
 from bigfleet.model.frames import (
     Acknowledgement,
     AvailableCapacity,
@@ -52,19 +52,20 @@ from bigfleet.operator.drains import Drain
 from bigfleet.operator.ports import SessionEnded
 from bigfleet.operator.session import SessionClient
 from bigfleet.provider.backend import ConfigureWaits
-from bigfleet.provider.fake import INSTANCE_TYPE, FakeBackend, fake_slot
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.rpc import session_server, shardread_server
-from bigfleet.rpc.convert_machine import machine_from_wire, machine_to_wire
-from bigfleet.rpc.convert_need import ReceivedRollUp, rollup_to_wire
-from bigfleet.rpc.convert_session import operator_frame_to_wire
+from bigfleet.provider.backends.fake import INSTANCE_TYPE, FakeBackend, fake_slot
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.rpc.clients.session import GrpcSessionDialer
 from bigfleet.rpc.grpc_server import KEEPALIVE_OPTIONS, GrpcServer
-from bigfleet.rpc.session_client import GrpcSessionDialer
-from bigfleet.shard.controller import Shard
-from bigfleet.shard.demand import RollUpOutcome
+from bigfleet.rpc.servers import session as session_server
+from bigfleet.rpc.servers import shardread as shardread_server
+from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
+from bigfleet.rpc.wire.convert_need import ReceivedRollUp, rollup_to_wire
+from bigfleet.rpc.wire.convert_session import operator_frame_to_wire
+from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ports import Listing, Record, ShardSettings
-from bigfleet.shard.sessions import RollUpOffer, Session
+from bigfleet.shard.sessions.demand import RollUpOutcome
+from bigfleet.shard.sessions.registry import RollUpOffer, Session
 
 ROWS = 10
 #: One machine per row of each cluster, all of them bound: 5 % more or less is what a changed roll-up asks for.

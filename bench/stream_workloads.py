@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import grpc
 
 from bench.harness import Measured, Measurement, Reading
-from bigfleet.rpc.gen import shardread_pb2
+from bigfleet.rpc.wire.gen import shardread_pb2
 
 #: How long a shard, its streams or a provider may take to be there.
 READY_SECONDS_MAX = 180.0

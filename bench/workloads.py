@@ -15,7 +15,7 @@ from bench.recording_workloads import RECORDINGS
 from bench.shard_workloads import SHARD
 from bench.stream_workloads import STREAMS
 from bigfleet.engine.decision import Decision
-from bigfleet.engine.reference import decide
+from bigfleet.engine.reference.decide import decide
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.quantity import format_quantity, parse_quantity, quantity_family
 from bigfleet.model.states import MachineState

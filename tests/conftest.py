@@ -9,8 +9,8 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from bigfleet.cli.kernel_cache import keep_kernels
-from bigfleet.sim.virtual_time import VirtualTimeLoop
+from bigfleet.cli.runtime.kernel_cache import keep_kernels
+from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 
 # No example has a deadline: a busy machine may take any time for it. What else is set, as in CI, is kept.
 settings.register_profile("bigfleet", settings(), deadline=None)

@@ -26,7 +26,7 @@ FORBIDDEN_EDGES = [("shard", "bigfleet.coordinator"), ("shard", "bigfleet.link")
 
 
 def _is_generated(path: Path) -> bool:
-    return path.is_relative_to(SOURCE / "rpc" / "gen")
+    return path.is_relative_to(SOURCE / "rpc" / "wire" / "gen")
 
 
 def modules() -> list[Path]:

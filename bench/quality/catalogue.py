@@ -2,7 +2,7 @@
 
 Files: `<data>/ec2-catalog/*.csv` with the columns instance_type, vcpu, memory_gib, gpus, gpu_model,
 on_demand_usd_per_hour, architecture; `<data>/gpu-cluster-trace-2023/` with the node list and the pod list that
-`bigfleet.sim.trace` reads.
+`bigfleet.demo.trace` reads.
 
 Allocatable follows a kubelet: cpu less 6 % of the first core, 1 % of the second, 0.5 % of the next two and 0.25 % of
 the rest; memory less 5 % for hypervisor and kernel, 255 MiB, 11 MiB per pod of the pods limit and 100 MiB of eviction
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.quality.values import CPU, MEMORY, MIB, MILLI, PODS
-from bigfleet.sim.trace import GPU_MILLI, TraceFault, TraceNode, TracePod, read_nodes, read_pods
+from bigfleet.demo.trace import GPU_MILLI, TraceFault, TraceNode, TracePod, read_nodes, read_pods
 
 CATALOGUE_COLUMNS: Final = (
     "instance_type",

@@ -27,7 +27,7 @@ from bench.quality.values import (
 )
 from bench.quality.values import Requirement as RowRequirement
 from bigfleet.engine.columnar.engine import ColumnarEngine, warm_up
-from bigfleet.engine.columnar.store import ColumnStore, Numbers
+from bigfleet.engine.columns.store import ColumnStore, Numbers
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, ParkingKey
 from bigfleet.engine.parking import next_ages
 from bigfleet.model import labels as keys

@@ -26,8 +26,8 @@ from bench.quality.values import (
     Shape,
     Spread,
 )
+from bigfleet.demo.trace import GPU_MILLI
 from bigfleet.model import labels as keys
-from bigfleet.sim.trace import GPU_MILLI
 
 ZONES: Final = ("z1", "z2", "z3")
 PRIORITIES: Final = (0, 100, 500, 1000, 2000)

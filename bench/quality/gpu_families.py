@@ -12,8 +12,8 @@ from typing import Final
 from bench.quality.catalogue import Data, model_counts
 from bench.quality.families import AMD64, OVERHEAD, SERVICES, ZONES, is_gpu, on_demand, service_clusters, stock_of
 from bench.quality.values import CPU, MEMORY, MIB, MILLI, PODS, Cluster, Offer, Requirement, Row, Shape
+from bigfleet.demo.trace import GPU_MILLI, PRIORITY_BY_QOS, TracePod
 from bigfleet.model import labels as keys
-from bigfleet.sim.trace import GPU_MILLI, PRIORITY_BY_QOS, TracePod
 
 TRACE_PODS: Final = {"small": 250, "medium": 1_500, "large": 5_000}
 CLOUD_TRACE_PODS: Final = {"small": 150, "medium": 800, "large": 3_000}
@@ -74,7 +74,7 @@ def trace_rows(pods: Sequence[TracePod], models: dict[str, str]) -> tuple[Row, .
     """Return the rows of trace pods: one per GPU requirement and priority, one shape per distinct request.
 
     `models` renames GPU models; a model that it does not name keeps its name. A pod with any GPU requires that there
-    is a model at all, as `bigfleet.sim.trace` writes it.
+    is a model at all, as `bigfleet.demo.trace` writes it.
     """
     grouped: defaultdict[tuple[tuple[str, ...] | None, int], Counter[tuple[tuple[str, int], ...]]] = defaultdict(
         Counter

@@ -3,7 +3,7 @@
 from bench.coordinator_processes import keep_all
 from bench.coordinator_workloads import report_of
 from bench.workloads import MEASUREMENTS
-from bigfleet.rpc.convert_coordinator import report_to_wire
+from bigfleet.rpc.wire.convert_coordinator import report_to_wire
 
 
 def test_what_a_leader_keeps_is_counted_for_each_shard() -> None:

@@ -19,10 +19,10 @@ from unittest.mock import patch
 
 import grpc
 
-from bigfleet.cli import runtime
 from bigfleet.cli.main import main
+from bigfleet.cli.runtime import system as runtime
 from bigfleet.engine.columnar.engine import warm_up
-from bigfleet.rpc.gen import capacity_pb2, shard_pb2, shard_pb2_grpc
+from bigfleet.rpc.wire.gen import capacity_pb2, shard_pb2, shard_pb2_grpc
 from tests.patience import wait_until
 from tests.processes import free_port, serving
 

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bigfleet.cli.audit.command import app
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.values import parse_size_bytes
-from bigfleet.shard.audit import GENESIS, chained
-from bigfleet.shard.audit_check import FINDINGS_MAX
+from bigfleet.cli.flags.values import parse_size_bytes
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.shard.audit.log import GENESIS, chained
+from bigfleet.shard.audit.verification import FINDINGS_MAX
 from tests.processes import run_bigfleet
 
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.certs.command import app
 from bigfleet.cli.certs.issuing import Authority, Bearer
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.rpc.identity import identity_in
-from bigfleet.rpc.tls import TlsFiles, TlsPaths
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.rpc.security.identity import identity_in
+from bigfleet.rpc.security.tls import TlsFiles, TlsPaths
 
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bigfleet.cli.conformance.settings import parse_command, parse_only, parse_profiles, parse_target, profiles_asked
-from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.main import app
-from bigfleet.provider.conformance.behaviour import Profile
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.conformance.behaviour import Profile
 
 TARGET = ("--target", "127.0.0.1:9100")
 

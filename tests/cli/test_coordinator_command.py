@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bigfleet.cli.coordinator.command import Flags
-from bigfleet.coordinator.term import CoordinatorSettings
-from bigfleet.rpc.coordinator_server import SERVICE_NAME
+from bigfleet.coordinator.leader_term import CoordinatorSettings
+from bigfleet.rpc.servers.coordinator import SERVICE_NAME
 from tests.cli.live_fleet import run_here
 from tests.coordinator.coordinator_process import Running, coordinator
 from tests.patience import PATIENCE_SECONDS, wait_until

@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 from bigfleet.cli.engine import both
 from bigfleet.cli.engine.command import app
 from bigfleet.cli.engine.registry import CHOICES, engine_named
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.engine import reference
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.engine.decision import Decision, Options
-from bigfleet.engine.records import Record, Reporter, RowRef, RowStarted
+from bigfleet.engine.explain.records import Record, Reporter, RowRef, RowStarted
+from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
 from tests.engine_cases import CASES_DIRECTORY, load_fleets

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.hail_workloads import cluster
-from bigfleet.cli.faults import RunFault, UsageFault
 from bigfleet.cli.partition.command import app
 from bigfleet.cli.partition.orders import ALL_PERCENT, Comparison, compare_orders, table_of
 from bigfleet.cli.partition.picture import picture_of
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.partition.cluster import read_cluster
 from bigfleet.partition.document import decode
 from tests.processes import run_bigfleet

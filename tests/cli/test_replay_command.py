@@ -11,24 +11,24 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.main import app
 from bigfleet.cli.plan.planning import Plan, make_plan
 from bigfleet.cli.replay.replaying import Replayer, cost_usd_per_hour, with_machines
 from bigfleet.cli.replay.single import plan_of
-from bigfleet.engine import reference
+from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.decision import Decision
-from bigfleet.engine.explain_text import sentences
+from bigfleet.engine.explain.sentences import sentences
+from bigfleet.engine.reference import decide as reference
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.recording import Recorder
-from bigfleet.shard.recording_digest import digest_text, outcome_of
-from bigfleet.shard.recording_frames import MAGIC, Frame, Packer, Unpacker, frames
-from bigfleet.shard.recording_reader import RecordedCycle
-from bigfleet.shard.recording_taker import Asked
-from bigfleet.shard.recording_values import CycleRecord
-from bigfleet.sim.virtual_time import run_virtual
-from tests.shard.recorded import cycles_of, head, recording
+from bigfleet.recording.digest import digest_text, outcome_of
+from bigfleet.recording.frames import MAGIC, Frame, Packer, Unpacker, frames
+from bigfleet.recording.hook import Asked
+from bigfleet.recording.reader import RecordedCycle
+from bigfleet.recording.recorder import Recorder
+from bigfleet.recording.values import CycleRecord
+from bigfleet.sim.kernel.virtual_time import run_virtual
+from tests.recording.recorded import cycles_of, head, recording
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState

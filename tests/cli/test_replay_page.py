@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from bigfleet.cli.main import app
-from bigfleet.sim.virtual_time import run_virtual
-from tests.cli.test_planning_page import EXAMPLES, FILES
+from bigfleet.sim.kernel.virtual_time import run_virtual
+from tests.cli.plan.test_planning_page import EXAMPLES, FILES
 from tests.cli.test_replay_command import course
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "replay.md"

@@ -7,9 +7,9 @@ import pytest
 import typer
 
 from bigfleet.cli.certs.command import app as certs_app
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.provider import app as provider_app
-from bigfleet.cli.shard import shard
+from bigfleet.cli.provider.command import app as provider_app
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.shard.command import shard
 
 Run = Callable[..., object]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordinator.etcd_process import MISSING, Cluster, cluster_of, etcd_program
+from tests.coordinator.stores.etcd_process import MISSING, Cluster, cluster_of, etcd_program
 
 
 @pytest.fixture(scope="session")

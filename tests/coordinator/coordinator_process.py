@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import coordinator_pb2_grpc
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import coordinator_pb2_grpc
 from tests.cli.live_fleet import run_here
 from tests.coordinator.replica_world import report
 from tests.patience import PATIENCE_SECONDS, wait_until

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from bigfleet.coordinator.delivery import State
+from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics
+from bigfleet.coordinator.replica import NotTheLeader, Replica
 from bigfleet.coordinator.reports import Shortfall
-from bigfleet.coordinator.service import NotTheLeader, Replica
 from bigfleet.coordinator.shard_report import CapacityRow, ShardReport, Summary
-from bigfleet.coordinator.soft import Answer
-from bigfleet.coordinator.store import NotLeader
-from bigfleet.coordinator.term import CoordinatorSettings
+from bigfleet.coordinator.stores.protocol import NotLeader
 from bigfleet.engine.decision import Action
 from bigfleet.link.inbox import Inbox
+from bigfleet.link.report_conversion import holding_of
 from bigfleet.link.reporter import Reporter, Told
-from bigfleet.link.telling import holding_of
 from bigfleet.model import labels, vector
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import Instruction, Reading, Selector, TransferOwnership, reading
@@ -34,12 +34,12 @@ from bigfleet.model.ownership import Base, Domain, Owned, RowKind
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.giving import Candidate, matches
-from bigfleet.shard.handover import Done, Handover
-from bigfleet.shard.ownership_file import Reservation
+from bigfleet.shard.ownership.donor_selection import Candidate, matches
+from bigfleet.shard.ownership.handover import Done, Handover
+from bigfleet.shard.ownership.ownership_file import Reservation
 from bigfleet.shard.ports import Record
-from bigfleet.sim.virtual_time import LoopClock
-from tests.coordinator.handover_world import PROVIDER, Backend, HeldStore
+from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.coordinator.handover.handover_world import PROVIDER, Backend, HeldStore
 
 CYCLE_SECONDS = 10.0
 REPORT_SECONDS = 30.0

@@ -11,25 +11,25 @@ import grpc
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from bigfleet.cli.runtime import SystemClock
-from bigfleet.coordinator.metered_store import MeteredStore
+from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
-from bigfleet.coordinator.service import Export, Replica
-from bigfleet.coordinator.sqlite_store import SqliteStore
-from bigfleet.coordinator.store import Leader, RevisedStore
-from bigfleet.coordinator.term import CoordinatorSettings
+from bigfleet.coordinator.replica import Export, Replica
+from bigfleet.coordinator.stores.metered import MeteredStore
+from bigfleet.coordinator.stores.protocol import Leader, RevisedStore
+from bigfleet.coordinator.stores.sqlite import SqliteStore
 from bigfleet.model.clock import Clock
-from bigfleet.rpc import coordinator_server
-from bigfleet.rpc.etcd_client import EtcdClient
-from bigfleet.rpc.etcd_store import EtcdStore
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import coordinator_pb2_grpc
+from bigfleet.rpc.etcd.client import EtcdClient
+from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.rpc.grpc_server import GrpcServer
-from bigfleet.rpc.identity import Gate
-from bigfleet.rpc.tls import TlsFiles
-from tests.coordinator.etcd_process import Cluster, until
+from bigfleet.rpc.security.identity import Gate
+from bigfleet.rpc.security.tls import TlsFiles
+from bigfleet.rpc.servers import coordinator as coordinator_server
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import coordinator_pb2_grpc
+from tests.coordinator.stores.etcd_process import Cluster, until
 from tests.patience import PATIENCE_SECONDS
-from tests.rpc.tls_world import secure_channel
+from tests.rpc.security.tls_world import secure_channel
 
 PROVIDER = "provider:9100"
 ZONE = "topology.kubernetes.io/zone"

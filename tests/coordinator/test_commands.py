@@ -25,7 +25,7 @@ from bigfleet.coordinator.commands import (
 from bigfleet.coordinator.tables import ClusterRow, DomainState, ProviderRow, QuotaKey, Tables
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.model.ownership import Domain
-from tests.coordinator.random_commands import AWS, COMMANDS, EAST, NORTH, WEST, ZONE, ZONE_A, ZONE_B
+from tests.coordinator.stores.random_commands import AWS, COMMANDS, EAST, NORTH, WEST, ZONE, ZONE_A, ZONE_B
 
 
 def after(*commands: Command, start: Tables | None = None) -> Tables:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigfleet.coordinator.ephemeral_state import Answer
 from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
-from bigfleet.coordinator.soft import Answer
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -26,8 +26,8 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.rpc.convert_coordinator import answer_from_wire, answer_to_wire, report_from_wire, report_to_wire
-from bigfleet.rpc.gen import coordinator_pb2
+from bigfleet.rpc.wire.convert_coordinator import answer_from_wire, answer_to_wire, report_from_wire, report_to_wire
+from bigfleet.rpc.wire.gen import coordinator_pb2
 
 names = st.text("abcxyz-01", min_size=1, max_size=8)
 shards = names.map(ShardId)

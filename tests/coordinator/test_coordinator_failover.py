@@ -9,12 +9,11 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bigfleet.coordinator.service import CHANGES_MAX
-from bigfleet.coordinator.term import CoordinatorSettings, Term
-from bigfleet.rpc.coordinator_client import LEADER_HINT
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import provider_pb2
-from tests.coordinator.etcd_process import Cluster, until
+from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
+from bigfleet.coordinator.replica import CHANGES_MAX
+from bigfleet.rpc.clients.coordinator import LEADER_HINT
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import provider_pb2
 from tests.coordinator.replica_world import (
     ZONE,
     Served,
@@ -26,6 +25,7 @@ from tests.coordinator.replica_world import (
     serving,
     sqlite_store,
 )
+from tests.coordinator.stores.etcd_process import Cluster, until
 from tests.patience import PATIENCE_SECONDS
 
 Code = grpc.StatusCode

@@ -8,10 +8,10 @@ import pytest
 from grpc import aio
 
 from bigfleet.cli.certs.issuing import Bearer
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import coordinator_pb2_grpc
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import coordinator_pb2_grpc
 from tests.coordinator.replica_world import refused, report, serving, sqlite_store
-from tests.rpc.tls_world import ADMIN, CLUSTER, HOSTS, READONLY, SHARD, Certificates, secure_channel
+from tests.rpc.security.tls_world import ADMIN, CLUSTER, HOSTS, READONLY, SHARD, Certificates, secure_channel
 
 REPLICA = Bearer(name="replica", uris=("bigfleet://admin",), hosts=HOSTS)
 NOBODY = Bearer(name="nobody", uris=("https://example.org/nobody",))

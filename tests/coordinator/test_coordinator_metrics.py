@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from bigfleet.coordinator.delivery import State
 from bigfleet.coordinator.metrics import KINDS, CoordinatorMetrics
-from bigfleet.coordinator.moves import Skip, Tier
-from bigfleet.rpc import coordinator_server
-from bigfleet.rpc.identity import Gate
+from bigfleet.coordinator.transfers import Skip, Tier
+from bigfleet.rpc.security.identity import Gate
+from bigfleet.rpc.servers import coordinator as coordinator_server
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "coordinator.md"
 

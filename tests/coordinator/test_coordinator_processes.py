@@ -9,10 +9,10 @@ from queue import Queue
 
 import grpc
 
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import coordinator_pb2_grpc
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import coordinator_pb2_grpc
 from tests.coordinator.coordinator_process import Running, coordinator
-from tests.coordinator.etcd_process import Cluster
+from tests.coordinator.stores.etcd_process import Cluster
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 

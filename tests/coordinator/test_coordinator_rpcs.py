@@ -8,10 +8,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bigfleet.rpc.coordinator_server import JOIN_TEXT, SERVICE_NAME
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import provider_pb2
-from tests.coordinator.etcd_process import cluster_of
+from bigfleet.rpc.servers.coordinator import JOIN_TEXT, SERVICE_NAME
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import provider_pb2
 from tests.coordinator.replica_world import (
     PROVIDER,
     ZONE,
@@ -24,6 +23,7 @@ from tests.coordinator.replica_world import (
     serving,
     sqlite_store,
 )
+from tests.coordinator.stores.etcd_process import cluster_of
 
 Code = grpc.StatusCode
 

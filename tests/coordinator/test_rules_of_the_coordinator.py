@@ -44,9 +44,9 @@ def test_no_rule_is_said_twice() -> None:
     [
         "",
         "seen by hand",
-        "`tests/coordinator/test_plan.py::test_nobody_wrote_this`",
+        "`tests/coordinator/rebalancing/test_rebalance_plan.py::test_nobody_wrote_this`",
         "`tests/coordinator/test_nowhere.py::test_worked_examples`",
-        "`tests/coordinator/test_plan.py::view_of`",
+        "`tests/coordinator/rebalancing/test_rebalance_plan.py::view_of`",
     ],
     ids=["nothing", "prose", "no such test", "no such file", "no test"],
 )

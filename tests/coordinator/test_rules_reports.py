@@ -9,19 +9,19 @@ import structlog
 
 from bigfleet.cli.certs.issuing import Bearer
 from bigfleet.coordinator.commands import Command
+from bigfleet.coordinator.ephemeral_state import Report
 from bigfleet.coordinator.leader import Leader
-from bigfleet.coordinator.soft import Report
+from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.tables import Tables
-from bigfleet.coordinator.term import CoordinatorSettings
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.model.ownership import Base, Owned
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import coordinator_pb2_grpc
-from bigfleet.sim.virtual_time import run_virtual
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import coordinator_pb2_grpc
+from bigfleet.sim.kernel.virtual_time import run_virtual
 from tests.coordinator.fleet_world import CLOCK, Fleet, Want, machines_of, steady
-from tests.coordinator.handover_world import Backend, HandClock, HeldStore, run
+from tests.coordinator.handover.handover_world import Backend, HandClock, HeldStore, run
 from tests.coordinator.replica_world import report, serving, sqlite_store
-from tests.rpc.tls_world import ADMIN, HOSTS, SHARD, Certificates, secure_channel
+from tests.rpc.security.tls_world import ADMIN, HOSTS, SHARD, Certificates, secure_channel
 
 EAST = ShardId("east-0")
 REPLICA = Bearer(name="replica", uris=("bigfleet://admin",), hosts=HOSTS)

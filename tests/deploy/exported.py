@@ -8,8 +8,8 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bigfleet.provider.metrics import ProviderMetrics
-from bigfleet.rpc.identity import Gate
-from bigfleet.rpc.tls import TlsFiles, export_expiry
+from bigfleet.rpc.security.identity import Gate
+from bigfleet.rpc.security.tls import TlsFiles, export_expiry
 from tests.shard.world import World
 
 #: Labels that Prometheus puts on every series of a target.
@@ -24,7 +24,7 @@ def exported() -> Mapping[str, frozenset[str]]:
     ProviderMetrics(provider)
     certificate = cast(TlsFiles, SimpleNamespace(current=lambda: SimpleNamespace(expires=datetime.now(UTC))))
     for registry, prefix in ((shard, "bigfleet_shard"), (provider, "bigfleet_provider")):
-        # As the processes do (bigfleet.cli.shard_process, bigfleet.cli.provider_process).
+        # As the processes do (bigfleet.cli.shard.process, bigfleet.cli.provider.process).
         ProcessCollector(registry=registry)
         Gate(registry, prefix)
         export_expiry(certificate, registry, prefix)

@@ -21,16 +21,23 @@ import grpc
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Limits
-from bigfleet.provider.core import Ack, CapacityCore
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.fence import NO_TOKEN, Token
-from bigfleet.provider.record import Record
-from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.provider.view import Listing
-from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2, shard_pb2_grpc, shardread_pb2, shardread_pb2_grpc
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.records.fence import NO_TOKEN, Token
+from bigfleet.provider.records.record import Record
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.view import Listing
 from bigfleet.rpc.grpc_server import GrpcServer
-from bigfleet.rpc.provider_server import SERVICE, ProviderServicer, encode_list_entry
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.rpc.servers.provider import SERVICE, ProviderServicer, encode_list_entry
+from bigfleet.rpc.wire.gen import (
+    capacity_pb2,
+    provider_pb2,
+    shard_pb2,
+    shard_pb2_grpc,
+    shardread_pb2,
+    shardread_pb2_grpc,
+)
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port, serving
 from tests.provider.harness import make_core, started
@@ -75,7 +82,7 @@ class Faults:
 
 
 class FaultyService:
-    """Implements `bigfleet.rpc.provider_server.CapacityService`: the core, and what goes wrong around it."""
+    """Implements `bigfleet.rpc.servers.provider.CapacityService`: the core, and what goes wrong around it."""
 
     def __init__(self, core: CapacityCore, faults: Faults) -> None:
         self.metrics = core.metrics

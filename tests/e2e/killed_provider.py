@@ -12,15 +12,15 @@ from pathlib import Path
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from bigfleet.cli.runtime import SystemClock, SystemIds, configure_logging, system_rng
+from bigfleet.cli.runtime.system import SystemClock, SystemIds, configure_logging, system_rng
 from bigfleet.provider.backend import CONFIGURE_WAITS
-from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.kinds import Kind
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.rpc.provider_server import ProviderServicer, encode_list_entry
+from bigfleet.provider.records.kinds import Kind
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.rpc.servers.provider import ProviderServicer, encode_list_entry
 
 MACHINES = 24
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.provider.kinds import Kind
+from bigfleet.provider.records.kinds import Kind
 from tests.e2e.fault_world import LiveOperator, LiveProvider, LiveShard, live_provider, live_shard, until
 from tests.processes import run_bigfleet
 

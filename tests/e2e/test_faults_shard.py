@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from bigfleet.rpc.gen import provider_pb2
+from bigfleet.rpc.wire.gen import provider_pb2
 from tests.e2e.fault_world import LiveOperator, LiveShard, live_provider, live_shard, until
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import bigfleet, run_bigfleet, serving

@@ -18,7 +18,7 @@ import pytest
 from grpc import aio
 
 from bigfleet.model.states import MachineState
-from bigfleet.rpc.gen import provider_pb2, provider_pb2_grpc
+from bigfleet.rpc.wire.gen import provider_pb2, provider_pb2_grpc
 from tests.e2e.killed_provider import MACHINES
 from tests.patience import PATIENCE_SECONDS, wait_until
 

@@ -17,7 +17,7 @@ import pytest
 from cryptography import x509
 
 from bigfleet.cli.certs.issuing import Authority, Bearer
-from bigfleet.rpc.gen import shardread_pb2, shardread_pb2_grpc
+from bigfleet.rpc.wire.gen import shardread_pb2, shardread_pb2_grpc
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port, open_channel, run_bigfleet, serving
 

@@ -24,8 +24,8 @@ from bigfleet.model.profile import Profile
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import families, parse_vector
 from bigfleet.operator.ports import SessionEnded, SessionStream
-from bigfleet.rpc.session_client import GrpcSessionDialer
-from bigfleet.rpc.tls import TlsFiles, TlsPaths
+from bigfleet.rpc.clients.session import GrpcSessionDialer
+from bigfleet.rpc.security.tls import TlsFiles, TlsPaths
 
 #: A shard compiles its kernels first when they are new.
 PATIENCE_SECONDS = 120.0

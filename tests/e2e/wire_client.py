@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from bigfleet.rpc.gen import (
+from bigfleet.rpc.wire.gen import (
     capacity_pb2,
     provider_pb2,
     provider_pb2_grpc,

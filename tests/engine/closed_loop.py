@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bigfleet.engine import reference
 from bigfleet.engine.columnar.engine import ColumnarEngine
-from bigfleet.engine.columnar.store import ColumnStore
+from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, ParkingKey, RowResult
 from bigfleet.engine.parking import next_ages
+from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor

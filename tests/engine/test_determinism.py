@@ -10,8 +10,8 @@ import bigfleet
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = """
 import hashlib
-from bigfleet.engine.records import RecordLog
-from bigfleet.engine.reference import decide
+from bigfleet.engine.explain.records import RecordLog
+from bigfleet.engine.reference.decide import decide
 from tests.engine_cases import fleet_need_of, fleet_options_of, fleet_snapshot_of, load_fleets
 
 digest = hashlib.sha256()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bigfleet.cli.engine.columns import decide_from_columns
 from bigfleet.engine.columnar.engine import columnar_decide
 from bigfleet.engine.decision import Basis, Decision, Options, ParkingKey, RowResult
-from bigfleet.engine.explain import (
+from bigfleet.engine.explain.explanation import (
     ROWS_ASKED_MAX,
     AcquiredMachine,
     MachineExplanation,
@@ -23,10 +23,10 @@ from bigfleet.engine.explain import (
     explain_need,
     explain_needs,
 )
-from bigfleet.engine.explain_text import dollars_text, sentences, shortfall_sentences
-from bigfleet.engine.flips import Flip, FlipKind
-from bigfleet.engine.records import HeldReason, MachineHeld, RecordLog, Rejection, RowRef, Stage
-from bigfleet.engine.reference import decide
+from bigfleet.engine.explain.flips import Flip, FlipKind
+from bigfleet.engine.explain.records import HeldReason, MachineHeld, RecordLog, Rejection, RowRef, Stage
+from bigfleet.engine.explain.sentences import dollars_text, sentences, shortfall_sentences
+from bigfleet.engine.reference.decide import decide
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, MachineId

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from bigfleet.cli.engine.checks import check_fleet
-from bigfleet.engine.reference import decide
+from bigfleet.engine.reference.decide import decide
 from tests.engine_cases import Entry, decide_fleet, decision_record, load_fleets
 
 FLEETS = [pytest.param(fleet, id=str(fleet["seed"])) for fleet in load_fleets()]

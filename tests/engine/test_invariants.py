@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.engine.decision import ActionKind, Decision, Options, RowResult
+from bigfleet.engine.explain.records import RecordLog
 from bigfleet.engine.folding import forms_of
 from bigfleet.engine.matching import fits
-from bigfleet.engine.pool import is_set_aside, is_sold_out
-from bigfleet.engine.records import RecordLog
-from bigfleet.engine.reference import decide
+from bigfleet.engine.reference.decide import decide
+from bigfleet.engine.reference.pool import is_set_aside, is_sold_out
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId

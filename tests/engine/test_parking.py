@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.engine.decision import ParkingKey, RowResult
 from bigfleet.engine.parking import next_ages, parking_key, stamp_parked
-from bigfleet.engine.reference import decide
+from bigfleet.engine.reference.decide import decide
 from bigfleet.model.need import Need
 from tests.engine_cases import Fleet, fingerprints_of, need_of
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from hypothesis import given, settings
 
 from bigfleet.engine.decision import ActionKind
-from bigfleet.engine.records import (
+from bigfleet.engine.explain.records import (
     Acquired,
     BestDomain,
     CandidateConsidered,
@@ -37,7 +37,7 @@ from bigfleet.engine.records import (
     VictimPicked,
     VictimsRanked,
 )
-from bigfleet.engine.reference import decide
+from bigfleet.engine.reference.decide import decide
 from bigfleet.model.states import CapacityType, MachineState
 from tests.engine_cases import Entry, Fleet, fingerprints_of, need_of
 from tests.strategies import FleetInput, fleets

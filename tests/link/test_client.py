@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 import structlog
 
+from bigfleet.coordinator.ephemeral_state import Answer
 from bigfleet.coordinator.shard_report import ShardReport
-from bigfleet.coordinator.soft import Answer
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.model.ids import ShardId
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.sim.kernel.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 REPORT = ShardReport(shard_id=ShardId("shard-0"), epoch=1, cycle=1)

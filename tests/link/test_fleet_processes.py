@@ -17,9 +17,9 @@ import pytest
 from bigfleet.engine.columnar.engine import warm_up
 from bigfleet.model import labels
 from bigfleet.model.states import CapacityType
-from bigfleet.provider.fake import INSTANCE_TYPE
-from bigfleet.rpc.gen import capacity_pb2, coordinator_pb2_grpc
-from bigfleet.rpc.gen import coordinator_pb2 as pb
+from bigfleet.provider.backends.fake import INSTANCE_TYPE
+from bigfleet.rpc.wire.gen import capacity_pb2, coordinator_pb2_grpc
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 from tests.e2e.fault_world import LiveOperator, LiveProvider, LiveShard, live_shard, until
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port, serving

@@ -14,20 +14,20 @@ from bigfleet.cli.certs.issuing import Bearer
 from bigfleet.coordinator.shard_report import ShardReport, Summary
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.link.inbox import Inbox
+from bigfleet.link.report_conversion import holding_of
 from bigfleet.link.reporter import Reporter, Told
-from bigfleet.link.telling import holding_of
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Payload, Selector, TransferOwnership
 from bigfleet.model.ownership import Base, Domain, RowKind
 from bigfleet.model.states import MachineState
-from bigfleet.rpc.coordinator_client import LEADER_HINT
-from bigfleet.rpc.coordinator_link import GrpcCoordinator
-from bigfleet.rpc.coordinator_server import SERVICE_NAME
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.rpc.clients.coordinator import LEADER_HINT
+from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
+from bigfleet.rpc.servers.coordinator import SERVICE_NAME
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.coordinator.replica_world import PROVIDER, ZONE, Served, serving, sqlite_store
-from tests.rpc.tls_world import HOSTS, SHARD, Certificates
-from tests.shard.handover_shard import ME, OTHER, HandoverShard
+from tests.rpc.security.tls_world import HOSTS, SHARD, Certificates
+from tests.shard.ownership.handover_shard import ME, OTHER, HandoverShard
 from tests.shard.world import ScriptedProvider, machine
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import structlog
 
+from bigfleet.coordinator.ephemeral_state import Answer
 from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
-from bigfleet.coordinator.soft import Answer
 from bigfleet.link.inbox import DoesNotApply, Inbox, MayYetSucceed
 from bigfleet.link.reporter import Reporter, ReportOutcome, Told
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
@@ -16,8 +16,8 @@ from bigfleet.model.instructions import AssignDomain, Instruction, Outcome
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
 from bigfleet.model.states import MachineState
-from bigfleet.shard.handover import Done
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.shard.ownership.handover import Done
+from bigfleet.sim.kernel.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 GIVEN = Machine(id=MachineId("m"), state=MachineState.IDLE, host=Host("p", "m"), labels={"a": "b"})

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bigfleet.link.inbox import Inbox
+from bigfleet.link.report_source import LinkCounts, ShardSpeaker
 from bigfleet.link.reporter import ReportOutcome
-from bigfleet.link.speaking import LinkCounts, ShardSpeaker
 from bigfleet.model.instructions import (
     AssignDomain,
     Outcome,
@@ -18,8 +18,8 @@ from bigfleet.model.instructions import (
 from bigfleet.model.ownership import Domain, RowKind
 from bigfleet.model.states import MachineState
 from bigfleet.shard import metrics
-from bigfleet.sim.virtual_time import LoopClock
-from tests.shard.handover_shard import ME, OTHER, HandoverShard, adopt, drain, instruction, release, serve
+from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.shard.ownership.handover_shard import ME, OTHER, HandoverShard, adopt, drain, instruction, release, serve
 from tests.shard.world import machine, need
 
 pytestmark = pytest.mark.virtual_time

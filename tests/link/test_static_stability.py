@@ -11,16 +11,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bigfleet.coordinator.ephemeral_state import Answer
 from bigfleet.coordinator.shard_report import ShardReport
-from bigfleet.coordinator.soft import Answer
 from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
+from bigfleet.link.report_source import LinkCounts, ShardSpeaker
 from bigfleet.link.reporter import Reporter
-from bigfleet.link.speaking import LinkCounts, ShardSpeaker
 from bigfleet.model.states import MachineState
+from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import RefusalKind, ShardSettings
-from bigfleet.shard.state_file import StateFile
-from bigfleet.sim.virtual_time import LoopClock, run_virtual
+from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 from tests.shard.world import FakeOperator, ScriptedProvider, World, machine, need
 
 S = MachineState

@@ -4,20 +4,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from bigfleet.coordinator.ephemeral_state import Soft
 from bigfleet.coordinator.reports import SoldOutPool
-from bigfleet.coordinator.soft import Soft
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
+from bigfleet.link.report_conversion import pools_of
+from bigfleet.link.report_source import ShardSpeaker
 from bigfleet.link.reporter import Reporter
-from bigfleet.link.speaking import ShardSpeaker
-from bigfleet.link.telling import pools_of
 from bigfleet.model.ids import ShardId
 from bigfleet.model.states import CapacityType
-from bigfleet.rpc.coordinator_link import GrpcCoordinator
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.coordinator.replica_world import PROVIDER, Served, serving, sqlite_store
-from tests.shard.handover_shard import ME, OTHER, THIRD, HandoverShard
-from tests.shard.test_stockouts import CHEAP, SellsOut, row, slots
+from tests.shard.actuation.test_stockouts import CHEAP, SellsOut, row, slots
+from tests.shard.ownership.handover_shard import ME, OTHER, THIRD, HandoverShard
 
 
 class SharingShard(HandoverShard):

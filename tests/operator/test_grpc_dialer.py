@@ -15,8 +15,8 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.operator.ports import EndKind, SessionEnded
-from bigfleet.rpc.gen import shard_pb2
-from bigfleet.rpc.session_client import GrpcSessionDialer
+from bigfleet.rpc.clients.session import GrpcSessionDialer
+from bigfleet.rpc.wire.gen import shard_pb2
 from tests.patience import PATIENCE_SECONDS
 
 Serve = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]

@@ -26,7 +26,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.operator.drains import Drain
 from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.operator.session import BOOTSTRAPS_AT_ONCE_MAX, SessionClient, SessionSettings, backoff_ceiling_seconds
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.operator.fake_shard import EVERYTHING, FakeShard
 
 pytestmark = pytest.mark.virtual_time

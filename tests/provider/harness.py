@@ -8,15 +8,15 @@ from prometheus_client import CollectorRegistry
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import CONFIGURE_WAITS, Backend, ConfigureWaits, Ready
-from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.fence import Token
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.refusal import Code, Refused
-from bigfleet.provider.store import MemoryStore, Store
-from bigfleet.rpc.provider_server import encode_list_entry
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.provider.records.fence import Token
+from bigfleet.provider.records.refusal import Code, Refused
+from bigfleet.provider.storage.store import MemoryStore, Store
+from bigfleet.rpc.servers.provider import encode_list_entry
+from bigfleet.sim.kernel.virtual_time import LoopClock
 
 SLOT = "fake-0"
 

@@ -11,18 +11,18 @@ import pytest
 import structlog
 import typer
 
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.provider import app
-from bigfleet.cli.provider_admin_server import serve_admin
-from bigfleet.cli.provider_admin_socket import admin_path
+from bigfleet.cli.provider.admin_server import serve_admin
+from bigfleet.cli.provider.admin_socket import admin_path
+from bigfleet.cli.provider.command import app
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.model.states import MachineState
-from bigfleet.provider.administration import AdminRefused
 from bigfleet.provider.backend import Host, MachineView, Op
-from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.refusal import Code
-from bigfleet.provider.sqlite_store import SqliteStore
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.administration import AdminRefused
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.records.refusal import Code
+from bigfleet.provider.storage.sqlite import SqliteStore
 from tests.patience import PATIENCE_SECONDS
 from tests.provider.harness import (
     SLOT,

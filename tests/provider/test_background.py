@@ -9,10 +9,10 @@ import pytest
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Host, KindLimits, Limits, MachineView, Op, Stockout, Transient
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.kinds import TIMEOUT_SECONDS, Kind, timeout_seconds
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.refusal import Code
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.records.kinds import TIMEOUT_SECONDS, Kind, timeout_seconds
+from bigfleet.provider.records.refusal import Code
 from tests.patience import PATIENCE_SECONDS
 from tests.provider.harness import SLOT, bring_to, fake_core, make_core, metric, refusal_of, settle, started, state_of
 

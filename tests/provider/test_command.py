@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from bigfleet.cli import runtime
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.provider import app
-from bigfleet.cli.provider_simulated import SimulatedWorld
-from bigfleet.provider.options import CoreOptions
+from bigfleet.cli.provider.command import app
+from bigfleet.cli.provider.simulated import SimulatedWorld
+from bigfleet.cli.runtime import system as runtime
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.provider.kit.options import CoreOptions
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +77,8 @@ def test_what_the_parser_refuses_exits_with_2(
 def test_switches_and_durations_reach_the_process(
     arguments: list[str], is_calm: bool, reflects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bigfleet.cli import provider_process
-    from bigfleet.cli.provider_place import ProviderPlace
+    from bigfleet.cli.provider import process as provider_process
+    from bigfleet.cli.provider.serving import ProviderPlace
 
     taken: dict[str, object] = {}
 

@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bigfleet.model.states import MachineState
-from bigfleet.provider.administration import AdminRefused
-from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.fence import Token
-from bigfleet.provider.kinds import EDGES, KIND_IN_FLIGHT, Kind
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.refusal import Refused, StoreDown
-from bigfleet.provider.restart import ATTEMPTS_MAX
-from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.provider.store import Batch, Loaded
-from bigfleet.sim.virtual_time import VirtualTimeLoop
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.administration import AdminRefused
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.operations.restart import ATTEMPTS_MAX
+from bigfleet.provider.records.fence import Token
+from bigfleet.provider.records.kinds import EDGES, KIND_IN_FLIGHT, Kind
+from bigfleet.provider.records.refusal import Refused, StoreDown
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.store import Batch, Loaded
+from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 from tests.provider.harness import make_core, settle
-from tests.provider.test_restart import kill
+from tests.provider.operations.test_restart import kill
 
 S = MachineState
 NAMES = ("fake-0", "fake-1", "fake-2", "fake-3")

@@ -9,17 +9,17 @@ import pytest
 
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import ExistingHost, Slot
-from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fake import FakeBackend, fake_slot
-from bigfleet.provider.kinds import Kind
-from bigfleet.provider.offerings import OfferingsUnreadable, read_offerings
-from bigfleet.provider.offers import Offers, seed_offers
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.refusal import Code, OfferingsRefused
-from bigfleet.provider.sqlite_store import SqliteStore
-from bigfleet.provider.store import Store
+from bigfleet.provider.backends.fake import FakeBackend, fake_slot
+from bigfleet.provider.inventory.offerings import OfferingsUnreadable, read_offerings
+from bigfleet.provider.inventory.offers import Offers, seed_offers
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.records.kinds import Kind
+from bigfleet.provider.records.refusal import Code, OfferingsRefused
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.store import Store
 from tests.provider.harness import make_core, metric, refusal_of, settle, started, state_of
-from tests.provider.test_restart import kill
+from tests.provider.operations.test_restart import kill
 
 S = MachineState
 GOOD = {"instance_type": "t", "zone": "z", "count": 3, "price_per_hour": 0.1}

@@ -9,13 +9,13 @@ import pytest
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Backend
-from bigfleet.provider.calls import BLOB_BYTES_MAX, METADATA_BYTES_MAX
-from bigfleet.provider.core import Ack, CapacityCore
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.fence import NO_TOKEN, Token
-from bigfleet.provider.kinds import Kind
-from bigfleet.provider.refusal import Code
-from bigfleet.provider.store import MemoryStore
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.records.calls import BLOB_BYTES_MAX, METADATA_BYTES_MAX
+from bigfleet.provider.records.fence import NO_TOKEN, Token
+from bigfleet.provider.records.kinds import Kind
+from bigfleet.provider.records.refusal import Code
+from bigfleet.provider.storage.store import MemoryStore
 from tests.provider.harness import (
     SLOT,
     bring_to,

@@ -9,11 +9,11 @@ import pytest
 
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import Slot
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.kinds import Kind
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.refusal import Code, StartRefused
-from bigfleet.provider.validate import Reason
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.records.kinds import Kind
+from bigfleet.provider.records.refusal import Code, StartRefused
+from bigfleet.provider.records.validate import Reason
 from tests.provider.harness import (
     SLOT,
     bring_to,

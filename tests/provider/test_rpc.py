@@ -9,14 +9,14 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.kinds import Kind
-from bigfleet.rpc.gen import provider_pb2 as pb
-from bigfleet.rpc.gen import provider_pb2_grpc
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.records.kinds import Kind
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
-from bigfleet.rpc.provider_server import RECEIVE_BYTES_MAX, SEND_BYTES_MAX, SERVICE, ProviderServicer
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.rpc.servers.provider import RECEIVE_BYTES_MAX, SEND_BYTES_MAX, SERVICE, ProviderServicer
+from bigfleet.rpc.wire.gen import provider_pb2 as pb
+from bigfleet.rpc.wire.gen import provider_pb2_grpc
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.provider.harness import make_core, started
 
 #: A call on the asynchronous stub, whose type exists for type checkers only.

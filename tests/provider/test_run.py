@@ -1,4 +1,4 @@
-"""`bigfleet.cli.provider.run` is a whole main program from one line (docs/spec/provider.md §16, §19)."""
+"""`bigfleet.cli.provider.command.run` is a whole main program from one line (docs/spec/provider.md §16, §19)."""
 
 import json
 import os
@@ -14,17 +14,17 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from bigfleet.cli import runtime
-from bigfleet.rpc.gen import provider_pb2, provider_pb2_grpc
+from bigfleet.cli.runtime import system as runtime
+from bigfleet.rpc.wire.gen import provider_pb2, provider_pb2_grpc
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port, wait_until_serving
 
 #: A backend without delete, and with plain functions.
 TOY = """
-from bigfleet.cli.provider import run
+from bigfleet.cli.provider.command import run
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import CONFIGURE_WAITS, ExistingHost, Host, Limits, Slot
-from bigfleet.provider.kinds import Kind
+from bigfleet.provider.records.kinds import Kind
 
 class Toy:
     provider = "toy"

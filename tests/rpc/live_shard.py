@@ -8,10 +8,11 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from bigfleet.rpc import session_server, shardread_server
-from bigfleet.rpc.gen import shard_pb2, shardread_pb2_grpc
 from bigfleet.rpc.grpc_server import GrpcServer
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.rpc.servers import session as session_server
+from bigfleet.rpc.servers import shardread as shardread_server
+from bigfleet.rpc.wire.gen import shard_pb2, shardread_pb2_grpc
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.patience import PATIENCE_SECONDS
 from tests.shard.world import World
 

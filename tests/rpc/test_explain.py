@@ -13,7 +13,7 @@ import pytest
 from grpc import aio
 from hypothesis import given, settings
 
-from bigfleet.engine.records import (
+from bigfleet.engine.explain.records import (
     CandidateRejected,
     Credited,
     HeldReason,
@@ -26,16 +26,17 @@ from bigfleet.engine.records import (
     Stage,
     VictimsRanked,
 )
-from bigfleet.engine.reference import decide
+from bigfleet.engine.reference.decide import decide
 from bigfleet.model import vector
+from bigfleet.model.compute import compute_inline
 from bigfleet.model.labels import ZONE
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import MachineState
-from bigfleet.rpc.convert_explain import LISTED_MAX, attributes_of, explanation_to_wire
-from bigfleet.rpc.explain_server import EVENTS_MAX, WAITING_MAX
-from bigfleet.rpc.gen import shardread_pb2
-from bigfleet.shard.ports import ShardSettings, compute_inline
+from bigfleet.rpc.servers.explain import EVENTS_MAX, WAITING_MAX
+from bigfleet.rpc.wire.convert_explain import LISTED_MAX, attributes_of, explanation_to_wire
+from bigfleet.rpc.wire.gen import shardread_pb2
+from bigfleet.shard.ports import ShardSettings
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.live_shard import LiveShard, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need

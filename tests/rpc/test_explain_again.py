@@ -12,26 +12,28 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.engine import explain_scope, reference
 from bigfleet.engine.columnar.engine import ColumnarEngine
-from bigfleet.engine.columnar.objects import snapshot_of
-from bigfleet.engine.columnar.store import column_snapshot
+from bigfleet.engine.columns.objects import snapshot_of
+from bigfleet.engine.columns.store import column_snapshot
 from bigfleet.engine.decision import Options
-from bigfleet.engine.explain import rows_to_ask
-from bigfleet.engine.explain_earmarks import Earmarks
-from bigfleet.engine.explain_fleet import DecidedFleet
-from bigfleet.engine.explain_replay import NotRetold
-from bigfleet.engine.explain_scope import RowScope
-from bigfleet.engine.records import Record, RowRef
+from bigfleet.engine.explain import scope as explain_scope
+from bigfleet.engine.explain.decided_fleet import DecidedFleet
+from bigfleet.engine.explain.earmarks import Earmarks
+from bigfleet.engine.explain.explanation import rows_to_ask
+from bigfleet.engine.explain.records import Record, RowRef
+from bigfleet.engine.explain.replay import NotRetold
+from bigfleet.engine.explain.scope import RowScope
+from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.labels import ZONE
 from bigfleet.model.machine import PreemptedFor
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import parse_vector
-from bigfleet.rpc import convert_explain, explain_server
-from bigfleet.rpc.explain_server import row_events_in_full
-from bigfleet.shard.views import DecidedOn
+from bigfleet.rpc.servers import explain as explain_server
+from bigfleet.rpc.servers.explain import row_events_in_full
+from bigfleet.rpc.wire import convert_explain
+from bigfleet.shard.status.views import DecidedOn
 from tests.engine.crowds import crowd, seeded, varied_fleets
 from tests.engine.proof import examples
 from tests.shard.world import machine, need

@@ -10,8 +10,8 @@ from grpc import aio
 
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.states import MachineState
-from bigfleet.rpc.gen import provider_pb2, provider_pb2_grpc
-from bigfleet.rpc.provider_client import GrpcProvider, ProviderDeadlines
+from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
+from bigfleet.rpc.wire.gen import provider_pb2, provider_pb2_grpc
 from bigfleet.shard.ports import FenceToken, Listing, Provider, ProviderRefusal, Record, RefusalKind, TransitionAck
 from tests.patience import PATIENCE_SECONDS
 

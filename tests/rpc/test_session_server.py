@@ -14,9 +14,9 @@ from bigfleet.model.frames import NodeStateUpdate, ReclaimInstruction
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Host
 from bigfleet.model.states import MachineState
-from bigfleet.rpc import session_server
-from bigfleet.rpc.convert_need import needs_to_wire
-from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shard_pb2, shardread_pb2
+from bigfleet.rpc.servers import session as session_server
+from bigfleet.rpc.wire.convert_need import needs_to_wire
+from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.ports import ShardSettings
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.live_shard import CROSSED, LiveShard, Peer, live_shard

@@ -16,12 +16,12 @@ from bigfleet.model import labels, vector
 from bigfleet.model.frames import CAPABILITY_NODE_STATUS, UnmetReason
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.rpc.gen import provider_pb2, shard_pb2, shardread_pb2
-from bigfleet.shard.outbox import CloseReason
+from bigfleet.rpc.wire.gen import provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.outcomes import Outcome
 from bigfleet.shard.ports import RefusalKind, ShardSettings
-from bigfleet.shard.views import CycleView, NeedView
-from bigfleet.sim.virtual_time import START_UNIX_SECONDS
+from bigfleet.shard.sessions.outbox import CloseReason
+from bigfleet.shard.status.views import CycleView, NeedView
+from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.live_shard import LiveShard, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bigfleet.model.machine import Machine
-from tests.shard.handover_shard import HandoverShard
+from tests.shard.ownership.handover_shard import HandoverShard
 
 
 @pytest.fixture

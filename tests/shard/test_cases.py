@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from bigfleet.cli.engine.runner import run_case
 from bigfleet.cli.engine.shard_checks import SHARD_CHECKS
-from bigfleet.engine.reference import decide
+from bigfleet.engine.reference.decide import decide
 from tests.engine_cases import Case, cases_of
 
 RecordProperty = Callable[[str, object], None]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.cli import shard_process
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.runtime import SystemClock
-from bigfleet.cli.shard import Flags
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.cli.shard import process as shard_process
+from bigfleet.cli.shard.command import Flags
 from bigfleet.planner.problem import SchedulerOrder
 from bigfleet.shard.cluster_policy import (
     PATTERNS_MAX,

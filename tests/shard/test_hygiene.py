@@ -5,7 +5,7 @@ import inspect
 from pathlib import Path
 
 import bigfleet.shard
-from bigfleet.shard.outbox import Outbox
+from bigfleet.shard.sessions.outbox import Outbox
 
 
 def test_no_module_of_the_shard_awaits_an_outbox() -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from bigfleet.model.frames import CAPABILITY_DRAIN_RESULT, BootstrapRequest, BootstrapResponse, DrainOutcome
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.outbox import CloseReason
 from bigfleet.shard.ports import RefusalKind, ShardSettings
-from bigfleet.sim.virtual_time import run_virtual
+from bigfleet.shard.sessions.outbox import CloseReason
+from bigfleet.sim.kernel.virtual_time import run_virtual
 from tests.shard.world import FakeOperator, RevisionedProvider, ScriptedProvider, World, machine, need
 
 S = MachineState

@@ -20,10 +20,10 @@ from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.audit_check import check
+from bigfleet.shard.audit.verification import check
 from bigfleet.shard.ports import FenceToken, ProviderRefusal, Record, ShardSettings, TransitionAck
-from bigfleet.sim.virtual_time import LoopClock
-from tests.shard.audit_memory import MemoryAuditLog
+from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.shard.audit.audit_memory import MemoryAuditLog
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time

@@ -17,13 +17,14 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
-from bigfleet.cli import runtime, shard_process
 from bigfleet.cli.main import app
-from bigfleet.cli.shard_place import ShardPlace
-from bigfleet.cli.shard_process import serve_shard
+from bigfleet.cli.runtime import system as runtime
+from bigfleet.cli.shard import process as shard_process
+from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.cli.shard.process import serve_shard
 from bigfleet.model.ids import ShardId
-from bigfleet.rpc.gen import provider_pb2
-from bigfleet.shard.deciding import Divergence, Engine, fleet_engine
+from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.shard.cycle.engine_runner import Divergence, Engine, fleet_engine
 from bigfleet.shard.ports import ShardSettings
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port
@@ -102,7 +103,7 @@ async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypat
 def test_a_process_loads_no_kernels_before_it_says_where_they_are_kept() -> None:
     """Neither the command nor what it puts together imports them, so that the loop runs when they are loaded."""
     program = (
-        "import sys, bigfleet.cli.shard_process; print([m for m in sys.modules if 'numba' in m or 'kernels' in m])"
+        "import sys, bigfleet.cli.shard.process; print([m for m in sys.modules if 'numba' in m or 'kernels' in m])"
     )
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS

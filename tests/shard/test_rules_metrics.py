@@ -16,7 +16,8 @@ pytestmark = pytest.mark.virtual_time
 S = MachineState
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "shard.md"
 PREFIX = "bigfleet_shard_"
-#: Series of the server that a shard is reached through; tests/rpc/test_identity.py and tests/e2e/test_tls.py see them.
+#: Series of the server that a shard is reached through; tests/rpc/security/test_identity.py and tests/e2e/test_tls.py
+#: see them.
 OF_THE_SERVER = {"identity_rejected_total", "certificate_expires_timestamp_seconds"}
 #: Buckets by letter: the first in seconds, and how often it is doubled.
 BUCKETS = {"A": (0.001, 13), "B": (0.01, 15), "C": (0.01, 19)}

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 
-from bigfleet.cli import main, runtime, shard_process
-from bigfleet.cli.faults import RunFault
-from bigfleet.cli.shard import Flags
-from bigfleet.cli.shard_place import ShardPlace
-from bigfleet.cli.shard_process import STREAM_GRACE_SECONDS, compute_in_thread, serve_shard
+from bigfleet.cli import main
+from bigfleet.cli.runtime import system as runtime
+from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.shard import process as shard_process
+from bigfleet.cli.shard.command import Flags
+from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.cli.shard.process import STREAM_GRACE_SECONDS, compute_in_thread, serve_shard
 from bigfleet.model.ids import ShardId
-from bigfleet.shard.actuation import STOP_GRACE_SECONDS
+from bigfleet.shard.actuation.action_queue import STOP_GRACE_SECONDS
+from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile
 from bigfleet.shard.ports import ShardSettings
-from bigfleet.shard.state_file import FILE_NAME, StateFile
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port
 

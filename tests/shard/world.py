@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 from prometheus_client import CollectorRegistry
 
+from bigfleet.model.compute import Compute, compute_inline
 from bigfleet.model.frames import (
     CAPABILITY_DRAIN_RESULT,
     AvailableCapacity,
@@ -34,25 +35,15 @@ from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector
-from bigfleet.shard.audit import AuditLog
-from bigfleet.shard.controller import CycleReport, Shard
-from bigfleet.shard.deciding import EngineMaker, fleet_engine
-from bigfleet.shard.outbox import SessionClosed
-from bigfleet.shard.ownership_file import OwnershipFile
-from bigfleet.shard.plans import PlanWorkers
-from bigfleet.shard.ports import (
-    Compute,
-    FenceToken,
-    Listing,
-    ProviderRefusal,
-    Record,
-    RefusalKind,
-    ShardSettings,
-    TransitionAck,
-    compute_inline,
-)
-from bigfleet.shard.sessions import Session
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.shard.audit.log import AuditLog
+from bigfleet.shard.cycle.composition_plans import PlanWorkers
+from bigfleet.shard.cycle.controller import CycleReport, Shard
+from bigfleet.shard.cycle.engine_runner import EngineMaker, fleet_engine
+from bigfleet.shard.ownership.ownership_file import OwnershipFile
+from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, ShardSettings, TransitionAck
+from bigfleet.shard.sessions.outbox import SessionClosed
+from bigfleet.shard.sessions.registry import Session
+from bigfleet.sim.kernel.virtual_time import LoopClock
 
 S = MachineState
 TARGETS = {S.CREATING: S.IDLE, S.CONFIGURING: S.CONFIGURED, S.DRAINING: S.IDLE, S.DELETING: S.SPECULATIVE}

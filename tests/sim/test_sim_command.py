@@ -10,12 +10,12 @@ from typing import Self
 import pytest
 from typer.testing import CliRunner
 
-from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.sim.command import app
 from bigfleet.cli.sim.seeds import SeedRun, plan_of, run_seeds, seed_run
-from bigfleet.sim.closed_loop.scenarios import scenarios
-from bigfleet.sim.world.evidence import Violation
-from bigfleet.sim.world.traces import write_trace
+from bigfleet.sim.observations import Violation
+from bigfleet.sim.scenarios.runner import scenarios
+from bigfleet.sim.world.trace_files import write_trace
 from bigfleet.sim.world.world import run_plan
 
 RUNNER = CliRunner()
@@ -176,7 +176,7 @@ def test_a_scenario_that_is_cut_short_says_what_was_not_asked() -> None:
 
 
 def test_outside_of_a_checkout_it_is_told_where_scenarios_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("bigfleet.sim.closed_loop.scenarios.scenarios", lambda: scenarios(tmp_path))
+    monkeypatch.setattr("bigfleet.sim.scenarios.runner.scenarios", lambda: scenarios(tmp_path))
 
     listed, result = RUNNER.invoke(app, ["list"]), RUNNER.invoke(app, ["run", "steady-state"])
 

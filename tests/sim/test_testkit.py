@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import CONFIGURE_WAITS, Host, MachineView, Op
-from bigfleet.provider.kinds import Kind
+from bigfleet.provider.records.kinds import Kind
 from bigfleet.sim import testkit
 from bigfleet.sim.testkit import FakeBackend, FaultBackend, FaultReadiness, LoopClock, SeededIds, four_edges
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
-from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import MoveState
-from bigfleet.cli.runtime import SystemClock
+from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.cli.up.moves import CoordinatorWatch
-from bigfleet.rpc.gen import coordinator_pb2 as pb
-from bigfleet.rpc.gen import coordinator_pb2_grpc
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import coordinator_pb2_grpc
 
 ZONE = "topology.kubernetes.io/zone"
 

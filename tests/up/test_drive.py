@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from bigfleet.cli.faults import RunFault
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.drive import SAMPLES, DemoDriver, ReplayDriver
 from bigfleet.cli.up.observer import ClusterFigures, FleetFigures
 from bigfleet.cli.up.settings import Identity, UpSettings
 from bigfleet.cli.up.state_dir import StateDir
+from bigfleet.demo.cluster import RollUpRejected
+from bigfleet.demo.fleet import default_fleet
+from bigfleet.demo.trace import TracePod, TraceReplay
+from bigfleet.demo.workload import WorkloadReplay
 from bigfleet.model.vector import Vector, add
 from bigfleet.operator.requests import CapacityRequest, map_request
-from bigfleet.sim.cluster import RollUpRejected
-from bigfleet.sim.fleet import default_fleet
-from bigfleet.sim.trace import TracePod, TraceReplay
-from bigfleet.sim.virtual_time import LoopClock
-from bigfleet.sim.workload import WorkloadReplay
+from bigfleet.sim.kernel.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 

@@ -11,9 +11,9 @@ from bigfleet.cli.up.check_text import check_document, check_line
 from bigfleet.cli.up.fleet_check import FleetCheck, FleetChecker, check_fleet
 from bigfleet.cli.up.observer import FleetFigures
 from bigfleet.operator.requests import CapacityRequest
-from bigfleet.rpc.gen import provider_pb2
+from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.sim.packing.comparison import PackedCost
-from bigfleet.sim.pod_placement import PodCounts
+from bigfleet.sim.pods.placement import PodCounts
 
 
 def listed(id: str, state: str, cluster: str = "", usd: float = 1.0, cpu: int = 4) -> provider_pb2.Machine:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.cli.faults import RunFault
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.settings import Store, UpSettings, settings_from_flags
 from tests.patience import PATIENCE_SECONDS, wait_until
 

@@ -11,7 +11,7 @@ from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, 
 from bigfleet.cli.up.several import SeveralActions, merged
 from bigfleet.cli.up.shard_tables import move_line
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.rpc.gen import coordinator_pb2 as pb
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
 Status = pb.InstructionStatus
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from bigfleet.cli.runtime import SystemClock
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.cli.up.observer import LOST, RUNNING, ActionTally, Observer, SeenAction, gpu_models
 from bigfleet.model import labels
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shardread_pb2, shardread_pb2_grpc
+from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shardread_pb2, shardread_pb2_grpc
 
 CLUSTERS = ("cluster-0", "cluster-1")
 

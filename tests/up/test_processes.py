@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.cli.faults import RunFault
-from bigfleet.cli.runtime import SystemClock
+from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.cli.up.supervisor import ChildSpec, Supervisor
 from tests.patience import wait_until
 from tests.up.up_process import UpProcess, run_command

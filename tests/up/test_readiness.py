@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from rich.console import Console
 
-from bigfleet.cli.faults import RunFault
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.readiness import COMPILING, QUIET_SECONDS, READY_SECONDS_MAX, answers_ready, until_ready
-from bigfleet.sim.virtual_time import LoopClock
+from bigfleet.sim.kernel.virtual_time import LoopClock
 
 
 def ready_after(seconds: float) -> Callable[[], Awaitable[bool]]:

@@ -11,7 +11,7 @@ import pytest
 from bigfleet.cli.up.children import child_specs, port_names, zones_of
 from bigfleet.cli.up.settings import Store, UpSettings, settings_from_flags
 from bigfleet.cli.up.state_dir import StateDir
-from bigfleet.sim.fleet import default_fleet
+from bigfleet.demo.fleet import default_fleet
 from tests.up.up_process import UpProcess, run_command
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.up.settings import Identity
 from bigfleet.cli.up.state_dir import Progress, ShardPoint, StateDir, TimelinePoint
 

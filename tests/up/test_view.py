@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import Move, MoveState
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.amounts import amount_text, covered_share, duration_text, plain_numbers
 from bigfleet.cli.up.fleet_check import FleetCheck
 from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, SeenAction
@@ -25,7 +25,7 @@ from bigfleet.cli.up.view import Status, View, look_words, short_words
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.sim.packing.comparison import PackedCost
-from bigfleet.sim.pod_placement import PodCounts
+from bigfleet.sim.pods.placement import PodCounts
 
 GIB_MILLI = 2**30 * 1000
 

@@ -29,7 +29,7 @@ from bench.quality.values import (
     Shape,
     Start,
 )
-from bigfleet.sim.trace import GPU_MILLI
+from bigfleet.demo.trace import GPU_MILLI
 
 LEAST: Final = Scheduler.LEAST_ALLOCATED
 
@@ -286,7 +286,7 @@ def empty_rollup(_candidate: Candidate, _data: Data) -> Finding:
     from bigfleet.model.ids import ClusterId
     from bigfleet.model.need import Need
     from bigfleet.model.profile import Profile
-    from bigfleet.shard.rails import Quarantine
+    from bigfleet.shard.safety_limits import Quarantine
 
     rows = [Need(ClusterId("c"), Profile(priority=n), {"cpu": 40_000}, {"cpu": 1_000}) for n in range(9)]
     _, known = Quarantine().admit(rows, lambda: {"cpu": 16_000})

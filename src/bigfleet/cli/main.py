@@ -1,4 +1,4 @@
-"""The `bigfleet` command and its subcommands; `bigfleet.cli.program` runs it.
+"""The `bigfleet` command and its subcommands; `bigfleet.cli.runtime.program` runs it.
 
 Commands import what they need when they run, so that `--help` stays quick. No command prints a traceback for a user's
 mistake.
@@ -16,18 +16,18 @@ from bigfleet.cli.conformance.command import conformance
 from bigfleet.cli.coordinator.command import coordinator
 from bigfleet.cli.engine.command import app as engine_app
 from bigfleet.cli.explain.command import app as explain_app
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.command import app as get_app
 from bigfleet.cli.get.coordinator_command import add_to as add_coordinator_lists
 from bigfleet.cli.hail.command import WORDS, hail
 from bigfleet.cli.partition.command import app as partition_app
 from bigfleet.cli.plan.command import plan
-from bigfleet.cli.program import run_program
-from bigfleet.cli.provider import app as provider_app
+from bigfleet.cli.provider.command import app as provider_app
 from bigfleet.cli.replay.command import replay
-from bigfleet.cli.shard import shard
+from bigfleet.cli.runtime.program import run_program
+from bigfleet.cli.shard.command import shard
 from bigfleet.cli.sim.command import app as sim_app
 from bigfleet.cli.snapshot.command import app as snapshot_app
-from bigfleet.cli.switches import SwitchCommand
 from bigfleet.cli.up.command import up
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bigfleet.compositions.problems import ClusterProblem, added_by_offer, problem_of, target_of
-from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.fleet import Fleet, build

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from bigfleet.coordinator.moves import Move
+from bigfleet.coordinator.transfers import Move
 from bigfleet.model.ids import ShardId
 from bigfleet.model.instructions import (
     Ack,

@@ -8,11 +8,18 @@ from collections.abc import Callable
 
 import structlog
 
-from bigfleet.coordinator.booking import booking_of, what_is_left
 from bigfleet.coordinator.commands import AddShard, BindCluster, Command, CommandRefused, Rule, UpdateShard
-from bigfleet.coordinator.soft import Answer, Report, Soft
-from bigfleet.coordinator.squaring import Wanted, square
-from bigfleet.coordinator.store import TERM_MAX, Leadership, NotLeader, OutcomeUnknown, StateStore, StoreUnavailable
+from bigfleet.coordinator.ephemeral_state import Answer, Report, Soft
+from bigfleet.coordinator.ownership_reconcile import Wanted, square
+from bigfleet.coordinator.quota_transfer import booking_of, what_is_left
+from bigfleet.coordinator.stores.protocol import (
+    TERM_MAX,
+    Leadership,
+    NotLeader,
+    OutcomeUnknown,
+    StateStore,
+    StoreUnavailable,
+)
 from bigfleet.coordinator.tables import Tables
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, ShardId

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bigfleet.coordinator.delivery import Entry, State
-from bigfleet.coordinator.moves import Move, Plan, Skip, Tier
+from bigfleet.coordinator.transfers import Move, Plan, Skip, Tier
 from bigfleet.model.instructions import KIND_LABELS, Instruction
 from bigfleet.model.ownership import Turn
 

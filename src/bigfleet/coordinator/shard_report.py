@@ -7,8 +7,8 @@ the leader's rules work on. Nothing here judges a report: bounds are checked whe
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bigfleet.coordinator.ephemeral_state import Report
 from bigfleet.coordinator.reports import CapacityCount, Reservation, Shortfall, SoldOutPool, prepared
-from bigfleet.coordinator.soft import Report
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import Ack
 from bigfleet.model.ownership import Base, Owned

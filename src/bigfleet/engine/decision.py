@@ -1,7 +1,7 @@
 """What a decision takes and gives: options in, actions and one result per row out (docs/spec/engine.md §2, §11).
 
 Plain frozen values, shared by every engine, the rails, the shard and the tests. A decision remembers what it was made
-of, so that it can be asked why (`bigfleet.engine.explain`). Nothing here decides.
+of, so that it can be asked why (`bigfleet.engine.explain.explanation`). Nothing here decides.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from bigfleet.model.states import CapacityType
 from bigfleet.model.vector import Vector
 
 if TYPE_CHECKING:
-    from bigfleet.engine.explain import Explanation
+    from bigfleet.engine.explain.explanation import Explanation
 
 RECLAIM_GRACE_SECONDS: Final = 600
 DEFAULT_HOLD_SECONDS: Final[Mapping[CapacityType, float]] = MappingProxyType(
@@ -257,16 +257,18 @@ class Decision:
         """Return why a row got what it got, or why a machine serves whom it serves (docs/spec/aggregates.md §8).
 
         `subject` is a row of the demand, a row of this decision, the (cluster, fingerprint, group) of either, or the id
-        of a machine; a folded row is explained as its first member. Equal to `bigfleet.engine.explain.explain`, and
-        costs what that costs: the reference decides again with a listener. Raises ValueError for what took no part in
-        the decision, and when the decision has no basis.
+        of a machine; a folded row is explained as its first member. Equal to
+        `bigfleet.engine.explain.explanation.explain`, and costs what that costs: the reference decides again with a
+        listener. Raises ValueError for what took no part in the decision, and when the decision has no basis.
         """
         # `explain` stands on the engine, which stands on this module.
-        from bigfleet.engine.explain import explain
+        from bigfleet.engine.explain.explanation import explain
 
         basis = self.basis
         if basis is None:
-            raise ValueError("the decision does not know what it was made of; call bigfleet.engine.explain.explain")
+            raise ValueError(
+                "the decision does not know what it was made of; call bigfleet.engine.explain.explanation.explain"
+            )
         if isinstance(subject, str):
             return explain(basis.snapshot(), basis.demand, basis.options, machine=subject)
         return explain(basis.snapshot(), basis.demand, basis.options, need=self._asked(subject, basis.demand))

@@ -7,8 +7,8 @@ Both ways serve all rows of a cycle, because rows of both kinds compete for the 
 from collections.abc import Callable, Sequence
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
-from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.verification import Divergence, Verified
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options, PhaseListener, unheard
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.pod_engine import PodEngine

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bigfleet.engine.decision import RowResult
-from bigfleet.engine.pool import Pool
+from bigfleet.engine.reference.pool import Pool
 from bigfleet.model import vector
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement

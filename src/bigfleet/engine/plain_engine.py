@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from bigfleet.engine import reference
 from bigfleet.engine.decision import Decision, Options
-from bigfleet.engine.records import Reporter
+from bigfleet.engine.explain.records import Reporter
+from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.shapes import decide as over_pods
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need

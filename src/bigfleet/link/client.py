@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 import structlog
 
+from bigfleet.coordinator.ephemeral_state import Answer
 from bigfleet.coordinator.shard_report import ShardReport
-from bigfleet.coordinator.soft import Answer
 from bigfleet.model.clock import Clock
 
 CALL_SECONDS: Final = 5.0

@@ -13,9 +13,9 @@ import structlog
 
 from bigfleet.model.ids import MachineId
 from bigfleet.model.instructions import Ack, Instruction, Outcome
-from bigfleet.shard.handover import DoesNotApply as DoesNotApply
-from bigfleet.shard.handover import Done
-from bigfleet.shard.handover import MayYetSucceed as MayYetSucceed
+from bigfleet.shard.ownership.handover import DoesNotApply as DoesNotApply
+from bigfleet.shard.ownership.handover import Done
+from bigfleet.shard.ownership.handover import MayYetSucceed as MayYetSucceed
 
 #: Instructions whose answers are remembered, so that a redelivery is answered alike.
 ANSWERED_MAX = 10_000

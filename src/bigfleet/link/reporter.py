@@ -11,9 +11,9 @@ from typing import Final, Protocol
 
 import structlog
 
+from bigfleet.coordinator.ephemeral_state import Answer
 from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
-from bigfleet.coordinator.soft import Answer
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox, MayYetSucceed
 from bigfleet.model.clock import Clock

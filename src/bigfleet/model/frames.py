@@ -1,7 +1,7 @@
 """What an operator and a shard say to each other over a Session, as values (docs/spec/wire.md §8).
 
 Both sides' flows speak in these; `bigfleet.rpc` turns them into protobuf and back. A frame says nothing about how it
-is queued or delivered; that is the outbox's business (`bigfleet.shard.outbox`).
+is queued or delivered; that is the outbox's business (`bigfleet.shard.sessions.outbox`).
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.provider.kinds import TIMEOUT_SECONDS, Kind
+from bigfleet.provider.records.kinds import TIMEOUT_SECONDS, Kind
 
 T = TypeVar("T")
 Result: TypeAlias = T | Awaitable[T]

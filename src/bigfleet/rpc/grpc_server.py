@@ -1,7 +1,7 @@
 """A gRPC server as every BigFleet process runs it: limits, keepalive, TLS, health, reflection, a clear word on a fault.
 
 docs/spec/wire.md §2 and §3. It knows no service of ours; the caller adds them. With TLS every RPC stands behind the
-gate of `bigfleet.rpc.identity`. Nothing here decides anything.
+gate of `bigfleet.rpc.security.identity`. Nothing here decides anything.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from bigfleet.rpc.identity import Gate, IdentityInterceptor
-from bigfleet.rpc.tls import TlsFiles, is_loopback, server_credentials
+from bigfleet.rpc.security.identity import Gate, IdentityInterceptor
+from bigfleet.rpc.security.tls import TlsFiles, is_loopback, server_credentials
 
 MEBIBYTE = 1024 * 1024
 #: Send and receive, on shard, coordinator, operator and command line.

@@ -20,10 +20,10 @@ from bigfleet.model.machine import InvariantFault
 from bigfleet.model.ownership import RowKind
 from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState, is_legal_transition
-from bigfleet.shard.census import machines_by_kind
-from bigfleet.shard.demand import RollUpOutcome
-from bigfleet.shard.inventory import Inventory
+from bigfleet.shard.inventory.fleet_queries import machines_by_kind
+from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.outcomes import REDRIVE_LABEL, Outcome
+from bigfleet.shard.sessions.demand import RollUpOutcome
 
 _PREFIX = "bigfleet_shard"
 #: Why a row can be short, all that a gauge may say.

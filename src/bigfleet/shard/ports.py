@@ -1,18 +1,16 @@
-"""What a shard needs of the world, as Protocols: a provider that makes machines real, and a place to compute.
+"""Defines what a shard needs of the world, as Protocols: a provider that makes machines real, and fence tokens.
 
 gRPC stands behind these in production, values in tests and the simulation. How a provider can say no is a closed list
 (docs/spec/shard.md §9.6), told apart by type and never by message text.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Machine
-
-T = TypeVar("T")
 
 
 class FenceToken(NamedTuple):
@@ -123,17 +121,6 @@ class Provider(Protocol):
     async def get(self, machine_id: MachineId) -> Record: ...
 
     async def list(self, since_revision: bytes) -> Listing: ...
-
-
-class Compute(Protocol):
-    """Runs a pure function off the loop, or inline where time is virtual, and returns its result."""
-
-    def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
-
-
-async def compute_inline(work: Callable[[], T]) -> T:
-    """Run the work on the spot: for tests and the simulation, where no thread may exist."""
-    return work()
 
 
 class TokenSource:

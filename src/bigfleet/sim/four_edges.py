@@ -16,15 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Backend, ConfigureWaits, Ready
-from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fence import Token
-from bigfleet.provider.kinds import EDGES, KIND_IN_FLIGHT, Kind
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.record import Record
-from bigfleet.provider.refusal import Refused
-from bigfleet.provider.sqlite_store import SqliteStore
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.records.fence import Token
+from bigfleet.provider.records.kinds import EDGES, KIND_IN_FLIGHT, Kind
+from bigfleet.provider.records.record import Record
+from bigfleet.provider.records.refusal import Refused
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 from bigfleet.sim.testkit import SeededIds, settled, started_core
-from bigfleet.sim.virtual_time import VirtualTimeLoop
 
 T = TypeVar("T")
 

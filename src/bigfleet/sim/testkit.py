@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
+from bigfleet.conformance.behaviour import Profile
+from bigfleet.conformance.in_process import certify as certify_in_process
+from bigfleet.conformance.runner import Outcome, Plan, Report, Verdict
 from bigfleet.provider.backend import CONFIGURE_WAITS, Backend, ConfigureWaits, Ready
-from bigfleet.provider.conformance.behaviour import Profile
-from bigfleet.provider.conformance.in_process import certify as certify_in_process
-from bigfleet.provider.conformance.runner import Outcome, Plan, Report, Verdict
-from bigfleet.provider.core import CapacityCore
-from bigfleet.provider.fake import FakeBackend
-from bigfleet.provider.fault import FaultBackend, FaultReadiness
-from bigfleet.provider.kinds import KIND_IN_FLIGHT
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.backends.fault import FaultBackend, FaultReadiness
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
-from bigfleet.provider.options import CoreOptions
-from bigfleet.provider.record import Record
-from bigfleet.provider.store import MemoryStore, Store
-from bigfleet.rpc.provider_server import encode_list_entry
-from bigfleet.sim.virtual_time import Deadlock, LoopClock, VirtualTimeLoop, run_virtual
+from bigfleet.provider.records.kinds import KIND_IN_FLIGHT
+from bigfleet.provider.records.record import Record
+from bigfleet.provider.storage.store import MemoryStore, Store
+from bigfleet.rpc.servers.provider import encode_list_entry
+from bigfleet.sim.kernel.virtual_time import Deadlock, LoopClock, VirtualTimeLoop, run_virtual
 
 if TYPE_CHECKING:
     from hypothesis.stateful import RuleBasedStateMachine

@@ -11,8 +11,8 @@ from bench.quality.judges import packed
 from bench.quality.packer import pack
 from bench.quality.reports.handmade import instance, offer, row
 from bench.quality.values import CPU, MILLI, Instance, Overhead, Requirement, Settled, Shape, Spread
+from bigfleet.demo.trace import GPU_MILLI
 from bigfleet.model import labels as keys
-from bigfleet.sim.trace import GPU_MILLI
 from tests.bench.quality.tiny import cheapest, tiny_instances
 
 

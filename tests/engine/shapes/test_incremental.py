@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bigfleet.compositions.targets import targets_of
-from bigfleet.engine.columnar.store import ColumnStore
+from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Action, ActionKind, CapacityPool, Decision, Options, ParkingKey
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.pod_engine import PodEngine

@@ -10,7 +10,7 @@ import pytest
 from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, Livelock, run_kernel
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Streams
-from bigfleet.sim.virtual_time import Deadlock
+from bigfleet.sim.kernel.virtual_time import Deadlock
 
 T = TypeVar("T")
 

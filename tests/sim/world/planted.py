@@ -16,27 +16,30 @@ from bigfleet.engine.shapes import fleet as shapes_fleet
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.provider import lifecycle
-from bigfleet.provider import work as provider_work
 from bigfleet.provider.backend import Found, FoundKind
 from bigfleet.provider.backend import Host as BackendHost
-from bigfleet.provider.fence import Fence
-from bigfleet.provider.kinds import Kind
-from bigfleet.provider.simulated.backend import SimulatedBackend
-from bigfleet.shard import backoff, controller, executors, inventory, rails, reclaim_delay
-from bigfleet.shard.actuation import Actuator
-from bigfleet.shard.audit import Audit
-from bigfleet.shard.deciding import Decider
-from bigfleet.shard.demand import Intake, NeedsTable
-from bigfleet.shard.demand_size import DemandSize
-from bigfleet.shard.executors import Executors
+from bigfleet.provider.backends.simulated.backend import SimulatedBackend
+from bigfleet.provider.operations import driver as provider_work
+from bigfleet.provider.records import lifecycle
+from bigfleet.provider.records.fence import Fence
+from bigfleet.provider.records.kinds import Kind
+from bigfleet.shard import safety_limits as rails
+from bigfleet.shard.actuation import backoff, executors
+from bigfleet.shard.actuation.action_queue import Actuator
+from bigfleet.shard.actuation.executors import Executors
+from bigfleet.shard.actuation.stuck_transitions import StuckWatch
+from bigfleet.shard.audit.log import Audit
+from bigfleet.shard.cycle import controller, reclaim_delay
+from bigfleet.shard.cycle.engine_runner import Decider
+from bigfleet.shard.inventory import inventory
 from bigfleet.shard.ports import FenceToken, TokenSource
-from bigfleet.shard.rails import Disposition, Quarantine, Verdict
-from bigfleet.shard.sessions import Sessions
-from bigfleet.shard.stuck import StuckWatch
-from bigfleet.shard.telling import Telling
-from bigfleet.sim.pods import PodCluster
-from bigfleet.sim.world.swarm import KindPlan, Plan, PoolPlan
+from bigfleet.shard.safety_limits import Disposition, Quarantine, Verdict
+from bigfleet.shard.sessions.demand import Intake, NeedsTable
+from bigfleet.shard.sessions.demand_size import DemandSize
+from bigfleet.shard.sessions.registry import Sessions
+from bigfleet.shard.status.cycle_publisher import Telling
+from bigfleet.sim.plan_generator import KindPlan, Plan, PoolPlan
+from bigfleet.sim.pods.cluster_pods import PodCluster
 
 S = MachineState
 #: Seeds that a defect may take to be found, beginning with the one that is known to find it.
@@ -142,7 +145,7 @@ def _drain_back(patch: pytest.MonkeyPatch) -> None:
             return replace(record, machine=replace(record.machine, state=S.CONFIGURED))
         return before(record, *rest)
 
-    patch.setattr("bigfleet.provider.work.completed", completed)
+    patch.setattr("bigfleet.provider.operations.driver.completed", completed)
 
 
 @defect("a drained machine keeps its cluster", "S4")
@@ -155,7 +158,7 @@ def _drain_keeps(patch: pytest.MonkeyPatch) -> None:
             after = replace(after, machine=replace(after.machine, cluster=record.machine.cluster))
         return after
 
-    patch.setattr("bigfleet.provider.work.completed", completed)
+    patch.setattr("bigfleet.provider.operations.driver.completed", completed)
 
 
 @defect("a host that serves is taken for clean", "S1", "error-after-effect", "effect-after-timeout", found_by=3)
@@ -323,7 +326,7 @@ def _blind(patch: pytest.MonkeyPatch) -> None:
 
 @defect("pods that wait are not reported", "L7", found_by=2, hidden_cpu_milli=500, **_unlike(_QUARTERS))
 def _unreported(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("bigfleet.sim.world.cluster.with_waiting", lambda rows, _waiting: tuple(rows))
+    patch.setattr("bigfleet.sim.sites.cluster.with_waiting", lambda rows, _waiting: tuple(rows))
 
 
 @defect("machines are counted by sums", "L7", found_by=3, **_unlike(_LARGE))

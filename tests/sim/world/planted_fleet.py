@@ -13,20 +13,20 @@ from weakref import WeakSet
 import msgspec
 import pytest
 
-from bigfleet.coordinator import squaring
+from bigfleet.coordinator import ownership_reconcile as squaring
 from bigfleet.coordinator.leader import Leader
-from bigfleet.coordinator.term import CoordinatorSettings
+from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import Reporter
 from bigfleet.model.ownership import RowKind
-from bigfleet.rpc.etcd_store import EtcdStore
-from bigfleet.shard import rails
-from bigfleet.shard.belonging import Belonging
-from bigfleet.shard.grounds import ShardGrounds
-from bigfleet.shard.handover import Done, Handover
-from bigfleet.shard.ownership_file import OwnershipFile
-from bigfleet.sim.world.swarm import GONE, LIVE, KindPlan, Plan, PoolPlan
+from bigfleet.rpc.etcd.store import EtcdStore
+from bigfleet.shard import safety_limits as rails
+from bigfleet.shard.ownership.handover import Done, Handover
+from bigfleet.shard.ownership.handover_host import ShardGrounds
+from bigfleet.shard.ownership.ownership_file import OwnershipFile
+from bigfleet.shard.reconcile.ownership_filter import Belonging
+from bigfleet.sim.plan_generator import GONE, LIVE, KindPlan, Plan, PoolPlan
 from tests.sim.world.planted import DEFECTS, Defect, Plant
 
 _POOLS = (

@@ -11,17 +11,17 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.rpc import etcd_client
-from bigfleet.rpc.gen import etcd_pb2
-from bigfleet.shard.ownership_file import OwnershipNotWritten
+from bigfleet.rpc.etcd import client as etcd_client
+from bigfleet.rpc.wire.gen import etcd_pb2
+from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
+from bigfleet.sim.checkers.handovers import remember, what_has_come_stays_for_a_while
 from bigfleet.sim.kernel.journal import Journal
 from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, run_kernel
-from bigfleet.sim.world.etcd import KeptEtcd
-from bigfleet.sim.world.evidence import Evidence, Titled
-from bigfleet.sim.world.handovers import remember, what_has_come_stays_for_a_while
+from bigfleet.sim.observations import Evidence, Titled
+from bigfleet.sim.plan_generator import GONE, LEASE_LOST_OVER_PREEMPTION, NONE, draw
+from bigfleet.sim.sites.etcd import KeptEtcd
+from bigfleet.sim.sites.ownership import ShardDisk, Title
 from bigfleet.sim.world.shrink import shrink
-from bigfleet.sim.world.swarm import GONE, LEASE_LOST_OVER_PREEMPTION, NONE, draw
-from bigfleet.sim.world.titles import ShardDisk, Title
 from bigfleet.sim.world.world import run_plan
 from tests.sim.world.planted_fleet import fleet
 from tests.sim.world.test_world import fake

@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ports import ShardSettings
-from bigfleet.shard.reconcile import GAPLESS_FULL_FACTOR
+from bigfleet.shard.reconcile.reconciler import GAPLESS_FULL_FACTOR
 from tests.shard.world import RevisionedProvider, World, machine
 
 pytestmark = pytest.mark.virtual_time

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from bigfleet.sim.world.swarm import Plan
+from bigfleet.sim.plan_generator import Plan
 from bigfleet.sim.world.world import run_plan
 from tests.sim.world import planted_fleet
 from tests.sim.world.planted import BUDGET, DEFECTS, Defect, world

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from bigfleet.sim.kernel.journal import Entry, Journal
-from bigfleet.sim.world.evidence import Violation
+from bigfleet.sim.observations import Violation
+from bigfleet.sim.plan_generator import ALL_FAULTS, GONE, LIVE, NONE, Plan, draw
 from bigfleet.sim.world.shrink import NothingFails, shrink
-from bigfleet.sim.world.swarm import ALL_FAULTS, GONE, LIVE, NONE, Plan, draw
 from bigfleet.sim.world.timeline import timeline
-from bigfleet.sim.world.traces import TraceFileFault, first_difference, read_trace, write_trace
+from bigfleet.sim.world.trace_files import TraceFileFault, first_difference, read_trace, write_trace
 from bigfleet.sim.world.world import Result, run_plan
 
 QUICK_SEEDS = range(1, 13)
@@ -54,9 +54,9 @@ def course(seed: int, hash_seed: str) -> str:
     """Return the summary of a seed, run in a process of its own."""
     program = (
         "import sys, msgspec\n"
-        "from bigfleet.cli.kernel_cache import keep_kernels\n"
+        "from bigfleet.cli.runtime.kernel_cache import keep_kernels\n"
         "keep_kernels()\n"
-        "from bigfleet.sim.world.swarm import draw\n"
+        "from bigfleet.sim.plan_generator import draw\n"
         "from bigfleet.sim.world.world import run_plan\n"
         "result = run_plan(msgspec.structs.replace(draw(int(sys.argv[1])), safety_seconds=100.0))\n"
         "print(result.trace_hash, result.steps, result.cycles, sorted(result.reached.items()))\n"

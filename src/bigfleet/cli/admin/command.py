@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.flag_groups import taking
+from bigfleet.cli.flags.groups import taking
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.coordinator_asking import AskingCoordinator
+from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.snapshot.command import app as snapshot_app
-from bigfleet.cli.switches import SwitchCommand
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -44,7 +44,7 @@ def admin() -> None:
 @_calling
 def assign_domain(calling: AskingCoordinator, domain: _Domain, shard: _Shard) -> None:
     """Give a topology domain to a shard, which hears of it with its next report."""
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     key, value = _pair(domain)
     request = pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=shard)
@@ -56,7 +56,7 @@ def assign_domain(calling: AskingCoordinator, domain: _Domain, shard: _Shard) ->
 @_calling
 def unassign_domain(calling: AskingCoordinator, domain: _Domain) -> None:
     """Begin to take a domain from its shard, which keeps the machines that run something until demand lets them go."""
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     key, value = _pair(domain)
     request = pb.UnassignDomainRequest(topology_key=key, topology_value=value)
@@ -68,7 +68,7 @@ def unassign_domain(calling: AskingCoordinator, domain: _Domain) -> None:
 @_calling
 def remove_shard(calling: AskingCoordinator, shard: _Shard, force: _Force = False) -> None:
     """Remove a shard that is gone for good, with its clusters, domains and quotas."""
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request = pb.RemoveShardRequest(shard_id=shard, force=force)
     _call(calling, "RemoveShard", request, pb.RemoveShardResponse)
@@ -83,7 +83,7 @@ def bind_cluster(
     shard: _Shard,
 ) -> None:
     """Bind a cluster to a shard, before or in place of its first report; only removing the shard undoes it."""
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request = pb.BindClusterRequest(cluster_id=cluster, shard_id=shard)
     _call(calling, "BindCluster", request, pb.BindClusterResponse)
@@ -99,7 +99,7 @@ def set_quota(
     slots: _Slots = None,
 ) -> None:
     """Divide a provider's slots in one region among shards; what is not named has none."""
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     allocation = pb.QuotaAllocation(provider=provider, region=region, per_shard=_slots_of(slots or []))
     _call(calling, "SetQuota", pb.SetQuotaRequest(allocation=allocation), pb.SetQuotaResponse)
@@ -117,7 +117,7 @@ def set_provider(
     region: Annotated[str, typer.Option(metavar="REGION", help="The region whose quota its slots count to.")] = "",
 ) -> None:
     """Say where a provider listens, so that its slots are counted when they move between shards."""
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     provider = pb.ProviderEntry(name=name, address=address, region=region)
     _call(calling, "UpsertProvider", pb.UpsertProviderRequest(provider=provider), pb.UpsertProviderResponse)

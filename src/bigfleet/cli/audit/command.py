@@ -11,12 +11,12 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.switches import SwitchCommand
+from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
-    from bigfleet.shard.audit import Head
-    from bigfleet.shard.audit_check import Checked
+    from bigfleet.shard.audit.log import Head
+    from bigfleet.shard.audit.verification import Checked
 
 #: A longer line is none of ours; a device without line feeds must not fill the memory.
 _LINE_BYTES_MAX = 1024 * 1024
@@ -38,7 +38,7 @@ def audit() -> None:
 @app.command(cls=SwitchCommand)
 def verify(files: _Files, anchor: _Anchor = None) -> None:
     """Say whether no line was changed, moved, added or taken away; files that rotation left chain on."""
-    from bigfleet.shard.audit_check import FINDINGS_MAX, check
+    from bigfleet.shard.audit.verification import FINDINGS_MAX, check
 
     noted = _read_anchor(anchor) if anchor is not None else None
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def _sound(checked: "Checked", files: Sequence[Path]) -> str:
 
 
 def _read_anchor(text: str) -> "Head":
-    from bigfleet.shard.audit import Head
+    from bigfleet.shard.audit.log import Head
 
     number, colon, chain = text.partition(":")
     is_number = number.isascii() and number.isdigit() and len(number) <= 19
@@ -87,7 +87,7 @@ def _open(path: Path) -> IO[bytes]:
 
 def _first_sequence(path: Path, content: IO[bytes]) -> int:
     """Return the number of the first record, so that files are read in the order in which they were written."""
-    from bigfleet.shard.audit import read_line
+    from bigfleet.shard.audit.log import read_line
 
     line = read_line(next(_lines(path, content), b"").removesuffix(b"\n"))
     content.seek(0)

@@ -15,13 +15,13 @@ from urllib.parse import quote
 
 import typer
 
-from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.model.ids import identifier_fault
 
 if TYPE_CHECKING:
     from bigfleet.cli.certs.folder import Kept
     from bigfleet.cli.certs.issuing import Bearer
-    from bigfleet.rpc.identity import Identity
+    from bigfleet.rpc.security.identity import Identity
 
 app = typer.Typer(help="Certificates for mutual TLS.", no_args_is_help=True)
 
@@ -67,7 +67,7 @@ def dev(
     What is in DIR already is kept, so that another cluster can be added later.
     """
     from bigfleet.cli.certs.folder import CertificateFolder
-    from bigfleet.rpc.identity import Identity, Role
+    from bigfleet.rpc.security.identity import Identity, Role
 
     shards, clusters = shard or ["shard-0"], cluster or ["cluster-0"]
     providers = provider or ["simulated"]

@@ -14,7 +14,7 @@ from typing import Final
 from cryptography import x509
 
 from bigfleet.cli.certs.issuing import Authority, Bearer, Issued, serves
-from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 AUTHORITY: Final = "ca"
 _ANEW: Final = "--force makes everything anew"

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
-from bigfleet.cli.values import parse_positive_duration_seconds
+from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.values import parse_positive_duration_seconds
+from bigfleet.cli.runtime.failures import UsageFault
 
 
 def conformance(
@@ -51,9 +51,9 @@ def conformance(
         parse_target,
         profiles_asked,
     )
-    from bigfleet.cli.runtime import run_loop
-    from bigfleet.provider.conformance.lab import Patience
-    from bigfleet.provider.conformance.runner import Plan
+    from bigfleet.cli.runtime.system import run_loop
+    from bigfleet.conformance.lab import Patience
+    from bigfleet.conformance.runner import Plan
 
     ids = None if only is None else parse_only(only)
     settings = Settings(

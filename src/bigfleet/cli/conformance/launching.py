@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO
 
 from bigfleet.cli.conformance.settings import ADDRESS, SEEDS, STATE, Settings
+from bigfleet.conformance.behaviour import Lane
+from bigfleet.conformance.ports import ProviderClient, Site, SiteFault, SiteMissing
 from bigfleet.model.clock import Clock
-from bigfleet.provider.conformance.behaviour import Lane
-from bigfleet.provider.conformance.ports import ProviderClient, Site, SiteFault, SiteMissing
-from bigfleet.rpc.conformance_client import GrpcConnection, until_serving
-from bigfleet.rpc.tls import TlsFiles
+from bigfleet.rpc.clients.conformance import GrpcConnection, until_serving
+from bigfleet.rpc.security.tls import TlsFiles
 
 _CONNECTIONS = 2
 _START_SECONDS_MAX = 20.0

@@ -9,8 +9,8 @@ import junitparser
 import msgspec
 
 import bigfleet
-from bigfleet.cli.faults import UsageFault
-from bigfleet.provider.conformance.runner import Outcome, Report, Result
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.conformance.runner import Outcome, Report, Result
 
 JSON_NAME = "report.json"
 JUNIT_NAME = "junit.xml"

@@ -11,11 +11,11 @@ from bigfleet.cli.conformance.launching import CommandSites
 from bigfleet.cli.conformance.reports import prepare, write_reports
 from bigfleet.cli.conformance.settings import Settings
 from bigfleet.cli.conformance.view import View, print_summary
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.runtime import SystemClock, SystemIds
-from bigfleet.provider.conformance.catalogue import behaviours_of
-from bigfleet.provider.conformance.ports import SiteFault
-from bigfleet.provider.conformance.runner import Runner, Verdict
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.system import SystemClock, SystemIds
+from bigfleet.conformance.catalogue import behaviours_of
+from bigfleet.conformance.ports import SiteFault
+from bigfleet.conformance.runner import Runner, Verdict
 
 
 async def run_conformance(settings: Settings, console: Console) -> int:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.values import parse_address
-from bigfleet.provider.conformance.areas.scale import PAGE
-from bigfleet.provider.conformance.behaviour import Profile
-from bigfleet.provider.conformance.catalogue import BY_ID
-from bigfleet.provider.conformance.runner import Plan
+from bigfleet.cli.flags.values import parse_address
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.conformance.areas.scale import PAGE
+from bigfleet.conformance.behaviour import Profile
+from bigfleet.conformance.catalogue import BY_ID
+from bigfleet.conformance.runner import Plan
 
 if TYPE_CHECKING:
-    from bigfleet.rpc.tls import TlsFiles
+    from bigfleet.rpc.security.tls import TlsFiles
 
 ALL: Final = "all"
 DEFAULT_PROFILES: Final = "core,cloud,delta,spot"

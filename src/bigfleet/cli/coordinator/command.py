@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.shard import LOG_LEVELS
-from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
-from bigfleet.cli.values import (
+from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.values import (
     check_dialable,
     parse_address,
     parse_duration_seconds,
     parse_optional_address,
     parse_positive_duration_seconds,
 )
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.shard.command import LOG_LEVELS
 from bigfleet.model.ids import identifier_fault
 
 if TYPE_CHECKING:
     from bigfleet.cli.coordinator.process import CoordinatorPlace
-    from bigfleet.coordinator.moves import Knobs
-    from bigfleet.coordinator.service import Export
-    from bigfleet.coordinator.term import CoordinatorSettings
+    from bigfleet.coordinator.leader_term import CoordinatorSettings
+    from bigfleet.coordinator.replica import Export
+    from bigfleet.coordinator.transfers import Knobs
 
 _Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this replica; the host's name by default.")]
 _Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the Coordinator service.")]
@@ -118,7 +118,7 @@ class Flags:
 
     def settings(self) -> "CoordinatorSettings":
         """Return how it works. Raises UsageFault naming the flag."""
-        from bigfleet.coordinator.term import CoordinatorSettings
+        from bigfleet.coordinator.leader_term import CoordinatorSettings
 
         cycle_seconds = parse_positive_duration_seconds(self.report_interval, "--report-interval")
         interval, cooldown = self.rebalance_interval, self.rebalance_cooldown
@@ -135,7 +135,7 @@ class Flags:
         )
 
     def _knobs(self) -> "Knobs":
-        from bigfleet.coordinator.moves import Knobs
+        from bigfleet.coordinator.transfers import Knobs
 
         return Knobs(
             age_cycles=self.rebalance_age,
@@ -151,8 +151,8 @@ class Flags:
         """Return who the replica is and where everything is. Raises UsageFault naming the flag."""
         from bigfleet.cli.coordinator.process import CoordinatorPlace
         from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
-        from bigfleet.coordinator.store import Leader
-        from bigfleet.rpc.identity import Identity, Role
+        from bigfleet.coordinator.stores.protocol import Leader
+        from bigfleet.rpc.security.identity import Identity, Role
 
         listen = parse_address(self.listen, "--listen")
         address = f"{socket.gethostname()}:{listen[1]}"
@@ -177,7 +177,7 @@ class Flags:
         )
 
     def _export(self) -> "Export | None":
-        from bigfleet.coordinator.service import Export
+        from bigfleet.coordinator.replica import Export
 
         interval_seconds = parse_positive_duration_seconds(self.snapshot_export_interval, "--snapshot-export-interval")
         if self.snapshot_export_dir is None:
@@ -204,7 +204,7 @@ def _share(text: str, flag: str) -> Fraction:
 def coordinator(**given: Any) -> None:
     """Run one replica of the coordinator: it knows all shards, and plans moves of capacity between them."""
     from bigfleet.cli.coordinator.process import serve_coordinator
-    from bigfleet.cli.runtime import configure_logging, run_loop
+    from bigfleet.cli.runtime.system import configure_logging, run_loop
 
     flags = Flags(**given)
     flags.check()

@@ -12,20 +12,20 @@ import structlog
 from grpc import aio
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from bigfleet.cli import interpreter
 from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl, open_store
-from bigfleet.cli.faults import RunFault
-from bigfleet.cli.runtime import SystemClock, serve_http, stop_on_signals
-from bigfleet.coordinator.metered_store import MeteredStore
+from bigfleet.cli.runtime import interpreter
+from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals
+from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
-from bigfleet.coordinator.service import Export, Replica
-from bigfleet.coordinator.store import Leader
-from bigfleet.coordinator.term import CoordinatorSettings
-from bigfleet.rpc import coordinator_server
-from bigfleet.rpc.etcd_client import StoreTls
+from bigfleet.coordinator.replica import Export, Replica
+from bigfleet.coordinator.stores.metered import MeteredStore
+from bigfleet.coordinator.stores.protocol import Leader
+from bigfleet.rpc.etcd.client import StoreTls
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
-from bigfleet.rpc.identity import Gate
-from bigfleet.rpc.tls import TlsFiles, export_expiry
+from bigfleet.rpc.security.identity import Gate
+from bigfleet.rpc.security.tls import TlsFiles, export_expiry
+from bigfleet.rpc.servers import coordinator as coordinator_server
 
 #: Calls that have not ended by themselves after this are cut.
 CALL_GRACE_SECONDS = 2.0

@@ -8,14 +8,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.values import parse_address
-from bigfleet.coordinator.sqlite_store import SqliteStore, StoreFault
-from bigfleet.coordinator.store import Leader
+from bigfleet.cli.flags.values import parse_address
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.coordinator.stores.protocol import Leader
+from bigfleet.coordinator.stores.sqlite import SqliteStore, StoreFault
 from bigfleet.model.clock import Clock
-from bigfleet.rpc.etcd_client import EtcdClient, StoreTls
-from bigfleet.rpc.etcd_store import EtcdStore
-from bigfleet.rpc.tls import TlsFault, TlsFiles, TlsPaths
+from bigfleet.rpc.etcd.client import EtcdClient, StoreTls
+from bigfleet.rpc.etcd.store import EtcdStore
+from bigfleet.rpc.security.tls import TlsFault, TlsFiles, TlsPaths
 
 _ADVICE = "write etcd://HOST:PORT,HOST:PORT/PREFIX or sqlite:///PATH"
 _ENDPOINT = re.compile(r"(?:[^\s:/,\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bigfleet.cli.engine.registry import DEFAULT_ENGINE, ENGINES, Engine, engine_named
 from bigfleet.cli.engine.runner import Fault, Question, fault_of
 from bigfleet.engine.decision import Decision, Options
-from bigfleet.engine.records import RecordLog
+from bigfleet.engine.explain.records import RecordLog
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
 

@@ -25,11 +25,11 @@ from bigfleet.cli.engine.cases import (
 from bigfleet.cli.engine.fleets import decide_fleet, decision_record
 from bigfleet.cli.engine.registry import Decide
 from bigfleet.engine.decision import Decision, ParkingKey, RowResult, Weights
-from bigfleet.engine.domains import Domain, rank_domains
 from bigfleet.engine.folding import fold
 from bigfleet.engine.parking import next_ages, stamp_parked
-from bigfleet.engine.pool import Pool
-from bigfleet.engine.preempt import grace_seconds, score_terms
+from bigfleet.engine.reference.domains import Domain, rank_domains
+from bigfleet.engine.reference.pool import Pool
+from bigfleet.engine.reference.preempt import grace_seconds, score_terms
 from bigfleet.engine.shortfalls import Ledger, Shortfall, record, report
 from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.metadata import decode_metadata, encode_metadata
@@ -39,7 +39,7 @@ from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.quantity import Family, QuantityError, format_quantity, parse_quantity
 from bigfleet.model.states import MachineState, is_legal_transition
 from bigfleet.model.vector import Vector, parse_vector
-from bigfleet.shard.rails import cap_reclaims, reclaim_cap
+from bigfleet.shard.safety_limits import cap_reclaims, reclaim_cap
 
 Check = Callable[[Case, Decide], None]
 

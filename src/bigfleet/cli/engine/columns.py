@@ -7,9 +7,9 @@ not let it. Nothing here decides.
 from collections.abc import Sequence
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
-from bigfleet.engine.columnar.store import ColumnStore
+from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Decision, Options
-from bigfleet.engine.records import Reporter
+from bigfleet.engine.explain.records import Reporter
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.engine.snapshot import Snapshot

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.engine.registry import BOTH, CHOICES, DEFAULT_ENGINE, engine_named
-from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
     from bigfleet.cli.engine.registry import Decide

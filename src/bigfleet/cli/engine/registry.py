@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.kernel_cache import keep_kernels
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.kernel_cache import keep_kernels
 
 if TYPE_CHECKING:
     from bigfleet.engine.decision import Decision, Options
-    from bigfleet.engine.records import Reporter
+    from bigfleet.engine.explain.records import Reporter
     from bigfleet.engine.snapshot import Snapshot
     from bigfleet.model.need import Need
 

@@ -15,9 +15,9 @@ from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.vector import parse_vector
-from bigfleet.shard import rails
-from bigfleet.shard.demand import Intake
-from bigfleet.shard.inventory import Inventory, InventoryRefusal
+from bigfleet.shard import safety_limits as rails
+from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
+from bigfleet.shard.sessions.demand import Intake
 
 
 def _inventory(case: Case, decide: Decide) -> None:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.flag_groups import taking
+from bigfleet.cli.flags.groups import taking
 from bigfleet.cli.get.shared import Asking
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from bigfleet.cli.get.records import Record
-    from bigfleet.rpc.gen import shardread_pb2
-    from bigfleet.rpc.shardread_client import ShardReader
+    from bigfleet.rpc.clients.shardread import ShardReader
+    from bigfleet.rpc.wire.gen import shardread_pb2
 
 #: Rows that an ambiguous beginning names.
 NAMED_MAX: Final = 5
@@ -72,7 +72,7 @@ def machine(
     """Say why a machine serves whom it serves, and what was done with it."""
     from bigfleet.cli.explain.page import show_machine
     from bigfleet.cli.get.records import action_record, event_record, machine_record, time_text
-    from bigfleet.rpc.gen import shardread_pb2
+    from bigfleet.rpc.wire.gen import shardread_pb2
 
     def ask(reader: "ShardReader") -> "Record":
         told = reader.explain_machine(shardread_pb2.ExplainMachineRequest(machine_id=machine_id))
@@ -112,7 +112,7 @@ def _explain(asking: Asking, ask: "Callable[[ShardReader], Record]", show: "Call
 def _row_meant(reader: "ShardReader", cluster: str, asked: str) -> "shardread_pb2.ExplainNeedRequest":
     """Return the one row of the cluster whose id begins so. Raises RunFault for none, UsageFault for several."""
     from bigfleet.cli.get.records import need_id
-    from bigfleet.rpc.gen import shardread_pb2
+    from bigfleet.rpc.wire.gen import shardread_pb2
 
     listing = reader.needs(shardread_pb2.InspectNeedsRequest(cluster_id=cluster))
     if not listing.cycle:

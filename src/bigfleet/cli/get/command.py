@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.flag_groups import taking
+from bigfleet.cli.flags.groups import taking
+from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.flags.values import parse_positive_duration_seconds
 from bigfleet.cli.get.shared import Looking
-from bigfleet.cli.switches import SwitchCommand
-from bigfleet.cli.values import parse_positive_duration_seconds
+from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bigfleet.cli.get.columns import Column
     from bigfleet.cli.get.records import Record
     from bigfleet.cli.get.sources import Source
-    from bigfleet.rpc.shardread_client import ShardReader
+    from bigfleet.rpc.clients.shardread import ShardReader
 
 METRICS_ADDRESS: Final = "127.0.0.1:8780"
 METRICS_ADDRESS_VARIABLE: Final = "BIGFLEET_SHARD_METRICS_ADDR"
@@ -81,8 +81,8 @@ def machines(
 ) -> None:
     """List machines as the shard knows them at this moment, by id."""
     from bigfleet.cli.get import columns, sources, wanted
-    from bigfleet.rpc.convert_machine import state_to_wire
-    from bigfleet.rpc.gen import provider_pb2, shardread_pb2
+    from bigfleet.rpc.wire.convert_machine import state_to_wire
+    from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2
 
     request = shardread_pb2.ListMachinesRequest(
         cluster_id=wanted.cluster_id(cluster),
@@ -149,7 +149,7 @@ def actions(
 ) -> None:
     """List what the shard did and does to machines, newest first; it remembers --action-history of them."""
     from bigfleet.cli.get import columns, sources, wanted
-    from bigfleet.rpc.gen import shardread_pb2
+    from bigfleet.rpc.wire.gen import shardread_pb2
 
     since_seconds = parse_positive_duration_seconds(since, "--since") if since else 0.0
     chosen = {"kinds": wanted.action_kinds(kind or ()), "outcomes": wanted.outcomes(outcome or ())}

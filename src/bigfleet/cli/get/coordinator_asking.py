@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.faults import CommandFault, RunFault, UsageFault
 from bigfleet.cli.get.shared import Asking, Looking
+from bigfleet.cli.runtime.failures import CommandFault, RunFault, UsageFault
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from bigfleet.rpc.coordinator_client import CoordinatorCaller, CoordinatorFault, M
+    from bigfleet.rpc.clients.coordinator import CoordinatorCaller, CoordinatorFault, M
 
 ADDRESS: Final = "127.0.0.1:7790"
 
@@ -40,14 +40,14 @@ class LookingAtCoordinator(Looking):
 
 def caller_of(asking: Asking) -> "CoordinatorCaller":
     """Return the coordinator that the flags name. Raises UsageFault."""
-    from bigfleet.rpc.coordinator_client import CoordinatorCaller
+    from bigfleet.rpc.clients.coordinator import CoordinatorCaller
 
     return CoordinatorCaller(asking.address(), tls=asking.tls())
 
 
 def asked(caller: "CoordinatorCaller", method: str, request: "Message", answer: "type[M]") -> "M":
     """Return the leader's answer. Raises RunFault, or UsageFault for what no coordinator takes."""
-    from bigfleet.rpc.coordinator_client import CoordinatorFault
+    from bigfleet.rpc.clients.coordinator import CoordinatorFault
 
     try:
         return caller.call(method, request, answer)

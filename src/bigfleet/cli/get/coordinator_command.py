@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bigfleet.cli.flag_groups import taking
+from bigfleet.cli.flags.groups import taking
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.coordinator_asking import LookingAtCoordinator, asked, caller_of
-from bigfleet.cli.switches import SwitchCommand
 
 if TYPE_CHECKING:
     from bigfleet.cli.get.columns import Column
@@ -26,7 +26,7 @@ _All = Annotated[bool, typer.Option("--all", help="Finished ones, too, as far as
 def shards(looking: LookingAtCoordinator) -> None:
     """List registered shards, whether they report, and where they are dialled."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     def look() -> "Iterator[Record]":
         return records.shard_records(
@@ -40,7 +40,7 @@ def shards(looking: LookingAtCoordinator) -> None:
 def domains(looking: LookingAtCoordinator) -> None:
     """List topology domains and the shards that own them."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     def look() -> "Iterator[Record]":
         request, answer = pb.ListDomainAssignmentsRequest(), pb.ListDomainAssignmentsResponse
@@ -53,7 +53,7 @@ def domains(looking: LookingAtCoordinator) -> None:
 def quotas(looking: LookingAtCoordinator) -> None:
     """List the slots that shards may use at each provider and region."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     def look() -> "Iterator[Record]":
         return records.quota_records(
@@ -67,7 +67,7 @@ def quotas(looking: LookingAtCoordinator) -> None:
 def providers(looking: LookingAtCoordinator) -> None:
     """List the providers whose quotas are kept."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     def look() -> "Iterator[Record]":
         request, answer = pb.ListProvidersRequest(), pb.ListProvidersResponse
@@ -80,7 +80,7 @@ def providers(looking: LookingAtCoordinator) -> None:
 def bindings(looking: LookingAtCoordinator) -> None:
     """List clusters and the shard that each belongs to, with others that claim to serve it."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     def look() -> "Iterator[Record]":
         return records.binding_records(
@@ -95,7 +95,7 @@ def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All =
     """List what shards are told and have not answered yet, and why; --all lists what is finished, too."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.cli.get.wanted import shard_id
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request = pb.ListInstructionsRequest(shard_id=shard_id(shard), include_finished=all_)
 
@@ -111,7 +111,7 @@ def moves(looking: LookingAtCoordinator, shard: _Either = "") -> None:
     """List moves of machines between shards, finished ones and dry-run proposals included, and why they move."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.cli.get.wanted import shard_id
-    from bigfleet.rpc.gen import coordinator_pb2 as pb
+    from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request, wanted = pb.ListInstructionsRequest(include_finished=True), shard_id(shard)
 

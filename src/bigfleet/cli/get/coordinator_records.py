@@ -9,7 +9,7 @@ from typing import Any, Final
 from bigfleet.cli.get.columns import NOTHING, Column, age_text, plain
 from bigfleet.cli.get.moves import moves_in
 from bigfleet.cli.get.records import Record, time_text, unix_seconds
-from bigfleet.rpc.gen import coordinator_pb2
+from bigfleet.rpc.wire.gen import coordinator_pb2
 
 _Status = coordinator_pb2.InstructionStatus
 _KINDS: Final = {

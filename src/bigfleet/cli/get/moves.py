@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from bigfleet.rpc.gen import coordinator_pb2
+from bigfleet.rpc.wire.gen import coordinator_pb2
 
 _Status = coordinator_pb2.InstructionStatus
 _ADOPT: Final = "adopt"

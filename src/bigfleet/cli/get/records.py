@@ -16,8 +16,8 @@ from bigfleet.engine.shortfalls import priority_class
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.model.profile import Operator
-from bigfleet.rpc.convert_machine import capacity_type_from_wire, state_from_wire
-from bigfleet.rpc.gen import capacity_pb2, shardread_pb2
+from bigfleet.rpc.wire.convert_machine import capacity_type_from_wire, state_from_wire
+from bigfleet.rpc.wire.gen import capacity_pb2, shardread_pb2
 
 Record = dict[str, Any]
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bigfleet.cli.faults import RunFault
+from bigfleet.cli.flags.values import parse_address
 from bigfleet.cli.get.records import Record
-from bigfleet.cli.values import parse_address
+from bigfleet.cli.runtime.failures import RunFault
 
 READ_SECONDS_MAX: Final = 10.0
 METRICS_BYTES_MAX: Final = 64 * 1024 * 1024

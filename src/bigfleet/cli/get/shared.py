@@ -1,6 +1,6 @@
 """The flags that every command about a live shard has: whom to ask, who asks, and how the answer is shown.
 
-Each is written once, as a field; `bigfleet.cli.flag_groups` gives them to a command. Nothing here dials or prints.
+Each is written once, as a field; `bigfleet.cli.flags.groups` gives them to a command. Nothing here dials or prints.
 """
 
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
 
 if TYPE_CHECKING:
-    from bigfleet.rpc.tls import TlsFiles
+    from bigfleet.rpc.security.tls import TlsFiles
 
 ADDRESS: Final = "127.0.0.1:7780"
 

@@ -12,16 +12,16 @@ from itertools import islice
 
 import grpc
 
-from bigfleet.cli.faults import CommandFault, RunFault, UsageFault
 from bigfleet.cli.get.columns import plain
 from bigfleet.cli.get.records import Record, action_record, machine_record, need_record, session_record
+from bigfleet.cli.runtime.failures import CommandFault, RunFault, UsageFault
 from bigfleet.model import vector
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.rpc.convert_machine import state_from_wire, state_to_wire
-from bigfleet.rpc.gen import shardread_pb2
-from bigfleet.rpc.shardread_client import ReadRefused, ShardReader, ShardReadFault, UnreachableShard
-from bigfleet.rpc.tls import TlsFiles
+from bigfleet.rpc.clients.shardread import ReadRefused, ShardReader, ShardReadFault, UnreachableShard
+from bigfleet.rpc.security.tls import TlsFiles
+from bigfleet.rpc.wire.convert_machine import state_from_wire, state_to_wire
+from bigfleet.rpc.wire.gen import shardread_pb2
 
 Source = Callable[[ShardReader], Iterator[Record]]
 

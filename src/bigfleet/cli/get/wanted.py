@@ -6,8 +6,8 @@ Each mistake is a UsageFault that names the flag and what would be right. Nothin
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.values import address_text, parse_address, parse_positive_duration_seconds
+from bigfleet.cli.flags.values import address_text, parse_address, parse_positive_duration_seconds
+from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model.ids import identifier_fault
 from bigfleet.model.states import CapacityType, MachineState

@@ -19,10 +19,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from bigfleet.cli.faults import CommandFault
 from bigfleet.cli.get.columns import Column
 from bigfleet.cli.get.output import TableWriter, footer, plural, write_json, write_yaml
 from bigfleet.cli.get.records import NANOS_PER_SECOND, Record, time_text
+from bigfleet.cli.runtime.failures import CommandFault
 
 #: A document stays in memory up to this and goes through a file above it.
 SPOOL_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 app = typer.Typer(help="Partitioned hosts: what is on them, and what still fits.", no_args_is_help=True)
 

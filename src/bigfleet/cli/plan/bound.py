@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bigfleet.cli.faults import RunFault, UsageFault
 from bigfleet.cli.plan.planning import Plan
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.engine.decision import RowResult
 from bigfleet.engine.matching import Shapes
-from bigfleet.engine.pool import is_set_aside, is_sold_out
-from bigfleet.engine.rows import supply_of
+from bigfleet.engine.reference.pool import is_set_aside, is_sold_out
+from bigfleet.engine.reference.rows import supply_of
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine

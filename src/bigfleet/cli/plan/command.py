@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
     from bigfleet.cli.plan.bound import Bound
     from bigfleet.cli.plan.planning import Difference, Plan, PlanInput
-    from bigfleet.engine.explain import Explanation
+    from bigfleet.engine.explain.explanation import Explanation
     from bigfleet.planner.problem import SchedulerOrder
 
 OUTPUTS: Final = ("table", "json")

@@ -13,8 +13,8 @@ from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
 from bigfleet.cli.plan.settling import Claim, Settled
 from bigfleet.engine.decision import ActionKind, RowResult
-from bigfleet.engine.explain import Explanation
-from bigfleet.engine.explain_text import sentences
+from bigfleet.engine.explain.explanation import Explanation
+from bigfleet.engine.explain.sentences import sentences
 from bigfleet.model.vector import format_vector
 
 

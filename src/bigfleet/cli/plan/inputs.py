@@ -20,7 +20,9 @@ import yaml
 
 from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES, load_yaml
 from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_overhead, row_amounts
-from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.demo.fleet import trace_fleet
+from bigfleet.demo.trace import TraceFault, read_nodes
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
 from bigfleet.model.need import Need
@@ -29,8 +31,6 @@ from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, T
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import vector_faults
-from bigfleet.sim.fleet import trace_fleet
-from bigfleet.sim.trace import TraceFault, read_nodes
 
 T = TypeVar("T")
 

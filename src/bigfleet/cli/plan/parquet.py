@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault
 
 #: Rows that are turned into objects at a time.
 BATCH_ROWS: Final = 10_000

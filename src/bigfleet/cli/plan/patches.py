@@ -14,7 +14,6 @@ import msgspec
 
 from bigfleet.cli.engine.cases import CAPACITY_TYPES
 from bigfleet.cli.engine.shape_entries import ShapeEntry
-from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.plan.inputs import (
     MACHINES_MAX,
     ClusterOverheadEntry,
@@ -29,6 +28,7 @@ from bigfleet.cli.plan.inputs import (
     with_shapes,
 )
 from bigfleet.cli.plan.planning import PlanInput
+from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.model.ids import MachineId
 
 PATCHES_MAX: Final = 1000

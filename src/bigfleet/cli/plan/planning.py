@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bigfleet.cli.kernel_cache import keep_kernels
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
+from bigfleet.cli.runtime.kernel_cache import keep_kernels
 from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
-from bigfleet.engine.explain import Explanation, NeedExplanation, explain_needs
-from bigfleet.engine.explain_text import shortfall_sentences
-from bigfleet.engine.records import RowRef
-from bigfleet.engine.reference import decide
+from bigfleet.engine.explain.explanation import Explanation, NeedExplanation, explain_needs
+from bigfleet.engine.explain.records import RowRef
+from bigfleet.engine.explain.sentences import shortfall_sentences
+from bigfleet.engine.reference.decide import decide
 from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
 from bigfleet.engine.shapes.explain import Explained, names_by_key
 from bigfleet.engine.shapes.explain import shortfall_sentences as reasons_of_shapes

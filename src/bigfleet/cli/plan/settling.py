@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bigfleet.cli.engine.case_fleet import Fleet
-from bigfleet.cli.faults import RunFault
 from bigfleet.cli.plan.inputs import MachineGiven
 from bigfleet.cli.plan.planning import Plan, PlanInput, answer_to, make_plan, question_of
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId

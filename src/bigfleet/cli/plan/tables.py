@@ -17,8 +17,8 @@ from bigfleet.cli.plan.bound import Bound
 from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
 from bigfleet.cli.plan.settling import Settled
 from bigfleet.engine.decision import ActionKind
-from bigfleet.engine.explain import Explanation
-from bigfleet.engine.explain_text import amounts_text, dollars_text, sentences
+from bigfleet.engine.explain.explanation import Explanation
+from bigfleet.engine.explain.sentences import amounts_text, dollars_text, sentences
 
 #: Machines that a line of the table names.
 NAMED_MAX: Final = 2

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
-from bigfleet.cli.faults import UsageFault
-from bigfleet.cli.values import parse_duration_seconds, parse_positive_duration_seconds
+from bigfleet.cli.flags.values import parse_duration_seconds, parse_positive_duration_seconds
+from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.decision import Options, Weights
-from bigfleet.engine.reclaim import RELEASABLE
+from bigfleet.engine.reference.reclaim import RELEASABLE
 from bigfleet.model.states import CapacityType
 
 ENGINES: Final = ("columnar", "reference")

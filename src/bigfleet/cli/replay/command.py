@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bigfleet.cli.faults import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from bigfleet.cli.plan.planning import Difference, Plan
     from bigfleet.cli.replay.changes import Settings
     from bigfleet.cli.replay.replaying import Replayed
-    from bigfleet.engine.explain import Explanation
-    from bigfleet.shard.recording_reader import RecordedCycle
+    from bigfleet.engine.explain.explanation import Explanation
+    from bigfleet.recording.reader import RecordedCycle
 
 OUTPUTS = ("table", "json")
 #: Width of the pages where there is no terminal.
@@ -64,8 +64,8 @@ def replay(
 ) -> None:
     """Decide recorded cycles again, and say whether they come to the same, and what another setting would change."""
     from bigfleet.cli.get.output import quiet_when_unread
-    from bigfleet.cli.kernel_cache import keep_kernels
     from bigfleet.cli.replay.changes import ENGINES, read_settings
+    from bigfleet.cli.runtime.kernel_cache import keep_kernels
 
     for flag, value, known in (("--output", output, OUTPUTS), ("--engine", engine, ENGINES)):
         if value not in known:
@@ -90,8 +90,8 @@ def replay(
 
 def _cycles(file: Path, epoch: int | None) -> "Iterator[RecordedCycle]":
     """Yield the cycles of the file. Raises UsageFault for what is no recording, or behind the last that is whole."""
-    from bigfleet.shard.recording_frames import Damage, Torn, WrongFile
-    from bigfleet.shard.recording_reader import read_recording
+    from bigfleet.recording.frames import Damage, Torn, WrongFile
+    from bigfleet.recording.reader import read_recording
 
     last: int | None = None
     try:

@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from prometheus_client import CollectorRegistry
 
 import bigfleet
-from bigfleet.cli.faults import RunFault
-from bigfleet.cli.shard_place import ShardPlace
+from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.model.clock import Clock
-from bigfleet.shard.ports import Compute, ShardSettings
-from bigfleet.shard.recording import Recorder
-from bigfleet.shard.recording_file import RecordingFault, RecordingFile
-from bigfleet.shard.recording_values import FORMAT, Head
+from bigfleet.model.compute import Compute
+from bigfleet.recording.file import RecordingFault, RecordingFile
+from bigfleet.recording.recorder import Recorder
+from bigfleet.recording.values import FORMAT, Head
+from bigfleet.shard.ports import ShardSettings
 
 
 @asynccontextmanager

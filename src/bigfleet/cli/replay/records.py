@@ -5,8 +5,8 @@ from typing import Any
 from bigfleet.cli.get.records import time_text
 from bigfleet.cli.plan.document import plain
 from bigfleet.cli.replay.replaying import Replayed, cost_usd_per_hour, counts_of, machines_of
-from bigfleet.shard.recording_digest import digest_text
-from bigfleet.shard.recording_values import Outcome
+from bigfleet.recording.digest import digest_text
+from bigfleet.recording.values import Outcome
 
 Record = dict[str, Any]
 

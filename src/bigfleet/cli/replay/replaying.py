@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 from bigfleet.cli.plan.planning import SERVING_STATES, STATE_AFTER
 from bigfleet.engine import plain_engine
-from bigfleet.engine.columnar.objects import snapshot_of
-from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.columns.objects import snapshot_of
+from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.decision import ActionKind, Decision, Options
 from bigfleet.engine.fleet_engine import FleetEngine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
-from bigfleet.shard.recording_digest import NO_ROW, PARTS, Digester
-from bigfleet.shard.recording_reader import RecordedCycle
-from bigfleet.shard.recording_values import Outcome, rows_of
+from bigfleet.recording.digest import NO_ROW, PARTS, Digester
+from bigfleet.recording.reader import RecordedCycle
+from bigfleet.recording.values import Outcome, rows_of
 
 Decide = Callable[[ColumnSnapshot, Sequence[Need], Options], Decision]
 Change = Callable[[Options], Options]

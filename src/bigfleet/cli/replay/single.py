@@ -10,21 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from bigfleet.cli.faults import UsageFault
 from bigfleet.cli.get.records import need_id
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
 from bigfleet.cli.plan.patches import apply_patches
 from bigfleet.cli.plan.planning import Difference, Plan, PlanInput, decided_plan, difference_of
 from bigfleet.cli.replay.changes import Settings
 from bigfleet.cli.replay.replaying import new_engine
-from bigfleet.engine.columnar.store import column_snapshot
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.engine.columns.store import column_snapshot
 from bigfleet.engine.decision import Decision, Options
-from bigfleet.engine.explain import Explanation
+from bigfleet.engine.explain.explanation import Explanation
 from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
 from bigfleet.engine.shapes.explain import Explained, names_by_key
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
-from bigfleet.shard.recording_reader import RecordedCycle
+from bigfleet.recording.reader import RecordedCycle
 
 #: Names that an ambiguous beginning is told with.
 _NAMED_MAX = 5

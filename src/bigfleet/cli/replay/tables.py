@@ -14,8 +14,8 @@ from bigfleet.cli.get.output import TableWriter
 from bigfleet.cli.get.records import time_text
 from bigfleet.cli.replay.records import Record
 from bigfleet.cli.replay.replaying import Replayed, Verdict, differing_actions
-from bigfleet.engine.explain_text import dollars_text
-from bigfleet.shard.recording_values import Head
+from bigfleet.engine.explain.sentences import dollars_text
+from bigfleet.recording.values import Head
 
 #: Cycles that are laid out together, so that a long replay is seen to go on.
 BLOCK_MAX: Final = 20

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.values import parse_positive_duration_seconds
+from bigfleet.cli.flags.values import parse_positive_duration_seconds
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,9 +77,9 @@ def sim() -> None:
 @app.command("list")
 def list_scenarios() -> None:
     """Name what can be run, what may fail in it, and what must hold."""
-    from bigfleet.sim.world.handovers import INVARIANTS
-    from bigfleet.sim.world.liveness import CHECKS, L2_SENTENCE
-    from bigfleet.sim.world.swarm import ALL_FAULTS
+    from bigfleet.sim.checkers.handovers import INVARIANTS
+    from bigfleet.sim.checkers.liveness import CHECKS, L2_SENTENCE
+    from bigfleet.sim.plan_generator import ALL_FAULTS
     from bigfleet.sim.world.world import SILENCE_CHANGES_NOTHING
 
     typer.echo(f"{FAULT_WORLD}: shards, coordinator, provider and clusters under faults that the seed draws")
@@ -138,7 +138,7 @@ def run(
     elif named is not None:
         _run_many(each_of(named), require_marks, known=len(named))
     elif seconds is not None:
-        from bigfleet.cli.runtime import SystemClock
+        from bigfleet.cli.runtime.system import SystemClock
 
         _run_many(each_of(_until(first, SystemClock(), seconds)), require_marks, known=None)
     else:
@@ -171,7 +171,7 @@ def _until(first: int, clock: "Clock", seconds: float) -> Iterator[int]:
 def _run_many(runs: Iterable["SeedRun"], require_marks: bool, *, known: int | None) -> None:
     from bigfleet.cli.sim.report import total_lines
     from bigfleet.cli.sim.seeds import Total
-    from bigfleet.sim.world.marks import MARKS
+    from bigfleet.sim.checkers.marks import MARKS
 
     total = Total()
     with _progress("seeds", known) as advance:
@@ -186,8 +186,8 @@ def _run_many(runs: Iterable["SeedRun"], require_marks: bool, *, known: int | No
 
 def _run_scenario(name: str, seed: int, cycles_max: int | None) -> None:
     from bigfleet.cli.sim.report import outcome_lines
-    from bigfleet.sim.closed_loop.scenario import ScenarioFault
-    from bigfleet.sim.closed_loop.scenarios import run as run_closed
+    from bigfleet.sim.scenarios.runner import run as run_closed
+    from bigfleet.sim.scenarios.scenario_file import ScenarioFault
 
     try:
         with _progress(name, None):
@@ -205,7 +205,7 @@ def replay(trace: _Trace) -> None:
     """Run a trace's plan again and say whether the course is the same, or where it first differs."""
     from bigfleet.cli.sim.report import violation_lines
     from bigfleet.cli.sim.seeds import seed_run
-    from bigfleet.sim.world.traces import TraceFileFault, first_difference, read_trace
+    from bigfleet.sim.world.trace_files import TraceFileFault, first_difference, read_trace
     from bigfleet.sim.world.world import run_plan
 
     _keep_kernels()
@@ -261,7 +261,7 @@ def shrink(
 
 def _write(result: "Result", trace: Path | None, page: Path | None) -> None:
     from bigfleet.sim.world.timeline import timeline
-    from bigfleet.sim.world.traces import write_trace
+    from bigfleet.sim.world.trace_files import write_trace
 
     if trace is not None:
         with _writing(trace):
@@ -302,8 +302,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _closed_loops() -> list[str]:
     """Return the names of the closed-loop scenarios; none outside of a checkout."""
-    from bigfleet.sim.closed_loop.scenario import ScenarioFault
-    from bigfleet.sim.closed_loop.scenarios import scenarios
+    from bigfleet.sim.scenarios.runner import scenarios
+    from bigfleet.sim.scenarios.scenario_file import ScenarioFault
 
     try:
         return scenarios()
@@ -313,8 +313,8 @@ def _closed_loops() -> list[str]:
 
 def _told_of(scenario: str) -> str:
     """Return the first sentence of what a closed-loop scenario says of itself, or what is wrong with its file."""
-    from bigfleet.sim.closed_loop.scenario import ScenarioFault
-    from bigfleet.sim.closed_loop.scenarios import scenario_of
+    from bigfleet.sim.scenarios.runner import scenario_of
+    from bigfleet.sim.scenarios.scenario_file import ScenarioFault
 
     try:
         about = " ".join(scenario_of(scenario).about.split())
@@ -344,7 +344,7 @@ def _range(text: str) -> range:
 
 
 def _keep_kernels() -> None:
-    from bigfleet.cli.kernel_cache import keep_kernels
+    from bigfleet.cli.runtime.kernel_cache import keep_kernels
 
     keep_kernels()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bigfleet.cli.sim.seeds import SeedRun, Total
 
 if TYPE_CHECKING:
-    from bigfleet.sim.closed_loop.scenarios import Outcome
+    from bigfleet.sim.scenarios.runner import Outcome
 
 _SHOWN_MAX = 10
 

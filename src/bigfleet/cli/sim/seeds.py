@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from bigfleet.sim.world.swarm import Plan
+    from bigfleet.sim.plan_generator import Plan
     from bigfleet.sim.world.world import Result
 
 #: Failing seeds that are told one by one; the others are counted.
@@ -100,7 +100,7 @@ def plan_of(seed: int, steps: int | None = None) -> "Plan":
     """Return a seed's plan, with the fault phase cut or stretched to so many steps."""
     import msgspec
 
-    from bigfleet.sim.world.swarm import draw
+    from bigfleet.sim.plan_generator import draw
     from bigfleet.sim.world.world import SAMPLE_SECONDS
 
     plan = draw(seed)
@@ -146,6 +146,6 @@ def compared(run: SeedRun, again: SeedRun | None = None) -> SeedRun:
 
 def _begin() -> None:
     """Let a worker use the kernels that are on disk."""
-    from bigfleet.cli.kernel_cache import keep_kernels
+    from bigfleet.cli.runtime.kernel_cache import keep_kernels
 
     keep_kernels()

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.get.coordinator_asking import ADDRESS, _Addr
-from bigfleet.cli.switches import SwitchCommand
-from bigfleet.cli.tls_flags import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl
-    from bigfleet.coordinator.snapshot import Restored, Snapshot
-    from bigfleet.rpc.etcd_client import StoreTls
-    from bigfleet.rpc.gen import coordinator_pb2
+    from bigfleet.coordinator.stores.snapshot import Restored, Snapshot
+    from bigfleet.rpc.etcd.client import StoreTls
+    from bigfleet.rpc.wire.gen import coordinator_pb2
 
 app = typer.Typer(help="Save the coordinator's tables, and restore a store from them.", no_args_is_help=True)
 
@@ -44,8 +44,8 @@ def save(
     """Save the tables as the leader has them: meta.json and state.json in a new directory."""
     from bigfleet.cli.get.coordinator_asking import fault_of
     from bigfleet.cli.get.wanted import dialled
-    from bigfleet.coordinator.snapshot import SnapshotFault, write_snapshot
-    from bigfleet.rpc.coordinator_client import CoordinatorCaller, CoordinatorFault
+    from bigfleet.coordinator.stores.snapshot import SnapshotFault, write_snapshot
+    from bigfleet.rpc.clients.coordinator import CoordinatorCaller, CoordinatorFault
 
     caller = CoordinatorCaller(dialled(addr, "--addr"), tls=read_tls(tls_cert, tls_key, tls_ca))
     if directory.exists():
@@ -72,7 +72,7 @@ def restore(
 ) -> None:
     """Write a snapshot into a store that no coordinator uses, under a term above all that were in use."""
     from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
-    from bigfleet.coordinator.snapshot import SnapshotFault, read_snapshot
+    from bigfleet.coordinator.stores.snapshot import SnapshotFault, read_snapshot
 
     url = parse_store(store)
     tls = read_store_tls(store_tls_cert, store_tls_key, store_tls_ca)
@@ -93,9 +93,9 @@ async def _restore(
     url: "EtcdUrl | SqliteUrl", tls: "StoreTls | None", restored: "Restored", *, term: int, is_forced: bool
 ) -> None:
     from bigfleet.cli.coordinator.store_url import open_store
-    from bigfleet.cli.runtime import SystemClock
-    from bigfleet.coordinator.sqlite_store import SqliteStore
-    from bigfleet.coordinator.store import Leader, StoreUnavailable
+    from bigfleet.cli.runtime.system import SystemClock
+    from bigfleet.coordinator.stores.protocol import Leader, StoreUnavailable
+    from bigfleet.coordinator.stores.sqlite import SqliteStore
 
     opened = open_store(url, me=Leader("restore", ""), tls=tls, lease_ttl_seconds=10, clock=SystemClock())
     try:
@@ -114,7 +114,13 @@ async def _restore(
 
 def _taken(frames: "Iterator[coordinator_pb2.SnapshotSaveChunk]") -> "Snapshot":
     """Return the snapshot of a stream. Raises SnapshotFault when it is not whole."""
-    from bigfleet.coordinator.snapshot import DOCUMENT_BYTES_MAX, Snapshot, SnapshotFault, read_document, read_meta
+    from bigfleet.coordinator.stores.snapshot import (
+        DOCUMENT_BYTES_MAX,
+        Snapshot,
+        SnapshotFault,
+        read_document,
+        read_meta,
+    )
 
     meta, document = b"", bytearray()
     for frame in frames:

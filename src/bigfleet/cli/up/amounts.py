@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from bigfleet.demo.trace import GPU_MILLI
+from bigfleet.demo.workload import GPU
 from bigfleet.model.quantity import MILLI
 from bigfleet.model.vector import Vector
-from bigfleet.sim.trace import GPU_MILLI
-from bigfleet.sim.workload import GPU
 
 #: The dimensions that the tables show, with their heads.
 SHOWN: Final = (("cpu", "cpu"), ("memory", "memory"), ("gpu", "gpus"))

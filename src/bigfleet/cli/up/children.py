@@ -12,7 +12,7 @@ from typing import Any, Final
 from bigfleet.cli.up.settings import Store, UpSettings
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.cli.up.supervisor import ChildSpec
-from bigfleet.sim.fleet import REGION, ZONES, Fleet, zones_named
+from bigfleet.demo.fleet import REGION, ZONES, Fleet, zones_named
 
 SMALL_FLEET_MACHINES: Final = 500
 PROVIDER: Final = "provider"

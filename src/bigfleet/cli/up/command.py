@@ -42,7 +42,7 @@ def up(
     import structlog
     from rich.console import Console
 
-    from bigfleet.cli.runtime import run_loop
+    from bigfleet.cli.runtime.system import run_loop
     from bigfleet.cli.up.run import SUMMARY_WIDTH, run_up
     from bigfleet.cli.up.settings import settings_from_flags
 

@@ -9,16 +9,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from bigfleet.cli.faults import RunFault
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.amounts import plain_numbers
 from bigfleet.cli.up.observer import FleetFigures, Watcher
 from bigfleet.cli.up.settings import UpSettings
 from bigfleet.cli.up.shard_tables import shard_points
 from bigfleet.cli.up.state_dir import Progress, StateDir, TimelinePoint
+from bigfleet.demo.cluster import RollUpRejected, SimulatedCluster
+from bigfleet.demo.trace import TraceReplay
 from bigfleet.model.clock import Clock
 from bigfleet.operator.requests import CapacityRequest
-from bigfleet.sim.cluster import RollUpRejected, SimulatedCluster
-from bigfleet.sim.trace import TraceReplay
 
 SAMPLES: Final = 60
 #: Demand changes at most so often; what came and went in between is never seen.

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bigfleet.cli.up.observer import FleetFigures, Watcher
+from bigfleet.demo.cluster import SimulatedCluster
 from bigfleet.model.clock import Clock
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import BOUND_STATES, MachineState
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.planner.problem import SchedulerOrder
-from bigfleet.rpc.convert_machine import machine_from_wire
-from bigfleet.sim.cluster import SimulatedCluster
+from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.sim.packing.comparison import PackedCost, packed_cost
-from bigfleet.sim.pod_placement import PodCounts, count_unplaced
+from bigfleet.sim.pods.placement import PodCounts, count_unplaced
 
 CHECK_SECONDS: Final = 2.0
 #: The live view waits this many times as long as the last check took.

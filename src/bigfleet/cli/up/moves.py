@@ -10,12 +10,12 @@ from typing import Final
 
 from grpc import StatusCode, aio
 
-from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import Move, MoveState, moves_in
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.observer import child_channel
 from bigfleet.model import labels
 from bigfleet.model.clock import Clock
-from bigfleet.rpc.gen import coordinator_pb2, coordinator_pb2_grpc
+from bigfleet.rpc.wire.gen import coordinator_pb2, coordinator_pb2_grpc
 
 CALL_SECONDS_MAX: Final = 5.0
 #: Of a look at the moves: the shards' figures wait for it, and they must not stand still while a coordinator hangs.

@@ -18,7 +18,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import BOUND_STATES, CapacityType, MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.rpc.gen import capacity_pb2, provider_pb2, shardread_pb2, shardread_pb2_grpc
+from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shardread_pb2, shardread_pb2_grpc
 
 READ_SECONDS_MAX: Final = 10.0
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024

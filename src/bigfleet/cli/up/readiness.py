@@ -12,7 +12,7 @@ from typing import Final
 
 from rich.console import Console
 
-from bigfleet.cli.faults import RunFault
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.model.clock import Clock
 
 #: Compiling takes this long on no machine that could run a fleet.

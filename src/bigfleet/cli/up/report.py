@@ -15,8 +15,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import Move
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text, plain_numbers
 from bigfleet.cli.up.check_text import check_document, check_table
 from bigfleet.cli.up.fleet_check import FleetCheck

@@ -13,9 +13,9 @@ from typing import Any, Final
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from bigfleet.cli.faults import RunFault
 from bigfleet.cli.get.moves import MoveState
-from bigfleet.cli.runtime import SystemClock, stop_on_signals
+from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.system import SystemClock, stop_on_signals
 from bigfleet.cli.up.children import COORDINATOR, child_specs, port_names, shard_names, zones_of
 from bigfleet.cli.up.drive import DemoDriver, Driver, ReplayDriver
 from bigfleet.cli.up.fleet_check import FleetCheck, FleetChecker
@@ -29,14 +29,14 @@ from bigfleet.cli.up.shard_tables import move_line, moves_told, shard_table, sha
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.cli.up.supervisor import Supervisor
 from bigfleet.cli.up.view import Status, View, look_words, look_words_of_several
+from bigfleet.demo.cluster import SimulatedCluster
+from bigfleet.demo.fleet import Fleet, default_fleet, trace_fleet
+from bigfleet.demo.trace import TraceReplay
+from bigfleet.demo.workload import WorkloadReplay
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId
 from bigfleet.operator.session import SessionSettings
-from bigfleet.rpc.session_client import GrpcSessionDialer
-from bigfleet.sim.cluster import SimulatedCluster
-from bigfleet.sim.fleet import Fleet, default_fleet, trace_fleet
-from bigfleet.sim.trace import TraceReplay
-from bigfleet.sim.workload import WorkloadReplay
+from bigfleet.rpc.clients.session import GrpcSessionDialer
 
 #: The world's durations shrink with the speed, down to what a process can still tell apart.
 TIME_SCALE_MIN: Final = 0.001

@@ -12,10 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bigfleet.cli.faults import RunFault, UsageFault
-from bigfleet.cli.values import parse_positive_duration_seconds
-from bigfleet.sim.fleet import MACHINES_PER_CLUSTER_MIN
-from bigfleet.sim.trace import TraceFault, TraceNode, TracePod, read_nodes, read_pods
+from bigfleet.cli.flags.values import parse_positive_duration_seconds
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.demo.fleet import MACHINES_PER_CLUSTER_MIN
+from bigfleet.demo.trace import TraceFault, TraceNode, TracePod, read_nodes, read_pods
 
 CLUSTERS_DEFAULT: Final = 3
 CLUSTERS_OF_TRACE_DEFAULT: Final = 4

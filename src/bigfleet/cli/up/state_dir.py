@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bigfleet.cli.faults import RunFault, UsageFault
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.up.settings import Identity
 
 FORMAT: Final = 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from bigfleet.cli.faults import RunFault
+from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.model.clock import Clock
 
 BACKOFF_FIRST_SECONDS: Final = 0.2

@@ -13,10 +13,10 @@ import numpy as np
 
 from bigfleet.engine.columnar.arrays import Bytes, Fleet, Int32s, Int64s, Rows, Work
 from bigfleet.engine.columnar.folds import Arranged, Folded, joined
-from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.columnar.sweeps import sum_supply
+from bigfleet.engine.columnar.kernels.sweeps import sum_supply
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Preemptor, RowResult
-from bigfleet.engine.preempt import grace_seconds
+from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need, RowKey

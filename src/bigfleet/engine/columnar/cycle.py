@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bigfleet.engine.columnar.acquiring import acquire
 from bigfleet.engine.columnar.answer import Answer
 from bigfleet.engine.columnar.arrays import MODE_SAME, Bytes, Fleet, Gangs, Int32s, Int64s, Memo, Rows, Scratch, Work
-from bigfleet.engine.columnar.credits import Pass, clear, credits_of
+from bigfleet.engine.columnar.credit_pass import Pass, clear, credits_of
 from bigfleet.engine.columnar.demand import Demand
 from bigfleet.engine.columnar.earmarks import Earmarks
-from bigfleet.engine.columnar.exact import choose_exactly
+from bigfleet.engine.columnar.exact_gang_domains import choose_exactly
 from bigfleet.engine.columnar.folds import Arranged, arrange, fold, free_proofs, proven, questions_of, unfolded
-from bigfleet.engine.columnar.kept import (
+from bigfleet.engine.columnar.incremental_state import (
     Excess,
     Flags,
     Kept,
@@ -27,7 +26,8 @@ from bigfleet.engine.columnar.kept import (
     mark_changed_visibility,
     splice,
 )
-from bigfleet.engine.columnar.orders import Orders
+from bigfleet.engine.columnar.kernels.acquisition import acquire
+from bigfleet.engine.columnar.machine_orders import Orders
 from bigfleet.engine.columnar.phases import (
     acquisitions,
     followed_excess,
@@ -49,8 +49,8 @@ from bigfleet.engine.columnar.setup import (
     row_starts,
     statuses,
 )
-from bigfleet.engine.columnar.store import ColumnSnapshot
 from bigfleet.engine.columnar.tables import Tables
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options, Phase, PhaseListener
 from bigfleet.engine.parking import is_parked_age
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import MODE_PLAIN, MODE_SAME, MODE_SPREAD, Bytes, Int32s, Int64s
-from bigfleet.engine.columnar.kernels import COVERAGE_MAX
+from bigfleet.engine.columnar.kernels.base import COVERAGE_MAX
 from bigfleet.engine.columnar.tables import NOWHERE, Numbers, Tables
+from bigfleet.engine.demand_order import ListedRows
 from bigfleet.engine.folding import folded_profile
-from bigfleet.engine.listed import ListedRows
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.vector import Vector

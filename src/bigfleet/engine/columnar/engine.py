@@ -11,21 +11,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from bigfleet.engine import reference
 from bigfleet.engine.columnar.answer import Answer
 from bigfleet.engine.columnar.arrays import Int64s
 from bigfleet.engine.columnar.cycle import Cycle
 from bigfleet.engine.columnar.demand import Demand
-from bigfleet.engine.columnar.kept import Flags, Kept
-from bigfleet.engine.columnar.objects import snapshot_of
-from bigfleet.engine.columnar.orders import Orders
+from bigfleet.engine.columnar.incremental_state import Flags, Kept
+from bigfleet.engine.columnar.machine_orders import Orders
 from bigfleet.engine.columnar.phases import releases
 from bigfleet.engine.columnar.setup import check_quantities
-from bigfleet.engine.columnar.store import ColumnSnapshot, column_snapshot
 from bigfleet.engine.columnar.tables import DoesNotFit, Tables
 from bigfleet.engine.columnar.verification import Divergence, Verified
+from bigfleet.engine.columns.objects import snapshot_of
+from bigfleet.engine.columns.store import ColumnSnapshot, column_snapshot
 from bigfleet.engine.decision import Basis, Decision, Options, Phase, PhaseListener, unheard
-from bigfleet.engine.records import Reporter
+from bigfleet.engine.explain.records import Reporter
+from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import HIDDEN, Bound, Bytes, Int32s, Int64s
 from bigfleet.engine.columnar.demand import NO_ASK, Demand
-from bigfleet.engine.columnar.sweeps import arrange_rows, distinct_shapes, find_free, prove_folds
+from bigfleet.engine.columnar.kernels.sweeps import arrange_rows, distinct_shapes, find_free, prove_folds
 from bigfleet.engine.columnar.tables import Tables
 from bigfleet.engine.folding import folded_profile
 from bigfleet.model.need import Need

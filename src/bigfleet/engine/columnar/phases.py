@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from bigfleet.engine.columnar.acquiring import list_acquired
 from bigfleet.engine.columnar.arrays import (
     MODE_SAME,
     NO_DOMAIN,
@@ -23,15 +22,16 @@ from bigfleet.engine.columnar.arrays import (
 )
 from bigfleet.engine.columnar.demand import NO_ASK, Demand
 from bigfleet.engine.columnar.folds import Arranged, Folded, folded_pair
-from bigfleet.engine.columnar.kept import Excess, Flags
-from bigfleet.engine.columnar.orders import Orders
-from bigfleet.engine.columnar.preemption import preempt
-from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.columnar.sweeps import list_excess, list_over, list_reclaimed, rank_victims
+from bigfleet.engine.columnar.incremental_state import Excess, Flags
+from bigfleet.engine.columnar.kernels.acquisition import list_acquired
+from bigfleet.engine.columnar.kernels.preemption import preempt
+from bigfleet.engine.columnar.kernels.sweeps import list_excess, list_over, list_reclaimed, rank_victims
+from bigfleet.engine.columnar.machine_orders import Orders
 from bigfleet.engine.columnar.tables import DoesNotFit, Tables, capacity_holds, ranks
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
-from bigfleet.engine.preempt import DRAIN_SECONDS_FLOOR, PENALTY_DOLLARS_FLOOR
-from bigfleet.engine.reclaim import RELEASABLE
+from bigfleet.engine.reference.preempt import DRAIN_SECONDS_FLOOR, PENALTY_DOLLARS_FLOOR
+from bigfleet.engine.reference.reclaim import RELEASABLE
 from bigfleet.model.ids import MachineId
 
 _IS_RELEASABLE: Final = capacity_holds({int(kind): 1.0 for kind in RELEASABLE}) > 0

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import CONFIGURED, CONFIGURING, CREATING, FREE, Bound, Int32s, Int64s
+from bigfleet.engine.columnar.kernels.sweeps import merge_runs
 from bigfleet.engine.columnar.sorting import sort_by
-from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.columnar.sweeps import merge_runs
 from bigfleet.engine.columnar.tables import Tables
+from bigfleet.engine.columns.store import ColumnSnapshot
 
 _PARTS = 3
 _CREATING = 2

@@ -26,13 +26,13 @@ from bigfleet.engine.columnar.arrays import (
 )
 from bigfleet.engine.columnar.demand import Demand
 from bigfleet.engine.columnar.folds import Arranged, Folded
-from bigfleet.engine.columnar.orders import Orders
-from bigfleet.engine.columnar.stock import sold_out_rows
-from bigfleet.engine.columnar.store import ColumnSnapshot
-from bigfleet.engine.columnar.sweeps import find_free_entries, list_bound, list_free
+from bigfleet.engine.columnar.kernels.sweeps import find_free_entries, list_bound, list_free
+from bigfleet.engine.columnar.machine_orders import Orders
 from bigfleet.engine.columnar.tables import DoesNotFit, Tables
+from bigfleet.engine.columns.sold_out import sold_out_rows
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
-from bigfleet.engine.pool import RESERVABLE_STATES
+from bigfleet.engine.reference.pool import RESERVABLE_STATES
 from bigfleet.model.ids import MachineId
 from bigfleet.model.penalty import ORDINALS
 from bigfleet.model.states import MachineState

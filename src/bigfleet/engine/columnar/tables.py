@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from bigfleet.engine.columnar.arrays import NO_DOMAIN, QUANTITY_MAX, Bytes, Floats, Int32s, Int64s
-from bigfleet.engine.columnar.store import Offer, Shape, Stamp, Vocabulary
+from bigfleet.engine.columns.store import Offer, Shape, Stamp, Vocabulary
 from bigfleet.model import labels as keys
 from bigfleet.model.profile import Requirement
 from bigfleet.model.vector import Vector

@@ -10,8 +10,8 @@ from itertools import zip_longest
 from typing import Protocol
 
 from bigfleet.engine.columnar.answer import ActionColumns, Answer, RowColumns
-from bigfleet.engine.columnar.likeness import are_alike
-from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columnar.comparison import are_alike
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options, PhaseListener
 from bigfleet.model.need import Need
 

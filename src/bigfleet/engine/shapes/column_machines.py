@@ -9,12 +9,12 @@ from typing import Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.objects import example_of, machine_at, resources_of
-from bigfleet.engine.columnar.stock import sold_out_rows
-from bigfleet.engine.columnar.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.columns.objects import example_of, machine_at, resources_of
+from bigfleet.engine.columns.sold_out import sold_out_rows
+from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
-from bigfleet.engine.reclaim import RELEASABLE
+from bigfleet.engine.reference.reclaim import RELEASABLE
 from bigfleet.engine.shapes.machines import HELD, OrphanKey, is_usable
 from bigfleet.engine.shapes.state import Offer
 from bigfleet.engine.snapshot import keep_priority_key

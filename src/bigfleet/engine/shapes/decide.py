@@ -25,7 +25,7 @@ from bigfleet.engine.decision import (
 )
 from bigfleet.engine.folding import folded_need
 from bigfleet.engine.parking import stamp_parked
-from bigfleet.engine.preempt import grace_seconds
+from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.engine.shapes.acquire import acquire
 from bigfleet.engine.shapes.credit import credit
 from bigfleet.engine.shapes.fleet import Fleet, build, has_pods

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigfleet.engine.decision import ActionKind, Decision, Impossibility, RowResult
-from bigfleet.engine.explain_text import amounts_text, dollars_text
+from bigfleet.engine.explain.sentences import amounts_text, dollars_text
 from bigfleet.engine.shapes.choice import Fill, running_cost
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet
 from bigfleet.engine.shapes.state import PODS, Host, Row

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
-from bigfleet.engine.pool import RESERVABLE_STATES, is_set_aside, is_sold_out
-from bigfleet.engine.reclaim import hold_seconds_left
+from bigfleet.engine.reference.pool import RESERVABLE_STATES, is_set_aside, is_sold_out
+from bigfleet.engine.reference.reclaim import hold_seconds_left
 from bigfleet.engine.shapes.state import Offer
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.machine import Machine

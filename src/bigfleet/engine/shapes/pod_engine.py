@@ -8,8 +8,8 @@ kept only saves work.
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from bigfleet.engine.columnar.objects import snapshot_of
-from bigfleet.engine.columnar.store import ColumnSnapshot
+from bigfleet.engine.columns.objects import snapshot_of
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Basis, Decision, Options, ParkingKey, PhaseListener, RowResult, unheard
 from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.shapes.acquire import lacks_of_target

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.sim.kernel.processes import CURRENT, Process
-from bigfleet.sim.virtual_time import START_UNIX_SECONDS, Deadlock
+from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS, Deadlock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from bigfleet.sim.world.swarm import Plan
+from bigfleet.sim.plan_generator import Plan
 from bigfleet.sim.world.world import Result, run_plan
 
 #: Runs that one shrinking may take.

@@ -22,24 +22,24 @@ from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.profile import SpreadMode, TopologySpread
 from bigfleet.operator.requests import CapacityRequest, CoLocation, Exclusion, LabelSelector
-from bigfleet.provider.fence import Mark
-from bigfleet.provider.record import Record
-from bigfleet.provider.simulated.book import SimulatedHost
+from bigfleet.provider.backends.simulated.book import SimulatedHost
+from bigfleet.provider.records.fence import Mark
+from bigfleet.provider.records.record import Record
+from bigfleet.sim.checkers import liveness, marks
+from bigfleet.sim.checkers.handovers import by_event, remember
+from bigfleet.sim.faults.catalogue import chaos
 from bigfleet.sim.kernel.journal import Journal
 from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, drop_all, run_kernel
 from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Streams
-from bigfleet.sim.scheduler import Template
-from bigfleet.sim.world import liveness, marks
-from bigfleet.sim.world.cluster import ClusterSite
-from bigfleet.sim.world.evidence import Committed, Event, Evidence, Hosted, Marked, Titled, Violation
-from bigfleet.sim.world.faults import chaos
-from bigfleet.sim.world.fleet import Fleet, shard_name
-from bigfleet.sim.world.handovers import by_event, remember
-from bigfleet.sim.world.provider import ProviderSite
-from bigfleet.sim.world.shard import ShardSite
-from bigfleet.sim.world.swarm import GONE, NONE, SHORT_QUEUES, KindPlan, Plan
+from bigfleet.sim.observations import Committed, Event, Evidence, Hosted, Marked, Titled, Violation
+from bigfleet.sim.plan_generator import GONE, NONE, SHORT_QUEUES, KindPlan, Plan
+from bigfleet.sim.pods.scheduler import Template
+from bigfleet.sim.sites.cluster import ClusterSite
+from bigfleet.sim.sites.fleet import Fleet, shard_name
+from bigfleet.sim.sites.provider import ProviderSite
+from bigfleet.sim.sites.shard import ShardSite
 
 #: How often the timeline is sampled.
 SAMPLE_SECONDS = 10.0

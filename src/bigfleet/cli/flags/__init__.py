@@ -1,0 +1,1 @@
+"""Defines flags that several commands share, and parses their values."""

@@ -1,0 +1,66 @@
+"""Values on a command line: durations, sizes and addresses, each with an error that names what was expected."""
+
+import re
+
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.model.ids import identifier_fault
+
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_PORT_MAX = 65535
+
+
+def parse_duration_seconds(text: str, flag: str) -> float:
+    """Return the seconds of `2s`, `1m30s`, `500ms` or bare seconds. Raises UsageFault naming the flag."""
+    if re.fullmatch(r"\d+(?:\.\d+)?", text):
+        return float(text)
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise UsageFault(f"{flag}: {text!r} is no duration; write 2s, 1m30s, 500ms or a number of seconds")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def parse_positive_duration_seconds(text: str, flag: str) -> float:
+    """Return a duration that is above zero. Raises UsageFault naming the flag."""
+    seconds = parse_duration_seconds(text, flag)
+    if seconds <= 0:
+        raise UsageFault(f"{flag}: {text!r} must be longer than zero")
+    return seconds
+
+
+def parse_size_bytes(text: str, flag: str) -> int:
+    """Return the bytes of `256MiB`, `1GiB`, `64KiB` or a bare number above zero. Raises UsageFault naming the flag."""
+    found = re.fullmatch(r"([0-9]{1,15})(B|KiB|MiB|GiB)?", text)
+    size_bytes = int(found[1]) * _BYTES[found[2] or "B"] if found else 0
+    if size_bytes < 1:
+        raise UsageFault(f"{flag}: {text!r} is no size; write 256MiB, 1GiB or a number of bytes above zero")
+    return size_bytes
+
+
+def parse_address(text: str, flag: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` or `:PORT` (all interfaces). Raises UsageFault naming the flag."""
+    host, colon, port_text = text.rpartition(":")
+    # Five digits at most: Python refuses to read a number of thousands of them at all.
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port_text) or int(port_text) > _PORT_MAX:
+        raise UsageFault(f"{flag}: {text!r} is no address; write HOST:PORT or :PORT with a port from 0 to {_PORT_MAX}")
+    return host.strip("[]") or "0.0.0.0", int(port_text)  # noqa: S104 - what `:PORT` means
+
+
+def check_dialable(text: str, flag: str) -> str:
+    """Return a HOST:PORT as it is, if others can dial it. Raises UsageFault naming the flag."""
+    host, port = parse_address(text, flag)
+    # A URL, which is what people try first, would be taken for the name of a host that nobody finds.
+    if text.startswith(":") or "/" in host or identifier_fault(host) is not None or not port:
+        raise UsageFault(f"{flag}: {text!r} is nothing that can be dialled; write HOST:PORT with a port above 0")
+    return text
+
+
+def address_text(host: str, port: int) -> str:
+    """Return HOST:PORT as one dials it: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_optional_address(text: str, flag: str) -> tuple[str, int] | None:
+    """Return host and port, or None for `off` or `0`, which close an endpoint. Raises UsageFault naming the flag."""
+    return None if text in ("off", "0") else parse_address(text, flag)

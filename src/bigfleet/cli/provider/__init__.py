@@ -1,0 +1,1 @@
+"""Implements `bigfleet provider`: serves, administers and scaffolds capacity providers."""

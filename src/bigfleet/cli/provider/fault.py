@@ -1,0 +1,38 @@
+"""`bigfleet provider fault`: serves the backend that fails on request, for conformance runs.
+
+docs/spec/provider.md §20. Nothing here decides anything.
+"""
+
+from typing import TYPE_CHECKING
+
+from bigfleet.cli.provider.flags import ProviderFlags, provider_command
+
+if TYPE_CHECKING:
+    from bigfleet.cli.provider.serving import ProviderPlace
+    from bigfleet.cli.provider.substrate import Substrate
+
+SEED_COUNT = 256
+#: Short, so that a run which waits for time-outs is over soon.
+TRANSITION_TIMEOUT = "2s"
+
+
+@provider_command(
+    without=("offerings", "intent_key", "use_fake_backend"),
+    seed_count=SEED_COUNT,
+    transition_timeout=TRANSITION_TIMEOUT,
+)
+def fault(flags: ProviderFlags) -> None:
+    """Run a fake provider that fails where it is asked to, for `bigfleet conformance --profile fault`."""
+    from bigfleet.cli.provider.command import serve
+
+    serve(flags, _open, name="fault", may_forget=True)
+
+
+def _open(place: "ProviderPlace") -> "Substrate":
+    from bigfleet.cli.provider.substrate import Substrate
+    from bigfleet.cli.runtime.system import SystemClock
+    from bigfleet.provider.backends.fault import FaultBackend, FaultReadiness
+
+    assert place.seed_count is not None, "the flag has a default"
+    backend = FaultBackend(place.seed_count, clock=SystemClock())
+    return Substrate(backend=backend, readiness=FaultReadiness(), seeds_itself=True)

@@ -1,0 +1,145 @@
+"""The flags that every provider has, declared once: read, checked, and handed on as where and how to serve.
+
+docs/spec/provider.md §19. `provider_command` puts them on a command beside its own. A flag must never be accepted and
+then do nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Concatenate, ParamSpec, TypeVar
+
+import typer
+
+from bigfleet.cli.flags.groups import taking
+from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.values import (
+    parse_address,
+    parse_duration_seconds,
+    parse_optional_address,
+    parse_positive_duration_seconds,
+)
+from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.model.ids import identifier_fault
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.storage.blob_encryption import KeyFault, read_key
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderFlags:
+    """What was said on the command line, as it was written."""
+
+    addr: Annotated[str, typer.Option(help="Address of the gRPC server.")] = "127.0.0.1:9100"
+    provider: Annotated[
+        str | None,
+        typer.Option(help="Name of the provider: of its hosts, and before its ids. [default: the backend's]"),
+    ] = None
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="State file; required, but for fakes, which may forget.")
+    ] = None
+    state_sync: Annotated[
+        str, typer.Option(help="full survives a lost power supply, normal a killed process only.")
+    ] = "full"
+    use_fake_backend: Annotated[
+        bool,
+        typer.Option(
+            "--use-fake-backend/--no-use-fake-backend",
+            help="Serve a fake in place of the backend: nothing real is touched.",
+        ),
+    ] = False
+    seed_count: Annotated[
+        int | None, typer.Option(min=1, help="That many slots, in place of the backend's own fleet, on the first boot.")
+    ] = None
+    offerings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON array of slots on offer; read again on SIGHUP.")
+    ] = None
+    intent_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="32 bytes that seal bootstrap blobs at rest, to resume a Configure."),
+    ] = None
+    metrics_addr: Annotated[str, typer.Option(help="Address of /metrics, /healthz, /readyz; off closes it.")] = (
+        "127.0.0.1:9101"
+    )
+    reflection: Annotated[bool, typer.Option("--reflection/--no-reflection", help="Serve gRPC reflection.")] = True
+    transition_timeout: Annotated[
+        str | None, typer.Option(help="Timeout of all four kinds of call; by default each has its own.")
+    ] = None
+    reconcile_interval: Annotated[str, typer.Option(help="Time between inventory passes.")] = "60s"
+    failed_hold: Annotated[str, typer.Option(help="Hold before the way out of FAILED; 0 switches it off.")] = "10m"
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    certify: Annotated[
+        bool,
+        typer.Option(
+            "--certify/--no-certify", help="Let an admin change machines with any token, for a conformance run."
+        ),
+    ] = False
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info"
+
+    def place(self, *, name: str, may_forget: bool) -> ProviderPlace:
+        """Return where to serve; `name` is the backend's, `may_forget` says that it needs no state file.
+
+        Raises UsageFault naming the flag.
+        """
+        if self.state is None and not may_forget:
+            raise UsageFault(
+                "--state is missing: the provider owns the truth about machines and needs a file to keep it"
+            )
+        if self.seed_count is not None and self.offerings is not None:
+            raise UsageFault("--seed-count and --offerings contradict each other: both say which slots there are")
+        if self.state_sync not in ("full", "normal"):
+            raise UsageFault(f"--state-sync: {self.state_sync!r} is unknown; choose full or normal")
+        fault = identifier_fault(self.provider) if self.provider is not None else None
+        if fault:
+            raise UsageFault(f"--provider {fault}")
+        if self.log_level not in _LOG_LEVELS:
+            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose debug, info, warning or error")
+        tls = read_tls(self.tls_cert, self.tls_key, self.tls_ca)
+        if self.certify and tls is None:
+            raise UsageFault(
+                "--certify is about certificates: without --tls-cert, --tls-key and --tls-ca nobody is refused"
+            )
+        return ProviderPlace(
+            address=parse_address(self.addr, "--addr"),
+            metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
+            state_path=self.state,
+            is_power_safe=self.state_sync == "full",
+            provider=self.provider or name,
+            reflect=self.reflection,
+            tls=tls,
+            certify=self.certify,
+            seed_count=self.seed_count,
+            offerings_path=self.offerings,
+        )
+
+    def options(self) -> CoreOptions:
+        """Return how the core behaves. Raises UsageFault naming the flag."""
+        try:
+            intent_key = None if self.intent_key is None else read_key(self.intent_key)
+        except KeyFault as fault:
+            raise UsageFault(f"--intent-key: {self.intent_key} {fault}") from fault
+        return CoreOptions(
+            intent_key=intent_key,
+            provider=self.provider,
+            transition_timeout_seconds=None
+            if self.transition_timeout is None
+            else parse_positive_duration_seconds(self.transition_timeout, "--transition-timeout"),
+            reconcile_interval_seconds=parse_positive_duration_seconds(self.reconcile_interval, "--reconcile-interval"),
+            failed_hold_seconds=parse_duration_seconds(self.failed_hold, "--failed-hold"),
+        )
+
+
+def provider_command(
+    *, without: tuple[str, ...] = (), **defaults: object
+) -> Callable[[Callable[Concatenate[ProviderFlags, P], R]], Callable[..., R]]:
+    """Put the flags of every provider on a command whose first parameter takes them, before its own.
+
+    `without` names fields that make no sense there; `defaults` are this provider's own.
+    """
+    return taking(ProviderFlags, without=without, defaults=defaults, is_first=True)

@@ -1,0 +1,101 @@
+"""`bigfleet provider new`: writes the project of a new provider, ready to be tested and run.
+
+The files come from `provider_templates/` beside this module. Nothing that exists is ever written over.
+"""
+
+import keyword
+import re
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Annotated, Final
+
+import typer
+
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
+
+NAME_CHARACTERS_MAX: Final = 40
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+#: Modules that the project itself imports; one of these names would hide them.
+_TAKEN: Final = frozenset({"bigfleet", "grpc", "hypothesis", "mypy", "prometheus_client", "pytest", "test", "tests"})
+#: Template to the file that it becomes.
+_FILES: Final = {
+    "pyproject.toml.tmpl": "pyproject.toml",
+    "README.md.tmpl": "README.md",
+    "backend.py.tmpl": "$name.py",
+    "test_backend.py.tmpl": "tests/test_$name.py",
+}
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Module name of the provider, such as mycloud.")],
+    directory: Annotated[
+        Path | None, typer.Option(metavar="D", help="Folder of the project.", show_default="NAME")
+    ] = None,
+) -> None:
+    """Write the project of a new provider: backend, tests, pyproject.toml and README."""
+    fault = name_fault(name)
+    if fault is not None:
+        raise UsageFault(f"NAME: {name!r} {fault}")
+    folder = directory or Path(name)
+    for path in write_project(name, folder):
+        typer.echo(path)
+    typer.echo(f"Next: read {folder / 'README.md'}; replace the inside of Substrate in {folder / name}.py.")
+
+
+def name_fault(name: str) -> str | None:
+    """Return why a name is no module name that a provider can have, and what to do; None when it is one."""
+    if not _NAME.fullmatch(name):
+        better = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+        is_near = name.isascii() and _NAME.fullmatch(better) is not None
+        hint = f"; write {better}" if is_near else ", such as mycloud"
+        return f"is no module name: it takes lower-case letters, digits and single _, a letter first{hint}"
+    if len(name) > NAME_CHARACTERS_MAX:
+        return f"has {len(name)} characters, at most {NAME_CHARACTERS_MAX} are allowed"
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        return f"is a word of Python; choose another, such as {name}_provider"
+    if name in sys.stdlib_module_names or name in _TAKEN:
+        return f"would hide the module of that name; choose another, such as {name}_provider"
+    return None
+
+
+def write_project(name: str, folder: Path) -> list[Path]:
+    """Write every file and return the paths in order.
+
+    Raises UsageFault when one of them exists, before anything is written, and RunFault when one cannot be written.
+    """
+    words = _words(name)
+    contents = {folder / _filled(place, words): _template(source, words) for source, place in _FILES.items()}
+    for path in contents:
+        if path.exists() or path.is_symlink():
+            raise UsageFault(f"--directory: {path} exists, and nothing is written over; name another folder")
+    try:
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(content)
+    except OSError as error:
+        raise RunFault(f"--directory: {error.filename}: {error.strerror}; name another folder") from error
+    return list(contents)
+
+
+def _words(name: str) -> Mapping[str, str]:
+    parts = name.split("_")
+    return {
+        "name": name,
+        "provider": "-".join(parts),
+        "project": "-".join((*parts, "provider")) if parts[-1] != "provider" else "-".join(parts),
+        "title": " ".join(parts),
+        "backend": "".join(part.capitalize() for part in parts) + "Backend",
+    }
+
+
+def _template(source: str, words: Mapping[str, str]) -> str:
+    text = resources.files("bigfleet.cli").joinpath("provider_templates", source).read_text("utf-8")
+    return _filled(text, words)
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    return Template(text).substitute(words)

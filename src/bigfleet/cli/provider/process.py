@@ -1,0 +1,249 @@
+"""The provider process: state, backend, core, gRPC and HTTP put together, and taken down in order.
+
+docs/spec/provider.md §12. Nothing here decides anything.
+"""
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+import bigfleet
+from bigfleet.cli.provider.admin_server import serve_admin
+from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.substrate import OpenSubstrate, Substrate
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.interpreter import TURN_SECONDS
+from bigfleet.cli.runtime.large_memory import keep_large_memory
+from bigfleet.cli.runtime.system import SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
+from bigfleet.provider.backend import Backend, ConfigureWaits, Ready
+from bigfleet.provider.backends.fake import fake_slot
+from bigfleet.provider.inventory.offerings import OfferingsUnreadable, read_offerings
+from bigfleet.provider.inventory.offers import Offers, seed_offers
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.records.kinds import Kind
+from bigfleet.provider.records.refusal import OfferingsRefused, StartRefused
+from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.store import MemoryStore
+from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
+from bigfleet.rpc.security.identity import Gate
+from bigfleet.rpc.security.tls import export_expiry, is_loopback
+from bigfleet.rpc.servers.provider import (
+    RECEIVE_BYTES_MAX,
+    SEND_BYTES_MAX,
+    SERVICE,
+    ProviderServicer,
+    encode_list_entry,
+)
+
+_log = structlog.get_logger("bigfleet.cli.provider.process")
+
+_STOP_SECONDS_MAX = 30.0
+
+
+async def serve_place(place: ProviderPlace, options: CoreOptions, open_substrate: OpenSubstrate) -> int:
+    """Lock the state, open the substrate and serve it until a signal; return the exit code.
+
+    Raises UsageFault or RunFault.
+    """
+    store: SqliteStore | MemoryStore = MemoryStore()
+    if place.state_path is not None:
+        store = SqliteStore(place.state_path, is_power_safe=place.is_power_safe)
+    try:
+        if isinstance(store, SqliteStore):
+            # First, so that files of the substrate's own beside it are nobody else's either.
+            store.lock()
+        substrate = open_substrate(place)
+    except StartRefused as refused:
+        store.close()
+        raise RunFault(str(refused)) from refused
+    except UsageFault:
+        store.close()
+        raise
+    try:
+        options = replace(options, offers=_first_offers(place, substrate))
+        _check_intent_key(options, substrate.backend)
+        return await serve_substrate(place, options, substrate, store)
+    except OfferingsRefused as refused:
+        raise UsageFault(f"--offerings {place.offerings_path}: {refused}") from refused
+    finally:
+        store.close()
+        substrate.close()
+
+
+def _first_offers(place: ProviderPlace, substrate: Substrate) -> Offers | None:
+    if place.offerings_path is not None:
+        try:
+            return _read_offers(place.offerings_path, place.provider)
+        except OfferingsUnreadable as fault:
+            raise UsageFault(f"--offerings {fault}") from fault
+    if place.seed_count is None or substrate.seeds_itself:
+        return None
+    return seed_offers(fake_slot(number, id=f"{place.provider}-{number}") for number in range(place.seed_count))
+
+
+def _read_offers(path: Path, provider: str) -> Offers:
+    return Offers(read_offerings(path, provider), owner=provider)
+
+
+def _check_intent_key(options: CoreOptions, backend: Backend) -> None:
+    if options.intent_key is not None and Kind.CONFIGURE not in backend.limits.resumable:
+        raise UsageFault("--intent-key: this provider does not take up a Configure again, so no blob is kept for it")
+
+
+async def serve_provider(
+    place: ProviderPlace,
+    options: CoreOptions,
+    backend: Backend,
+    readiness: Ready | ConfigureWaits,
+    store: SqliteStore | MemoryStore,
+) -> int:
+    """Serve a backend until a signal, and return the exit code. Raises RunFault."""
+    return await serve_substrate(place, options, Substrate(backend=backend, readiness=readiness), store)
+
+
+async def serve_substrate(
+    place: ProviderPlace, options: CoreOptions, substrate: Substrate, store: SqliteStore | MemoryStore
+) -> int:
+    """Serve a substrate until a signal, and return the exit code. Raises RunFault."""
+    registry = CollectorRegistry()
+    substrate.export(registry)
+    metrics = ProviderMetrics(registry)
+    metrics.build_info.labels(bigfleet.installed_version()).set(1)
+    clock = SystemClock()
+    core = CapacityCore(
+        substrate.backend,
+        readiness=substrate.readiness,
+        store=store,
+        clock=clock,
+        ids=SystemIds(),
+        rng=system_rng(),
+        encode=encode_list_entry,
+        metrics=metrics,
+        options=options,
+    )
+    gate = Gate(registry, "bigfleet_provider", services=(SERVICE,), certify=place.certify)
+    if place.tls is not None:
+        export_expiry(place.tls, registry, "bigfleet_provider")
+    server = GrpcServer(
+        services=(SERVICE,),
+        register=ProviderServicer(core, clock, gate).register,
+        receive_bytes_max=RECEIVE_BYTES_MAX,
+        send_bytes_max=SEND_BYTES_MAX,
+        reflect=place.reflect,
+        # Every call to a provider has a deadline (docs/spec/wire.md §2).
+        keep_alive=False,
+        tls=place.tls,
+        gate=gate,
+    )
+    stop = stop_on_signals()
+    try:
+        await _start(core)
+        substrate.take_offers(core.offered)
+        async with (
+            serve_http(place.metrics_address, registry, lambda: core.is_ready),
+            serve_admin(place.state_path, core.administration, substrate.status),
+            _read_again(place, core, substrate),
+        ):
+            await _serve(place, core, server, stop, metrics)
+    except OfferingsRefused:
+        raise
+    except StartRefused as refused:
+        raise RunFault(str(refused)) from refused
+    except ListenFault as fault:
+        raise RunFault(f"--addr: {fault}") from fault
+    finally:
+        await server.stop(_STOP_SECONDS_MAX)
+        await core.stop()
+    _log.info("provider.stopped")
+    return 0
+
+
+async def _start(core: CapacityCore) -> None:
+    """Start the core with its fleet out of the collector's sight, which would look at all of it again and again.
+
+    A record is a value without cycles; what is replaced goes by its count of references. The collector goes on for what
+    an author's backend leaves behind. Short turns let the loop answer while a thread joins a long List.
+    """
+    sys.setswitchinterval(TURN_SECONDS)
+    gc.disable()
+    try:
+        await core.start()
+    finally:
+        gc.freeze()
+        gc.enable()
+    # Now, as what is loaded once would only fragment what is to be kept.
+    keep_large_memory()
+
+
+@asynccontextmanager
+async def _read_again(place: ProviderPlace, core: CapacityCore, substrate: Substrate) -> AsyncIterator[None]:
+    """Read files again on SIGHUP while the context lasts; what cannot be read leaves the former in force."""
+    asked = asyncio.Event()
+
+    async def reload() -> None:
+        while True:
+            await asked.wait()
+            asked.clear()
+            substrate.reload()
+            if place.offerings_path is None:
+                continue
+            try:
+                offers = await asyncio.to_thread(_read_offers, place.offerings_path, place.provider)
+            except OfferingsUnreadable as fault:
+                _log.error("offerings.unreadable", error=str(fault))
+                continue
+            await core.replace_offers(offers)
+            substrate.take_offers(core.offered)
+            _log.info("offerings.read", path=str(place.offerings_path), faults=len(offers.faults))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    task = asyncio.create_task(reload())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _serve(
+    place: ProviderPlace, core: CapacityCore, server: GrpcServer, stop: asyncio.Event, metrics: ProviderMetrics
+) -> None:
+    host, port = place.address
+    bound = await server.start(host, port)
+    is_plain = place.tls is None and not is_loopback(host)
+    metrics.insecure.set(1 if is_plain or place.certify else 0)
+    if place.certify:
+        _log.warning("provider.certify", text="an admin may change machines with any token or none")
+    health = asyncio.create_task(_follow_health(core, server))
+    stopping = asyncio.create_task(stop.wait())
+    loaded = asyncio.create_task(core.loaded())
+    try:
+        await asyncio.wait({stopping, loaded}, return_when=asyncio.FIRST_COMPLETED)
+        if loaded.done():
+            loaded.result()
+            _log.info("provider.serving", address=f"{host}:{bound}", machines=len((await core.list()).records))
+        await stopping
+    finally:
+        for task in (health, stopping, loaded):
+            task.cancel()
+        await asyncio.gather(health, stopping, loaded, return_exceptions=True)
+
+
+async def _follow_health(core: CapacityCore, server: GrpcServer) -> None:
+    """Keep the health service in step with the core."""
+    changed = asyncio.Event()
+    core.on_ready_change(lambda _is_ready: changed.set())
+    while True:
+        changed.clear()
+        await server.set_serving(serving=core.is_ready)
+        await changed.wait()

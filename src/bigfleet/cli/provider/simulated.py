@@ -1,0 +1,70 @@
+"""Opens the simulated cloud for `bigfleet provider simulated`: catalogue, world, and the cloud's own file.
+
+docs/spec/provider.md §21. Nothing here decides anything.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.substrate import Substrate
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.provider.backends.simulated.backend import SimulatedBackend, SimulatedReadiness
+from bigfleet.provider.backends.simulated.book import SqliteBook
+from bigfleet.provider.backends.simulated.catalogue import CatalogueFault, load_catalogue
+from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
+from bigfleet.provider.backends.simulated.draws import Draws
+from bigfleet.provider.backends.simulated.fleet import Offer, build_fleet, build_seed_fleet
+from bigfleet.provider.backends.simulated.world import World, WorldFault, load_world
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedWorld:
+    """Which world is simulated, and how."""
+
+    catalogue_path: Path | None
+    world_path: Path | None
+    seed: int
+    time_scale: float
+    is_calm: bool
+
+
+def open_simulated(place: ProviderPlace, simulation: SimulatedWorld) -> Substrate:
+    """Return the backend over the cloud. Raises UsageFault for a wrong file, StartRefused for a damaged cloud."""
+    assert place.state_path is not None, "the simulated cloud outlives its provider, so both keep a file"
+    world, offers = _read_world(place, simulation)
+    clock = SystemClock()
+    cloud = SimulatedCloud(
+        world=world,
+        offers=offers,
+        draws=Draws(simulation.seed),
+        # Locked by the state file's lock.
+        book=SqliteBook(place.state_path.with_name(place.state_path.name + ".cloud")),
+        clock=clock,
+        time_scale=simulation.time_scale,
+        is_calm=simulation.is_calm,
+    )
+    backend = SimulatedBackend(cloud, provider=place.provider, clock=clock)
+    return Substrate(
+        backend=backend,
+        readiness=SimulatedReadiness(cloud, time_scale=simulation.time_scale),
+        seeds_itself=True,
+        close=cloud.close,
+        status=backend.status,
+    )
+
+
+def _read_world(place: ProviderPlace, simulation: SimulatedWorld) -> tuple[World, list[Offer]]:
+    try:
+        catalogue = load_catalogue(simulation.catalogue_path)
+    except CatalogueFault as fault:
+        raise UsageFault(f"--catalog {fault}") from fault
+    try:
+        world = load_world(simulation.world_path)
+        if place.seed_count is not None:
+            return world, build_seed_fleet(place.seed_count, place.provider)
+        return world, build_fleet(world, catalogue, place.provider)
+    except WorldFault as fault:
+        file = "" if str(fault).startswith(str(simulation.world_path)) else f"{simulation.world_path}: "
+        raise UsageFault(f"--world {file}{fault}") from fault

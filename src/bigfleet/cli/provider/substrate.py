@@ -1,0 +1,53 @@
+"""What a provider's command brings to the process that serves it: a backend, readiness, and what goes with them.
+
+docs/spec/provider.md §16, §19. Built by the command after the state file was locked, closed after the core stopped.
+Nothing here may serve anything.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.provider.backend import Backend, ConfigureWaits, Ready, Slot
+
+
+def _nothing() -> None:
+    return None
+
+
+def _no_facts() -> Mapping[str, object]:
+    return {}
+
+
+def _no_metrics(_registry: CollectorRegistry) -> None:
+    return None
+
+
+def _no_slots(_slots: Iterable[Slot]) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Substrate:
+    """A backend ready to be served."""
+
+    backend: Backend
+    readiness: Ready | ConfigureWaits
+    #: Its own fleet is as large as `ProviderPlace.seed_count` asks for; for others the kit offers that many slots.
+    seeds_itself: bool = False
+    #: Hears which slots --offerings offers, at the start and whenever that changes.
+    take_offers: Callable[[Iterable[Slot]], None] = _no_slots
+    #: Called once, after the core stopped.
+    close: Callable[[], None] = _nothing
+    #: Called on the loop for each SIGHUP; raises nothing: what cannot be read is logged and the former stays.
+    reload: Callable[[], None] = _nothing
+    #: What `admin status` shows beside the kit's own facts: name to a number or text.
+    status: Callable[[], Mapping[str, object]] = _no_facts
+    #: Adds series of its own to the provider's registry, once.
+    export: Callable[[CollectorRegistry], None] = _no_metrics
+
+
+#: Opens the substrate of a place. Raises UsageFault for a wrong file or flag, StartRefused for a state of its own.
+OpenSubstrate = Callable[[ProviderPlace], Substrate]

@@ -1,0 +1,1 @@
+"""Sets up a process: clocks, logging, signals, garbage collection, the kernel cache."""

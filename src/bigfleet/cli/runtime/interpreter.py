@@ -1,0 +1,83 @@
+"""How a process of ours keeps its interpreter from holding its streams up: rare collections, short turns.
+
+docs/adr/0115-rare-collections-and-short-turns.md. CPython looks for garbage in reference cycles in whatever thread
+makes the next object, and every other thread waits; a thread that computes keeps the interpreter until its turn is
+over. Nothing here may be called by a library: both belong to the whole process.
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from bigfleet.model.clock import Clock
+
+#: How long a thread that computes keeps the interpreter when another one wants it; by default it is fifty times that.
+TURN_SECONDS = 0.0001
+
+#: How often it is asked whether to look for garbage.
+LOOK_SECONDS = 10.0
+#: What cycles hold shows in the process's memory: a growth by this share, and by so much at least, is looked into.
+GROWTH_MAX = 0.5
+GROWTH_BYTES_MIN = 256 * 1024 * 1024
+#: For what grows slower than that.
+GAP_SECONDS_MAX = 6 * 3600.0
+
+_log = structlog.get_logger("bigfleet.cli.runtime.interpreter")
+
+
+def settle() -> None:
+    """Set both for this process. From here on garbage in cycles stays until `collect_when_due` has it collected."""
+    gc.disable()
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(TURN_SECONDS)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has now; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """When garbage was collected last, and how much memory was left."""
+
+    at_seconds: float
+    size_bytes: int
+
+    def is_due(self, now_seconds: float, size_bytes: int) -> bool:
+        """Say whether it is time for the next collection."""
+        growth_bytes = size_bytes - self.size_bytes
+        has_grown = growth_bytes >= max(GROWTH_BYTES_MIN, self.size_bytes * GROWTH_MAX)
+        return has_grown or now_seconds - self.at_seconds >= GAP_SECONDS_MAX
+
+
+async def collect_when_due(
+    clock: Clock, size_bytes: Callable[[], int] = resident_bytes, collect: Callable[[], object] = gc.collect
+) -> None:
+    """Collect garbage when it is worth the pause, until cancelled.
+
+    On the loop, as all threads wait wherever it runs: most of a second with 5,000 streams.
+    """
+    last = Collected(clock.monotonic_seconds(), size_bytes())
+    while True:
+        await clock.sleep(LOOK_SECONDS)
+        now_seconds, before_bytes = clock.monotonic_seconds(), size_bytes()
+        if last.is_due(now_seconds, before_bytes):
+            collect()
+            last = Collected(clock.monotonic_seconds(), size_bytes())
+            _log.info(
+                "garbage_collected",
+                seconds=round(last.at_seconds - now_seconds, 3),
+                before_bytes=before_bytes,
+                after_bytes=last.size_bytes,
+            )

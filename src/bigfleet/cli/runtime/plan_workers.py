@@ -1,0 +1,97 @@
+"""Runs the planner in worker processes, so that no plan delays a cycle."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from bigfleet.cli.runtime.kernel_cache import keep_kernels
+
+if TYPE_CHECKING:
+    from bigfleet.planner.composition import Composition
+    from bigfleet.planner.problem import Problem
+
+#: Problems that wait in line for each worker, so that none is idle while the next one is made.
+WAITING_PER_WORKER = 3
+
+
+class ProcessPlanWorkers:
+    """A few processes that plan; one that dies takes its problem with it and is replaced."""
+
+    def __init__(self, workers: int) -> None:
+        """Start no process yet."""
+        self._workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+        self._under_way = 0
+
+    @property
+    def free(self) -> int:
+        """How many more problems may be handed over now."""
+        return max(0, self._workers * (1 + WAITING_PER_WORKER) - self._under_way)
+
+    def start(self) -> None:
+        """Start one worker, so that the first problem does not wait for it."""
+        self._started().submit(_work_on, None)
+
+    async def plan(self, problem: "Problem") -> "Composition":
+        """Return the composition. Raises ProblemFault, and BrokenProcessPool when the worker died."""
+        pool = self._started()
+        self._under_way += 1
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(pool, _work_on, problem)
+        except BrokenProcessPool:
+            if self._pool is pool:
+                self._pool = None
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            self._under_way -= 1
+        assert answer is not None, "a problem has an answer"
+        return answer
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            # Spawned, because a fork of a process with threads may inherit locks that nobody will open.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_begin)
+        return self._pool
+
+    def __enter__(self) -> "ProcessPlanWorkers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _work_on(problem: "Problem | None") -> "Composition | None":
+    """Plan in a worker; without a problem only load the planner and compile its loops."""
+    from bigfleet.planner.plan import plan
+
+    if problem is None:
+        import_module("bigfleet.planner.compiled")
+        return None
+    return plan(problem)
+
+
+def _begin() -> None:
+    """Have this worker end when the shard does, however it ends; only the shard answers to signals of the terminal."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_kernels()
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker is started by a shard"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,55 @@
+"""How a command line program ends: the one place that turns a failure into a line and an exit code.
+
+Used by the `bigfleet` command and by every provider that is a program of its own. Nothing here prints a traceback for a
+user's mistake.
+"""
+
+import faulthandler
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from bigfleet.cli.runtime.failures import CommandFault
+
+
+def run_program(app: typer.Typer, name: str) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
+    # gRPC's core reads both when it is first imported. It would print lines of its own beside ours; and it would start
+    # its threads anew in every fork of ours, which now and then kills a child before it has become what it is to be.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # A crash below Python leaves where each thread stood; sys.stderr may be no file when somebody calls this.
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
+    from bigfleet.rpc.security.tls_floor import require_tls13
+
+    require_tls13()
+    try:
+        code = app(prog_name=name, standalone_mode=False)
+    except CommandFault as fault:
+        typer.echo(f"{name}: {fault}", err=True)
+        sys.exit(fault.exit_code)
+    except typer.TyperException as fault:
+        _fail_usage(fault, name)
+    except UnicodeEncodeError as error:
+        # An argument may be any bytes; messages, logs and our own output hold text alone.
+        if not any("\udc80" <= char <= "\udcff" for char in error.object):
+            raise
+        typer.echo(f"{name}: {error.object!r} is no UTF-8; names must be", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail_usage(fault: typer.TyperException, name: str) -> NoReturn:
+    # What click calls a usage error formats itself, with the option's name; its class is not public in typer.
+    tell = getattr(fault, "format_message", fault.__str__)
+    message = " ".join(tell().split()).rstrip(".")
+    context = getattr(fault, "ctx", None)
+    command = context.command_path if context is not None else name
+    if message:  # a group without a command has printed its help, and that says it all
+        typer.echo(f"{command}: {message}; see {command} --help", err=True)
+    sys.exit(2)

@@ -1,0 +1,176 @@
+"""Where the world becomes real: the system clock, ids, logs, signals and the HTTP endpoints of a server process.
+
+Flows take these through their Protocols; only commands construct them. Nothing here decides anything.
+"""
+
+import asyncio
+import logging
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from ulid import ULID
+
+from bigfleet.cli.runtime.failures import RunFault
+
+
+class SystemClock:
+    """The real `Clock`: the loop's monotonic time and the machine's wall clock."""
+
+    def monotonic_seconds(self) -> float:
+        """Return CLOCK_MONOTONIC in seconds."""
+        return time.monotonic()
+
+    def unix_nanos(self) -> int:
+        """Return the wall clock in nanoseconds."""
+        return time.time_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for real."""
+        await asyncio.sleep(max(seconds, 0.0))
+
+
+class SystemIds:
+    """The real `IdSource`: ULIDs from the wall clock and the operating system's randomness."""
+
+    def new_id(self) -> str:
+        """Return a fresh ULID."""
+        return str(ULID())
+
+
+def system_rng() -> random.Random:
+    """Return a generator seeded by the operating system."""
+    return random.SystemRandom()
+
+
+def configure_logging(component: str, level: str = "info") -> None:
+    """Send JSON lines to standard error, one per event, with `component` in each; stdlib logging joins them."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.format_exc_info,
+    ]
+    renderer = structlog.processors.JSONRenderer(serializer=_encode_json)
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(component=component)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
+
+
+def _encode_json(event: object, **_options: object) -> str:
+    return msgspec.json.encode(event, enc_hook=str).decode()
+
+
+def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run `main()` on a fresh event loop, uvloop when it is installed, and return its exit code."""
+    try:
+        import uvloop  # optional extra; -10 to -20 % server CPU
+
+        factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main())
+
+
+def stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set on the running loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stop.set)
+    return stop
+
+
+class _SignalFreeServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: a process has one place that stops it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the command."""
+        yield
+
+
+@asynccontextmanager
+async def serving(config: uvicorn.Config, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve an application on a bound socket while the context lasts, then close the socket."""
+    server = _SignalFreeServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+        listening.close()
+
+
+def http_application(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> Starlette:
+    """Return `/metrics`, `/healthz` (200 while this answers) and `/readyz` (200 when `is_ready()`, else 503)."""
+
+    async def metrics(_request: Request) -> Response:
+        # Rendering walks every series; off the loop, so that a large registry never holds up a stream.
+        body = await asyncio.to_thread(generate_latest, registry)
+        return Response(body, media_type=CONTENT_TYPE_LATEST)
+
+    async def healthz(_request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_request: Request) -> Response:
+        ready = is_ready()
+        return PlainTextResponse("ready\n" if ready else "not ready\n", status_code=200 if ready else 503)
+
+    return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz)])
+
+
+@asynccontextmanager
+async def serve_http(
+    address: tuple[str, int] | None, registry: CollectorRegistry, is_ready: Callable[[], bool]
+) -> AsyncIterator[None]:
+    """Serve `http_application` while the context lasts; None serves nothing.
+
+    Raises RunFault when the address cannot be bound.
+    """
+    if address is None:
+        yield
+        return
+    host, port = address
+    config = uvicorn.Config(
+        http_application(registry, is_ready), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=1
+    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise RunFault(f"--metrics-addr {host}:{port}: {error.strerror}; choose another address or off") from error
+    async with serving(config, listening):
+        yield

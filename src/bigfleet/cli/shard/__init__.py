@@ -1,0 +1,1 @@
+"""Implements `bigfleet shard`: one shard as a process."""

@@ -1,0 +1,361 @@
+"""`bigfleet shard`: its flags, checked one by one, and what they mean to the process.
+
+docs/spec/shard.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean stop. The
+process itself is put together in `bigfleet.cli.shard.process`.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.values import (
+    check_dialable,
+    parse_address,
+    parse_duration_seconds,
+    parse_optional_address,
+    parse_positive_duration_seconds,
+    parse_size_bytes,
+)
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.model.ids import ShardId, identifier_fault
+from bigfleet.model.ownership import Base
+
+if TYPE_CHECKING:
+    from bigfleet.cli.shard.place import ShardPlace
+    from bigfleet.shard.cluster_policy import PolicyFile
+    from bigfleet.shard.ports import ShardSettings
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+#: What a new state file owns before a coordinator has spoken.
+OWNERSHIP = {"all": Base.ALL, "assigned": Base.DOMAINS}
+#: The kit looks through them on the shard's own loop, a second for these; more want a provider of their own.
+FAKE_SLOTS_MAX = 10_000
+
+_ProviderAddr = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The capacity provider. Required, unless --fake-provider.")
+]
+_FakeProvider = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=FAKE_SLOTS_MAX,
+        help="For development: that many fake machines, served on a loopback port of this process and forgotten at "
+        "its end. Not with --coordinator-addr.",
+    ),
+]
+_Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this shard.")]
+_Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of Session and ShardRead.")]
+_MetricsAddr = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Address of /metrics, /healthz and /readyz; off closes it.")
+]
+_DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Directory of shard.db.")]
+_CycleInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between timer cycles.")]
+_WakeMinGap = Annotated[
+    str, typer.Option(metavar="DURATION", help="Least time between starts of woken cycles; off: timer cycles alone.")
+]
+_Concurrency = Annotated[int, typer.Option(min=1, help="Worker slots; the action queue holds twice as many.")]
+_WaitingMax = Annotated[int, typer.Option(min=0, help="Actions that wait for an operator without holding a slot.")]
+_ExecuteTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one provider call.")]
+_BootstrapTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one bootstrap request.")]
+_ListTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one List.")]
+_MaxActions = Annotated[int, typer.Option(min=0, help="Most actions of one cycle; 0 is unlimited.")]
+_VerifyEvery = Annotated[
+    int,
+    typer.Option(
+        metavar="CYCLES", min=0, help="Cycles between those whose decision is checked against a full pass; 0 is off."
+    ),
+]
+_Incremental = Annotated[
+    bool, typer.Option("--incremental-reconcile", help="Read changes instead of the whole inventory.")
+]
+_FullListEvery = Annotated[
+    int, typer.Option(min=1, help="Cycles between full Lists; three times as many where a provider tells removals.")
+]
+_CapFraction = Annotated[
+    float, typer.Option(help="Share of a cluster's machines that one period may reclaim; 0 switches the rail off.")
+]
+_ReclaimAfter = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Time that a machine must be excess without interruption before it is reclaimed; 0 reclaims at once.",
+    ),
+]
+_PlanWorkers = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=64,
+        metavar="N",
+        help="Processes that plan which machines clusters should hold; 0 plans within the cycle.",
+    ),
+]
+_PlanWait = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Longest time that a cluster whose demand changed waits for its plan before it takes new machines.",
+    ),
+]
+_Guard = Annotated[
+    bool,
+    typer.Option(
+        "--empty-rollup-guard/--no-empty-rollup-guard", help="Hold roll-ups that lose most of a cluster's demand."
+    ),
+]
+_Brake = Annotated[
+    bool, typer.Option("--removal-brake/--no-removal-brake", help="Do not believe a sudden loss of machines.")
+]
+_Paused = Annotated[bool, typer.Option("--actuation-paused", help="Decide and report, carry out nothing.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="As the pause, with each action logged.")]
+_Outbox = Annotated[int, typer.Option(min=16, help="Frames that may wait for one operator.")]
+_History = Annotated[int, typer.Option(min=1, help="Actions kept for readers.")]
+_AuditLog = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File of one JSON line per action; none by default.")
+]
+_Record = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File that `bigfleet replay` reads: what each cycle decided on.")
+]
+_RecordMax = Annotated[str, typer.Option(metavar="SIZE", help="Where the recording begins a new file; 4 are kept.")]
+_AuditLogMax = Annotated[str, typer.Option(metavar="SIZE", help="Where the audit log begins a new file; 4 are kept.")]
+_StuckCreating = Annotated[str, typer.Option(metavar="DURATION", help="Time in Creating until it is driven again.")]
+_StuckConfiguring = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Configuring.")]
+_StuckDeleting = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Deleting.")]
+_StuckDraining = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Draining, after the grace.")]
+_JoinGate = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE", help="What follows when a machine's node does not become Ready: off, observe or enforce."
+    ),
+]
+_JoinDeadline = Annotated[str, typer.Option(metavar="DURATION", help="Time that a Configured machine has for it.")]
+_SilenceAlert = Annotated[
+    str, typer.Option(metavar="DURATION", help="Time without a session after which a cluster is shown as silent.")
+]
+_HintInterval = Annotated[
+    str, typer.Option(metavar="DURATION", help="Least time between two capacity hints about one need.")
+]
+_CoordinatorAddr = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT,...", help="The coordinator's replicas; without it the shard reports to nobody."),
+]
+_Ownership = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE",
+        help="What a new shard.db owns: all, or assigned for nothing idle until the coordinator assigns it.",
+    ),
+]
+_Inherits = Annotated[
+    str | None,
+    typer.Option(metavar="ID,...", help="Shards that are gone for good and whose bound machines are mine."),
+]
+_ReportInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between reports to the coordinator.")]
+_Advertise = Annotated[
+    str,
+    typer.Option(metavar="HOST:PORT", help="Where others reach this shard; the host's name and port by default."),
+]
+_ClusterPolicy = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="YAML of settings of single clusters; read again on SIGHUP.")
+]
+_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Everything that the command line may say of a shard, as it was written."""
+
+    provider_addr: _ProviderAddr = ""
+    fake_provider: _FakeProvider = None
+    id: _Id = "shard-0"
+    listen: _Listen = ":7780"
+    metrics_addr: _MetricsAddr = ":8780"
+    data_dir: _DataDir = Path("data")
+    advertise_addr: _Advertise = ""
+    coordinator_addr: _CoordinatorAddr = None
+    ownership: _Ownership = "all"
+    inherits: _Inherits = None
+    report_interval: _ReportInterval = "30s"
+    cycle_interval: _CycleInterval = "10s"
+    wake_min_gap: _WakeMinGap = "500ms"
+    execute_concurrency: _Concurrency = 64
+    execute_waiting_max: _WaitingMax = 1024
+    execute_timeout: _ExecuteTimeout = "30s"
+    bootstrap_timeout: _BootstrapTimeout = "30s"
+    list_timeout: _ListTimeout = "120s"
+    max_actions_per_cycle: _MaxActions = 0
+    engine_verify_every: _VerifyEvery = 100
+    incremental_reconcile: _Incremental = False
+    full_list_every: _FullListEvery = 30
+    reclaim_cap_fraction: _CapFraction = 0.05
+    reclaim_after: _ReclaimAfter = "10m"
+    plan_workers: _PlanWorkers = 1
+    plan_wait: _PlanWait = "10s"
+    empty_rollup_guard: _Guard = True
+    removal_brake: _Brake = True
+    actuation_paused: _Paused = False
+    dry_run: _DryRun = False
+    outbox_frames: _Outbox = 1024
+    action_history: _History = 10_000
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    audit_log: _AuditLog = None
+    audit_log_max_bytes: _AuditLogMax = "256MiB"
+    record: _Record = None
+    record_max_bytes: _RecordMax = "256MiB"
+    stuck_creating: _StuckCreating = "20m"
+    stuck_configuring: _StuckConfiguring = "15m"
+    stuck_deleting: _StuckDeleting = "20m"
+    stuck_draining_margin: _StuckDraining = "10m"
+    join_gate: _JoinGate = "observe"
+    join_deadline: _JoinDeadline = "15m"
+    cluster_silence_alert: _SilenceAlert = "10m"
+    available_capacity_interval: _HintInterval = "5s"
+    cluster_policy: _ClusterPolicy = None
+    log_level: _LogLevel = "info"
+
+    def check(self) -> None:
+        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        self._check_provider()
+        fault = identifier_fault(self.id)
+        if fault:
+            raise UsageFault(f"--id {fault}")
+        if not (math.isfinite(self.reclaim_cap_fraction) and 0 <= self.reclaim_cap_fraction <= 1):
+            raise UsageFault(f"--reclaim-cap-fraction: {self.reclaim_cap_fraction} must be 0 or in (0, 1]")
+        if self.ownership not in OWNERSHIP:
+            raise UsageFault(f"--ownership: {self.ownership!r} is unknown; choose one of {', '.join(OWNERSHIP)}")
+        if OWNERSHIP[self.ownership] is Base.DOMAINS and self.coordinator_addr is None:
+            raise UsageFault(f"--ownership {self.ownership} needs --coordinator-addr: nobody else assigns anything")
+        if self.log_level not in LOG_LEVELS:
+            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+
+    def _check_provider(self) -> None:
+        if self.fake_provider is None:
+            if not self.provider_addr:
+                raise UsageFault(
+                    "--provider-addr is missing: name the HOST:PORT of the capacity provider, or try without one with "
+                    "--fake-provider N"
+                )
+            return
+        if self.provider_addr:
+            raise UsageFault("--provider-addr and --fake-provider contradict each other: a shard has one provider")
+        if self.coordinator_addr is not None:
+            # It would send real clusters here, and no machine here can be given to another shard.
+            raise UsageFault(
+                "--coordinator-addr and --fake-provider contradict each other: a coordinator is told of no fake "
+                "machines; run `bigfleet provider simulated` and name it with --provider-addr"
+            )
+
+    def settings(self) -> "ShardSettings":
+        """Return what the flags set. Raises UsageFault naming the flag."""
+        from bigfleet.shard.ports import JoinGate, ShardSettings
+
+        gates = [gate.value for gate in JoinGate]
+        if self.join_gate not in gates:
+            raise UsageFault(f"--join-gate: {self.join_gate!r} is unknown; choose one of {', '.join(gates)}")
+        is_woken = self.wake_min_gap != "off"
+        wake_gap_seconds = parse_duration_seconds(self.wake_min_gap, "--wake-min-gap") if is_woken else None
+        return ShardSettings(
+            cycle_interval_seconds=parse_positive_duration_seconds(self.cycle_interval, "--cycle-interval"),
+            wake_gap_seconds=wake_gap_seconds,
+            execute_concurrency_max=self.execute_concurrency,
+            execute_waiting_max=self.execute_waiting_max,
+            execute_timeout_seconds=parse_positive_duration_seconds(self.execute_timeout, "--execute-timeout"),
+            bootstrap_timeout_seconds=parse_positive_duration_seconds(self.bootstrap_timeout, "--bootstrap-timeout"),
+            list_timeout_seconds=parse_positive_duration_seconds(self.list_timeout, "--list-timeout"),
+            actions_per_cycle_max=self.max_actions_per_cycle,
+            engine_verify_every_cycles=self.engine_verify_every,
+            incremental_reconcile=self.incremental_reconcile,
+            full_list_every_cycles=self.full_list_every,
+            reclaim_cap_fraction=self.reclaim_cap_fraction,
+            reclaim_after_seconds=parse_duration_seconds(self.reclaim_after, "--reclaim-after"),
+            plan_wait_seconds=parse_duration_seconds(self.plan_wait, "--plan-wait"),
+            empty_rollup_guard=self.empty_rollup_guard,
+            removal_brake=self.removal_brake,
+            actuation_paused=self.actuation_paused,
+            dry_run=self.dry_run,
+            outbox_frames_max=self.outbox_frames,
+            join_gate=JoinGate(self.join_gate),
+            join_deadline_seconds=parse_positive_duration_seconds(self.join_deadline, "--join-deadline"),
+            cluster_silence_seconds=parse_positive_duration_seconds(
+                self.cluster_silence_alert, "--cluster-silence-alert"
+            ),
+            available_capacity_interval_seconds=parse_duration_seconds(
+                self.available_capacity_interval, "--available-capacity-interval"
+            ),
+            action_history_max=self.action_history,
+            stuck_creating_seconds=parse_positive_duration_seconds(self.stuck_creating, "--stuck-creating"),
+            stuck_configuring_seconds=parse_positive_duration_seconds(self.stuck_configuring, "--stuck-configuring"),
+            stuck_deleting_seconds=parse_positive_duration_seconds(self.stuck_deleting, "--stuck-deleting"),
+            stuck_draining_margin_seconds=parse_duration_seconds(self.stuck_draining_margin, "--stuck-draining-margin"),
+            inherits=self._inherited(),
+            report_interval_seconds=parse_positive_duration_seconds(self.report_interval, "--report-interval"),
+        )
+
+    def _inherited(self) -> frozenset[ShardId]:
+        names = [] if self.inherits is None else self.inherits.split(",")
+        for name in names:
+            fault = identifier_fault(name)
+            if fault:
+                raise UsageFault(f"--inherits: {name!r} {fault}; write the ids of shards, with commas between them")
+        return frozenset(map(ShardId, names))
+
+    def _coordinators(self) -> tuple[str, ...]:
+        names = [] if self.coordinator_addr is None else self.coordinator_addr.split(",")
+        return tuple(dict.fromkeys(check_dialable(name, "--coordinator-addr") for name in names))
+
+    def place(self) -> "ShardPlace":
+        """Return who the shard is and where it is. Raises UsageFault naming the flag."""
+        from bigfleet.cli.shard.place import ShardPlace
+        from bigfleet.rpc.security.identity import Identity, Role
+
+        return ShardPlace(
+            shard_id=ShardId(self.id),
+            coordinators=self._coordinators(),
+            advertised_address=self.advertise_addr and check_dialable(self.advertise_addr, "--advertise-addr"),
+            new_file_owns=OWNERSHIP[self.ownership],
+            data_dir=self.data_dir,
+            plan_workers=self.plan_workers,
+            provider_address=parse_address(self.provider_addr, "--provider-addr") if self.provider_addr else None,
+            fake_slots=self.fake_provider,
+            listen_address=parse_address(self.listen, "--listen"),
+            metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
+            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=Identity(Role.SHARD, self.id)),
+            audit_log=self.audit_log,
+            audit_log_bytes_max=parse_size_bytes(self.audit_log_max_bytes, "--audit-log-max-bytes"),
+            record=self.record,
+            record_bytes_max=parse_size_bytes(self.record_max_bytes, "--record-max-bytes"),
+            cluster_policy=self._policies(),
+        )
+
+    def _policies(self) -> "PolicyFile | None":
+        from bigfleet.shard.cluster_policy import PolicyFault, PolicyFile
+
+        if self.cluster_policy is None:
+            return None
+        try:
+            return PolicyFile(self.cluster_policy)
+        except PolicyFault as fault:
+            raise UsageFault(f"--cluster-policy {fault}") from fault
+
+
+# Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.
+# Nothing but the signature is taken from the class: name and help stay the function's.
+@wraps(Flags, assigned=(), updated=())
+def shard(**given: Any) -> None:
+    """Run one shard: it owns machines, learns demand from cluster operators, decides and actuates."""
+    from bigfleet.cli.runtime.system import configure_logging, run_loop
+    from bigfleet.cli.shard.process import serve_shard
+
+    flags = Flags(**given)
+    flags.check()
+    settings, place = flags.settings(), flags.place()
+    configure_logging("shard", flags.log_level)
+    raise typer.Exit(run_loop(lambda: serve_shard(place, settings)))

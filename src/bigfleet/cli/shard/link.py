@@ -1,0 +1,43 @@
+"""A shard's link to the coordinator, made for one process: who speaks, who carries out, and whom it dials.
+
+docs/spec/coordinator.md §8. The shard imports nothing of this; with no coordinator configured it does not exist.
+Nothing here decides anything.
+"""
+
+import socket
+
+from bigfleet.cli.flags.values import address_text
+from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.link.client import Client
+from bigfleet.link.inbox import Inbox
+from bigfleet.link.report_conversion import pools_of
+from bigfleet.link.report_source import LinkCounts, ShardSpeaker
+from bigfleet.link.reporter import Reporter
+from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.ports import ShardSettings
+
+
+def make_reporter(
+    place: ShardPlace, shard: Shard, settings: ShardSettings, clock: SystemClock, *, port: int
+) -> Reporter | None:
+    """Return the link of a shard that listens on a port, not running yet; None without a coordinator."""
+    if not place.coordinators:
+        return None
+    ownership = shard.ownership
+    assert ownership is not None, "a shard that listens to a coordinator has a state file"
+    assert place.provider_address is not None, "a shard of fake machines reports to nobody"
+    counts = LinkCounts(shard.metrics, clock)
+    return Reporter(
+        shard_id=place.shard_id,
+        epoch=shard.epoch,
+        advertised_address=place.advertised_address or f"{socket.gethostname()}:{port}",
+        interval_seconds=settings.report_interval_seconds,
+        speaker=ShardSpeaker(shard, ownership.file, provider_address=address_text(*place.provider_address)),
+        inbox=Inbox(ownership.handover, accepted_term=ownership.file.accepted_term, on_answer=counts.answered),
+        client=Client(place.coordinators, GrpcCoordinator(tls=place.tls), clock, on_redirect=counts.redirected),
+        clock=clock,
+        on_report=counts.reported,
+        on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
+    )

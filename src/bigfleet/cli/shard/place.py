@@ -1,0 +1,45 @@
+"""Who a shard process is, where it keeps its state, whom it dials and where it listens (docs/spec/shard.md §1).
+
+Values that `bigfleet.cli.shard.command` makes of its flags; nothing here opens or checks anything.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigfleet.model.ids import ShardId
+from bigfleet.model.ownership import Base
+from bigfleet.rpc.security.tls import TlsFiles
+from bigfleet.shard.cluster_policy import PolicyFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlace:
+    """Who the shard is, where it keeps its state, whom it dials and where it listens."""
+
+    shard_id: ShardId
+    data_dir: Path
+    #: None: `fake_slots` in this process.
+    provider_address: tuple[str, int] | None
+    listen_address: tuple[str, int]
+    #: None serves no HTTP.
+    metrics_address: tuple[str, int] | None
+    #: How many slots a fake provider in this process has; None with a provider's address, and only then.
+    fake_slots: int | None = None
+    #: HOST:PORT of each; without one nothing is reported.
+    coordinators: tuple[str, ...] = ()
+    #: HOST:PORT at which others reach the shard; empty: the host's name and the port that is listened on.
+    advertised_address: str = ""
+    #: The base of a state file that is new.
+    new_file_owns: Base = Base.ALL
+    #: One identity for server, coordinator and provider; None is plain text.
+    tls: TlsFiles | None = None
+    #: Processes that plan target compositions; 0 plans within the cycle.
+    plan_workers: int = 1
+    #: None keeps no audit log.
+    audit_log: Path | None = None
+    audit_log_bytes_max: int = 256 * 1024 * 1024
+    #: None records nothing.
+    record: Path | None = None
+    record_bytes_max: int = 256 * 1024 * 1024
+    #: Settings of single clusters, as read at the start; None treats all alike.
+    cluster_policy: PolicyFile | None = None

@@ -1,0 +1,226 @@
+"""One shard process put together: state file, provider channel, sessions, HTTP, link, and the order of a clean stop.
+
+docs/spec/shard.md §1. The epoch is committed before anything is served; sessions and health are served before the first
+reconcile, and while the engine's kernels are loaded or compiled. Nothing here decides anything; the parts are made and
+handed to each other.
+"""
+
+import asyncio
+import gc
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
+
+import structlog
+from grpc import aio
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from bigfleet.cli.flags.values import address_text
+from bigfleet.cli.replay.recorder import kept_recorder
+from bigfleet.cli.runtime import interpreter
+from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.kernel_cache import keep_kernels
+from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
+from bigfleet.cli.runtime.system import SystemClock, SystemIds, serve_http, stop_on_signals
+from bigfleet.cli.shard.link import make_reporter
+from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.link.reporter import Reporter
+from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
+from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
+from bigfleet.rpc.security.identity import Gate
+from bigfleet.rpc.security.tls import TlsFiles, export_expiry
+from bigfleet.rpc.servers import session as session_server
+from bigfleet.rpc.servers import shardread as shardread_server
+from bigfleet.shard.audit.log_file import AuditFile, AuditFileFault
+from bigfleet.shard.cluster_policy import PolicyFile
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.cycle.engine_runner import Divergence, Engine, EngineMaker, fleet_engine
+from bigfleet.shard.ownership.state_file import StateFile, StateFileFault
+from bigfleet.shard.ports import ShardSettings
+
+T = TypeVar("T")
+
+#: Streams that have not ended by themselves after this are cut.
+STREAM_GRACE_SECONDS = 2.0
+
+_log = structlog.get_logger("bigfleet.cli.shard.command")
+
+
+async def compute_in_thread(work: Callable[[], T]) -> T:
+    """Run pure work off the loop, so that streams are served meanwhile."""
+    return await asyncio.to_thread(work)
+
+
+def make_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
+    """Return the engine, its kernels kept on disk for the next start where a directory can be written."""
+    # Before the import that loads the kernels, and not on the loop: finding the compiler takes a second.
+    if keep_kernels() is None:
+        _log.warning("kernels_not_kept", advice="set NUMBA_CACHE_DIR to a directory that can be written")
+    engine = fleet_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
+    # Loading kernels, and all the more compiling them, leaves garbage, and the process is not ready yet.
+    gc.collect()
+    return engine
+
+
+async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: EngineMaker = make_engine) -> int:
+    """Run the shard until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
+    clock = SystemClock()
+    interpreter.settle()
+    stop = stop_on_signals()
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    async with AsyncExitStack() as stack:
+        try:
+            opened = StateFile.open(
+                place.data_dir, shard_id=place.shard_id, clock=clock, new_file_owns=place.new_file_owns
+            )
+            state_file = stack.enter_context(opened)
+        except StateFileFault as fault:
+            raise RunFault(str(fault)) from fault
+        audit_file = _open_audit(place)
+        if audit_file is not None:
+            stack.callback(audit_file.close)
+        shard: Shard
+        host, port = place.provider_address or await _serve_fake(place, clock, stack)
+        provider = GrpcProvider(
+            address_text(host, port),
+            deadlines=ProviderDeadlines(
+                call_seconds=settings.execute_timeout_seconds, list_seconds=settings.list_timeout_seconds
+            ),
+            clock=clock,
+            on_call=lambda method, code, seconds: shard.metrics.provider_rpc.labels(method, code).observe(seconds),
+            # What is in this process needs no certificate.
+            tls=place.tls if place.provider_address else None,
+        )
+        stack.push_async_callback(provider.close)
+        workers = stack.enter_context(ProcessPlanWorkers(place.plan_workers)) if place.plan_workers else None
+        if workers is not None:
+            workers.start()
+        shard = Shard(
+            shard_id=place.shard_id,
+            epoch=state_file.epoch,
+            settings=settings,
+            provider=provider,
+            clock=clock,
+            ids=SystemIds(),
+            compute=compute_in_thread,
+            registry=registry,
+            make_engine=engine_maker,
+            audit_log=audit_file,
+            ownership_file=state_file.ownership,
+            plan_workers=workers,
+        )
+        recording = kept_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
+        shard.recorder = await stack.enter_async_context(recording)
+        await stack.enter_async_context(_files_kept(place.cluster_policy, audit_file, clock, shard))
+        # Half a million machines hold no garbage, and looking through them would take a collection a second.
+        shard.on_inventory = gc.freeze
+        server = _grpc_server(shard, clock, registry, place.tls)
+        try:
+            bound = await server.start(*place.listen_address)
+        except ListenFault as fault:
+            raise RunFault(f"--listen: {fault}") from fault
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: shard.is_ready))
+        _log.info("started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
+        reporter = make_reporter(place, shard, settings, clock, port=bound)
+        await _run_until(stop, shard, server, clock, reporter)
+    _log.info("stopped", shard=place.shard_id)
+    return 0
+
+
+async def _serve_fake(place: ShardPlace, clock: SystemClock, stack: AsyncExitStack) -> tuple[str, int]:
+    """Serve fake machines until the stack ends, after whoever calls them; return where."""
+    # A shard with a real provider loads nothing of the kit.
+    from bigfleet.cli.shard.fake import serving_fake
+
+    assert place.fake_slots is not None, "a shard has a provider"
+    try:
+        return await stack.enter_async_context(serving_fake(place.fake_slots, clock))
+    except ListenFault as fault:
+        raise RunFault(f"--fake-provider: {fault}") from fault
+
+
+def _open_audit(place: ShardPlace) -> AuditFile | None:
+    if place.audit_log is None:
+        return None
+    try:
+        return AuditFile(place.audit_log, size_bytes_max=place.audit_log_bytes_max)
+    except AuditFileFault as fault:
+        raise RunFault(f"--audit-log {fault}") from fault
+
+
+@asynccontextmanager
+async def _files_kept(
+    policy_file: PolicyFile | None, audit_file: AuditFile | None, clock: SystemClock, shard: Shard
+) -> AsyncIterator[None]:
+    """Keep the audit log on disk while the context lasts; on SIGHUP open it again and read the policies again."""
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+    if policy_file is not None:
+        shard.policies = policy_file.policies
+        tasks.append(asyncio.create_task(_policies_followed(policy_file, shard, asked), name="policies"))
+    if audit_file is not None:
+        count = shard.metrics.audit_write_errors.inc
+        tasks.append(asyncio.create_task(audit_file.keep_synced(clock, compute_in_thread, count), name="audit"))
+
+    def hang_up() -> None:
+        asked.set()
+        if audit_file is not None:
+            audit_file.reopen()
+
+    # A shard without either file ends at SIGHUP, as programs do.
+    if tasks:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+    try:
+        yield
+    finally:
+        if tasks:
+            loop.remove_signal_handler(signal.SIGHUP)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _policies_followed(policy_file: PolicyFile, shard: Shard, asked: asyncio.Event) -> None:
+    while True:
+        await asked.wait()
+        asked.clear()
+        is_read = await compute_in_thread(policy_file.read_again)
+        shard.metrics.cluster_policy_reads.labels("ok" if is_read else "refused").inc()
+        shard.policies = policy_file.policies
+        shard.wake()
+
+
+def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, tls: TlsFiles | None) -> GrpcServer:
+    gate = Gate(registry, "bigfleet_shard", services=(shardread_server.SERVICE_NAME,))
+    if tls is not None:
+        export_expiry(tls, registry, "bigfleet_shard")
+
+    def register(server: aio.Server) -> None:
+        session_server.add_to_server(session_server.SessionServicer(shard, gate), server)
+        shardread_server.add_to_server(shardread_server.ShardReadServicer(shard, clock), server)
+
+    services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME)
+    return GrpcServer(services=services, register=register, tls=tls, gate=gate)
+
+
+async def _run_until(
+    stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock, reporter: Reporter | None
+) -> None:
+    running = asyncio.create_task(shard.run(), name="shard")
+    collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")
+    beside = [collecting] if reporter is None else [collecting, asyncio.create_task(reporter.run(), name="link")]
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    # Streams close first: a graceful gRPC stop would wait for them for ever. Nor does an instruction begin any more.
+    shard.stop_sessions()
+    for task in (*beside, stopping):
+        task.cancel()
+    running.cancel()
+    results = await asyncio.gather(running, *beside, return_exceptions=True)
+    await server.stop(STREAM_GRACE_SECONDS)
+    failure = results[0]
+    if isinstance(failure, Exception):
+        raise RunFault(f"the shard stopped by itself: {failure}") from failure

@@ -1,0 +1,176 @@
+"""SHAPE: what every record says, in every state (docs/spec/provider.md §9).
+
+Nothing here may ask for a field that the contract leaves free.
+"""
+
+import math
+import re
+
+from bigfleet.conformance.areas.life import expect_unbound
+from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.expecting import broken, expect
+from bigfleet.conformance.lab import Lab
+from bigfleet.conformance.ports import MachineSeen
+from bigfleet.model.quantity import QuantityError, parse_quantity
+from bigfleet.model.states import CapacityType, MachineState
+
+AREA = Area("SHAPE")
+
+#: Facts that have a field of their own; as labels they could say something else.
+_FORBIDDEN_LABELS = frozenset(
+    {
+        "instance-type",
+        "instance_type",
+        "instanceType",
+        "zone",
+        "availability-zone",
+        "availability_zone",
+        "capacity-type",
+        "capacity_type",
+        "capacityType",
+    }
+)
+_QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|k|M|G|Ki|Mi|Gi)?", re.ASCII)
+_S = MachineState
+_HOSTLESS = frozenset({_S.SPECULATIVE, _S.CREATING})
+_UNBOUND = frozenset({_S.SPECULATIVE, _S.CREATING, _S.IDLE, _S.DELETING})
+
+
+async def various(lab: Lab) -> list[MachineSeen]:
+    """Return what List and Get show while a lent machine rests in each of SPECULATIVE, IDLE and CONFIGURED."""
+    lent = [await lab.slot(), await lab.idle(), (await lab.configured()).id]
+    listed = (await lab.list_machines()).machines
+    missing = sorted(set(lent) - {machine.id for machine in listed})
+    expect(not missing, "List shows every machine", missing)
+    return [*listed, *[await lab.get(machine_id) for machine_id in lent]]
+
+
+def expect_named(machine: MachineSeen) -> None:
+    """Raise Broken unless a record has a state and an instance type, and no label stands in for a field."""
+    expect(machine.state is not _S.UNSPECIFIED, f"{machine.id} has a state", told_machine(machine))
+    expect(machine.instance_type != "", f"{machine.id} has an instance_type", told_machine(machine))
+    forbidden = sorted(_FORBIDDEN_LABELS & machine.labels.keys())
+    expect(not forbidden, f"{machine.id} has no label that stands in for a field", forbidden)
+
+
+def expect_priced(machine: MachineSeen) -> None:
+    """Raise Broken unless price and probability are numbers that can be compared."""
+    price, probability = machine.price_usd_per_hour, machine.interruption_probability
+    is_price = math.isfinite(price) and price >= 0
+    expect(is_price, f"{machine.id} has a price_per_hour that is finite and not negative", price)
+    expect(0.0 <= probability <= 1.0, f"{machine.id} has an interruption_probability in [0, 1]", probability)
+    if machine.capacity_type is CapacityType.SPOT:
+        expect(probability > 0, f"{machine.id} is SPOT and has an interruption_probability above 0", probability)
+
+
+def expect_ratios(machine: MachineSeen) -> None:
+    """Raise Broken unless allocatable / resources can be computed for every key that both have."""
+    for key in sorted(machine.resources.keys() & machine.allocatable.keys()):
+        replica_milli = _milli(machine, "resources", key, machine.resources[key])
+        _milli(machine, "allocatable", key, machine.allocatable[key])
+        expect(replica_milli > 0, f"{machine.id} has resources[{key}] above 0", machine.resources[key])
+
+
+def _milli(machine: MachineSeen, field: str, key: str, text: str) -> int:
+    expectation = f"{machine.id} has in {field}[{key}] a plain number, with m, k, M, G, Ki, Mi, Gi or nothing behind it"
+    expect(_QUANTITY.fullmatch(text) is not None, expectation, text)
+    try:
+        return parse_quantity(text)
+    except QuantityError as error:
+        broken(expectation, str(error))
+
+
+def expect_placed(machine: MachineSeen) -> None:
+    """Raise Broken unless a record says where the machine is and how it is paid for."""
+    expect(machine.zone != "", f"{machine.id} has a zone", told_machine(machine))
+    is_typed = machine.capacity_type is not CapacityType.UNSPECIFIED
+    expect(is_typed, f"{machine.id} has a capacity_type", told_machine(machine))
+
+
+def expect_fitting(machine: MachineSeen) -> None:
+    """Raise Broken unless host and cluster fit the state; FAILED keeps whatever there was."""
+    if machine.state is _S.FAILED:
+        return
+    name, told = machine.state.name, told_machine(machine)
+    if machine.state in _HOSTLESS:
+        expect(machine.host is None, f"{name} has no host", told)
+    else:
+        is_hosted = machine.host is not None and bool(machine.host.provider and machine.host.ref)
+        expect(is_hosted, f"{name} names provider and ref of a host", told)
+    if machine.state in _UNBOUND:
+        expect(not machine.cluster and not machine.metadata, f"{name} has no cluster and no metadata", told)
+    else:
+        expect(machine.cluster != "", f"{name} has a cluster", told)
+
+
+@AREA.behaviour(1, Profile.CORE)
+async def state_and_type_everywhere(lab: Lab) -> None:
+    """State and instance_type everywhere; forbidden label keys nowhere."""
+    for machine in await various(lab):
+        expect_named(machine)
+
+
+@AREA.behaviour(2, Profile.SPOT)
+async def prices_and_probabilities(lab: Lab) -> None:
+    """Price finite and ≥ 0, probability in [0, 1], > 0 on SPOT."""
+    for machine in await various(lab):
+        expect_priced(machine)
+
+
+@AREA.behaviour(3, Profile.CORE)
+async def host_and_cluster_fit(lab: Lab) -> None:
+    """Host and cluster fit the state in every resting state."""
+    machine_id = await lab.slot()
+    for step in (None, lab.create, lab.configure, lab.drain):
+        if step is not None:
+            await step(machine_id)
+        for reading in (await lab.get(machine_id), await lab.listed(machine_id)):
+            expect_fitting(reading)
+    for machine in await various(lab):
+        expect_fitting(machine)
+
+
+@AREA.behaviour(4, Profile.CORE)
+async def ratios_can_be_computed(lab: Lab) -> None:
+    """Where resources and allocatable share a key, the ratio can be computed."""
+    for machine in await various(lab):
+        expect_ratios(machine)
+
+
+@AREA.behaviour(5, Profile.CORE)
+async def provider_is_constant(lab: Lab) -> None:
+    """Host.provider is constant through configure and drain."""
+    machine_id = await lab.idle()
+    machine = await lab.get(machine_id)
+    provider = _provider_of(machine)
+    for step in (lab.configure, lab.drain, lab.configure):
+        machine = await step(machine_id)
+        for reading in (machine, await lab.listed(machine_id)):
+            expectation = f"{machine_id} keeps the host.provider {provider!r}"
+            expect(_provider_of(reading) == provider, expectation, told_machine(reading))
+
+
+def _provider_of(machine: MachineSeen) -> str:
+    if machine.host is None or not machine.host.provider:
+        broken(f"{machine.id}, {machine.state.name}, names the provider of its host", told_machine(machine))
+    return machine.host.provider
+
+
+@AREA.behaviour(6, Profile.CORE)
+async def hosted_machines_have_a_place(lab: Lab) -> None:
+    """Hosted machines have zone and capacity type."""
+    for machine in await various(lab):
+        if machine.host is not None:
+            expect_placed(machine)
+
+
+@AREA.behaviour(7, Profile.CLOUD)
+async def delete_leaves_nothing(lab: Lab) -> None:
+    """After Delete no host, cluster or metadata."""
+    machine_id = await lab.idle()
+    await lab.configure(machine_id, metadata={"left": "behind"})
+    await lab.drain(machine_id)
+    for reading in (await lab.delete(machine_id), await lab.listed(machine_id)):
+        expect(reading.host is None, "after Delete there is no host", told_machine(reading))
+        expect_unbound(reading, "after Delete there is no cluster, metadata or error")

@@ -1,0 +1,82 @@
+"""What a behaviour is: an id, a profile, a title in the words of docs/spec/provider.md §23, and a coroutine.
+
+Each area module makes one `Area` and registers its behaviours with it; `catalogue` gathers the areas. Nothing here may
+run one.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bigfleet.conformance.lab import Lab
+
+Check = Callable[["Lab"], Awaitable[None]]
+
+
+class Lane(Enum):
+    """Which provider a behaviour is tried on."""
+
+    #: The running one, or one that the suite starts in its place.
+    MAIN = "main"
+    #: The same with a large fleet.
+    SCALE = "scale"
+    #: One that the suite starts, kills and starts again.
+    DURABLE = "durable"
+    #: One that the suite starts with the selectors of docs/spec/provider.md §20.
+    FAULT = "fault"
+
+
+class Profile(Enum):
+    """A group of behaviours that is asked for by name."""
+
+    CORE = "core"
+    CLOUD = "cloud"
+    DELTA = "delta"
+    SPOT = "spot"
+    FAULT = "fault"
+    DURABLE = "durable"
+    SCALE = "scale"
+
+    @property
+    def lane(self) -> Lane:
+        """The provider on which the profile's behaviours are tried."""
+        return _LANES.get(self, Lane.MAIN)
+
+
+_LANES = {Profile.FAULT: Lane.FAULT, Profile.DURABLE: Lane.DURABLE, Profile.SCALE: Lane.SCALE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """One row of the table."""
+
+    #: Such as `LIFE-1`.
+    id: str
+    profile: Profile
+    title: str
+    check: Check
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Behaviours about one thing, in the order of their numbers."""
+
+    name: str
+    behaviours: list[Behaviour] = field(default_factory=list)
+
+    def behaviour(self, number: int, profile: Profile, *, lane: Lane | None = None) -> Callable[[Check], Check]:
+        """Register the function under this number; its docstring is the title. The lane is the profile's by default."""
+
+        def register(check: Check) -> Check:
+            assert number == len(self.behaviours) + 1, f"{self.name}-{number} is out of order"
+            title = " ".join((check.__doc__ or "").split())
+            assert title, f"{self.name}-{number} has no title"
+            id = f"{self.name}-{number}"
+            behaviour = Behaviour(id=id, profile=profile, title=title, check=check, lane=lane or profile.lane)
+            self.behaviours.append(behaviour)
+            return check
+
+        return register

@@ -1,0 +1,102 @@
+"""Remembers the calls of one behaviour with their answers, the last of them, for the report of a failure.
+
+Metadata and blobs are told by size. Nothing here may change a call.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from bigfleet.conformance.expecting import how, shown
+from bigfleet.conformance.ports import (
+    Answer,
+    Configure,
+    Drain,
+    Get,
+    List,
+    MachineSeen,
+    ProviderClient,
+    Request,
+    Status,
+    Token,
+)
+from bigfleet.model.clock import Clock
+
+CALLS_KEPT_MAX = 50
+#: A client has deadlines of its own; this one ends a call that no client ends.
+CALL_SECONDS_MAX = 30.0
+LIST_SECONDS_MAX = 120.0
+
+
+class CallLog:
+    """Carries calls over the connections of a site and keeps the last of them."""
+
+    def __init__(self, connections: Sequence[ProviderClient], clock: Clock) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._started_seconds = clock.monotonic_seconds()
+        self._lines: deque[str] = deque(maxlen=CALLS_KEPT_MAX)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line for each of the last calls, in the order in which they ended."""
+        return tuple(self._lines)
+
+    async def call(self, request: Request, via: int = 0) -> Answer:
+        """Carry a request over connection `via` and return its answer."""
+        started_seconds = self._clock.monotonic_seconds()
+        seconds_max = LIST_SECONDS_MAX if isinstance(request, List) else CALL_SECONDS_MAX
+        try:
+            async with asyncio.timeout(seconds_max):
+                answer = await self._connections[via % len(self._connections)].call(request)
+        except TimeoutError:
+            answer = Answer(status=Status.DEADLINE_EXCEEDED, details=f"no answer in {seconds_max:g} s")
+        ended_seconds = self._clock.monotonic_seconds()
+        self._lines.append(
+            f"{started_seconds - self._started_seconds:9.3f} s +{(ended_seconds - started_seconds) * 1000:.1f} ms "
+            f"#{via} {_told_request(request)} → {_told_answer(answer)}"
+        )
+        return answer
+
+
+def _told_request(request: Request) -> str:
+    name = type(request).__name__
+    if isinstance(request, List):
+        states = "|".join(state.name for state in request.states) or "any"
+        since = request.since[:32].hex() or "-"
+        return f"List(states={states}, max={request.results_max}, since={since})"
+    if isinstance(request, Get):
+        return f"Get({shown(request.machine_id)})"
+    told = f"{name}({shown(request.machine_id)}"
+    if isinstance(request, Configure):
+        size_bytes = sum(len(k.encode()) + len(v.encode()) for k, v in request.metadata.items())
+        told += f", cluster={shown(request.cluster)}, metadata={len(request.metadata)} keys {size_bytes} B"
+        told += f", blob={len(request.blob)} B"
+    elif isinstance(request, Drain):
+        told += f", grace={request.grace_seconds} s"
+    return f"{told}, token={_told_token(request.token)})"
+
+
+def _told_token(token: Token) -> str:
+    return f"{token.shard_id}:{token.epoch}:{token.sequence}" if token != Token() else "absent"
+
+
+def _told_answer(answer: Answer) -> str:
+    if not answer.is_ok:
+        return shown(how(answer))
+    if answer.listing is not None:
+        return f"OK {len(answer.listing.machines)} machines, {len(answer.listing.removed_ids)} removed"
+    told = f"OK {answer.operation_id}".rstrip()
+    return f"{told} {told_machine(answer.machine)}" if answer.machine is not None else told
+
+
+def told_machine(machine: MachineSeen) -> str:
+    """Return a machine in some words."""
+    told = f"{machine.id} {machine.state.name}"
+    if machine.host is not None:
+        told += f" host={shown('/'.join(machine.host))}"
+    if machine.cluster or machine.metadata:
+        told += f" cluster={shown(machine.cluster)} metadata={len(machine.metadata)} keys"
+    if machine.last_error:
+        told += f" last_error={shown(machine.last_error)}"
+    return told

@@ -1,0 +1,212 @@
+"""The coordinator's tables in one SQLite file: whoever holds the file leads (docs/spec/coordinator.md §3).
+
+WAL, synchronous=FULL, locked for the life of the process. The term is a counter in the file, raised and committed at
+each start. Durable, and honest about it: with one file there is one coordinator. A damaged file, or one of a newer
+schema, ends the start; it is never recreated silently.
+"""
+
+import asyncio
+import os
+import socket
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from bigfleet.coordinator.commands import Command, edits
+from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_row
+from bigfleet.coordinator.stores.protocol import TERM_STEP, Leader, Leadership, NotLeader, StoreUnavailable
+from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
+
+SCHEMA_VERSION: Final = 1
+#: Marks the file as ours in its header: "BFCO".
+_APPLICATION_ID: Final = 0x4246434F
+#: Parts the keys of a row; forbidden in every identifier (docs/spec/wire.md §1).
+_SEPARATOR: Final = "\x00"
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE rows (name TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (name, key))
+  STRICT, WITHOUT ROWID;
+"""
+_RAISE_REVISION = """
+INSERT INTO meta VALUES ('revision', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1
+"""
+
+
+class StoreFault(Exception):
+    """The file cannot be used; the message names file, finding and remedy."""
+
+
+class SqliteStore:
+    """A `StateStore` on one file; open from the constructor on, leading from `campaign` on."""
+
+    def __init__(self, path: Path, *, leader: Leader) -> None:
+        """Open the file, making it when it is new. Raises StoreFault."""
+        self._path = path
+        self._leader = leader
+        self._is_leading = False
+        self._lost = asyncio.Event()
+        self._connection = _opened(path)
+        try:
+            self._tables = Tables().with_edits(_read(self._connection))
+        except (UnreadableRow, sqlite3.Error) as error:
+            self._connection.close()
+            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start anew") from error
+
+    async def campaign(self) -> Leadership:
+        """Raise the term and lead: nobody else has the file."""
+        self._lost.clear()
+        self._is_leading = True
+        return Leadership(self._put_term(self._term() + 1), self._tables)
+
+    async def lost(self) -> str:
+        """Wait until `resign` or `close`; the file cannot be taken away."""
+        await self._lost.wait()
+        return "leadership was given up"
+
+    async def load(self) -> Tables:
+        """Return the tables."""
+        return self._tables
+
+    async def is_leader(self) -> bool:
+        """Say whether this process leads; the lock on the file is the proof."""
+        return self._is_leading
+
+    async def commit(self, command: Command) -> Tables:
+        """Apply a command in one transaction. Raises CommandRefused, NotLeader, StoreUnavailable."""
+        self._need_lead()
+        written = edits(command, self._tables)
+        if written:
+            self._write(written)
+            self._tables = self._tables.with_edits(written)
+        return self._tables
+
+    async def raise_term(self, above: int) -> int:
+        """Make the term `above` + 1,000,000 and return it. Raises NotLeader, StoreUnavailable."""
+        self._need_lead()
+        return self._put_term(max(self._term(), above) + TERM_STEP)
+
+    def revision(self) -> int:
+        """Return how many transactions have written rows."""
+        found = self._connection.execute("SELECT value FROM meta WHERE key = 'revision'").fetchone()
+        return 0 if found is None else int(found[0])
+
+    def leader(self) -> Leader | None:
+        """Return this replica while it leads."""
+        return self._leader if self._is_leading else None
+
+    async def resign(self) -> None:
+        """Lead no more; the file stays held."""
+        self._is_leading = False
+        self._lost.set()
+
+    async def close(self) -> None:
+        """Let go of the file."""
+        await self.resign()
+        self._connection.close()
+
+    def restore(self, rows: Iterable[Edit], *, term: int) -> None:
+        """Replace everything by a snapshot's rows and set the term, in one transaction. Raises StoreUnavailable."""
+        kept = tuple(rows)
+        gone = [Edit(key, None) for key, _ in self._tables.rows()]
+        self._write((*gone, *kept), term=term)
+        self._tables = Tables().with_edits(kept)
+
+    # ---- the file -----------------------------------------------------------------------------------------------
+
+    def _need_lead(self) -> None:
+        if not self._is_leading:
+            raise NotLeader("this replica does not lead")
+
+    def _term(self) -> int:
+        (term,) = self._connection.execute("SELECT value FROM meta WHERE key = 'term'").fetchone()
+        return int(term)
+
+    def _put_term(self, term: int) -> int:
+        self._write((), term=term)
+        return term
+
+    def _write(self, written: Iterable[Edit], *, term: int | None = None) -> None:
+        try:
+            with self._connection as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                if term is None:
+                    connection.execute(_RAISE_REVISION)
+                for (table, parts), row in written:
+                    named = (table.value, _SEPARATOR.join(parts))
+                    if row is None:
+                        connection.execute("DELETE FROM rows WHERE name = ? AND key = ?", named)
+                    else:
+                        connection.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", (*named, encode_row(row)))
+                if term is not None:
+                    connection.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (term,))
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"{self._path}: {error}") from error
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+    except (OSError, sqlite3.Error) as error:
+        told = error.strerror if isinstance(error, OSError) else error
+        raise StoreFault(f"{path}: {told}; choose a file in a directory that can be written") from error
+    try:
+        # Held from the first statement until the connection is closed, by the death of the process too.
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        connection.execute("PRAGMA synchronous=FULL")
+        _check(connection, path)
+        connection.execute("PRAGMA journal_mode=WAL")
+        _holder_file(path).write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.Error) and "locked" in str(error):
+            raise StoreFault(f"{path}: held by {_holder(path)}; stop it, or choose another file") from error
+        if isinstance(error, sqlite3.Error | OSError):
+            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start anew") from error
+        raise
+    return connection
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Take the lock, check the file, and make the schema in a new one. Raises StoreFault, sqlite3.Error."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if damage != "ok":
+            # SQLite names the database in a line of its own, then what it found.
+            raise StoreFault(f"{path}: {damage.splitlines()[-1]}; move it away, then restore a snapshot or start anew")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("INSERT INTO meta VALUES ('term', 0)")
+        elif application != _APPLICATION_ID:
+            raise StoreFault(f"{path}: is no coordinator's file; choose another one")
+        elif version != SCHEMA_VERSION:
+            raise StoreFault(f"{path}: has schema {version}, this program knows {SCHEMA_VERSION}; run a newer bigfleet")
+
+
+def _read(connection: sqlite3.Connection) -> Iterable[Edit]:
+    names = {table.value: table for table in Table}
+    for name, text, value in connection.execute("SELECT name, key, value FROM rows ORDER BY name, key"):
+        if name not in names:
+            raise UnreadableRow(f"there is no table {name!r}")
+        key = RowKey(names[name], tuple(text.split(_SEPARATOR)))
+        yield Edit(key, decode_row(key, value))
+
+
+def _holder_file(path: Path) -> Path:
+    return path.with_name(path.name + ".holder")
+
+
+def _holder(path: Path) -> str:
+    try:
+        return _holder_file(path).read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"

@@ -1,0 +1,1 @@
+"""Simulates the clusters, machines and workloads that `bigfleet up` runs against."""

@@ -1,0 +1,1 @@
+"""Compiles the loops of the columnar engine."""

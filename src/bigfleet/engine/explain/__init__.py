@@ -1,0 +1,1 @@
+"""Explains decisions: listens to the reference engine and puts its records into sentences."""

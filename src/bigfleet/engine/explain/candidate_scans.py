@@ -1,0 +1,219 @@
+"""Retells the walks of a decision machine by machine: considered, taken, rejected (docs/spec/aggregates.md §8).
+
+Each walk is told after it ended, from what the row wanted before it and what it took, so that the phases stay free of
+telling. A retelling reads the book and never changes it.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from bigfleet.engine.decision import Options
+from bigfleet.engine.explain.records import (
+    CandidateConsidered,
+    CandidateRejected,
+    Detail,
+    Rejection,
+    Reporter,
+    RowRecord,
+    Stage,
+)
+from bigfleet.engine.explain.rejections import LATE_REASONS, Rejections, ref
+from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.spread import Preference, SpreadPick, spread_picks
+from bigfleet.model import vector
+from bigfleet.model.machine import Machine
+from bigfleet.model.vector import Vector
+
+OrderKey = Callable[[Machine], tuple[float, ...]]
+#: Makes the record of a machine taken; the vector is what still remained before it.
+TakenRecord = Callable[[Machine, Vector], RowRecord]
+
+
+class Walk:
+    """One stage of one row: the machines in walking order, what the row wanted before, and what it took."""
+
+    def __init__(
+        self, row: Row, stage: Stage, machines: Sequence[Machine], *, start: Vector, taken: Collection[Machine]
+    ) -> None:
+        self.row = row
+        self.stage = stage
+        self.machines = machines
+        self.start = start
+        #: In the order taken.
+        self.taken = taken
+        self.taken_ids = frozenset(machine.id for machine in taken)
+
+
+class Teller:
+    """Turns walks into records for one reporter."""
+
+    def __init__(self, reporter: Reporter, options: Options, book: Book) -> None:
+        self._reporter = reporter
+        self._rejections = Rejections(options, book)
+
+    def wants(self, row: Row) -> bool:
+        """Say whether the reporter wants records about the row."""
+        return self._reporter.wants_row(ref(row))
+
+    def tell(self, walk: Walk, *, order_key: OrderKey, taken_record: TakenRecord) -> None:
+        """Report every machine of a walk that takes whatever helps, in walking order."""
+        remaining, position = walk.start, 0
+        for machine in walk.machines:
+            if machine.id in walk.taken_ids:
+                self._taken(walk, machine, position, order_key, remaining, taken_record)
+                remaining = vector.subtract(remaining, machine.supply)
+                position += 1
+                continue
+            why = self._rejections.reason(walk.row, walk.stage, machine, remaining)
+            if why is None or why[0] in LATE_REASONS:
+                self._considered(walk, machine, position, order_key)
+                position += 1
+            if why is not None:
+                self._rejected(walk, machine, *why)
+
+    def tell_spread(
+        self, walk: Walk, picks: Sequence[SpreadPick], *, order_key: OrderKey, taken_record: TakenRecord
+    ) -> None:
+        """Report the picks of a strict spread in pick order, then the others in walking order.
+
+        `walk.row` holds the picks already; the counts of a `skew` rejection are those after the last pick.
+        """
+        remaining, position = walk.start, 0
+        for pick in picks:
+            self._taken(walk, pick.machine, position, order_key, remaining, taken_record)
+            remaining = vector.subtract(remaining, pick.machine.supply)
+            position += 1
+        counts = self._counts(walk)
+        for machine in walk.machines:
+            if machine.id in walk.taken_ids:
+                continue
+            why = self._rejections.reason(walk.row, walk.stage, machine, remaining)
+            why = why or (Rejection.SKEW, _skew_detail(walk.row, machine, counts))
+            if why[0] in LATE_REASONS:
+                self._considered(walk, machine, position, order_key)
+                position += 1
+            self._rejected(walk, machine, *why)
+
+    def candidates(self, walk: Walk) -> list[Machine]:
+        """Return the machines that could have been taken when the walk began, in walking order."""
+        return [
+            machine
+            for machine in walk.machines
+            if machine.id in walk.taken_ids
+            or (walk.start and self._rejections.reason(walk.row, walk.stage, machine, walk.start) is None)
+        ]
+
+    def _counts(self, walk: Walk) -> Counter[str]:
+        row = walk.row
+        spread = row.need.profile.strict_spread
+        assert spread is not None, "only a strict spread counts"
+        held = [*row.claimed, *row.coming, *row.victims]
+        counts: Counter[str] = Counter()
+        for machine in held:
+            value = machine.attribute(spread.topology_key)
+            if value is not None:
+                counts[value] += 1
+        domains = (machine.attribute(spread.topology_key) for machine in self.candidates(walk))
+        counts.update({value: 0 for value in domains if value is not None})
+        return counts
+
+    def _taken(
+        self,
+        walk: Walk,
+        machine: Machine,
+        position: int,
+        order_key: OrderKey,
+        remaining: Vector,
+        taken_record: TakenRecord,
+    ) -> None:
+        # Asked before the record is made: finding the runner-up of each of thousands costs more than the walk.
+        if self._reporter.wants_machine(machine.id):
+            self._considered(walk, machine, position, order_key)
+            self._report(machine, taken_record(machine, remaining))
+
+    def _considered(self, walk: Walk, machine: Machine, position: int, order_key: OrderKey) -> None:
+        record = CandidateConsidered(
+            row=ref(walk.row),
+            stage=walk.stage,
+            machine=machine.id,
+            position=position,
+            order_key=order_key(machine),
+        )
+        self._report(machine, record)
+
+    def _rejected(self, walk: Walk, machine: Machine, reason: Rejection, detail: Detail) -> None:
+        record = CandidateRejected(
+            row=ref(walk.row), stage=walk.stage, machine=machine.id, reason=reason, detail=detail
+        )
+        self._report(machine, record)
+
+    def _report(self, machine: Machine, record: RowRecord) -> None:
+        if self._reporter.wants_machine(machine.id):
+            self._reporter.report(record)
+
+
+def _skew_detail(row: Row, machine: Machine, counts: Counter[str]) -> Detail:
+    spread = row.need.profile.strict_spread
+    assert spread is not None, "only a strict spread has a skew"
+    domain = machine.attribute(spread.topology_key)
+    assert domain is not None, "a machine without the key was rejected before"
+    return {"domain": domain, "count": counts[domain], "minimum": min(counts.values()), "skew": spread.skew_max}
+
+
+class RunnersUp:
+    """Finds what a walk that takes whatever helps would have taken in a machine's place."""
+
+    def __init__(self, walk: Walk, candidates: Sequence[Machine]) -> None:
+        """Add up once what the walk took; `candidates` are in walking order."""
+        #: Candidates that were not taken, each with how many were taken before it.
+        self._others: list[Machine] = []
+        self._before: list[int] = []
+        #: What the first so many taken candidates offer together, and how many were taken before each.
+        self._offered: list[Vector] = [vector.ZERO]
+        self._place: dict[str, int] = {}
+        for machine in candidates:
+            if machine.id in walk.taken_ids:
+                self._place[machine.id] = len(self._offered) - 1
+                self._offered.append(vector.add(self._offered[-1], machine.supply))
+            else:
+                self._others.append(machine)
+                self._before.append(len(self._offered) - 1)
+
+    def of(self, machine: Machine, remaining: Vector) -> Machine | None:
+        """Return the first machine that the walk did not take as it was; `remaining` was wanted on the turn.
+
+        What the walk took behind the machine it would have taken then, too, and in whatever order it comes, it leaves
+        of each dimension what the sum leaves: so each of the others is looked at against that.
+        """
+        place = self._place[machine.id]
+        up_to_it = self._offered[place + 1]
+        for number in range(bisect_left(self._before, place + 1), len(self._others)):
+            behind = vector.subtract(self._offered[self._before[number]], up_to_it)
+            left = vector.subtract(remaining, behind)
+            if not left:
+                return None
+            if vector.is_useful(self._others[number].supply, left):
+                return self._others[number]
+        return None
+
+
+def spread_runner_up(
+    walk: Walk,
+    candidates: Sequence[Machine],
+    machine: Machine,
+    *,
+    held: Sequence[Machine],
+    preference: Callable[[Machine, str], Preference],
+) -> Machine | None:
+    """Return what a spread would have picked in the machine's place; `held` is what the row held before the walk."""
+    spread = walk.row.need.profile.strict_spread
+    assert spread is not None, "the row has no strict spread"
+    picks = spread_picks(
+        (candidate for candidate in candidates if candidate is not machine),
+        spread=spread,
+        held=held,
+        remaining=walk.start,
+        preference=preference,
+    )
+    return next((pick.machine for pick in picks if pick.machine.id not in walk.taken_ids), None)

@@ -1,0 +1,391 @@
+"""Retells one row, or one machine, of a finished decision with the reference's own steps, on the machines that matter.
+
+docs/adr/0121-explain-one-row.md. The book is filled with what every other row held on the row's turns, as the decision
+says; then the reference serves the one row again, with its observer listening. That it comes to what the decision says
+is checked each time. Nothing here decides anything anew, and an answer that differs is never given.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from bigfleet.engine.decision import RowResult
+from bigfleet.engine.explain.decided_fleet import DecidedFleet, Ints
+from bigfleet.engine.explain.earmarks import Earmarks
+from bigfleet.engine.explain.explanation import ROWS_ASKED_MAX
+from bigfleet.engine.explain.observer import Observer
+from bigfleet.engine.explain.outcomes import idle_record, reclaim_reason, reclaimed_record, spared_for
+from bigfleet.engine.explain.records import (
+    CandidateConsidered,
+    MachineKept,
+    MachineRecord,
+    MachineSpared,
+    Record,
+    Reporter,
+    RowRef,
+    SparedReason,
+    Stage,
+)
+from bigfleet.engine.explain.rejections import ref
+from bigfleet.engine.explain.scope import RowScope, may_preempt
+from bigfleet.engine.folding import FoldedRow
+from bigfleet.engine.matching import Fit, fits
+from bigfleet.engine.reference.credit import Candidates, candidates_of, credit_domain, credit_plain
+from bigfleet.engine.reference.decide import acquire_row, preempt_row
+from bigfleet.engine.reference.pool import Pool
+from bigfleet.engine.reference.preempt import Victims, count_coming
+from bigfleet.engine.reference.reclaim import rows_by_stamp_when_short, short_row_of
+from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.model import vector
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import Vector
+
+_FREE: Final = (MachineState.IDLE, MachineState.SPECULATIVE)
+
+
+class NotRetold(Exception):
+    """A row came to something else than the decision says; the text says where."""
+
+
+class _RowAgain:
+    """One row on its way through the phases once more. Phases are retold in order, each once."""
+
+    def __init__(
+        self, scope: RowScope, reporter: Reporter, *, heads: int, listed: int, also: Iterable[int] = ()
+    ) -> None:
+        fleet = scope.fleet
+        rows = np.union1d(scope.machines(heads=heads, listed=listed), np.array(list(also), np.int64)).astype(np.int64)
+        self._fleet, self._scope = fleet, scope
+        self._kept = rows
+        self._machines = {int(row): fleet.view.ids[row] for row in rows.tolist()}
+        snapshot = fleet.objects(rows)
+        self._snapshot = snapshot
+        self._pool = Pool(snapshot, fleet.options)
+        self._book = Book(self._pool)
+        self._victims = Victims(self._pool, drain_seconds=fleet.options.drain_seconds, weights=fleet.options.weights)
+        self._observer = Observer(
+            reporter, snapshot=snapshot, options=fleet.options, book=self._book, victims=self._victims
+        )
+        self._reporter = reporter
+        self._others: dict[int, Row] = {}
+        self.row = self._row_at(scope.place, scope.result)
+        #: What the row wanted when each of its walks began.
+        self.starts: dict[Stage, Vector] = {
+            Stage.DOMAIN: self.row.need.aggregate,
+            Stage.CREDIT: self.row.need.aggregate,
+        }
+
+    def _row_at(self, place: int, result: RowResult) -> Row:
+        need = result.need
+        fit = self._pool.shapes.fit(need.profile, need.min_unit)
+        return Row(
+            need=need,
+            members=result.members,
+            folded=result.folded,
+            position=place,
+            fit=fit,
+            shapes=fit.shapes,
+            remaining=need.aggregate,
+        )
+
+    def _other(self, place: int) -> Row:
+        """Return a row that only stands in the book."""
+        known = self._others.get(place)
+        if known is None:
+            need = self._fleet.needs[place]
+            known = self._others[place] = Row(
+                need=need,
+                members=(),
+                folded=False,
+                position=place,
+                fit=Fit(need.profile, need.min_unit, frozenset()),
+                shapes=frozenset(),
+                remaining=vector.ZERO,
+            )
+        return known
+
+    def _fill(self, book: dict[str, Row], rows: Ints, places: Ints) -> None:
+        for row in rows.tolist():
+            place = int(places[row])
+            if place >= 0 and place != self.row.position:
+                book[self._machines[row]] = self._other(place)
+
+    # ---- the phases ----------------------------------------------------------------------------------------------
+
+    def tell_fold(self, places: Mapping[int, int]) -> None:
+        """Retell what became of the row in folding; `places` is each member's place in the demand by identity."""
+        row = self.row
+        self._observer.row_folded(FoldedRow(row.need, list(row.members), folded=row.folded), row.position, places)
+
+    def credit(self) -> None:
+        """Retell the row's turn in the credit pass."""
+        fleet, rows, rank = self._fleet, self._kept, self._scope.rank
+        credited = rows[~fleet.is_free[rows] & (fleet.holder_rank[rows] < rank)]
+        self._fill(self._book.claims, credited, fleet.holder)
+        self._fill(self._book.earmarks, rows, self._scope.earmarked_by)
+        self._observer.row_started(self.row, rank)
+        if self.row.is_same:
+            candidates = self._candidates()
+            credit_domain(self.row, self._book, candidates)
+            self._observer.credited_same(self.row, candidates)
+        else:
+            credit_plain(self.row, self._book)
+            self._observer.credited_plain(self.row)
+
+    def _candidates(self) -> Candidates:
+        """Return what the row chose among: the machines that matter, and the sums of all."""
+        shape_of, fleet = self._pool.shapes.of, self._fleet
+        number_of = {int(fleet.shape[row]): shape_of[name] for row, name in self._machines.items()}
+        counts = [
+            Counter({number_of[shape]: count for shape, count in counted.items() if shape in number_of})
+            for counted in self._scope.domain_counts()
+        ]
+        return candidates_of(self.row, self._book, counts)
+
+    def acquire(self) -> None:
+        """Retell the row's turn in acquisition."""
+        fleet, rows, row = self._fleet, self._kept, self.row
+        is_free, holder_rank = fleet.is_free[rows], fleet.holder_rank[rows]
+        credited_later = rows[~is_free & (holder_rank > self._scope.rank)]
+        self._fill(self._book.claims, credited_later, fleet.holder)
+        self._fill(self._book.claims, rows[is_free & (holder_rank < self._scope.rank)], fleet.holder)
+        self.starts[Stage.IDLE] = row.remaining
+        idle = fleet.rows_of(self._scope.result.bootstraps)
+        self.starts[Stage.SPECULATIVE] = vector.subtract(row.remaining, fleet.supply(idle))
+        acquire_row(row, self._book, self._observer)
+
+    def preempt(self) -> None:
+        """Retell the row's turn in preemption, then check that it came to what the decision says."""
+        fleet, rows, row, scope = self._fleet, self._kept, self.row, self._scope
+        self._fill(self._book.claims, rows[fleet.is_free[rows] & (fleet.holder_rank[rows] > scope.rank)], fleet.holder)
+        self._fill(self._book.taken, rows[fleet.taker_rank[rows] < scope.rank], fleet.taker)
+        self._count_what_came_before()
+        self.starts[Stage.COMING] = row.deficit
+        preempt_row(row, self._book, self._victims, self._observer)
+        self._check()
+
+    def _count_what_came_before(self) -> None:
+        """Count, for earlier rows with the same key, what drains for them."""
+        scope, fleet = self._scope, self._fleet
+        for place in fleet.places[self.row.need.key]:
+            other = fleet.results[place]
+            if fleet.rank[place] < scope.rank and other.deficit and may_preempt(other):
+                earlier = self._row_at(place, other)
+                earlier.remaining = other.deficit
+                earlier.shapes = self._allowed(earlier, other)
+                count_coming(earlier, self._book)
+                scope.coming_taken = np.concatenate(
+                    [scope.coming_taken, fleet.rows_of(machine.id for machine in earlier.coming)]
+                )
+
+    def _allowed(self, row: Row, result: RowResult) -> frozenset[int]:
+        key, shapes = row.need.profile.same_key, self._pool.shapes
+        if key is None:
+            return row.fit.shapes
+        values = shapes.values(shapes.useful(row.fit.shapes, row.need.aggregate), key)
+        return frozenset(number for number, value in values.items() if value == result.domain)
+
+    def _check(self) -> None:
+        row, result = self.row, self._scope.result
+        came_to = (
+            tuple(machine.id for machine in row.claimed),
+            row.deficit,
+            (row.domain or "", row.domain is not None, row.satisfiable),
+            tuple(machine.id for machine in row.victims),
+            row.remaining,
+        )
+        said = (
+            result.claimed,
+            result.deficit,
+            (result.domain, result.has_domain, result.satisfiable),
+            result.victims,
+            result.unresolved,
+        )
+        if came_to != said:
+            raise NotRetold(f"row {row.need.key} came to {came_to}, the decision says {said}")
+
+    def tell_kept(self) -> None:
+        """Retell which Configured machines stay because the row holds them."""
+        fleet, row_ref = self._fleet, ref(self.row)
+        for row in fleet.by_keep_priority(self.row.need.cluster, MachineState.CONFIGURED).tolist():
+            if fleet.holder[row] == self.row.position and fleet.taker[row] < 0:
+                machine_id = fleet.view.ids[row]
+                if self._reporter.wants_machine(machine_id):
+                    self._reporter.report(MachineKept(machine=machine_id, cluster=self.row.need.cluster, row=row_ref))
+
+    # ---- what a record of one machine needs beside ---------------------------------------------------------------
+
+    def possible_victims(self) -> int:
+        """Return how many machines could have been preempted, of which a record lists the first."""
+        return self._scope.possible_victims(self._wanted_of_victims())
+
+    def _wanted_of_victims(self) -> Vector:
+        left = self.row.deficit
+        for machine in self.row.coming:
+            left = vector.subtract(left, machine.supply)
+        return left
+
+    def position(self, stage: Stage, machine: int) -> int:
+        """Return how many candidates a walk considered before a machine that it considered."""
+        row = self.row
+        match stage:
+            case Stage.DOMAIN:
+                taken: Sequence[Machine] = ()
+            case Stage.CREDIT:
+                taken = [one for one in row.claimed if one.state not in _FREE]
+            case Stage.IDLE:
+                taken = [one for one in row.claimed if one.state is MachineState.IDLE]
+            case Stage.SPECULATIVE:
+                taken = [one for one in row.claimed if one.state is MachineState.SPECULATIVE]
+            case Stage.COMING:
+                taken = row.coming
+            case Stage.VICTIM:
+                taken = row.victims
+        start = self._wanted_of_victims() if stage is Stage.VICTIM else self.starts[stage]
+        places = self._fleet.rows_of(one.id for one in taken).tolist()
+        return self._scope.position(stage, machine, start=start, taken=places)
+
+
+# ---- a row -------------------------------------------------------------------------------------------------------
+
+
+def retell_row(
+    fleet: DecidedFleet,
+    demand: Sequence[Need],
+    place: int,
+    reporter: Reporter,
+    *,
+    heads: int,
+    listed: int,
+) -> int:
+    """Report what the reference would report of the row at a place of the folded list; return its possible victims.
+
+    Every record comes but those of machines behind the first `heads` that a walk passes over, and a list of possible
+    victims holds the first `listed` at least. Raises NotRetold.
+    """
+    again = _RowAgain(RowScope(fleet, place, Earmarks(fleet)), reporter, heads=heads, listed=listed)
+    again.tell_fold({id(need): number for number, need in enumerate(demand)})
+    again.credit()
+    again.acquire()
+    again.preempt()
+    again.tell_kept()
+    return again.possible_victims()
+
+
+# ---- a machine ---------------------------------------------------------------------------------------------------
+
+
+class _OneMachine:
+    """Passes on what is about one machine, with its place among all candidates."""
+
+    def __init__(self, machine_id: str, machine: int, reporter: Reporter) -> None:
+        self._machine_id = machine_id
+        self._machine = machine
+        self._reporter = reporter
+        self.again: _RowAgain | None = None
+
+    def wants_row(self, row: RowRef) -> bool:
+        return True
+
+    def wants_machine(self, machine_id: str) -> bool:
+        return machine_id == self._machine_id
+
+    def report(self, record: Record) -> None:
+        if isinstance(record, CandidateConsidered):
+            assert self.again is not None, "told before its row"
+            record = replace(record, position=self.again.position(record.stage, self._machine))
+        self._reporter.report(record)
+
+
+def retell_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> None:
+    """Report what the reference would report of a machine from the rows that have most to say, and its outcome.
+
+    Records of rows come as far as they name machines that matter to them. Raises NotRetold.
+    """
+    (machine,) = fleet.rows_of([machine_id]).tolist()
+    ear = _OneMachine(machine_id, machine, reporter)
+    earmarks = Earmarks(fleet)
+    asked = sorted(rows_that_tell(fleet, machine), key=lambda place: int(fleet.rank[place]))
+    rows = []
+    for place in asked:
+        scope = RowScope(fleet, place, earmarks)
+        # In the order of ranks, before a later row asks for its own.
+        _ = scope.earmarked_by
+        rows.append(_RowAgain(scope, ear, heads=0, listed=0, also=(machine,)))
+    for phase in (_RowAgain.credit, _RowAgain.acquire, _RowAgain.preempt):
+        for row in rows:
+            ear.again = row
+            phase(row)
+    outcome = _outcome(fleet, machine)
+    if outcome is not None:
+        reporter.report(outcome)
+
+
+def rows_that_tell(fleet: DecidedFleet, machine: int) -> frozenset[int]:
+    """Return the places of the rows that `bigfleet.engine.explain.explanation.rows_to_ask` would ask about a
+    machine."""
+    (one,) = fleet.objects(np.array([machine])).machines.values()
+    takers = {int(fleet.holder[machine]), int(fleet.taker[machine])}
+    known: dict[object, bool] = {}
+
+    def urgency(place: int) -> tuple[object, ...]:
+        need = fleet.needs[place]
+        key = (need.fingerprint, vector.vector_key(need.min_unit))
+        if key not in known:
+            known[key] = fits(need.profile, need.min_unit, one)
+        return (place not in takers, not known[key], *(-part for part in need.profile.precedence), place)
+
+    return frozenset(sorted(range(len(fleet.needs)), key=urgency)[:ROWS_ASKED_MAX])
+
+
+def _outcome(fleet: DecidedFleet, machine: int) -> MachineRecord | None:
+    """Return what became of a Configured or Idle machine, None in other states."""
+    snapshot = fleet.objects(np.array([machine]))
+    (one,) = snapshot.machines.values()
+    book = Book(Pool(snapshot, fleet.options))
+    holder = int(fleet.holder[machine])
+    if one.state is MachineState.IDLE:
+        if holder >= 0:
+            book.claims[one.id] = _standing(fleet, holder, book)
+        return idle_record(one, snapshot, fleet.options, book)
+    if one.state is not MachineState.CONFIGURED or not one.cluster:
+        return None
+    if fleet.taker[machine] >= 0:
+        return MachineSpared(machine=one.id, cluster=one.cluster, reason=SparedReason.PREEMPTED)
+    if holder >= 0:
+        return MachineKept(machine=one.id, cluster=one.cluster, row=RowRef.of(fleet.needs[holder], holder))
+    if one.cluster not in fleet.options.reported:
+        return MachineSpared(machine=one.id, cluster=one.cluster, reason=SparedReason.CLUSTER_NOT_REPORTED)
+    rows = [_standing(fleet, place, book) for place in fleet.in_order if fleet.needs[place].cluster == one.cluster]
+    short_row = short_row_of(one, fleet.options, rows_by_stamp_when_short(rows))
+    if short_row is not None:
+        return spared_for(one, short_row)
+    order = fleet.by_keep_priority(one.cluster, MachineState.CONFIGURED)
+    position = int(np.flatnonzero(order == machine)[0])
+    before = order[:position]
+    kept = before[(fleet.holder[before] >= 0) & (fleet.taker[before] < 0)]
+    last_kept = next(iter(fleet.objects(kept[-1:]).machines.values())) if len(kept) else None
+    return reclaimed_record(one, position, reclaim_reason(one, fleet.options, book, rows), last_kept)
+
+
+def _standing(fleet: DecidedFleet, place: int, book: Book) -> Row:
+    """Return a row as it stood when everybody had been served."""
+    result = fleet.results[place]
+    need = result.need
+    fit = book.pool.shapes.fit(need.profile, need.min_unit)
+    return Row(
+        need=need,
+        members=result.members,
+        folded=result.folded,
+        position=place,
+        fit=fit,
+        shapes=fit.shapes,
+        remaining=result.unresolved,
+        deficit=result.deficit,
+        domain=result.domain if result.has_domain else None,
+    )

@@ -1,0 +1,1 @@
+"""Holds the backends that are shipped: simulated, partitioned, fake, fault, multiplex."""

@@ -1,0 +1,145 @@
+"""Where instances were put: one row per machine, durable before the driver is asked to carve.
+
+docs/spec/provider.md §22. The provider's own state names the host of a machine from the end of its Create on; these
+rows say it before that, and after a Create that failed. A row must never be believed for another operation than the
+one that it was written for.
+"""
+
+import asyncio
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from bigfleet.provider.backends.partitioned.ports import Carved
+from bigfleet.provider.records.record import Record
+from bigfleet.provider.records.refusal import StartRefused
+from bigfleet.provider.storage.codec import decode_record
+from bigfleet.provider.storage.sqlite import SCHEMA_VERSION as STATE_SCHEMA_VERSION
+
+_SCHEMA_VERSION: Final = 1
+_APPLICATION_ID: Final = 0x42465054
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What was chosen for one operation."""
+
+    operation_id: str
+    carved: Carved
+
+
+class Book(Protocol):
+    """Keeps the latest row of each machine."""
+
+    def load(self) -> dict[str, Row]:
+        """Return every row by machine id. Raises StartRefused."""
+        ...
+
+    async def put(self, machine_id: str, row: Row) -> None:
+        """Make a row durable."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...
+
+
+class MemoryBook:
+    """Keeps rows for as long as the object lives; for tests and the simulation."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row] = {}
+
+    def load(self) -> dict[str, Row]:
+        """Return what was put."""
+        return dict(self._rows)
+
+    async def put(self, machine_id: str, row: Row) -> None:
+        """Keep the row."""
+        self._rows[machine_id] = row
+
+    def close(self) -> None:
+        """Keep what there is."""
+
+
+class SqliteBook:
+    """One file beside the state, under the state's lock. `is_power_safe` False survives a killed process only."""
+
+    def __init__(self, path: Path, *, is_power_safe: bool) -> None:
+        self._path = path
+        self._is_power_safe = is_power_safe
+        self._connection: sqlite3.Connection | None = None
+        # One thread: a connection is used by one at a time, and the loop waits for no disk.
+        self._writer = ThreadPoolExecutor(1, "rooms")
+
+    def load(self) -> dict[str, Row]:
+        """Open the file and read it. Raises StartRefused naming the file and the finding."""
+        try:
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._connection = connection
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
+            self._prepare(connection)
+            rows = connection.execute("SELECT machine_id, row FROM rooms")
+            return {machine_id: msgspec.json.decode(row, type=Row) for machine_id, row in rows}
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            self.close()
+            raise StartRefused(f"{self._path}: {error}; restore it from a backup together with the state") from error
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        if version == 0 and application == 0:
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("CREATE TABLE rooms (machine_id TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID")
+            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        elif application != _APPLICATION_ID or version != _SCHEMA_VERSION:
+            self.close()
+            raise StartRefused(f"{self._path}: these are no rooms that this version reads; choose another --state")
+
+    async def put(self, machine_id: str, row: Row) -> None:
+        """Write a row, off the loop. Raises sqlite3.Error."""
+        content = msgspec.json.encode(row)
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._write, machine_id, content)
+
+    def _write(self, machine_id: str, content: bytes) -> None:
+        assert self._connection is not None, "the book is open"
+        self._connection.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?)", (machine_id, content))
+
+    def close(self) -> None:
+        """Close the file, once what is being written was written."""
+        self._writer.shutdown()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def read_records(path: Path) -> tuple[Record, ...]:
+    """Return the machines of a provider's state file in revision order; none when there is no such file yet.
+
+    The caller holds the file's lock. A file that is not the store's, or newer, is left for the store to refuse. Raises
+    StartRefused naming the file and the finding: without its records every room would look free.
+    """
+    if not path.exists():
+        return ()
+    try:
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if not 1 <= version <= STATE_SCHEMA_VERSION:
+                return ()
+            rows = connection.execute(
+                "SELECT id, revision, state_since_unix_nanos, record, operation FROM machines ORDER BY revision"
+            )
+            return tuple(
+                decode_record(machine_id, revision, since_unix_nanos, text, operation, None)
+                for machine_id, revision, since_unix_nanos, text, operation in rows
+            )
+        finally:
+            connection.close()
+    except (sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
+        raise StartRefused(f"{path}: {error}; restore it from a backup or move it away") from error

@@ -1,0 +1,5 @@
+"""The simulated cloud: a substrate that behaves like one, and the provider's backend over it.
+
+docs/spec/provider.md §21. Start reading at `bigfleet.provider.backends.simulated.cloud`. Nothing here may draw
+randomness that is not keyed by what it is about.
+"""

@@ -1,0 +1,161 @@
+"""What the simulated cloud remembers: one row per machine in a SQLite file of its own, or in memory.
+
+docs/spec/provider.md §21. The cloud outlives the provider's process, so an effect is committed before the call that
+caused it returns. A row must never be written in part.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from bigfleet.provider.records.refusal import StartRefused
+
+_SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x4246434C
+
+
+class SimulatedHost(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A host of the simulated cloud. Where it is in its life is a function of these times and now; Unix nanoseconds.
+
+    `bigfleet.provider.backends.simulated.life` reads them.
+    """
+
+    ref: str
+    #: How many-th host of its machine.
+    number: int
+    created_by: str
+    requested_unix_nanos: int = 0
+    running_unix_nanos: int
+    dies_unix_nanos: int | None = None
+    notice_unix_nanos: int | None = None
+    hint_unix_nanos: int | None = None
+    cluster: str = ""
+    configured_by: str = ""
+    configured_unix_nanos: int = 0
+    #: None with a cluster: the node never becomes Ready.
+    ready_unix_nanos: int | None = None
+    drained_by: str = ""
+    #: From then on it is in no cluster, whether the caller waited or not.
+    drained_unix_nanos: int = 0
+    deleted_by: str = ""
+    #: From then on there is no host, whether the caller waited or not.
+    gone_unix_nanos: int = 0
+
+
+class Made(msgspec.Struct, kw_only=True, frozen=True):
+    """What a host was made as: it stays listed when its offer is gone."""
+
+    instance_type: str
+    zone: str
+    capacity_type: int
+    resources: dict[str, str]
+    allocatable: dict[str, str]
+    labels: dict[str, str]
+    price_usd_per_hour: float
+    interruption_probability: float
+    fixed: bool
+
+
+class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the cloud knows of one machine id."""
+
+    host: SimulatedHost | None = None
+    #: Set with the first host.
+    made: Made | None = None
+    #: What its hosts of before were billed; every begun second of a host counts.
+    billed_seconds: int = 0
+    #: How often each topic was drawn for this machine.
+    counters: dict[str, int] = {}
+
+
+class Book(Protocol):
+    """Where entries are kept."""
+
+    def load(self, now_unix_nanos: int) -> tuple[int, dict[str, Entry]]:
+        """Return when the world began, and every entry; an empty book begins now."""
+        ...
+
+    def save(self, entries: Iterable[tuple[str, Entry]]) -> None:
+        """Make entries durable."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...
+
+
+class MemoryBook:
+    """Keeps entries for as long as the object lives; for tests and the simulation."""
+
+    def __init__(self) -> None:
+        self._began_unix_nanos: int | None = None
+        self._rows: dict[str, bytes] = {}
+
+    def load(self, now_unix_nanos: int) -> tuple[int, dict[str, Entry]]:
+        """Return what was saved."""
+        if self._began_unix_nanos is None:
+            self._began_unix_nanos = now_unix_nanos
+        return self._began_unix_nanos, {key: msgspec.json.decode(row, type=Entry) for key, row in self._rows.items()}
+
+    def save(self, entries: Iterable[tuple[str, Entry]]) -> None:
+        """Keep copies."""
+        for machine_id, entry in entries:
+            self._rows[machine_id] = msgspec.json.encode(entry)
+
+    def close(self) -> None:
+        """Keep what there is: the cloud outlives its provider."""
+
+
+class SqliteBook:
+    """One file. It survives a killed process; a lost power supply may take the last moments of a simulation."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def load(self, now_unix_nanos: int) -> tuple[int, dict[str, Entry]]:
+        """Open the file and read it. Raises StartRefused naming the file and the finding."""
+        try:
+            connection = sqlite3.connect(self._path, isolation_level=None)
+            self._connection = connection
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            self._prepare(connection, now_unix_nanos)
+            began = connection.execute("SELECT value FROM meta WHERE key = 'began_unix_nanos'").fetchone()[0]
+            rows = connection.execute("SELECT id, entry FROM machines ORDER BY id")
+            return int(began), {machine_id: msgspec.json.decode(row, type=Entry) for machine_id, row in rows}
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            self.close()
+            raise StartRefused(f"{self._path}: {error}; move it away to begin a new world") from error
+
+    def _prepare(self, connection: sqlite3.Connection, now_unix_nanos: int) -> None:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        if version == 0 and application == 0:
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
+            connection.execute("CREATE TABLE machines (id TEXT PRIMARY KEY, entry BLOB NOT NULL) WITHOUT ROWID")
+            connection.execute("INSERT INTO meta VALUES ('began_unix_nanos', ?)", (now_unix_nanos,))
+            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        elif application != _APPLICATION_ID or version != _SCHEMA_VERSION:
+            self.close()
+            raise StartRefused(f"{self._path}: this is no simulated cloud that this version reads; move it away")
+
+    def save(self, entries: Iterable[tuple[str, Entry]]) -> None:
+        """Write entries in one transaction."""
+        assert self._connection is not None, "the book is open"
+        rows = [(machine_id, msgspec.json.encode(entry)) for machine_id, entry in entries]
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?)", rows)
+        self._connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

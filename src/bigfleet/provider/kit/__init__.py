@@ -1,0 +1,1 @@
+"""Serves the provider protocol over a backend: the six calls, administration, options."""

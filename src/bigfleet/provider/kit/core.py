@@ -1,0 +1,436 @@
+"""The provider's answers: the six calls, each checked in the one order of docs/spec/provider.md §3.
+
+A mutating call takes the machine's turn, and its acceptance, its mark and its effects are one commit; the work begins
+after it (`bigfleet.provider.operations.driver`). A refused call must leave the record exactly as it was.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import structlog
+
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.ids import IdSource, Rng
+from bigfleet.model.states import MachineState
+from bigfleet.provider.backend import Backend, ConfigureWaits, Ready, Refusal, Slot
+from bigfleet.provider.inventory.offers import Offers
+from bigfleet.provider.inventory.push_updates import CoreFeed
+from bigfleet.provider.inventory.reconcile import Reconciler
+from bigfleet.provider.kit.administration import Administration
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.operations.admission import Admissions
+from bigfleet.provider.operations.driver import Work
+from bigfleet.provider.operations.invoke import Author, Threads
+from bigfleet.provider.operations.recovery import Recovery
+from bigfleet.provider.operations.restart import Restart
+from bigfleet.provider.records.calls import Call, argument_fault, shown
+from bigfleet.provider.records.fence import NO_TOKEN, Mark, Token
+from bigfleet.provider.records.kinds import EDGES, Kind
+from bigfleet.provider.records.lifecycle import accepted
+from bigfleet.provider.records.quarantine import Quarantine
+from bigfleet.provider.records.record import Operation, Record
+from bigfleet.provider.records.refusal import Code, Refused, StoreDown
+from bigfleet.provider.storage.blob_encryption import BlobKey
+from bigfleet.provider.storage.ledger import Change, Encode, Ledger
+from bigfleet.provider.storage.store import Store
+from bigfleet.provider.storage.view import Listing
+
+_log = structlog.get_logger("bigfleet.provider.kit.core")
+
+#: Above this size an answer of List is made off the loop.
+_LIST_INLINE_MAX = 5_000
+_STOP_SECONDS_MAX = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """An accepted or repeated call; the record is as of now, normally in a transitional state."""
+
+    operation_id: str
+    record: Record
+
+
+class _Acceptance(NamedTuple):
+    """What an accepted call is about to commit."""
+
+    change: Change
+    operation: Operation
+    #: What the backend said about it.
+    note: str
+
+
+class CapacityCore:
+    """One provider. `start` it, then call; `stop` it before the loop ends."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        readiness: Ready | ConfigureWaits,
+        store: Store,
+        clock: Clock,
+        ids: IdSource,
+        rng: Rng,
+        encode: Encode,
+        metrics: ProviderMetrics,
+        options: CoreOptions | None = None,
+    ) -> None:
+        """Check the backend and build the parts. Raises TypeError for a backend that cannot be called."""
+        options = options or CoreOptions()
+        self._threads = None if options.is_inline else Threads(backend.limits.threads_max)
+        self._committing = None if options.is_inline else ThreadPoolExecutor(1, "store")
+        self._clock = clock
+        self._ids = ids
+        self._is_inline = options.is_inline
+        self.metrics = metrics
+        self._blob_key = None if options.intent_key is None else BlobKey(options.intent_key, rng)
+        self._author = Author(backend, readiness, self._threads, provider=options.provider)
+        self._ledger = Ledger(
+            store,
+            clock=clock,
+            ids=ids,
+            rng=rng,
+            encode=encode,
+            metrics=metrics,
+            committing=self._committing,
+            is_serial=self._author.admits is not None,
+        )
+        self.quarantine = Quarantine(metrics)
+        self._is_open = False
+        self._is_stopping = False
+        #: Calls in their turn; they end even if the caller went away.
+        self._calls: set[asyncio.Task[Ack]] = set()
+        self._background: list[asyncio.Task[None]] = []
+        self._listeners: list[Callable[[bool], None]] = []
+        self._build(options, rng)
+        metrics.failed_oldest_seconds.set_function(self._failed_oldest_seconds)
+
+    def _build(self, options: CoreOptions, rng: Rng) -> None:
+        """Build what works on the ledger."""
+        ledger, author, clock, metrics = self._ledger, self._author, self._clock, self.metrics
+        self._admissions = Admissions(ledger=ledger, author=author, quarantine=self.quarantine, clock=clock)
+        self._work = Work(
+            ledger=ledger,
+            author=author,
+            clock=clock,
+            rng=rng,
+            metrics=metrics,
+            admissions=self._admissions,
+            transition_timeout_seconds=options.transition_timeout_seconds,
+        )
+        self._restart = Restart(
+            ledger=ledger,
+            author=author,
+            work=self._work,
+            admissions=self._admissions,
+            blob_key=self._blob_key,
+            clock=clock,
+        )
+        self._reconciler = Reconciler(
+            ledger=ledger,
+            author=author,
+            admissions=self._admissions,
+            quarantine=self.quarantine,
+            clock=clock,
+            rng=rng,
+            metrics=metrics,
+            interval_seconds=options.reconcile_interval_seconds,
+            offers=options.offers,
+            is_inline=options.is_inline,
+        )
+        self._recovery = Recovery(
+            ledger=ledger,
+            author=author,
+            work=self._work,
+            admissions=self._admissions,
+            clock=clock,
+            ids=self._ids,
+            metrics=metrics,
+            hold_seconds=options.failed_hold_seconds,
+            is_offered=self._reconciler.is_offered,
+        )
+        self.feed = CoreFeed(
+            ledger=ledger,
+            work=self._work,
+            admissions=self._admissions,
+            quarantine=self.quarantine,
+            clock=clock,
+            metrics=metrics,
+        )
+        self.administration = Administration(
+            ledger=ledger,
+            work=self._work,
+            admissions=self._admissions,
+            reconciler=self._reconciler,
+            quarantine=self.quarantine,
+            clock=clock,
+            metrics=metrics,
+        )
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the store, take up interrupted work, and begin to read the inventory. Raises StartRefused.
+
+        With a loaded store it serves at once; with an empty one after the first complete inventory, see `loaded`.
+        """
+        await self._ledger.open()
+        self._ledger.on_health = self._tell_health
+        await self._reconciler.open()
+        await self._restart.take_up_all()
+        self.feed.bind(asyncio.get_running_loop())
+        self._is_open = True
+        self._background.append(asyncio.create_task(self._reconciler.run(self._tell_health)))
+        self._background.append(asyncio.create_task(self._recovery.run()))
+        if self._author.feeds is not None:
+            self._background.append(asyncio.create_task(self._run_feed()))
+        self._tell_health()
+
+    async def loaded(self) -> None:
+        """Return once there is an inventory to serve. Raises StartRefused when the first one is unusable."""
+        await self._reconciler.loaded()
+
+    async def stop(self) -> None:
+        """Refuse new calls, let those in their turn finish, and close the store. Background work is let go."""
+        self._is_stopping = True
+        self._tell_health()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_STOP_SECONDS_MAX)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._work.stop()
+        await self._ledger.close()
+        for pool in (self._threads, self._committing):
+            if pool is not None:
+                pool.shutdown()
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether a mutating call would pass step 2."""
+        return self._is_open and self._reconciler.is_loaded and self._ledger.is_up and not self._is_stopping
+
+    def on_ready_change(self, listener: Callable[[bool], None]) -> None:
+        """Call the listener with `is_ready` now and whenever it may have changed."""
+        self._listeners.append(listener)
+        listener(self.is_ready)
+
+    @property
+    def offered(self) -> list[Slot]:
+        """Return the slots that the offers offer now."""
+        return self._reconciler.offered()
+
+    async def replace_offers(self, offers: Offers) -> None:
+        """Take other offers while serving: new slots appear at once, what vanished follows the inventory's rules."""
+        await self._reconciler.replace_offers(offers)
+
+    def _tell_health(self) -> None:
+        for listener in self._listeners:
+            listener(self.is_ready)
+
+    async def _run_feed(self) -> None:
+        assert self._author.feeds is not None, "only a backend that feeds is run"
+        await self._reconciler.loaded()
+        try:
+            await self._author.feeds.feed(self.feed)
+        except Exception as error:  # pushes end, inventory goes on; a provider without pushes is slower, not wrong
+            _log.error("feed.ended", exc_info=error)
+
+    def _failed_oldest_seconds(self) -> float:
+        since = [record.state_since_unix_nanos for record in self._ledger.view.of_state(MachineState.FAILED)]
+        return (self._clock.unix_nanos() - min(since)) / NANOS_PER_SECOND if since else 0.0
+
+    # ---- reads ---------------------------------------------------------------------------------------------------
+
+    async def get(self, machine_id: str) -> Record:
+        """Return a machine's record. Raises Refused."""
+        if not machine_id:
+            raise Refused(Code.INVALID_ARGUMENT, "id is empty")
+        self._check_loaded()
+        record = self._ledger.view.get(machine_id)
+        if record is None:
+            raise Refused(Code.NOT_FOUND, f"no machine {shown(machine_id)}")
+        return record
+
+    async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> Listing:
+        """Answer List. No state is any state; at most 0 results is no cap. Raises Refused only before an inventory."""
+        self._check_loaded()
+        wanted = frozenset(states)
+        answer = self._ledger.view.list(wanted or None, results_max, since)
+        if self._is_inline or len(self._ledger.view) <= _LIST_INLINE_MAX:
+            listing = answer()
+        else:
+            listing = await asyncio.get_running_loop().run_in_executor(None, answer)
+        self.metrics.list_requests.labels(listing.kind.value).inc()
+        if listing.rejection is not None:
+            self.metrics.cursor_rejections.labels(listing.rejection.value).inc()
+        return listing
+
+    def _check_loaded(self) -> None:
+        if not (self._is_open and self._reconciler.is_loaded):
+            raise Refused(Code.UNAVAILABLE, "the inventory was not loaded yet")
+
+    # ---- mutating calls ------------------------------------------------------------------------------------------
+
+    async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack:
+        """Give a slot a host. Raises Refused."""
+        return await self._mutate(Call(kind=Kind.CREATE, machine_id=machine_id, token=token))
+
+    async def configure(
+        self, machine_id: str, cluster: str, blob: bytes, metadata: Mapping[str, str], *, token: Token = NO_TOKEN
+    ) -> Ack:
+        """Bind an idle machine to a cluster. Raises Refused."""
+        call = Call(
+            kind=Kind.CONFIGURE,
+            machine_id=machine_id,
+            token=token,
+            cluster=cluster,
+            metadata=dict(metadata),
+            blob=blob,
+        )
+        return await self._mutate(call)
+
+    async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> Ack:
+        """Take a machine out of its cluster. Raises Refused."""
+        call = Call(kind=Kind.DRAIN, machine_id=machine_id, token=token, grace_seconds=grace_seconds)
+        return await self._mutate(call)
+
+    async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack:
+        """Give a host back. Raises Refused."""
+        return await self._mutate(Call(kind=Kind.DELETE, machine_id=machine_id, token=token))
+
+    async def _mutate(self, call: Call) -> Ack:
+        if not self.is_ready:
+            raise Refused(Code.UNAVAILABLE, "not ready: starting, stopping, or the store does not take commits")
+        fault = argument_fault(call)
+        if fault is not None:
+            raise Refused(Code.INVALID_ARGUMENT, fault)
+        if call.kind is Kind.DELETE and self._author.deletes is None:
+            raise Refused(Code.UNIMPLEMENTED, "this provider deletes no hosts")
+        # The turn goes on when the caller hangs up: what was committed must also be begun.
+        return await asyncio.shield(self._spawn(self._in_turn(call)))
+
+    def _spawn(self, turn: Coroutine[Any, Any, Ack]) -> asyncio.Task[Ack]:
+        task = asyncio.create_task(turn)
+        self._calls.add(task)
+
+        def ended(done: asyncio.Task[Ack]) -> None:
+            self._calls.discard(done)
+            if not done.cancelled():
+                done.exception()
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _in_turn(self, call: Call) -> Ack:
+        async with self._ledger.turn(call.machine_id) as record:
+            if not self._ledger.fence.passes(call.machine_id, call.token):
+                self.metrics.fence_rejections.labels(call.kind.method).inc()
+                _log.warning(
+                    "fence.rejected",
+                    machine_id=shown(call.machine_id),
+                    kind=call.kind.value,
+                    shard_id=shown(call.token.shard_id),
+                    epoch=call.token.epoch,
+                    sequence=call.token.sequence,
+                )
+                raise Refused(Code.FAILED_PRECONDITION, "stale token: a newer one of this shard was accepted")
+            mark = self._ledger.mark_of(call.machine_id, call.token)
+            try:
+                try:
+                    decided = self._decide(call, record)
+                except Exception:
+                    # A token that passed has moved its mark, whatever became of the call.
+                    if mark is not None:
+                        await self._ledger.commit(Change(mark=mark))
+                    raise
+                if isinstance(decided, Ack):
+                    if mark is not None:
+                        await self._ledger.commit(Change(mark=mark))
+                    return decided
+                assert record is not None, "only a machine that exists is accepted for"
+                return await self._accept(call, record, decided, mark)
+            except StoreDown as error:
+                raise Refused(Code.UNAVAILABLE, "the store did not take the commit; nothing happened") from error
+
+    async def _accept(self, call: Call, record: Record, acceptance: _Acceptance, mark: Mark | None) -> Ack:
+        """Commit an acceptance and begin its work. Raises StoreDown, and then nothing happened."""
+        change, operation = replace(acceptance.change, mark=mark), acceptance.operation
+        # Counted as waiting from here on, so that acceptances in one commit do not overfill the queue together.
+        waiting = self._work.dispatch[call.kind].waiting
+        waiting.add(operation.id)
+        try:
+            committed = await self._ledger.commit(change)
+        except BaseException:
+            waiting.discard(operation.id)
+            self._admissions.withdrawn(record)
+            raise
+        assert committed is not None, "a change with a record gives it back"
+        self._admissions.committed(change)
+        self._work.start(committed, call.blob)
+        _log.info(
+            "operation.accepted",
+            machine_id=committed.id,
+            operation_id=operation.id,
+            kind=call.kind.value,
+            state_from=record.state.name,
+            state_to=committed.state.name,
+            **({"note": acceptance.note} if acceptance.note else {}),
+        )
+        return Ack(operation.id, committed)
+
+    def _decide(self, call: Call, record: Record | None) -> "Ack | _Acceptance":
+        """Apply steps 7 to 11: return the repeat, or what to commit. Raises Refused."""
+        if record is None:
+            raise Refused(Code.NOT_FOUND, f"no machine {shown(call.machine_id)}")
+        edge = EDGES[call.kind]
+        latest = record.operation
+        if latest is not None and latest.kind is call.kind and record.state in (edge.transitional, edge.target):
+            self._check_same_binding(call, record)
+            return Ack(latest.id, record)
+        if record.state is not edge.source:
+            message = f"out of position: {call.kind.method} needs {edge.source.name}, "
+            raise Refused(Code.ABORTED, f"{message}{record.id} is {record.state.name}")
+        if call.kind is Kind.DELETE and record.slot.fixed:
+            raise Refused(Code.UNIMPLEMENTED, f"{record.id} is fixed capacity: it cannot be deleted")
+        return self._admitted(call, record)
+
+    def _admitted(self, call: Call, record: Record) -> _Acceptance:
+        """Return the acceptance with what the backend adds to it. Raises Refused without room (steps 10 and 10')."""
+        dispatch = self._work.dispatch[call.kind]
+        if not dispatch.has_room:
+            raise Refused(Code.RESOURCE_EXHAUSTED, f"the queue of {call.kind.value} operations is full; try later")
+        admission = self._admissions.admit(record, call.kind)
+        if isinstance(admission, Refusal):
+            raise Refused(Code.RESOURCE_EXHAUSTED, admission.text)
+        if call.kind is Kind.CREATE and dispatch.breaker.refuses_new_work:
+            self._admissions.withdrawn(record)
+            raise Refused(Code.UNAVAILABLE, "the substrate fails every create now; the slot is kept for later")
+        operation = Operation(
+            id=f"op-{self._ids.new_id()}",
+            kind=call.kind,
+            accepted_unix_nanos=self._clock.unix_nanos(),
+            grace_seconds=call.grace_seconds,
+        )
+        sealed = None
+        if call.kind is Kind.CONFIGURE and self._blob_key is not None:
+            sealed = self._blob_key.seal(call.blob, record.id, operation.id)
+        entered = accepted(record, operation, cluster=call.cluster, metadata=call.metadata)
+        change = self._admissions.joined(Change(record=entered, sealed=sealed), admission)
+        return _Acceptance(change, operation, admission.note)
+
+    def _check_same_binding(self, call: Call, record: Record) -> None:
+        result, differs = "same", ""
+        if call.kind is Kind.CONFIGURE:
+            if call.cluster != record.machine.cluster:
+                differs = "cluster_id"
+            elif dict(call.metadata) != dict(record.metadata):
+                differs = "shard_metadata"
+            result = "conflict" if differs else "same"
+        self.metrics.repeats.labels(call.kind.method, result).inc()
+        if differs:
+            raise Refused(Code.ALREADY_EXISTS, f"{record.id} is bound otherwise: {differs} differs")

@@ -1,0 +1,1 @@
+"""Drives accepted operations on the backend, with retries, recovery and restart."""

@@ -1,0 +1,102 @@
+"""Asks a backend whose slots share room, and turns its answers into a part of the change that asked.
+
+docs/spec/provider.md §3 step 10, §16. The ledger gives such a backend one turn at a time, so the view that an answer
+was made of is the view that it is committed to. An answer must never touch a machine that is in use.
+"""
+
+import dataclasses
+
+import structlog
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.states import MachineState
+from bigfleet.provider.backend import Admission, Refusal
+from bigfleet.provider.operations.invoke import Author
+from bigfleet.provider.records.kinds import Kind
+from bigfleet.provider.records.lifecycle import new_record
+from bigfleet.provider.records.quarantine import Quarantine
+from bigfleet.provider.records.record import Record
+from bigfleet.provider.records.validate import facts_fault
+from bigfleet.provider.storage.ledger import Change, Ledger
+
+_log = structlog.get_logger("bigfleet.provider.operations.admission")
+
+_NOTHING = Admission()
+
+
+class Admissions:
+    """The backend's say in acceptances and settlements; without `admit` everything is admitted."""
+
+    def __init__(self, *, ledger: Ledger, author: Author, quarantine: Quarantine, clock: Clock) -> None:
+        self._ledger = ledger
+        self._author = author
+        self._quarantine = quarantine
+        self._clock = clock
+        #: What steps without a commit of their own left to be done, by id: a slot to add, or None to remove.
+        self._owed: dict[str, Record | None] = {}
+
+    def admit(self, record: Record, kind: Kind) -> Admission | Refusal:
+        """Return what the backend says; whatever it raises is the caller's to tell as an internal error."""
+        if self._author.admits is None:
+            return _NOTHING
+        answer = self._author.admits.admit(record.machine, kind)
+        if not isinstance(answer, Admission | Refusal):
+            raise TypeError(f"admit returned {type(answer).__name__}, neither Admission nor Refusal")
+        return answer
+
+    def joined(self, change: Change, admission: Admission) -> Change:
+        """Return the change with the slots of an admission, and with what is owed."""
+        if self._author.admits is None:
+            return change
+        wanted = {**self._owed, **self._wanted(admission)}
+        if change.record is not None and change.record.id in wanted:
+            is_dropped = wanted.pop(change.record.id) is None
+            if is_dropped and change.record.state is MachineState.SPECULATIVE:
+                # It arrived as a slot for which there is no room any more.
+                change = dataclasses.replace(change, record=None, removed_id=change.record.id)
+        wanted.pop(change.removed_id or "", None)
+        view = self._ledger.view
+        return dataclasses.replace(
+            change,
+            added=tuple(slot for machine_id, slot in wanted.items() if slot is not None and machine_id not in view),
+            removed_ids=tuple(
+                machine_id
+                for machine_id, slot in wanted.items()
+                if slot is None and (known := view.get(machine_id)) and known.state is MachineState.SPECULATIVE
+            ),
+        )
+
+    def settled(self, change: Change, record: Record, reached: MachineState) -> Change:
+        """Return the change with what the backend adds on hearing where the machine arrived."""
+        return self.joined(change, self._told(record, reached))
+
+    def withdrawn(self, record: Record) -> None:
+        """Tell the backend that a machine stayed where it is: the commit of its acceptance failed."""
+        if self._author.admits is not None:
+            self._owed.update(self._wanted(self._told(record, record.state)))
+
+    def committed(self, change: Change) -> None:
+        """Forget what was owed and is done now."""
+        for machine_id in (*(record.id for record in change.added), *change.removed_ids):
+            self._owed.pop(machine_id, None)
+
+    def _told(self, record: Record, reached: MachineState) -> Admission:
+        if self._author.admits is None:
+            return _NOTHING
+        try:
+            answer = self._author.admits.settle(record.machine, reached)
+        except Exception as error:  # the machine arrived whatever the author's code makes of it
+            _log.error("admission.settle_failed", machine_id=record.id, reached=reached.name, exc_info=error)
+            return _NOTHING
+        return answer if isinstance(answer, Admission) else _NOTHING
+
+    def _wanted(self, admission: Admission) -> dict[str, Record | None]:
+        wanted: dict[str, Record | None] = dict.fromkeys(admission.remove)
+        now = self._clock.unix_nanos()
+        for slot in admission.add:
+            fault = facts_fault(slot)
+            if fault is not None:
+                self._quarantine.put(slot.id, fault)
+            else:
+                wanted[slot.id] = new_record(slot, self._author.provider, now)
+        return wanted

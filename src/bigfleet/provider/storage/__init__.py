@@ -1,0 +1,1 @@
+"""Stores a provider's records durably and publishes the committed view."""

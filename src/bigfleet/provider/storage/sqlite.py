@@ -1,0 +1,293 @@
+"""The durable store: one SQLite file under an exclusive lock, one transaction a batch (docs/spec/provider.md §11).
+
+A change is a few rows. A file that is damaged, or of a newer schema, ends the start with its name and the finding. It
+must never be recreated silently.
+"""
+
+import fcntl
+import os
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from bigfleet.provider.records.fence import Mark
+from bigfleet.provider.records.record import Pushed, Record
+from bigfleet.provider.records.refusal import StartRefused, StoreDown
+from bigfleet.provider.storage.blob_encryption import Sealed
+from bigfleet.provider.storage.codec import decode_record, encode_operation, encode_record
+from bigfleet.provider.storage.store import Batch, Loaded
+from bigfleet.provider.storage.view import Tombstone
+
+SCHEMA_VERSION: Final = 2
+#: Marks the file as ours in its header: "BFPR".
+_APPLICATION_ID: Final = 0x42465052
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE machines (
+  id TEXT PRIMARY KEY, revision INTEGER NOT NULL, state_since_unix_nanos INTEGER NOT NULL,
+  record BLOB NOT NULL, operation BLOB);
+CREATE TABLE marks (
+  machine_id TEXT NOT NULL, shard_id TEXT NOT NULL, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL,
+  used_unix_nanos INTEGER NOT NULL, PRIMARY KEY (machine_id, shard_id)) WITHOUT ROWID;
+CREATE TABLE tombstones (
+  id TEXT PRIMARY KEY, revision INTEGER NOT NULL, removed_unix_nanos INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE pushed (
+  id TEXT PRIMARY KEY, price REAL, price_baseline REAL, probability REAL,
+  reclaim_notice INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE secrets (
+  machine_id TEXT PRIMARY KEY, operation_id TEXT NOT NULL, sealed BLOB NOT NULL) WITHOUT ROWID;
+"""
+#: What makes a schema of this version the next one.
+_MIGRATIONS: Final = {
+    1: "CREATE TABLE secrets (machine_id TEXT PRIMARY KEY, operation_id TEXT NOT NULL, sealed BLOB NOT NULL) "
+    "WITHOUT ROWID",
+}
+
+
+class FileLock:
+    """An exclusive lock beside a state file, with the holder's name in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Say whether this object holds the lock."""
+        return self._file is not None
+
+    def acquire(self) -> None:
+        """Take the lock. Raises StartRefused naming the holder, or why the file cannot be opened."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartRefused(f"{self._path}: {error.strerror}; the state needs a directory to write in") from error
+        handle = os.fdopen(descriptor, "r+")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = handle.read(256).strip() or "another process"
+            handle.close()
+            state = self._path.with_suffix("")
+            raise StartRefused(f"{state} is in use by {holder}; stop it, or choose another file") from error
+        handle.seek(0)
+        handle.truncate()
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        handle.flush()
+        self._file = handle
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, so that two processes never lock two different files."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class SqliteStore:
+    """State in one file. `is_power_safe` False survives a killed process, not a lost power supply."""
+
+    def __init__(self, path: Path, *, is_power_safe: bool = True) -> None:
+        self._path = path
+        self._is_power_safe = is_power_safe
+        self._lock = FileLock(path.with_name(path.name + ".lock"))
+        self._connection: sqlite3.Connection | None = None
+
+    def lock(self) -> None:
+        """Take the file for this process, if that was not done. Raises StartRefused naming the holder."""
+        if not self._lock.is_held:
+            self._lock.acquire()
+
+    def load(self, new_incarnation: bytes) -> Loaded:
+        """Lock, open, check and read the file. Raises StartRefused naming the file and the finding."""
+        self.lock()
+        try:
+            return self._load(new_incarnation)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, new_incarnation: bytes) -> Loaded:
+        try:
+            # Rows are read by one thread and written by another, never by two at once.
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._connection = connection
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
+            self._check(connection)
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                _create_schema(connection, new_incarnation)
+            elif version < SCHEMA_VERSION:
+                _migrate(connection, version)
+            return _read(connection)
+        except sqlite3.Error as error:
+            raise StartRefused(f"{self._path}: {error}; restore it from a backup or move it away") from error
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise StartRefused(f"{self._path}: a row does not read back: {error}; restore it from a backup") from error
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if application != _APPLICATION_ID and not (is_empty and version == 0):
+            raise StartRefused(f"{self._path}: this is no provider state; choose another file")
+        if version > SCHEMA_VERSION:
+            raise StartRefused(
+                f"{self._path}: written by a newer BigFleet (schema {version}, this one reads {SCHEMA_VERSION}); "
+                "start the newer one"
+            )
+        finding = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if finding != "ok":
+            raise StartRefused(f"{self._path}: damaged: {finding}; restore it from a backup or move it away")
+
+    def commit(self, batch: Batch) -> None:
+        """Write a batch in one transaction. Raises StoreDown when the disk refuses it."""
+        connection = self._connection
+        if connection is None:
+            raise StoreDown(f"{self._path} is closed")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            _write(connection, batch)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise StoreDown(f"{self._path}: {error}") from error
+
+    def size_bytes(self) -> int:
+        """Return the size of the file and of its write-ahead log."""
+        paths = (self._path, self._path.with_name(self._path.name + "-wal"))
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def close(self) -> None:
+        """Close the file and give the lock back."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._lock.release()
+
+
+def _create_schema(connection: sqlite3.Connection, incarnation: bytes) -> None:
+    connection.execute("BEGIN EXCLUSIVE")
+    for statement in _SCHEMA.split(";"):
+        if statement.strip():
+            connection.execute(statement)
+    connection.executemany(
+        "INSERT INTO meta VALUES (?, ?)", [("incarnation", incarnation), ("head", 0), ("tombstone_floor", 0)]
+    )
+    connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring an older schema to this one, in one transaction."""
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        for number in range(version, SCHEMA_VERSION):
+            connection.execute(_MIGRATIONS[number])
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _read(connection: sqlite3.Connection) -> Loaded:
+    meta = dict(connection.execute("SELECT key, value FROM meta"))
+    pushed = {
+        row[0]: Pushed(
+            price_usd_per_hour=row[1],
+            price_baseline_usd_per_hour=row[2],
+            probability=row[3],
+            reclaim_notice=bool(row[4]),
+        )
+        for row in connection.execute("SELECT id, price, price_baseline, probability, reclaim_notice FROM pushed")
+    }
+    return Loaded(
+        incarnation=bytes(meta["incarnation"]),
+        head=int(meta["head"]),
+        floor=int(meta["tombstone_floor"]),
+        # Sorted here: SQLite would carry the rows through its sorter whole, and beyond some size over the disk.
+        records=tuple(sorted(_read_records(connection, pushed.get), key=attrgetter("revision"))),
+        tombstones=tuple(
+            Tombstone(machine_id=row[0], revision=row[1], removed_unix_nanos=row[2])
+            for row in connection.execute("SELECT id, revision, removed_unix_nanos FROM tombstones ORDER BY revision")
+        ),
+        marks=tuple(
+            Mark(machine_id=row[0], shard_id=row[1], epoch=row[2], sequence=row[3], used_unix_nanos=row[4])
+            for row in connection.execute(
+                "SELECT machine_id, shard_id, epoch, sequence, used_unix_nanos FROM marks "
+                "ORDER BY used_unix_nanos, machine_id, shard_id"
+            )
+        ),
+        sealed=tuple(
+            Sealed(machine_id=row[0], operation_id=row[1], text=row[2])
+            for row in connection.execute("SELECT machine_id, operation_id, sealed FROM secrets")
+        ),
+    )
+
+
+def _read_records(connection: sqlite3.Connection, pushed_of: Callable[[str], Pushed | None]) -> Iterator[Record]:
+    rows = connection.execute("SELECT id, revision, state_since_unix_nanos, record, operation FROM machines")
+    for machine_id, revision, since_unix_nanos, text, operation in rows:
+        try:
+            yield decode_record(machine_id, revision, since_unix_nanos, text, operation, pushed_of(machine_id))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ValueError(f"machine {machine_id}: {error}") from error
+
+
+def _write(connection: sqlite3.Connection, batch: Batch) -> None:
+    connection.executemany(
+        "INSERT INTO machines VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET revision = excluded.revision, "
+        "state_since_unix_nanos = excluded.state_since_unix_nanos, record = excluded.record, "
+        "operation = excluded.operation",
+        [
+            (r.id, r.revision, r.state_since_unix_nanos, encode_record(r), encode_operation(r.operation))
+            for r in batch.records
+        ],
+    )
+    _write_pushed(connection, batch)
+    gone = [(t.machine_id,) for t in batch.tombstones]
+    connection.executemany("DELETE FROM machines WHERE id = ?", gone)
+    connection.executemany("DELETE FROM pushed WHERE id = ?", gone)
+    connection.executemany("DELETE FROM tombstones WHERE id = ?", [(i,) for i in batch.tombstones_dropped])
+    connection.executemany(
+        "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?)",
+        [(t.machine_id, t.revision, t.removed_unix_nanos) for t in batch.tombstones],
+    )
+    connection.executemany(
+        "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?)",
+        [(m.machine_id, m.shard_id, m.epoch, m.sequence, m.used_unix_nanos) for m in batch.marks],
+    )
+    connection.executemany(
+        "DELETE FROM marks WHERE machine_id = ? AND shard_id = ?",
+        [(m.machine_id, m.shard_id) for m in batch.marks_dropped],
+    )
+    connection.executemany(
+        "INSERT OR REPLACE INTO secrets VALUES (?, ?, ?)",
+        [(entry.machine_id, entry.operation_id, entry.text) for entry in batch.sealed],
+    )
+    connection.executemany("DELETE FROM secrets WHERE machine_id = ?", [(i,) for i in batch.sealed_dropped])
+    meta: list[tuple[int | bytes, str]] = [(batch.head, "head"), (batch.floor, "tombstone_floor")]
+    if batch.incarnation is not None:
+        meta.append((batch.incarnation, "incarnation"))
+    connection.executemany("UPDATE meta SET value = ? WHERE key = ?", meta)
+
+
+def _write_pushed(connection: sqlite3.Connection, batch: Batch) -> None:
+    connection.executemany("DELETE FROM pushed WHERE id = ?", [(r.id,) for r in batch.records if r.pushed is None])
+    connection.executemany(
+        "INSERT OR REPLACE INTO pushed VALUES (?, ?, ?, ?, ?)",
+        [
+            (r.id, p.price_usd_per_hour, p.price_baseline_usd_per_hour, p.probability, p.reclaim_notice)
+            for r in batch.records
+            if (p := r.pushed) is not None
+        ],
+    )

@@ -1,0 +1,42 @@
+"""Hands what a cycle asked its engine, and what it was answered, to whoever records it (docs/adr/0134).
+
+References to values that nobody changes, so it costs a cycle nothing. Nothing here may look at them.
+"""
+
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple, Protocol
+
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import Decision, Options
+from bigfleet.model.need import Need
+
+
+class Asked(NamedTuple):
+    """What one cycle asks the engine, held by reference; nobody changes any of it."""
+
+    cycle: int
+    at_unix_nanos: int
+    is_timer: bool
+    snapshot: ColumnSnapshot
+    #: In list order.
+    demand: Sequence[Need]
+    options: Options
+
+
+class CycleTaker(Protocol):
+    """Where a shard hands over its cycles; it must return at once and raise nothing. None: the engine failed."""
+
+    def take(self, asked: Asked, decision: Decision | None, /) -> None: ...
+
+
+async def recorded(taker: CycleTaker | None, asked: Asked, deciding: Awaitable[Decision]) -> Decision:
+    """Return the decision, having handed over what was asked and what came of it; raises what deciding raises."""
+    if taker is None:
+        return await deciding
+    try:
+        decision = await deciding
+    except Exception:
+        taker.take(asked, None)
+        raise
+    taker.take(asked, decision)
+    return decision

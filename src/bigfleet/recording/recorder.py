@@ -1,0 +1,145 @@
+"""Records what each cycle of a shard decided on and came to, off its loop (docs/adr/0134).
+
+`Recorder.take` hands over references to values that nobody changes; a task has them written in a thread. When cycles
+come faster than they can be written some are left out, and the next one says how many. Whatever goes wrong ends the
+recording, with one line and a metric. Nothing here may hold up a cycle, change what it decides, or see what a provider
+or an operator is sent.
+"""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from bigfleet.engine.decision import Decision
+from bigfleet.model.compute import Compute
+from bigfleet.recording.digest import Digester
+from bigfleet.recording.file import RecordingFile
+from bigfleet.recording.frames import Packer
+from bigfleet.recording.hook import Asked
+from bigfleet.recording.tracker import Tracker
+from bigfleet.recording.values import CycleRecord, Head
+
+#: Cycles that wait to be written; another one is left out.
+WAITING_MAX: Final = 8
+#: A file is given up for a new one only when what differs takes as many times what a fresh record took.
+_WORTH_OF_FRESH: Final = 2
+
+_log = structlog.get_logger("bigfleet.recording.recorder")
+
+
+class Recorder:
+    """Writes the cycles of one process.
+
+    Invariants: the tracker knows what the file's last record says; one call of `write_waiting` runs at a time.
+    """
+
+    def __init__(self, file: RecordingFile, *, head: Head, registry: CollectorRegistry, compute: Compute) -> None:
+        self._file = file
+        self._head = head
+        self._compute = compute
+        self._cycles = Counter("bigfleet_shard_recorded_cycles", "Cycles recorded.", registry=registry)
+        self._left_out = Counter(
+            "bigfleet_shard_recording_missed_cycles", "Cycles left out: the recorder was behind.", registry=registry
+        )
+        self._bytes = Counter("bigfleet_shard_recording_bytes", "Bytes of recording written.", registry=registry)
+        self._is_on = Gauge("bigfleet_shard_recording_on", "1 while cycles are recorded.", registry=registry)
+        self._is_on.set(1)
+        #: Filled by the loop, emptied by whoever writes.
+        self._waiting: deque[tuple[Asked, Decision | None, int]] = deque()
+        self._arrived = asyncio.Event()
+        #: Cycles that were left out since the last one that was taken.
+        self._missed = 0
+        self._tracker = Tracker()
+        self._digester = Digester()
+        self._packer = Packer()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._fresh_bytes = self._since_fresh_bytes = 0
+        self._has_ended = False
+
+    def take(self, asked: Asked, decision: Decision | None) -> None:
+        """Have a cycle written some time, or leave it out; on the loop, some microseconds."""
+        if self._has_ended:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self._missed += 1
+            self._left_out.inc()
+            return
+        self._waiting.append((asked, decision, self._missed))
+        self._missed = 0
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Have what is taken written, off the loop, until cancelled; what is being written then is still written."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            writing = asyncio.ensure_future(self._compute(self.write_waiting))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await writing
+                raise
+
+    def write_waiting(self) -> None:
+        """Write what waits, in the calling thread; no other call may run at the same time."""
+        while self._waiting and not self._has_ended:
+            asked, decision, missed = self._waiting.popleft()
+            try:
+                self._write(asked, decision, missed)
+            except OSError as error:
+                self._end(error.strerror or str(error), "make room or choose another file, then restart the shard")
+            except Exception:
+                # Nothing of the recorder may cost a shard anything, whatever is wrong with it.
+                _log.exception("recording_failed", cycle=asked.cycle)
+                self._end("a defect of the recorder", "report the line before this one; the shard is not affected")
+
+    def close(self) -> None:
+        """Write what waits and close the file; `run` must have ended."""
+        self.write_waiting()
+        self._has_ended = True
+        self._file.close()
+
+    def _end(self, error: str, advice: str) -> None:
+        self._has_ended = True
+        self._is_on.set(0)
+        self._waiting.clear()
+        _log.error("recording_ended", error=error, advice=advice)
+
+    def _write(self, asked: Asked, decision: Decision | None, missed: int) -> None:
+        is_grown = self._since_fresh_bytes >= _WORTH_OF_FRESH * self._fresh_bytes
+        if self._file.is_full and (self._tracker.is_fresh or is_grown):
+            self._file.rotate()
+            self._tracker.begin_anew()
+        if not self._tracker.knows(asked.snapshot):
+            self._tracker.begin_anew()
+        is_fresh = self._tracker.is_fresh
+        if is_fresh:
+            self._packer = Packer()
+            self._append(self._packer.head(self._encoder.encode(self._head)))
+        demand, view = asked.demand, asked.snapshot
+        record = CycleRecord(
+            cycle=asked.cycle,
+            at_unix_nanos=asked.at_unix_nanos,
+            is_timer=asked.is_timer,
+            is_fresh=is_fresh,
+            missed=missed,
+            machines=self._tracker.machines(view),
+            demand=self._tracker.demand(demand),
+            options=self._tracker.options(asked.options),
+            outcome=None if decision is None else self._digester.outcome(decision, view, demand),
+        )
+        size_bytes = self._append(self._packer.cycle(self._encoder.encode(record)))
+        if is_fresh:
+            self._fresh_bytes, self._since_fresh_bytes = size_bytes, 0
+        else:
+            self._since_fresh_bytes += size_bytes
+        self._cycles.inc()
+
+    def _append(self, frame: bytes) -> int:
+        self._file.append(frame)
+        self._bytes.inc(len(frame))
+        return len(frame)

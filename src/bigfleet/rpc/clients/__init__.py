@@ -1,0 +1,1 @@
+"""Calls the gRPC services of shard, coordinator and provider."""

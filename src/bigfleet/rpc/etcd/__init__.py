@@ -1,0 +1,1 @@
+"""Stores the coordinator's tables in etcd."""

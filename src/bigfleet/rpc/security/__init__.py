@@ -1,0 +1,1 @@
+"""Authenticates peers: TLS, certificates, and which identity may call what."""

@@ -1,0 +1,275 @@
+"""Who a peer is and what it may call: the one `bigfleet` URI of its certificate, held against a table.
+
+docs/spec/wire.md §3, docs/spec/provider.md §17. On a connection in plain text every check is skipped; on one with TLS
+whatever the table does not allow is refused, and so is every name in a message that is not the certificate's. Nothing
+here may look at a message to find out who sent it.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import grpc
+import structlog
+from grpc import aio
+from prometheus_client import CollectorRegistry, Counter
+
+from bigfleet.model.ids import identifier_fault
+
+SCHEME = "bigfleet"
+SESSION = "/bigfleet.v1alpha1.Shard/Session"
+_PROVIDER = "/bigfleet.v1alpha1.CapacityProvider/"
+_SHARD_READ = "/bigfleet.v1alpha1.ShardRead/"
+_COORDINATOR = "/bigfleet.v1alpha1.Coordinator/"
+REPORT = _COORDINATOR + "ReportShard"
+#: What is logged of the names in a foreign certificate.
+_PRESENTED_CHARACTERS_MAX = 1024
+
+_log = structlog.get_logger("bigfleet.rpc.security.identity")
+
+_Context = aio.ServicerContext[Any, Any]
+
+
+class Role(Enum):
+    """What a peer is; the value is the host part of its URI."""
+
+    CLUSTER = "cluster"
+    SHARD = "shard"
+    ADMIN = "admin"
+    READONLY = "readonly"
+
+    @property
+    def has_id(self) -> bool:
+        """Whether the URI goes on with an id."""
+        return self in (Role.CLUSTER, Role.SHARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A role, with the id of the cluster or shard that has it."""
+
+    role: Role
+    #: Empty for a role without one.
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role.has_id != bool(self.id):
+            raise ValueError(f"the role {self.role.value} and the id {self.id!r} do not go together")
+
+    @property
+    def uri(self) -> str:
+        """The name in the certificate; the id stands in it as it is."""
+        return f"{SCHEME}://{self.role.value}/{self.id}" if self.role.has_id else f"{SCHEME}://{self.role.value}"
+
+
+class Denied(Exception):
+    """A call that is not the peer's to make; the text says why."""
+
+
+_READERS = frozenset({Role.ADMIN, Role.READONLY})
+_COORDINATOR_READS = (
+    "ListShards",
+    "ListDomainAssignments",
+    "ListShardReports",
+    "ListQuotas",
+    "ListProviders",
+    "ListClusters",
+    "ListInstructions",
+)
+_COORDINATOR_CHANGES = (
+    "AssignDomain",
+    "UnassignDomain",
+    "RemoveShard",
+    "BindCluster",
+    "SetQuota",
+    "UpsertProvider",
+    "JoinRaftCluster",
+    "SnapshotSave",
+)
+#: Who may call what. What is not here nobody may call over TLS.
+MAY_CALL: Mapping[str, frozenset[Role]] = {
+    SESSION: frozenset({Role.CLUSTER}),
+    **{
+        _SHARD_READ + name: _READERS
+        for name in ("InspectNeeds", "ListMachines", "ListActions", "ListSessions", "ExplainNeed", "ExplainMachine")
+    },
+    REPORT: frozenset({Role.SHARD}),
+    **{_COORDINATOR + name: _READERS for name in _COORDINATOR_READS},
+    **{_COORDINATOR + name: frozenset({Role.ADMIN}) for name in _COORDINATOR_CHANGES},
+    **{_PROVIDER + name: _READERS | {Role.SHARD} for name in ("Get", "List")},
+    **{_PROVIDER + name: frozenset({Role.SHARD}) for name in ("Create", "Configure", "Drain", "Delete")},
+}
+#: Services of gRPC itself, beside ours on every server: for everybody with an identity.
+_FOR_EVERY_ROLE = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
+#: Their servicers ask the gate themselves, at the point that docs/spec/wire.md §4 names.
+_ASKED_BY_SERVICER = (SESSION, _PROVIDER, _COORDINATOR)
+
+
+def identity_in(uris: Iterable[str]) -> Identity:
+    """Return the identity among a certificate's URIs; those with other schemes are ignored. Raises Denied."""
+    ours = [uri for uri in uris if uri.partition(":")[0].lower() == SCHEME]
+    if len(ours) != 1:
+        names = ", ".join(ours)[:_PRESENTED_CHARACTERS_MAX]
+        raise Denied(
+            f"the certificate must name one {SCHEME}:// URI; it names {f'several: {names}' if ours else 'none'}"
+        )
+    (uri,) = ours
+    host, slash, identifier = uri.removeprefix(f"{SCHEME}://").partition("/")
+    role = next((role for role in Role if uri.startswith(f"{SCHEME}://") and role.value == host), None)
+    if role is None or role.has_id != bool(slash) or (role.has_id and identifier_fault(identifier)):
+        raise Denied(f"{uri[:_PRESENTED_CHARACTERS_MAX]!r} is no identity")
+    return Identity(role, identifier)
+
+
+def peer_identity(context: _Context) -> Identity | None:
+    """Return who is at the other end of a call, None in plain text. Raises Denied when the certificate tells nobody."""
+    auth = context.auth_context()
+    if _property(auth, "transport_security_type") == ["insecure"]:
+        return None
+    # The process allows nothing older (bigfleet.rpc.security.tls_floor); where that came too late, nobody gets in by
+    # it.
+    if _property(auth, "ssl_tls_version") != ["TLSv1.3"]:
+        raise Denied("the connection is not TLS 1.3")
+    return identity_in(_property(auth, "peer_uri"))
+
+
+def _property(auth: Mapping[str, Iterable[bytes]], name: str) -> list[str]:
+    return [value.decode("utf-8", "replace") for value in auth.get(name, ())]
+
+
+class Gate:
+    """Holds each call of one server against the table; logs and counts what it refuses."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        prefix: str = "bigfleet",
+        *,
+        services: Iterable[str] = (),
+        certify: bool = False,
+    ) -> None:
+        """Count under `<prefix>_identity_rejected_total`, the RPCs of `services` from 0; no registry counts nothing.
+
+        `certify` lets an admin change machines of a provider with any token, for a conformance run.
+        """
+        self._certify = certify
+        self._rejected: Counter | None = None
+        if registry is not None:
+            text = "Calls refused because of the certificate"
+            self._rejected = Counter(f"{prefix}_identity_rejected_total", text, ["rpc"], registry=registry)
+            for rpc in MAY_CALL:
+                _, service, method = rpc.split("/")
+                if service in services:
+                    self._rejected.labels(method)
+
+    def check(self, context: _Context, rpc: str) -> Identity | None:
+        """Return who calls, None in plain text. Raises Denied when the role may not call it; the caller tells."""
+        identity = peer_identity(context)
+        if identity is None or rpc.startswith(_FOR_EVERY_ROLE):
+            return identity
+        if identity.role in MAY_CALL.get(rpc, frozenset()) or self._certifies(identity, rpc):
+            return identity
+        raise Denied(f"{identity.uri} may not call {rpc.rpartition('/')[2]}")
+
+    def check_cluster(self, context: _Context, cluster: str) -> None:
+        """Return when the peer may speak for the cluster. Raises Denied."""
+        identity = self.check(context, SESSION)
+        if identity is not None and identity.id != cluster:
+            raise Denied(f"{identity.uri} may not speak for cluster {cluster!r}")
+
+    def check_report(self, context: _Context, shard: str) -> None:
+        """Return when the peer may report for the shard. Raises Denied."""
+        identity = self.check(context, REPORT)
+        if identity is not None and identity.id != shard:
+            raise Denied(f"{identity.uri} may not report for shard {shard!r}")
+
+    def check_token(self, context: _Context, method: str, shard: str | None) -> None:
+        """Return when the peer may make this call of CapacityProvider. Raises Denied.
+
+        `shard` is the token's, empty for an absent token, which would step around the fence; None for a read.
+        """
+        identity = self.check(context, _PROVIDER + method)
+        if identity is None or shard is None or self._certifies(identity, _PROVIDER + method):
+            return
+        if identity.id != shard:
+            whose = f"with the token of {shard!r}" if shard else "without a token"
+            raise Denied(f"{identity.uri} may not call {method} {whose}")
+
+    def tell(self, context: _Context, rpc: str, denied: Denied, count: Counter | None = None) -> None:
+        """Log a refusal with the identity that was presented, and count it, in `count` if that is its own."""
+        uris = ", ".join(_property(context.auth_context(), "peer_uri"))
+        presented = uris[:_PRESENTED_CHARACTERS_MAX]
+        _log.warning("identity_refused", rpc=rpc, presented=presented, why=str(denied), peer=context.peer())
+        if count is not None:
+            count.inc()
+        elif self._rejected is not None:
+            self._rejected.labels(rpc.rpartition("/")[2]).inc()
+
+    def tell_token(self, context: _Context, method: str, denied: Denied) -> None:
+        """As `tell`, for a method of CapacityProvider."""
+        self.tell(context, _PROVIDER + method, denied)
+
+    def _certifies(self, identity: Identity, rpc: str) -> bool:
+        return self._certify and identity.role is Role.ADMIN and rpc.startswith(_PROVIDER)
+
+
+class IdentityInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
+    """Asks the gate before every RPC of a server whose servicer does not ask by itself."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any]"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Return the method's handler behind the gate."""
+        handler = await continuation(handler_call_details)
+        rpc = handler_call_details.method
+        # gRPC answers UNIMPLEMENTED where there is no handler; its stubs do not know that.
+        if handler is None or rpc.startswith(_ASKED_BY_SERVICER):
+            return handler
+        return self._guarded(handler, rpc)
+
+    def _guarded(self, handler: "grpc.RpcMethodHandler[Any, Any]", rpc: str) -> "grpc.RpcMethodHandler[Any, Any]":
+        async def admit(context: _Context) -> None:
+            try:
+                self._gate.check(context, rpc)
+            except Denied as denied:
+                self._gate.tell(context, rpc, denied)
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
+
+        for kind, make in _HANDLER_KINDS.items():
+            answer = getattr(handler, kind)
+            if answer is not None:
+                return make(_behind(answer, admit), handler.request_deserializer, handler.response_serializer)
+        raise AssertionError(f"the handler of {rpc} answers nothing")
+
+
+_HANDLER_KINDS: Mapping[str, Callable[[Any, Any, Any], "grpc.RpcMethodHandler[Any, Any]"]] = {
+    "unary_unary": grpc.unary_unary_rpc_method_handler,
+    "unary_stream": grpc.unary_stream_rpc_method_handler,
+    "stream_unary": grpc.stream_unary_rpc_method_handler,
+    "stream_stream": grpc.stream_stream_rpc_method_handler,
+}
+
+
+def _behind(answer: Any, admit: Callable[[_Context], Awaitable[None]]) -> Any:
+    """Return a handler of the same kind, generator or coroutine, that admits first."""
+    if inspect.isasyncgenfunction(answer):
+
+        async def stream(request: Any, context: _Context) -> Any:
+            await admit(context)
+            async for message in answer(request, context):
+                yield message
+
+        return stream
+
+    async def call(request: Any, context: _Context) -> Any:
+        await admit(context)
+        return await answer(request, context)
+
+    return call

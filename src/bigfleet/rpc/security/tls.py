@@ -1,0 +1,212 @@
+"""Certificates from files to gRPC: read at start, read again when they change, never replaced by what does not fit.
+
+docs/spec/wire.md §3. A server asks before each handshake, a client before each new channel; connections that stand are
+left alone. Who the peer is, `bigfleet.rpc.security.identity` decides. Nothing here may log or write down a key.
+"""
+
+import ipaddress
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+import structlog
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from prometheus_client import CollectorRegistry, Gauge
+
+from bigfleet.rpc.security.identity import Denied, Identity, identity_in
+
+_log = structlog.get_logger("bigfleet.rpc.security.tls")
+
+#: The keys that gRPC's TLS can sign with.
+_CURVES = (ec.SECP256R1, ec.SECP384R1)
+
+
+class TlsFault(Exception):
+    """Files that make no credentials; the text names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsPaths:
+    """Where the three files are, all PEM."""
+
+    #: The certificate, followed by intermediate ones if there are any.
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """A certificate and the key that fits it, as read from their files."""
+
+    certificate: bytes
+    key: bytes
+    uris: tuple[str, ...]
+    serial: int
+    expires: datetime
+
+    @property
+    def identity(self) -> Identity:
+        """Whose it is. Raises Denied when it names nobody."""
+        return identity_in(self.uris)
+
+
+class TlsFiles:
+    """The certificate, key and authority of a process. Any thread may ask."""
+
+    def __init__(self, paths: TlsPaths, *, bearer: Identity | None = None) -> None:
+        """Read all three. Raises TlsFault.
+
+        `bearer` is the identity that the certificate must name, today and whenever it is replaced; None takes any.
+        """
+        self._paths = paths
+        self._bearer = bearer
+        self._lock = threading.Lock()
+        self.authority = _read(paths.authority)
+        _parse_certificates(paths.authority, self.authority)
+        self._seen = self._stamp()
+        self._pair = self._load()
+        self._has_told_expiry = False
+
+    @property
+    def bearer(self) -> Identity | None:
+        """The identity that every certificate here must name, if there is one."""
+        return self._bearer
+
+    def current(self) -> KeyPair:
+        """Return the pair in force, the new one if the files hold another that fits."""
+        with self._lock:
+            # Before reading: a file that changes meanwhile is read again next time.
+            stamp = self._stamp()
+            if stamp != self._seen:
+                self._seen = stamp
+                self._replace()
+            if not self._has_told_expiry and self._pair.expires <= datetime.now(UTC):
+                self._has_told_expiry = True
+                path = str(self._paths.certificate)
+                _log.error("certificate_expired", file=path, advice="peers refuse it; replace the files")
+            return self._pair
+
+    def _replace(self) -> None:
+        try:
+            pair = self._load()
+        except TlsFault as fault:
+            _log.error(
+                "certificate_not_taken",
+                why=str(fault),
+                advice="the one before stays in force; replace the files",
+                serial=f"{self._pair.serial:x}",
+                expires=f"{self._pair.expires:%Y-%m-%dT%H:%MZ}",
+            )
+            return
+        if pair != self._pair:
+            self._pair = pair
+            self._has_told_expiry = False
+            _log.info("certificate_taken", serial=f"{pair.serial:x}", expires=f"{pair.expires:%Y-%m-%dT%H:%MZ}")
+
+    def _load(self) -> KeyPair:
+        certificate_path, key_path = self._paths.certificate, self._paths.key
+        certificate, key = _read(certificate_path), _read(key_path)
+        leaf = _parse_certificates(certificate_path, certificate)[0]
+        try:
+            private = load_pem_private_key(key, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise TlsFault(f"{key_path}: holds no PEM private key without a password") from error
+        if not (
+            isinstance(private, rsa.RSAPrivateKey)
+            or (isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, _CURVES))
+        ):
+            raise TlsFault(f"{key_path}: the key must be ECDSA P-256, ECDSA P-384 or RSA")
+        if private.public_key() != leaf.public_key():
+            raise TlsFault(f"{key_path}: the key does not fit the certificate in {certificate_path}")
+        pair = KeyPair(
+            certificate=certificate,
+            key=key,
+            uris=_uris(certificate_path, leaf),
+            serial=leaf.serial_number,
+            expires=leaf.not_valid_after_utc,
+        )
+        self._check_bearer(pair)
+        return pair
+
+    def _check_bearer(self, pair: KeyPair) -> None:
+        if self._bearer is None:
+            return
+        try:
+            identity = pair.identity
+        except Denied as denied:
+            raise TlsFault(f"{self._paths.certificate}: {denied}") from denied
+        if identity != self._bearer:
+            raise TlsFault(f"{self._paths.certificate}: names {identity.uri}, not {self._bearer.uri}")
+
+    def _stamp(self) -> tuple[object, ...]:
+        return _stamp(self._paths.certificate), _stamp(self._paths.key)
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Return credentials that require a client's certificate and look at the files before each handshake."""
+
+    def configuration(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], files.authority)
+
+    # gRPC asks from threads of its own, several at a time: every answer is the pair in force, never "as before".
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(files.current()), lambda: configuration(files.current()), require_client_authentication=True
+    )
+
+
+def channel_credentials(pair: KeyPair, authority: bytes) -> grpc.ChannelCredentials:
+    """Return a client's credentials; a channel keeps them, so a new certificate needs a new channel."""
+    return grpc.ssl_channel_credentials(authority, pair.key, pair.certificate)
+
+
+def export_expiry(files: TlsFiles, registry: CollectorRegistry, prefix: str) -> None:
+    """Export when the certificate in force ends; asking reads changed files, so a bad one shows at the next scrape."""
+    text = "Unix time at which the certificate in force ends"
+    gauge = Gauge(f"{prefix}_certificate_expires_timestamp_seconds", text, registry=registry)
+    gauge.set_function(lambda: files.current().expires.timestamp())
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether an address to listen on is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsFault(f"{path}: {error.strerror}") from error
+
+
+def _stamp(path: Path) -> tuple[object, ...]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        return (error.errno,)
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _parse_certificates(path: Path, content: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise TlsFault(f"{path}: holds no PEM certificate") from error
+
+
+def _uris(path: Path, certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    except ValueError as error:
+        raise TlsFault(f"{path}: its alternative names cannot be read") from error
+    return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))

@@ -1,0 +1,1 @@
+"""Serves the gRPC services of shard, coordinator and provider."""

@@ -1,0 +1,355 @@
+"""Serves `Coordinator`: reports of shards, what administrators change, what readers list.
+
+docs/spec/wire.md §4 and §10, docs/spec/coordinator.md §4. Order of checks: leadership; for ReportShard arguments, then
+identity; for the others identity, then arguments; then the action. A replica that does not lead names the leader in the
+trailing metadata. Nothing here decides what a shard is told.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import structlog
+from grpc import aio
+
+from bigfleet.coordinator.commands import (
+    BindCluster,
+    Command,
+    CommandRefused,
+    ReleaseDomain,
+    Rule,
+    SetQuota,
+    UpsertProvider,
+)
+from bigfleet.coordinator.leader import BadReport
+from bigfleet.coordinator.leader_term import ShardAlive, Term
+from bigfleet.coordinator.replica import NotTheLeader, Replica
+from bigfleet.coordinator.stores.protocol import NotLeader, OutcomeUnknown, StoreUnavailable
+from bigfleet.coordinator.tables import QuotaKey
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import MalformedMessage
+from bigfleet.model.ids import IDENTIFIER_BYTES_MAX, ClusterId, ShardId
+from bigfleet.model.ownership import Domain
+from bigfleet.rpc.clients.coordinator import LEADER_HINT
+from bigfleet.rpc.security.identity import REPORT, Denied, Gate
+from bigfleet.rpc.servers import coordinator_views as views
+from bigfleet.rpc.wire.amounts import text_bytes
+from bigfleet.rpc.wire.convert_coordinator import answer_to_wire, report_from_wire
+from bigfleet.rpc.wire.gen import coordinator_pb2, coordinator_pb2_grpc
+from bigfleet.rpc.wire.report_checks import check_identifier
+
+SERVICE_NAME = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
+JOIN_TEXT = "coordinator state lives in etcd; replicas join by pointing at the same endpoints"
+
+_CODES = {
+    Rule.EMPTY_KEY: grpc.StatusCode.INVALID_ARGUMENT,
+    Rule.SECOND_KEY: grpc.StatusCode.INVALID_ARGUMENT,
+    Rule.NEGATIVE_SLOTS: grpc.StatusCode.INVALID_ARGUMENT,
+    Rule.BAD_ADDRESS: grpc.StatusCode.INVALID_ARGUMENT,
+    Rule.SHARD_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Rule.DOMAIN_ALREADY_ASSIGNED: grpc.StatusCode.ALREADY_EXISTS,
+    Rule.CLUSTER_ALREADY_BOUND: grpc.StatusCode.ALREADY_EXISTS,
+}
+
+_log = structlog.get_logger("bigfleet.rpc.servers.coordinator")
+
+_Context = aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+
+
+class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
+    """Answers for one replica."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        clock: Clock,
+        gate: Gate | None = None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_refused` hears of each report that was refused before the leader saw it."""
+        self._replica = replica
+        self._clock = clock
+        self._gate = gate or Gate()
+        self._on_refused = on_refused
+
+    async def ReportShard(self, request: coordinator_pb2.ShardReport, context: _Context) -> coordinator_pb2.ReportAck:
+        """Take a report and answer it."""
+        await self._must_lead(context)
+        try:
+            report = report_from_wire(request)
+        except MalformedMessage as fault:
+            self._on_refused()
+            named = request.shard_id[:IDENTIFIER_BYTES_MAX]
+            _log.warning("report refused", shard=named, why=str(fault), peer=context.peer())
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
+        try:
+            self._gate.check_report(context, request.shard_id)
+        except Denied as denied:
+            self._on_refused()
+            self._gate.tell(context, REPORT, denied)
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(denied))
+        return answer_to_wire(await self._do(context, lambda term: term.report(report)))
+
+    # ---- changes -------------------------------------------------------------------------------------------------
+
+    async def AssignDomain(
+        self, request: coordinator_pb2.AssignDomainRequest, context: _Context
+    ) -> coordinator_pb2.AssignDomainResponse:
+        """Give a domain to a shard."""
+        by = await self._admit(context, "AssignDomain")
+        await _must_hold(context, lambda: _check_domain(request), lambda: _check_shard(request))
+        domain = Domain(request.topology_key, request.topology_value)
+        await self._do(context, lambda term: term.assign(domain, ShardId(request.shard_id)))
+        self._told("AssignDomain", by, domain="=".join(domain), shard=request.shard_id)
+        return coordinator_pb2.AssignDomainResponse()
+
+    async def UnassignDomain(
+        self, request: coordinator_pb2.UnassignDomainRequest, context: _Context
+    ) -> coordinator_pb2.UnassignDomainResponse:
+        """Begin to take a domain away."""
+        by = await self._admit(context, "UnassignDomain")
+        await _must_hold(context, lambda: _check_domain(request))
+        domain = Domain(request.topology_key, request.topology_value)
+        await self._commit(context, ReleaseDomain(domain))
+        self._told("UnassignDomain", by, domain="=".join(domain))
+        return coordinator_pb2.UnassignDomainResponse()
+
+    async def RemoveShard(
+        self, request: coordinator_pb2.RemoveShardRequest, context: _Context
+    ) -> coordinator_pb2.RemoveShardResponse:
+        """Remove a shard that is gone."""
+        by = await self._admit(context, "RemoveShard")
+        await _must_hold(context, lambda: _check_shard(request))
+        shard_id = ShardId(request.shard_id)
+        await self._do(context, lambda term: term.remove_shard(shard_id, is_forced=request.force))
+        self._told("RemoveShard", by, shard=shard_id, force=request.force)
+        return coordinator_pb2.RemoveShardResponse()
+
+    async def BindCluster(
+        self, request: coordinator_pb2.BindClusterRequest, context: _Context
+    ) -> coordinator_pb2.BindClusterResponse:
+        """Bind a cluster to a shard."""
+        by = await self._admit(context, "BindCluster")
+        await _must_hold(
+            context, lambda: check_identifier("cluster_id", request.cluster_id), lambda: _check_shard(request)
+        )
+        cluster, shard_id = ClusterId(request.cluster_id), ShardId(request.shard_id)
+        await self._commit(context, BindCluster(cluster, shard_id, self._clock.unix_nanos()))
+        self._told("BindCluster", by, cluster=cluster, shard=shard_id)
+        return coordinator_pb2.BindClusterResponse()
+
+    async def SetQuota(
+        self, request: coordinator_pb2.SetQuotaRequest, context: _Context
+    ) -> coordinator_pb2.SetQuotaResponse:
+        """Replace the slots of one provider and region."""
+        by = await self._admit(context, "SetQuota")
+        allocation = request.allocation
+        await _must_hold(
+            context,
+            lambda: _check_name("allocation.provider", allocation.provider),
+            lambda: _check_name("allocation.region", allocation.region),
+            *(_checking_slots(shard_id) for shard_id in sorted(allocation.per_shard)),
+        )
+        slots_of = {ShardId(shard_id): slots for shard_id, slots in allocation.per_shard.items()}
+        await self._commit(context, SetQuota(QuotaKey(allocation.provider, allocation.region), slots_of))
+        self._told("SetQuota", by, provider=allocation.provider, region=allocation.region, slots=slots_of)
+        return coordinator_pb2.SetQuotaResponse()
+
+    async def UpsertProvider(
+        self, request: coordinator_pb2.UpsertProviderRequest, context: _Context
+    ) -> coordinator_pb2.UpsertProviderResponse:
+        """Replace a provider."""
+        by = await self._admit(context, "UpsertProvider")
+        provider = request.provider
+        await _must_hold(
+            context,
+            lambda: _check_name("provider.name", provider.name),
+            lambda: _check_length("provider.address", provider.address),
+            lambda: _check_length("provider.region", provider.region),
+        )
+        await self._commit(context, UpsertProvider(provider.name, provider.address, provider.region))
+        self._told("UpsertProvider", by, provider=provider.name, address=provider.address, region=provider.region)
+        return coordinator_pb2.UpsertProviderResponse()
+
+    async def JoinRaftCluster(
+        self, request: coordinator_pb2.JoinRaftClusterRequest, context: _Context
+    ) -> coordinator_pb2.JoinRaftClusterResponse:
+        """Refuse: there is no Raft of ours. Whoever asks learns it from any replica."""
+        await self._identify(context, "JoinRaftCluster")
+        await _abort(context, grpc.StatusCode.UNIMPLEMENTED, JOIN_TEXT)
+
+    async def SnapshotSave(
+        self, request: coordinator_pb2.SnapshotSaveRequest, context: _Context
+    ) -> AsyncIterator[coordinator_pb2.SnapshotSaveChunk]:
+        """Stream a snapshot: its meta, then the document in pieces."""
+        by = await self._admit(context, "SnapshotSave")
+        snapshot = await self._guarded(context, self._replica.snapshot)
+        self._told("SnapshotSave", by, index=snapshot.meta.index, size=snapshot.meta.size)
+        yield coordinator_pb2.SnapshotSaveChunk(meta_json=snapshot.meta_json)
+        for piece in snapshot.pieces():
+            yield coordinator_pb2.SnapshotSaveChunk(data=piece)
+
+    # ---- lists ---------------------------------------------------------------------------------------------------
+
+    async def ListShards(
+        self, request: coordinator_pb2.ListShardsRequest, context: _Context
+    ) -> coordinator_pb2.ListShardsResponse:
+        """List shards by id."""
+        return views.shards(await self._reading(context, "ListShards"))
+
+    async def ListDomainAssignments(
+        self, request: coordinator_pb2.ListDomainAssignmentsRequest, context: _Context
+    ) -> coordinator_pb2.ListDomainAssignmentsResponse:
+        """List domains by shard, key and value."""
+        return views.domains(await self._reading(context, "ListDomainAssignments"))
+
+    async def ListShardReports(
+        self, request: coordinator_pb2.ListShardReportsRequest, context: _Context
+    ) -> coordinator_pb2.ListShardReportsResponse:
+        """List the last reports by shard."""
+        term = await self._reading(context, "ListShardReports")
+        await _must_hold(context, lambda: _check_optional_shard(request))
+        return views.reports(term, request.shard_id)
+
+    async def ListQuotas(
+        self, request: coordinator_pb2.ListQuotasRequest, context: _Context
+    ) -> coordinator_pb2.ListQuotasResponse:
+        """List quotas by provider and region."""
+        return views.quotas(await self._reading(context, "ListQuotas"))
+
+    async def ListProviders(
+        self, request: coordinator_pb2.ListProvidersRequest, context: _Context
+    ) -> coordinator_pb2.ListProvidersResponse:
+        """List providers by name."""
+        return views.providers(await self._reading(context, "ListProviders"))
+
+    async def ListClusters(
+        self, request: coordinator_pb2.ListClustersRequest, context: _Context
+    ) -> coordinator_pb2.ListClustersResponse:
+        """List clusters by id."""
+        return views.clusters(await self._reading(context, "ListClusters"))
+
+    async def ListInstructions(
+        self, request: coordinator_pb2.ListInstructionsRequest, context: _Context
+    ) -> coordinator_pb2.ListInstructionsResponse:
+        """List instructions by term and sequence."""
+        term = await self._reading(context, "ListInstructions")
+        await _must_hold(context, lambda: _check_optional_shard(request))
+        return views.instructions(term, self._clock, shard_id=request.shard_id, with_finished=request.include_finished)
+
+    # ---- checks --------------------------------------------------------------------------------------------------
+
+    async def _must_lead(self, context: _Context) -> Term:
+        async def leading() -> Term:
+            return self._replica.leading()
+
+        return await self._guarded(context, leading)
+
+    async def _identify(self, context: _Context, method: str) -> str:
+        """Return who calls, as logs name it; ends the call of anybody who may not."""
+        rpc = f"/{SERVICE_NAME}/{method}"
+        try:
+            identity = self._gate.check(context, rpc)
+        except Denied as denied:
+            self._gate.tell(context, rpc, denied)
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(denied))
+        return context.peer() if identity is None else identity.uri
+
+    async def _admit(self, context: _Context, method: str) -> str:
+        await self._must_lead(context)
+        return await self._identify(context, method)
+
+    async def _reading(self, context: _Context, method: str) -> Term:
+        term = await self._must_lead(context)
+        await self._identify(context, method)
+        return term
+
+    # ---- actions -------------------------------------------------------------------------------------------------
+
+    async def _commit(self, context: _Context, command: Command) -> None:
+        await self._do(context, lambda term: term.commit(command))
+
+    async def _do(self, context: _Context, work: Callable[[Term], Coroutine[Any, Any, T]]) -> T:
+        return await self._guarded(context, lambda: self._replica.change(work))
+
+    async def _guarded(self, context: _Context, work: Callable[[], Awaitable[T]]) -> T:
+        """Return what the work returns, or end the call with the status of what it raises."""
+        try:
+            return await work()
+        except NotTheLeader as elsewhere:
+            leader = elsewhere.leader
+            hint = leader.address if leader is not None else ""
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(elsewhere), hint)
+        except NotLeader as elsewhere:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(elsewhere))
+        except StoreUnavailable as error:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, f"store unreachable: {error}")
+        except OutcomeUnknown as error:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, f"outcome unknown: {error}")
+        except CommandRefused as refused:
+            await _abort(context, _CODES.get(refused.rule, grpc.StatusCode.ABORTED), str(refused))
+        except ShardAlive as alive:
+            await _abort(context, grpc.StatusCode.ABORTED, str(alive))
+        except BadReport as fault:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
+
+    def _told(self, method: str, by: str, **what: object) -> None:
+        _log.info("changed", rpc=method, by=by, **what)
+
+
+async def _abort(context: _Context, code: grpc.StatusCode, text: str, hint: str = "") -> NoReturn:
+    await context.abort(code, text, trailing_metadata=((LEADER_HINT, hint),) if hint else ())
+    raise AssertionError("abort raises")
+
+
+async def _must_hold(context: _Context, *checks: Callable[[], None]) -> None:
+    """End the call at the first check that finds a fault."""
+    try:
+        for check in checks:
+            check()
+    except MalformedMessage as fault:
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
+
+
+def _check_domain(
+    request: coordinator_pb2.AssignDomainRequest | coordinator_pb2.UnassignDomainRequest,
+) -> None:
+    _check_name("topology_key", request.topology_key)
+    _check_name("topology_value", request.topology_value)
+
+
+def _check_shard(
+    request: coordinator_pb2.AssignDomainRequest
+    | coordinator_pb2.RemoveShardRequest
+    | coordinator_pb2.BindClusterRequest,
+) -> None:
+    check_identifier("shard_id", request.shard_id)
+
+
+def _check_optional_shard(
+    request: coordinator_pb2.ListShardReportsRequest | coordinator_pb2.ListInstructionsRequest,
+) -> None:
+    if request.shard_id:
+        check_identifier("shard_id", request.shard_id)
+
+
+def _checking_slots(shard_id: str) -> Callable[[], None]:
+    return lambda: check_identifier("allocation.per_shard", shard_id)
+
+
+def _check_name(place: str, text: str) -> None:
+    if not text:
+        raise MalformedMessage(place, "is empty")
+    _check_length(place, text)
+
+
+def _check_length(place: str, text: str) -> None:
+    size_bytes = text_bytes(text)
+    if size_bytes > IDENTIFIER_BYTES_MAX:
+        raise MalformedMessage(place, f"has {size_bytes} bytes, at most {IDENTIFIER_BYTES_MAX} are allowed")
+
+
+def add_to_server(servicer: CoordinatorServicer, server: aio.Server) -> None:
+    """Register the servicer."""
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)

@@ -1,0 +1,219 @@
+"""Serves `Shard.Session`: protobuf frames in and out of the shard's session registry.
+
+docs/spec/wire.md §4 and §8, docs/spec/shard.md §10. The receive loop only routes; the writer is the other direction of
+the same stream. Whatever ends a session here ends it in the registry. It decides nothing about machines.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from bigfleet.model.frames import (
+    BootstrapResponse,
+    DrainResult,
+    Hello,
+    MalformedMessage,
+    NodeStatus,
+    ReclaimAck,
+)
+from bigfleet.model.ids import identifier_fault
+from bigfleet.rpc.security.identity import SESSION, Denied, Gate
+from bigfleet.rpc.wire.convert_session import (
+    ReceivedOperatorFrame,
+    ReceivedRollUp,
+    operator_frame_from_bytes,
+    shard_frame_to_wire,
+)
+from bigfleet.rpc.wire.gen import shard_pb2
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.sessions.outbox import CloseReason, SessionClosed
+from bigfleet.shard.sessions.registry import Session as OperatorSession
+
+_SERVICE = shard_pb2.DESCRIPTOR.services_by_name["Shard"]
+SERVICE_NAME = _SERVICE.full_name
+SESSION_METHOD = _SERVICE.methods_by_name["Session"].name
+HELLO_TIMEOUT_SECONDS = 10.0
+#: A stream that takes nothing for this long is given up (docs/spec/shard.md §10.4).
+WRITE_TIMEOUT_SECONDS = 60.0
+#: How long an ended stream may take its status; behind a peer that reads nothing it would wait for ever.
+STATUS_TIMEOUT_SECONDS = 5.0
+
+_log = structlog.get_logger("bigfleet.rpc.session")
+
+_STATUS: Mapping[CloseReason, tuple[grpc.StatusCode, str]] = {
+    CloseReason.REPLACED: (grpc.StatusCode.ABORTED, "replaced by a newer session of this cluster"),
+    CloseReason.OVERFLOWED: (grpc.StatusCode.RESOURCE_EXHAUSTED, "a frame that must be delivered found no room"),
+    CloseReason.UNRESPONSIVE: (grpc.StatusCode.RESOURCE_EXHAUSTED, "the stream took nothing for a minute"),
+    CloseReason.STOPPING: (grpc.StatusCode.UNAVAILABLE, "the shard is shutting down"),
+    CloseReason.MISROUTED: (grpc.StatusCode.INVALID_ARGUMENT, "a later Hello named another cluster_id"),
+    CloseReason.MALFORMED: (grpc.StatusCode.INVALID_ARGUMENT, "a frame could not be read"),
+    CloseReason.BROKEN: (grpc.StatusCode.INTERNAL, "the shard could not go on with the stream; its log says why"),
+    CloseReason.GONE: (grpc.StatusCode.CANCELLED, "the operator ended the stream"),
+}
+
+#: Frames come as bytes: most of them are roll-ups that nobody has to parse.
+_Context = aio.ServicerContext[bytes, shard_pb2.ShardMessage]
+_Frames = AsyncIterator[bytes]
+
+
+class SessionServicer:
+    """One shard's sessions over gRPC."""
+
+    def __init__(self, shard: Shard, gate: Gate | None = None) -> None:
+        self._shard = shard
+        self._gate = gate or Gate()
+
+    async def Session(self, request_iterator: _Frames, context: _Context) -> None:
+        """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
+        sessions = self._shard.sessions
+        if not sessions.is_stopping:
+            hello = await self._hello(request_iterator, context)
+            # On its own: with a first write that is cancelled, gRPC would send it twice and the status never.
+            await context.send_initial_metadata(())
+        if sessions.is_stopping:
+            await context.abort(*_STATUS[CloseReason.STOPPING])
+        session = sessions.open(hello)
+        stream = _Stream(self._shard, session, request_iterator, context)
+        writer = asyncio.create_task(stream.write())
+        tasks = [writer, asyncio.create_task(stream.read()), asyncio.create_task(self._shard.serve_rollups(session))]
+        try:
+            reason = await session.outbox.ended()
+            # A frame that is half sent goes out whole, if the peer takes it.
+            await asyncio.wait([writer], timeout=STATUS_TIMEOUT_SECONDS)
+        finally:
+            sessions.close(session, CloseReason.GONE)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        code, text = _STATUS[reason]
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
+                await context.abort(code, f"{text}: {stream.fault}" if stream.fault else text)
+        except TimeoutError:
+            _log.info("status_not_taken", cluster=session.cluster, code=code.name)
+
+    async def _hello(self, frames: _Frames, context: _Context) -> Hello:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                content = await anext(aiter(frames), None)
+            frame = operator_frame_from_bytes(content, None) if content is not None else None
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello within 10 s")
+        except (DecodeError, MalformedMessage) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first frame could not be read: {error}")
+        if not isinstance(frame, Hello):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session must be hello")
+        fault = identifier_fault(frame.cluster_id)
+        if fault is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello.cluster_id {fault}")
+        try:
+            self._gate.check_cluster(context, frame.cluster_id)
+        except Denied as denied:
+            self._gate.tell(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
+        return frame
+
+
+class _Stream:
+    """The two directions of one session's stream. Whichever of them ends ends the session."""
+
+    def __init__(self, shard: Shard, session: OperatorSession, frames: _Frames, context: _Context) -> None:
+        self._shard = shard
+        self._session = session
+        self._frames = frames
+        self._context = context
+        self._has_told_unknown = False
+        #: What was wrong with the frame that ended the session, for the status.
+        self.fault = ""
+
+    async def write(self) -> None:
+        """Write what the outbox holds until it ends."""
+        reason = CloseReason.GONE
+        try:
+            while True:
+                frame = await self._session.outbox.next()
+                async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
+                    await self._context.write(shard_frame_to_wire(frame))
+        except SessionClosed:
+            return
+        except TimeoutError:
+            reason = CloseReason.UNRESPONSIVE
+        except aio.UsageError:
+            # The operator is gone.
+            return
+        except Exception:
+            reason = CloseReason.BROKEN
+            _log.exception("session_write_failed", cluster=self._session.cluster)
+        finally:
+            self._shard.sessions.close(self._session, reason)
+
+    async def read(self) -> None:
+        """Route the operator's frames until the stream or the session ends."""
+        reason = CloseReason.GONE
+        try:
+            cluster = self._session.cluster
+            async for content in self._frames:
+                if not self._shard.sessions.is_current(self._session):
+                    return
+                frame = operator_frame_from_bytes(content, self._shard.intake.digest_of(cluster))
+                if isinstance(frame, Hello) and frame.cluster_id != cluster:
+                    reason = CloseReason.MISROUTED
+                    return
+                self._route(frame)
+        except (DecodeError, MalformedMessage) as error:
+            reason, self.fault = CloseReason.MALFORMED, str(error)
+        except (aio.AbortError, aio.UsageError):
+            # The stream ended under the reader; its writer says why.
+            return
+        except Exception:
+            reason = CloseReason.BROKEN
+            _log.exception("session_read_failed", cluster=self._session.cluster)
+        finally:
+            self._shard.sessions.close(self._session, reason)
+
+    def _route(self, frame: ReceivedOperatorFrame | None) -> None:
+        """Hand a frame to whom it concerns."""
+        sessions, session = self._shard.sessions, self._session
+        match frame:
+            case Hello():
+                sessions.acknowledge_hello(session)
+            case ReceivedRollUp():
+                sessions.receive_rollup(session, frame)
+            case BootstrapResponse():
+                sessions.receive_bootstrap_response(session, frame)
+            case ReclaimAck():
+                sessions.receive_reclaim_ack(session, frame)
+            case DrainResult():
+                if not sessions.receive_drain_result(session, frame):
+                    self._drop("drain_result", machine=frame.machine_id)
+            case NodeStatus():
+                if not sessions.on_node_status(session, frame):
+                    self._drop("node_status", machine=frame.machine_id)
+            case None:
+                self._drop("unknown")
+
+    def _drop(self, kind: str, machine: str = "") -> None:
+        self._shard.metrics.session_frames_dropped.labels(kind).inc()
+        if kind == "unknown" and not self._has_told_unknown:
+            self._has_told_unknown = True
+            _log.info("unknown_frame", cluster=self._session.cluster, advice="its operator may be newer than the shard")
+        _log.debug("frame_dropped", cluster=self._session.cluster, kind=kind, machine=machine)
+
+
+def add_to_server(servicer: SessionServicer, server: aio.Server) -> None:
+    """Register the service on a server."""
+    # The generated registration would parse every frame before anybody could look at its bytes.
+    session: Any = grpc.stream_stream_rpc_method_handler(
+        servicer.Session,
+        response_serializer=shard_pb2.ShardMessage.SerializeToString,
+    )
+    handlers = {SESSION_METHOD: session}
+    # The stubs know nothing of the second of these, which the generated code calls too.
+    registry: Any = server
+    registry.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+    registry.add_registered_method_handlers(SERVICE_NAME, handlers)

@@ -1,0 +1,1 @@
+"""Converts between values and protobuf messages."""

@@ -1,0 +1,81 @@
+"""Reads an answer to List without making machines of it: where each record stands in the bytes, and its digest.
+
+A large fleet's records are the same from List to List but for a few, and the shard knows those again by their digest
+(`bigfleet.shard.reconcile.unchanged_records`), so that of half a million some hundreds are read. Providers that write a
+record in the same way each time gain by it; where one does not, all are read. Nothing here may say what a record means.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import overload
+
+import xxhash
+from google.protobuf.message import DecodeError
+
+from bigfleet.model.clock import Clock
+from bigfleet.rpc.wire.convert_machine import machine_from_wire
+from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.rpc.wire.repeated_fields import cut
+from bigfleet.shard.ports import Listing, ProviderRefusal, Record, RefusalKind
+
+#: Fields that are found before other tasks get their turn, some milliseconds of work.
+_FIELDS_PER_TURN_MAX = 2_000
+#: The tag of `MachineList.machines`: field 1, length-delimited.
+_MACHINES_TAG = 0x0A
+
+
+class ListedRecords(Sequence[Record]):
+    """The records of one answer, each read when it is asked for. Raises ProviderRefusal for one that is no machine."""
+
+    def __init__(self, content: bytes, starts: "array[int]", ends: "array[int]") -> None:
+        self._content = content
+        self._starts = starts
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, place: int) -> Record: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Record]: ...
+    def __getitem__(self, place: int | slice) -> Record | list[Record]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        content = self._content[self._starts[place] : self._ends[place]]
+        try:
+            message = provider_pb2.Machine.FromString(content)
+        except DecodeError as error:
+            raise unreadable("MachineList") from error
+        return Record(*machine_from_wire(message))
+
+
+async def read_listing(content: bytes, clock: Clock) -> Listing:
+    """Return what an answer lists, read in turns. Raises ProviderRefusal when it is no MachineList."""
+    starts, ends = array("Q"), array("Q")
+    digests, rest, position = bytearray(), bytearray(), 0
+    digest = xxhash.xxh3_128_digest
+    try:
+        while position < len(content):
+            first = len(starts)
+            position = cut(content, position, _FIELDS_PER_TURN_MAX, _MACHINES_TAG, (starts, ends), rest)
+            fresh = zip(starts[first:], ends[first:], strict=True)
+            digests += b"".join([digest(content[start:end]) for start, end in fresh])
+            # Sessions are served while a large fleet is read.
+            await clock.sleep(0)
+        others = provider_pb2.MachineList.FromString(bytes(rest))
+    except DecodeError as error:
+        raise unreadable("MachineList") from error
+    return Listing(
+        records=ListedRecords(content, starts, ends),
+        digests=bytes(digests),
+        revision=others.revision,
+        removed_ids=tuple(others.removed_ids),
+        tombstones=others.tombstones,
+    )
+
+
+def unreadable(name: str) -> ProviderRefusal:
+    """Return the refusal for an answer that was taken and of which nobody can say what it is."""
+    text = f"the answer is no {name}; is this address a capacity provider?"
+    return ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, text)

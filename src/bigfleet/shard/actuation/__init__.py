@@ -1,0 +1,1 @@
+"""Carries actions out: queues them, drives providers and operators, retries and backs off."""

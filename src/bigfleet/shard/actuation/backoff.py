@@ -1,0 +1,179 @@
+"""Whom not to ask again yet: machines that their provider keeps refusing, rows and operators that do not answer.
+
+docs/spec/shard.md §9.2 and §9.6. Everything is bounded: a hold doubles to a day, a row's back-off to ten minutes, and
+both end by themselves. Nothing here removes a machine or a row.
+"""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+from bigfleet.engine.decision import Action
+from bigfleet.model.clock import Clock
+from bigfleet.model.need import RowKey
+from bigfleet.model.states import MachineState
+from bigfleet.shard.safety_limits import row_served_by
+
+STRIKES_MAX = 3
+HOLD_FIRST_SECONDS = 1_800.0
+HOLD_MAX_SECONDS = 86_400.0
+ROW_BACKOFF_FIRST_SECONDS = 30.0
+ROW_BACKOFF_MAX_SECONDS = 600.0
+UNANSWERED_MAX = 3
+
+
+@dataclass(slots=True)
+class _Hold:
+    until_seconds: float
+    #: What the provider said of the machine when the hold began.
+    provider_state: MachineState | None
+
+
+class Strikes:
+    """Refusals in a row per machine, and the machines that this shard set to Failed because of them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._strikes: dict[str, int] = {}
+        self._holds: dict[str, _Hold] = {}
+        self._hold_seconds: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        """Number of held machines."""
+        return len(self._holds)
+
+    def accepted(self, machine_id: str) -> None:
+        """A call was accepted: the count starts again."""
+        self._strikes.pop(machine_id, None)
+        self._hold_seconds.pop(machine_id, None)
+
+    def refused(self, machine_id: str) -> bool:
+        """Count a refusal; return True for the one that makes the machine held."""
+        self._strikes[machine_id] = self._strikes.get(machine_id, 0) + 1
+        return self._strikes[machine_id] >= STRIKES_MAX
+
+    def hold(self, machine_id: str, provider_state: MachineState | None, *, until_restart: bool) -> None:
+        """Keep a machine Failed: 30 min, doubled each time to 24 h, or for the life of the process."""
+        seconds = self._hold_seconds.get(machine_id, HOLD_FIRST_SECONDS)
+        self._hold_seconds[machine_id] = min(2 * seconds, HOLD_MAX_SECONDS)
+        until = float("inf") if until_restart else self._clock.monotonic_seconds() + seconds
+        self._holds[machine_id] = _Hold(until, provider_state)
+        self._strikes.pop(machine_id, None)
+
+    def is_held(self, machine_id: str) -> bool:
+        """Say whether the machine is held."""
+        return machine_id in self._holds
+
+    def held(self) -> Set[str]:
+        """Return the held machines; a live view."""
+        return self._holds.keys()
+
+    def expired(self) -> list[str]:
+        """Return the held machines whose time is up, ids ascending; `keeps` lets go of each when it is read again."""
+        now_seconds = self._clock.monotonic_seconds()
+        return sorted(machine_id for machine_id, hold in self._holds.items() if now_seconds >= hold.until_seconds)
+
+    def keeps(self, machine_id: str, provider_state: MachineState) -> bool:
+        """Say whether a provider's record must still be left aside; a hold that is over is forgotten.
+
+        It ends when its time is up, or when the provider reports a state other than the one at its start.
+        """
+        hold = self._holds.get(machine_id)
+        if hold is None:
+            return False
+        if self._clock.monotonic_seconds() < hold.until_seconds and provider_state == hold.provider_state:
+            return True
+        del self._holds[machine_id]
+        return False
+
+    def forget(self, machine_id: str) -> None:
+        """The machine is gone."""
+        for memory in (self._strikes, self._holds, self._hold_seconds):
+            memory.pop(machine_id, None)
+
+
+@dataclass(slots=True)
+class _RowBackoff:
+    until_seconds: float
+    next_seconds: float
+    #: The operator's last word.
+    text: str
+
+
+class Refusals:
+    """Rows whose operator said that they cannot be bootstrapped, and operators that answer nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rows: dict[RowKey, _RowBackoff] = {}
+        self._unanswered: dict[str, int] = {}
+        self._probing: set[str] = set()
+
+    def refuse(self, cluster: str, fingerprint: str, group: str, text: str = "") -> None:
+        """Back the row off: 30 s, doubled to 10 min; `text` is what the operator said.
+
+        Answers that come while the row is backed off belong to requests of the same round and double nothing.
+        """
+        key = (cluster, fingerprint, group)
+        now_seconds = self._clock.monotonic_seconds()
+        known = self._rows.get(key)
+        if known is not None and now_seconds < known.until_seconds:
+            known.text = text
+            return
+        seconds = known.next_seconds if known is not None else ROW_BACKOFF_FIRST_SECONDS
+        self._rows[key] = _RowBackoff(now_seconds + seconds, min(2 * seconds, ROW_BACKOFF_MAX_SECONDS), text)
+
+    def is_backed_off(self, action: Action) -> bool:
+        """Say whether a Bootstrap or Provision must be left out for now."""
+        key = row_served_by(action)
+        known = self._rows.get(key) if key is not None else None
+        return known is not None and self._clock.monotonic_seconds() < known.until_seconds
+
+    def succeeded(self, cluster: str, fingerprint: str, group: str) -> None:
+        """The row was bootstrapped: its back-off is over."""
+        self._rows.pop((cluster, fingerprint, group), None)
+
+    def session_opened(self, cluster: str) -> None:
+        """A new session of the cluster: everything held against it is forgotten."""
+        for key in [key for key in self._rows if key[0] == cluster]:
+            del self._rows[key]
+        self._unanswered.pop(cluster, None)
+        self._probing.discard(cluster)
+
+    def keep_only(self, is_wanted: Callable[[RowKey], bool]) -> None:
+        """Forget rows that left the demand; `is_wanted` is asked about the rows that are refused alone."""
+        for key in [key for key in self._rows if not is_wanted(key)]:
+            del self._rows[key]
+
+    def backed_off(self) -> frozenset[RowKey]:
+        """Return the rows of which a Bootstrap or Provision must be left out for now."""
+        now_seconds = self._clock.monotonic_seconds()
+        return frozenset(key for key, row in self._rows.items() if now_seconds < row.until_seconds)
+
+    def refused(self) -> frozenset[RowKey]:
+        """Return the rows about which the operator's last word was an error, in back-off or past it."""
+        return frozenset(self._rows)
+
+    def texts(self) -> Mapping[RowKey, str]:
+        """Return what the operators last said of the rows that they refuse."""
+        return {key: row.text for key, row in self._rows.items()}
+
+    # ---- the blob breaker: three unanswered requests in a row let one through at a time --------------------------
+
+    def may_ask(self, cluster: str) -> bool:
+        """Say whether the cluster's operator may be asked for a blob now."""
+        return self._unanswered.get(cluster, 0) < UNANSWERED_MAX or cluster not in self._probing
+
+    def asked(self, cluster: str) -> None:
+        """A request goes out; with the breaker open it is the probe."""
+        if self._unanswered.get(cluster, 0) >= UNANSWERED_MAX:
+            self._probing.add(cluster)
+
+    def unanswered(self, cluster: str) -> None:
+        """A request got no answer."""
+        self._unanswered[cluster] = self._unanswered.get(cluster, 0) + 1
+        self._probing.discard(cluster)
+
+    def answered(self, cluster: str) -> None:
+        """A request was answered: the breaker closes."""
+        self._unanswered.pop(cluster, None)
+        self._probing.discard(cluster)

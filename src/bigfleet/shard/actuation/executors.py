@@ -1,0 +1,596 @@
+"""What carrying out one action means: provision, bootstrap, drain and delete, step by step, and each of them again.
+
+docs/spec/shard.md §9, whose step names stand in the comments. An executor makes one attempt; retrying is the next
+cycle's business. An ack in the transitional state ends the worker's part, and reconcile finishes the transition. The
+end of a transition is never invented here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.model import labels
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import (
+    CAPABILITY_DRAIN_RESULT,
+    BootstrapRequest,
+    BootstrapResponse,
+    DrainOutcome,
+    DrainResult,
+    ReclaimInstruction,
+)
+from bigfleet.model.ids import IdSource, MachineId
+from bigfleet.model.machine import Machine, PreemptedFor
+from bigfleet.model.metadata import encode_metadata
+from bigfleet.model.need import RowKey
+from bigfleet.model.penalty import bucket_upper_dollars
+from bigfleet.model.profile import Profile
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.shard.actuation.action_queue import GOAL_STATE, REDRIVEN_STATE, REQUIRED_STATE, Actuator
+from bigfleet.shard.actuation.backoff import Refusals, Strikes
+from bigfleet.shard.actuation.stockouts import Stockouts
+from bigfleet.shard.cycle.reclaim_delay import FitHolds, is_delayable
+from bigfleet.shard.inventory.ingest import Ingest, node_labels, node_taints, provider_id
+from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionRecord, Outcome, instruction_reason
+from bigfleet.shard.ports import (
+    FenceToken,
+    Provider,
+    ProviderRefusal,
+    Record,
+    RefusalKind,
+    ShardSettings,
+    TokenSource,
+    TransitionAck,
+)
+from bigfleet.shard.sessions.registry import Session, SessionLost, Sessions
+
+_log = structlog.get_logger("bigfleet.shard.actuation.executors")
+
+FENCED_CAUSE = "fenced: another process of this shard is newer"
+DISAGREEMENT_CAUSE = "capacity type and Delete support disagree"
+
+
+@dataclass(slots=True, eq=False)
+class _DrainWait:
+    record: ActionRecord
+    deadline_seconds: float
+    #: Set when the provider shows something other than Configured.
+    ended: asyncio.Event
+
+
+class Executors:
+    """The four flows, over one provider and the connected operators."""
+
+    def __init__(
+        self,
+        *,
+        settings: ShardSettings,
+        inventory: Inventory,
+        ingest: Ingest,
+        sessions: Sessions,
+        provider: Provider,
+        tokens: TokenSource,
+        metrics: ShardMetrics,
+        clock: Clock,
+        ids: IdSource,
+        strikes: Strikes,
+        refusals: Refusals,
+        stockouts: Stockouts,
+        fit_holds: FitHolds,
+        revisit: Callable[[MachineId], None],
+        profile_of: Callable[[RowKey], Profile | None],
+        note_drain: Callable[[MachineId, int], None],
+        is_reserved: Callable[[MachineId], bool],
+    ) -> None:
+        """`profile_of` finds a row that is still in demand; `note_drain` hears each drain's grace in seconds."""
+        self._settings = settings
+        self._inventory = inventory
+        self._ingest = ingest
+        self._sessions = sessions
+        self._provider = provider
+        self._tokens = tokens
+        self._metrics = metrics
+        self._clock = clock
+        self._ids = ids
+        self._strikes = strikes
+        self._refusals = refusals
+        self._stockouts = stockouts
+        self._fit_holds = fit_holds
+        self._revisit = revisit
+        self._profile_of = profile_of
+        self._note_drain = note_drain
+        self._is_reserved = is_reserved
+        #: Drains that wait for their operator, by machine; setting the event ends the wait (§9.3).
+        self._drain_waits: dict[str, _DrainWait] = {}
+
+    async def execute(self, record: ActionRecord, actuator: Actuator) -> Outcome:
+        """Carry out one action and return how it ended."""
+        try:
+            return await self._execute(record, actuator)
+        except Exception:
+            # Whatever went wrong here, the provider's view of the machine is the one to go on from.
+            self._revisit(record.action.machine_id)
+            raise
+
+    async def _execute(self, record: ActionRecord, actuator: Actuator) -> Outcome:
+        machine = self._inventory.get(record.action.machine_id)
+        if machine is None:
+            return Outcome.STALE
+        kind = record.action.kind
+        if record.is_redrive:
+            return await self._redrive(record, machine, actuator)
+        if kind is ActionKind.BOOTSTRAP:
+            return await self._bootstrap(record, machine, actuator)
+        if machine.state is not REQUIRED_STATE[kind]:
+            return Outcome.NOOP if machine.state is GOAL_STATE.get(kind) else Outcome.STALE
+        if kind is ActionKind.PROVISION:
+            return await self._provision(record, machine, actuator)
+        if kind is ActionKind.DELETE:
+            return await self._delete(record, machine)
+        return await self._drain(record, machine, actuator)
+
+    def is_draining_with_operator(self, machine_id: str) -> bool:
+        """Say whether the machine's drain waits for its operator: Draining here, Configured at the provider."""
+        return machine_id in self._drain_waits
+
+    def draining(self) -> Set[str]:
+        """Return the machines whose drain waits for its operator; a live view."""
+        return self._drain_waits.keys()
+
+    def end_drain_wait(self, machine_id: str) -> None:
+        """End the wait: the provider shows that the drain is over or the machine is gone."""
+        wait = self._drain_waits.get(machine_id)
+        if wait is not None:
+            wait.ended.set()
+
+    def drain_waits_of(self, cluster: str) -> list[str]:
+        """Return the machines whose drain waits for this cluster's operator, in the order in which they began."""
+        return [machine_id for machine_id, wait in self._drain_waits.items() if wait.record.action.cluster == cluster]
+
+    def instruction_again(self, machine_id: str) -> ReclaimInstruction | None:
+        """Return the instruction of a drain that waits, with what is left of its grace; None when it is over."""
+        wait, machine = self._drain_waits.get(machine_id), self._inventory.get(machine_id)
+        if wait is None or machine is None:
+            return None
+        return self._instruction(wait.record, machine, self._seconds_left(wait.deadline_seconds))
+
+    def _seconds_left(self, deadline_seconds: float) -> int:
+        return int(max(0.0, deadline_seconds - self._clock.monotonic_seconds()))
+
+    # ---- provision ----------------------------------------------------------------------------------------------
+
+    async def _provision(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        action = record.action
+        profile = _action_profile(action)
+        if not self._stockouts.may_create(machine):  # P0
+            record.message = "its capacity pool is out of stock: nothing was asked of the provider"
+            return Outcome.EXHAUSTED
+        creating = replace(  # P1
+            machine,
+            state=MachineState.CREATING,
+            assigned_need_fingerprint=profile.fingerprint,
+            assigned_group=action.group,
+            intended_cluster=action.cluster,
+        )
+        self._ingest.drive(creating)
+        ack = await self._create(record, creating)  # P2
+        if isinstance(ack, Outcome):
+            return ack
+        if not self._take(machine.id, ack.record):  # P3
+            return self._hold_invalid(machine.id, record)
+        state = ack.record.machine.state
+        if state is MachineState.IDLE:  # P4, a synchronous provider
+            idle = self._inventory.get(machine.id)
+            if idle is None:
+                return Outcome.NOT_FOUND
+            following = actuator.follow_up(record, replace(action, kind=ActionKind.BOOTSTRAP))
+            return await self._bootstrap(following, idle, actuator)
+        return _beyond(state, MachineState.SPECULATIVE)
+
+    async def _create(self, record: ActionRecord, machine: Machine) -> TransitionAck | Outcome:
+        ack = await self._call(record, "create", lambda token: self._provider.create(machine.id, token))
+        if ack is Outcome.EXHAUSTED:
+            self._stockouts.exhausted(machine)
+            await self._settle(machine.id)
+        return ack
+
+    # ---- bootstrap ----------------------------------------------------------------------------------------------
+
+    async def _bootstrap(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        action = record.action
+        profile = _action_profile(action)
+        if machine.state is MachineState.CONFIGURED:  # B1
+            same = machine.cluster == action.cluster and machine.assigned_need_fingerprint == profile.fingerprint
+            return Outcome.NOOP if same else Outcome.TRANSITION_ERROR
+        if machine.state is not MachineState.IDLE:
+            return Outcome.STALE
+        session = self._sessions.of(action.cluster)
+        if session is None:  # B2
+            return Outcome.NO_SESSION
+        if not self._refusals.may_ask(action.cluster):  # B3
+            return Outcome.OPERATOR_UNRESPONSIVE
+        configuring = replace(  # B4
+            machine,
+            state=MachineState.CONFIGURING,
+            cluster=action.cluster,
+            assigned_need_fingerprint=profile.fingerprint,
+            assigned_group=action.group,
+        )
+        self._ingest.drive(configuring)
+        answer = await self._blob(record, session, configuring, profile, actuator)  # B5, B6
+        if isinstance(answer, Outcome):
+            self._roll_back(machine.id)
+            return answer
+        return await self._configure(record, configuring, profile, answer)
+
+    async def _blob(
+        self, record: ActionRecord, session: Session, machine: Machine, profile: Profile, actuator: Actuator
+    ) -> BootstrapResponse | Outcome:
+        """Ask the operator for the blob, once more when it expired while the slot was awaited."""
+        cluster = record.action.cluster
+        for _attempt in range(2):
+            asked_at = self._clock.monotonic_seconds()
+            self._refusals.asked(cluster)
+            try:
+                async with actuator.waiting(machine.id, "blob"):
+                    answer = await self._ask(session, machine, profile)
+                    received_at = self._clock.monotonic_seconds()
+            except (TimeoutError, SessionLost):
+                self._refusals.unanswered(cluster)
+                record.message = f"the operator of {cluster} sent no bootstrap data in time"
+                return Outcome.BLOB_TIMEOUT
+            self._refusals.answered(cluster)
+            self._metrics.request_bootstrap.observe(received_at - asked_at)
+            if answer.error:
+                record.message = answer.error
+                self._refusals.refuse(cluster, profile.fingerprint, record.action.group, answer.error)
+                return Outcome.BLOB_ERROR
+            age_seconds = self._clock.monotonic_seconds() - received_at
+            if answer.ttl_seconds <= 0 or age_seconds < answer.ttl_seconds:
+                return answer
+        record.message = f"the bootstrap data expired twice before it could be used ({answer.ttl_seconds} s)"
+        return Outcome.BLOB_EXPIRED
+
+    async def _ask(self, session: Session, machine: Machine, profile: Profile) -> BootstrapResponse:
+        if not self._sessions.is_current(session):
+            raise SessionLost(session.cluster)
+        request = BootstrapRequest(
+            request_id=self._ids.new_id(),
+            cluster_id=session.cluster,
+            requirements=profile.requirements,
+            machine_id=machine.id,
+            instance_type=machine.instance_type,
+            zone=machine.zone,
+            provider_id=provider_id(machine),
+            labels=node_labels(machine),
+            taints=tuple(node_taints(machine)),
+        )
+        session.outbox.put(request)
+        return await self._sessions.await_blob(session, request.request_id, self._settings.bootstrap_timeout_seconds)
+
+    async def _configure(
+        self, record: ActionRecord, configuring: Machine, profile: Profile, answer: BootstrapResponse
+    ) -> Outcome:
+        stamped = replace(
+            configuring,
+            assigned_priority=profile.priority,
+            assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
+            assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
+        )
+        ack = await self._configure_call(record, stamped, self._metadata_of(stamped), answer)  # B7
+        current = self._inventory.get(stamped.id)
+        # B8, also without an answer: the call may have been applied, and reconcile keeps what is stamped here.
+        if current is not None and current.state is MachineState.CONFIGURING:
+            self._ingest.drive(stamped)
+        return self._configured(record, stamped, profile, ack)
+
+    def _metadata_of(self, stamped: Machine) -> Mapping[str, str]:
+        return encode_metadata(stamped) | {labels.ASSIGNED_SHARD: self._tokens.shard_id}
+
+    async def _configure_call(
+        self, record: ActionRecord, machine: Machine, metadata: Mapping[str, str], answer: BootstrapResponse
+    ) -> TransitionAck | Outcome:
+        return await self._call(
+            record,
+            "configure",
+            lambda token: self._provider.configure(machine.id, machine.cluster, answer.user_data, metadata, token),
+        )
+
+    def _configured(
+        self, record: ActionRecord, stamped: Machine, profile: Profile, ack: TransitionAck | Outcome
+    ) -> Outcome:
+        if isinstance(ack, Outcome):
+            return Outcome.CONFIGURE_ERROR if ack is Outcome.PROVIDER_ERROR else ack
+        if not self._take(stamped.id, ack.record):
+            return self._hold_invalid(stamped.id, record)
+        shown = ack.record.machine
+        match shown.state:
+            case MachineState.CONFIGURED | MachineState.CONFIGURING if shown.cluster in ("", stamped.cluster):  # B9
+                self._refusals.succeeded(stamped.cluster, profile.fingerprint, stamped.assigned_group)
+                return Outcome.SUCCESS
+            case MachineState.IDLE:
+                return Outcome.TRANSITION_RACED_TO_IDLE
+            case _:
+                return Outcome.TRANSITION_ERROR
+
+    def _roll_back(self, machine_id: MachineId) -> None:
+        current = self._inventory.get(machine_id)
+        if current is not None and current.state is MachineState.CONFIGURING:
+            self._ingest.drive(replace(current.without_binding(), state=MachineState.IDLE))
+
+    # ---- drain --------------------------------------------------------------------------------------------------
+
+    async def _drain(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        action = record.action
+        if machine.cluster != action.cluster:  # D1
+            return Outcome.STALE
+        deadline_seconds = self._clock.monotonic_seconds() + action.grace_seconds
+        session = self._sessions.of(machine.cluster)
+        if session is not None:  # D2: the instruction leaves before the state frame that drive() sends
+            session.outbox.put(self._instruction(record, machine, action.grace_seconds))
+        preemptor = action.preemptor
+        self._ingest.drive(
+            replace(
+                machine,
+                state=MachineState.DRAINING,
+                preempted_for=PreemptedFor(*preemptor) if preemptor is not None else None,
+            )
+        )
+        self._note_drain(machine.id, action.grace_seconds)
+        grace_seconds = action.grace_seconds
+        if session is None:  # D2'
+            self._metrics.drains_without_session.inc()
+            _log.warning("drain_without_session", machine=machine.id, cluster=machine.cluster)
+        elif session.can(CAPABILITY_DRAIN_RESULT):  # D3
+            result = await self._await_drained(record, machine, deadline_seconds, actuator)
+            if result is None:
+                record.message = "the provider showed that the drain was over"
+                return Outcome.NOOP
+            record.message = result.outcome.name
+            if result.outcome is DrainOutcome.WOULD_NOT_FIT and is_delayable(action):
+                return self._keep(record, machine, result.message)
+            is_over = result.outcome is DrainOutcome.GRACE_EXPIRED
+            grace_seconds = 0 if is_over else self._seconds_left(deadline_seconds)
+        return await self._drain_call(record, machine.id, grace_seconds)
+
+    def _keep(self, record: ActionRecord, machine: Machine, text: str) -> Outcome:
+        """Leave the machine in service: the pods on it fit nowhere else."""
+        record.message = f"the operator answered WOULD_NOT_FIT: {text}"
+        seconds = self._fit_holds.hold(machine.id, text)
+        _log.info("reclaim_would_not_fit", machine=machine.id, cluster=machine.cluster, hold_seconds=seconds, text=text)
+        current = self._inventory.get(machine.id)
+        if current is None or current.state is not MachineState.DRAINING:
+            return Outcome.NOOP
+        self._ingest.keep_bound(current)
+        return Outcome.WOULD_NOT_FIT
+
+    async def _drain_call(self, record: ActionRecord, machine_id: MachineId, grace_seconds: int) -> Outcome:
+        ack = await self._call(  # D4
+            record, "drain", lambda token: self._provider.drain(machine_id, grace_seconds, token)
+        )
+        if isinstance(ack, Outcome):
+            return ack
+        if not self._take(machine_id, ack.record):  # D5: the binding ends with an observed Idle, here or in reconcile
+            return self._hold_invalid(machine_id, record)
+        state = ack.record.machine.state
+        return Outcome.SUCCESS if state in (MachineState.IDLE, MachineState.DRAINING) else Outcome.TRANSITION_ERROR
+
+    def _instruction(self, record: ActionRecord, machine: Machine, grace_seconds: int) -> ReclaimInstruction:
+        return ReclaimInstruction(
+            instruction_id=record.action_id,
+            nodes=(self._ingest.node_name(machine) or machine.id,),
+            machine_ids=(machine.id,),
+            provider_ids=(provider_id(machine),),
+            grace_seconds=grace_seconds,
+            preemptor_priority=record.action.preemptor_priority,
+            reason=instruction_reason(record.action),
+        )
+
+    async def _await_drained(
+        self, record: ActionRecord, machine: Machine, deadline_seconds: float, actuator: Actuator
+    ) -> DrainResult | None:
+        """Wait for the operator's result, at most the grace.
+
+        Returns GRACE_EXPIRED when the grace ended without one, None when the provider ended the drain meanwhile.
+        """
+        result = self._sessions.drain_future(machine.cluster, record.action_id, machine.id)
+        wait = _DrainWait(record, deadline_seconds, asyncio.Event())
+        self._drain_waits[machine.id] = wait
+        ended = asyncio.ensure_future(wait.ended.wait())
+        try:
+            async with actuator.waiting(machine.id, "drain"):
+                waiters: list[asyncio.Future[Any]] = [result, ended]
+                await asyncio.wait(
+                    waiters,
+                    timeout=record.action.grace_seconds,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+        finally:
+            ended.cancel()
+            del self._drain_waits[machine.id]
+            self._sessions.forget_drain(record.action_id, machine.id)
+        if wait.ended.is_set():
+            return None
+        expired = DrainResult(
+            instruction_id=record.action_id, machine_id=machine.id, outcome=DrainOutcome.GRACE_EXPIRED
+        )
+        answer = result.result() if result.done() else expired
+        self._metrics.drain_results.labels(answer.outcome.name.lower()).inc()
+        return answer
+
+    # ---- delete -------------------------------------------------------------------------------------------------
+
+    async def _delete(self, record: ActionRecord, machine: Machine) -> Outcome:
+        is_deletable = machine.capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
+        if machine.cluster or not is_deletable or self._is_reserved(machine.id):  # L1
+            return Outcome.STALE
+        self._ingest.drive(replace(machine, state=MachineState.DELETING))  # L2
+        return await self._delete_call(record, machine)
+
+    async def _delete_call(self, record: ActionRecord, machine: Machine) -> Outcome:
+        ack = await self._call(record, "delete", lambda token: self._provider.delete(machine.id, token))
+        if isinstance(ack, Outcome):
+            shown = self._inventory.get(machine.id)
+            is_still_idle = shown is not None and shown.state is MachineState.IDLE
+            if ack is Outcome.NOT_SUPPORTED or (ack is Outcome.PROVIDER_ERROR and is_still_idle):  # L4
+                self._hold(machine.id, DISAGREEMENT_CAUSE, until_restart=True)
+            return ack
+        if not self._take(machine.id, ack.record):  # L3
+            return self._hold_invalid(machine.id, record)
+        state = ack.record.machine.state
+        expected = (MachineState.SPECULATIVE, MachineState.DELETING)
+        return Outcome.SUCCESS if state in expected else Outcome.TRANSITION_ERROR
+
+    # ---- again ----------------------------------------------------------------------------------------------------
+
+    async def _redrive(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        """Make the call of a transition that does not end once more (§9.5); only the provider ends it."""
+        if machine.state is not REDRIVEN_STATE[record.action.kind]:
+            return Outcome.STALE
+        match machine.state:
+            case MachineState.CONFIGURING:
+                return await self._configure_again(record, machine, actuator)
+            case MachineState.DRAINING:
+                # The bound counts the grace in, so it has passed.
+                return await self._drain_call(record, machine.id, 0)
+            case MachineState.DELETING:
+                return await self._delete_call(record, machine)
+        ack = await self._create(record, machine)
+        if isinstance(ack, Outcome):
+            return ack
+        if not self._take(machine.id, ack.record):
+            return self._hold_invalid(machine.id, record)
+        return _beyond(ack.record.machine.state, MachineState.SPECULATIVE)
+
+    async def _configure_again(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+        """Configure with a fresh blob, and with the cluster and the metadata that the provider shows."""
+        session = self._sessions.of(machine.cluster)
+        if session is None:
+            return Outcome.NO_SESSION
+        if not self._refusals.may_ask(machine.cluster):
+            return Outcome.OPERATOR_UNRESPONSIVE
+        profile = self._profile_of((machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group))
+        if profile is None:
+            record.message = "its row has left the demand: the operator cannot be asked for its bootstrap data"
+            return Outcome.STALE
+        shown = await self._shown(machine.id)
+        if shown is None:
+            record.message = "the provider does not show what was asked of it"
+            return Outcome.CONFIGURE_ERROR
+        if shown.machine.state is not MachineState.CONFIGURING:
+            return Outcome.NOOP if self._take(machine.id, shown) else self._hold_invalid(machine.id, record)
+        answer = await self._blob(record, session, machine, profile, actuator)
+        if isinstance(answer, Outcome):
+            return answer
+        again = replace(machine, cluster=shown.machine.cluster or machine.cluster)
+        # A provider that shows no metadata yet has what this shard sent.
+        metadata = shown.metadata or self._metadata_of(machine)
+        return self._configured(record, again, profile, await self._configure_call(record, again, metadata, answer))
+
+    # ---- what the provider answers ------------------------------------------------------------------------------
+
+    async def _call(
+        self, record: ActionRecord, method: str, call: Callable[[FenceToken], Awaitable[TransitionAck]]
+    ) -> TransitionAck | Outcome:
+        """Make one provider call; return its ack, or the outcome of a refusal after settling it (§9.6)."""
+        machine_id = record.action.machine_id
+        token = self._tokens.next()
+        record.token_sequence = token.sequence
+        try:
+            async with asyncio.timeout(self._settings.execute_timeout_seconds):
+                ack = await call(token)
+        except TimeoutError:
+            record.message = f"{method}: no answer within {self._settings.execute_timeout_seconds:g} s"
+            self._revisit(machine_id)
+            return Outcome.UNKNOWN_OUTCOME
+        except ProviderRefusal as refusal:
+            record.message = f"{method}: {refusal}"
+            if method == "create" and refusal.kind is RefusalKind.EXHAUSTED:
+                # The machine is healthy and its pool is not: no strike, but a back-off of the pool (§9.8).
+                return Outcome.EXHAUSTED
+            return await self._refused(machine_id, refusal)
+        record.operation_id = ack.operation_id
+        if ack.record.machine.id != machine_id:
+            return self._hold_invalid(machine_id, record, f"{method}: the answer speaks of {ack.record.machine.id!r}")
+        self._strikes.accepted(machine_id)
+        return ack
+
+    async def _refused(self, machine_id: MachineId, refusal: ProviderRefusal) -> Outcome:
+        match refusal.kind:
+            case RefusalKind.FENCED:
+                self._metrics.fenced.inc()
+                _log.error("fenced", machine=machine_id, remedy="stop one of the two processes with this shard id")
+                self._hold(machine_id, FENCED_CAUSE, until_restart=True)
+            case RefusalKind.NOT_FOUND:
+                if machine_id in self._inventory:
+                    self._ingest.remove(machine_id)
+                self._strikes.forget(machine_id)
+                # A machine that is there after all would be in no later delta.
+                self._revisit(machine_id)
+            case RefusalKind.NOT_SUPPORTED:
+                self._hold(machine_id, f"not supported by the provider: {refusal}", until_restart=True)
+            case RefusalKind.UNKNOWN_OUTCOME:
+                self._revisit(machine_id)
+            case RefusalKind.EXHAUSTED | RefusalKind.REFUSED:
+                await self._settle(machine_id)
+                if self._strikes.refused(machine_id):
+                    self._hold(machine_id, f"refused three times in a row: {refusal}", until_restart=False)
+                exhausted = refusal.kind is RefusalKind.EXHAUSTED
+                return Outcome.EXHAUSTED if exhausted else Outcome.PROVIDER_ERROR
+        return REFUSAL_OUTCOMES[refusal.kind]
+
+    async def _settle(self, machine_id: MachineId) -> None:
+        """Read the machine at once: nothing was applied, so normally it is back where it came from."""
+        shown = await self._shown(machine_id)
+        if shown is not None and not self._take(machine_id, shown):
+            self._revisit(machine_id)
+
+    async def _shown(self, machine_id: MachineId) -> Record | None:
+        """Return what Get says of the machine; without a usable answer None, and the next reconcile reads it."""
+        try:
+            async with asyncio.timeout(self._settings.execute_timeout_seconds):
+                shown = await self._provider.get(machine_id)
+        except (TimeoutError, ProviderRefusal):
+            shown = None
+        if shown is None or shown.machine.id != machine_id:
+            self._revisit(machine_id)
+            return None
+        return shown
+
+    def _take(self, machine_id: MachineId, shown: Record) -> bool:
+        """Take a record that answers for this machine; False when it is refused or speaks of another machine."""
+        return shown.machine.id == machine_id and self._ingest.observe(shown)
+
+    def _hold(self, machine_id: MachineId, cause: str, *, until_restart: bool) -> None:
+        machine = self._inventory.get(machine_id)
+        if machine is None:
+            return
+        applied_state = self._ingest.applied_state(machine_id)
+        self._ingest.fail(machine, cause)
+        self._strikes.hold(machine_id, applied_state, until_restart=until_restart)
+
+    def _hold_invalid(
+        self,
+        machine_id: MachineId,
+        record: ActionRecord,
+        fault: str = "the provider's answer holds a record that breaks the invariant",
+    ) -> Outcome:
+        record.message = fault
+        self._hold(machine_id, record.message, until_restart=False)
+        return Outcome.INVALID_RECORD
+
+
+def _beyond(state: MachineState, source: MachineState) -> Outcome:
+    """Return how a call ended whose answer shows this state: it must have left where it came from."""
+    return Outcome.TRANSITION_ERROR if state in (source, MachineState.FAILED) else Outcome.SUCCESS
+
+
+def _action_profile(action: Action) -> Profile:
+    assert action.profile is not None, f"{action.kind.label} without a profile"
+    return action.profile

@@ -1,0 +1,268 @@
+"""Remembers which capacity pools are out of stock, which rows' creations fail, and which machines failed to bootstrap.
+
+docs/spec/shard.md §9.8, docs/adr/0145-stockouts-by-pool.md. A pool is (instance type, zone, capacity type) of the
+shard's provider. The engine gets the result as options; the executor asks before each Create. A
+coordinator brings what other shards of the same provider report. Everything is bounded: back-offs end by themselves,
+and no more is kept than pools, rows and machines that failed lately.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import CapacityPool
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need, RowKey
+from bigfleet.model.states import MachineState
+from bigfleet.shard.inventory.fleet_queries import has_other_candidate, pool_rows
+from bigfleet.shard.metrics import ShardMetrics
+
+_log = structlog.get_logger("bigfleet.shard.actuation.stockouts")
+
+POOL_BACKOFF_FIRST_SECONDS = 180.0
+POOL_BACKOFF_MAX_SECONDS = 3_600.0
+#: So many creations of one pool that fail in a row, for any reason, count as a stockout.
+FAILURES_OF_A_STOCKOUT = 3
+#: How long a failed creation counts against a row beyond the back-off, unless one succeeds in that pool before.
+FAILING_SECONDS = 600.0
+#: How long a machine that failed to bootstrap stays behind others, doubled to the maximum.
+ASIDE_FIRST_SECONDS = 180.0
+ASIDE_MAX_SECONDS = 3_600.0
+#: The code at the start of a Failed machine's text (docs/spec/provider.md §8).
+STOCKOUT_CODE = "STOCKOUT"
+
+
+@dataclass(slots=True)
+class _Pool:
+    #: End of the back-off after a failure of this shard; in the past without one.
+    own_until_seconds: float
+    #: The back-off that follows the next failure.
+    next_seconds: float
+    #: End of the longest back-off that another shard reports; in the past without one.
+    others_until_seconds: float = -math.inf
+    #: The machine that the next Create goes to; None before one is chosen.
+    probe: MachineId | None = None
+    #: Whether that Create was sent and has not ended.
+    is_probing: bool = False
+
+    @property
+    def until_seconds(self) -> float:
+        """The end of the back-off; one machine is tried after it."""
+        return max(self.own_until_seconds, self.others_until_seconds)
+
+
+@dataclass(slots=True)
+class _Aside:
+    row: RowKey
+    until_seconds: float
+    next_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unavailable:
+    """What one decision must not draw on; `engine.decision.Options` has the same fields."""
+
+    sold_out: frozenset[CapacityPool] = frozenset()
+    probes: frozenset[MachineId] = frozenset()
+    set_aside: frozenset[MachineId] = frozenset()
+
+
+@dataclass(slots=True)
+class Stockouts:
+    """Back-offs of pools, rows and machines. Touched by the shard's loop alone."""
+
+    clock: Clock
+    metrics: ShardMetrics
+    _pools: dict[CapacityPool, _Pool] = field(default_factory=dict)
+    #: Creations in a row that failed otherwise, of pools that are not backed off.
+    _failed_in_a_row: dict[CapacityPool, int] = field(default_factory=dict)
+    #: Pools in which creations for a row failed, each with the second at which that is forgotten.
+    _failing: dict[RowKey, dict[CapacityPool, float]] = field(default_factory=dict)
+    _aside: dict[MachineId, _Aside] = field(default_factory=dict)
+
+    # ---- what happened --------------------------------------------------------------------------------------------
+
+    def exhausted(self, machine: Machine) -> None:
+        """A Create of this machine, with the stamps of its row, failed for want of capacity.
+
+        Failures that arrive while the pool is backed off belong to the same round and double nothing.
+        """
+        pool, now_seconds = CapacityPool.of(machine), self.clock.monotonic_seconds()
+        self._failed_in_a_row.pop(pool, None)
+        known = self._pools.get(pool)
+        if known is None or known.is_probing or now_seconds >= known.own_until_seconds:
+            seconds = POOL_BACKOFF_FIRST_SECONDS if known is None else known.next_seconds
+            others_until_seconds = -math.inf if known is None else known.others_until_seconds
+            known = _Pool(now_seconds + seconds, min(2 * seconds, POOL_BACKOFF_MAX_SECONDS), others_until_seconds)
+            self._pools[pool] = known
+            self.metrics.stockouts.inc()
+            _log.warning("pool_sold_out", **_named(pool), machine=machine.id, backoff_seconds=seconds)
+        self._note_failure(machine, known.until_seconds + FAILING_SECONDS)
+
+    def others_report(self, pools: Mapping[CapacityPool, float]) -> None:
+        """Take the whole of what other shards report: pools, each with the rest of its back-off in seconds.
+
+        A pool that is reported no longer before the end of its back-off is available again.
+        """
+        now_seconds = self.clock.monotonic_seconds()
+        for name, pool in list(self._pools.items()):
+            if name not in pools and pool.others_until_seconds > now_seconds:
+                pool.others_until_seconds = -math.inf
+                if pool.own_until_seconds == -math.inf and not pool.is_probing:
+                    del self._pools[name]
+        for name, seconds in pools.items():
+            known = self._pools.get(name)
+            if known is None:
+                known = self._pools[name] = _Pool(-math.inf, POOL_BACKOFF_FIRST_SECONDS)
+                _log.info("pool_sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
+            known.others_until_seconds = now_seconds + seconds
+
+    def observed(self, before: Machine, after: Machine | None) -> None:
+        """The provider shows another state than the one before; None when it shows the machine no more."""
+        if before.state is MachineState.CONFIGURING and after is not None:
+            self._bootstrap_ended(before, after)
+        if before.state is not MachineState.CREATING:
+            return
+        if after is not None and after.state is MachineState.FAILED and _is_stockout(after.last_error):
+            self.exhausted(before)
+        elif after is not None and after.host.is_present and after.state is not MachineState.FAILED:
+            self._created(before)
+        else:
+            self._failed_otherwise(before)
+
+    def _failed_otherwise(self, machine: Machine) -> None:
+        """A creation failed, or ended where it began, without a word on stock; the third in a row counts as one."""
+        name = CapacityPool.of(machine)
+        pool = self._pools.get(name)
+        if pool is not None and pool.probe == machine.id:
+            pool.probe, pool.is_probing = None, False
+        if pool is None:
+            self._failed_in_a_row[name] = self._failed_in_a_row.get(name, 0) + 1
+            if self._failed_in_a_row[name] >= FAILURES_OF_A_STOCKOUT:
+                self.exhausted(machine)
+                return
+        self._note_failure(machine, self.clock.monotonic_seconds() + FAILING_SECONDS)
+
+    def _created(self, machine: Machine) -> None:
+        pool = CapacityPool.of(machine)
+        self._failed_in_a_row.pop(pool, None)
+        known = self._pools.get(pool)
+        if known is not None and known.probe == machine.id:
+            del self._pools[pool]
+            _log.info("pool_available", **_named(pool), machine=machine.id)
+        for row, pools in list(self._failing.items()):
+            pools.pop(pool, None)
+            if not pools:
+                del self._failing[row]
+
+    def _note_failure(self, machine: Machine, until_seconds: float) -> None:
+        if machine.intended_cluster:
+            row = (str(machine.intended_cluster), machine.assigned_need_fingerprint, machine.assigned_group)
+            self._failing.setdefault(row, {})[CapacityPool.of(machine)] = until_seconds
+
+    def _bootstrap_ended(self, before: Machine, after: Machine) -> None:
+        if after.state is MachineState.CONFIGURED:
+            self._aside.pop(before.id, None)
+        elif after.state is MachineState.IDLE:
+            row = (str(before.cluster), before.assigned_need_fingerprint, before.assigned_group)
+            known = self._aside.get(before.id)
+            seconds = ASIDE_FIRST_SECONDS if known is None else known.next_seconds
+            until_seconds = self.clock.monotonic_seconds() + seconds
+            self._aside[before.id] = _Aside(row, until_seconds, min(2 * seconds, ASIDE_MAX_SECONDS))
+
+    # ---- what follows ---------------------------------------------------------------------------------------------
+
+    def may_create(self, machine: Machine) -> bool:
+        """Say whether a Create may go out now; for a pool that is out of stock it is then its probe."""
+        pool = self._pools.get(CapacityPool.of(machine))
+        if pool is None:
+            return True
+        if pool.is_probing or pool.probe != machine.id:
+            return False
+        pool.is_probing = True
+        return True
+
+    def unavailable(
+        self,
+        view: ColumnSnapshot,
+        *,
+        is_pending: Callable[[str], bool],
+        rows_of: Callable[[RowKey], Need | None],
+    ) -> Unavailable:
+        """Return what the next decision must leave out.
+
+        `rows_of` returns a row in force. Cost: nothing without a failure, else one look at the columns.
+        """
+        now_seconds = self.clock.monotonic_seconds()
+        self._forget_what_is_over(now_seconds)
+        for name, pool in self._pools.items():
+            if now_seconds >= pool.until_seconds:
+                self._choose_probe(view, name, pool, is_pending)
+        self.metrics.pools_sold_out.set(len(self._pools))
+        probes = (pool.probe for pool in self._pools.values() if pool.probe is not None and not pool.is_probing)
+        sold_out = frozenset(self._pools)
+        waiting = {machine_id: each for machine_id, each in self._aside.items() if now_seconds < each.until_seconds}
+        set_aside = frozenset(
+            machine_id
+            for machine_id, each in waiting.items()
+            if (row := rows_of(each.row)) is not None
+            and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())
+        )
+        return Unavailable(sold_out=sold_out, probes=frozenset(probes), set_aside=set_aside)
+
+    def _choose_probe(
+        self, view: ColumnSnapshot, name: CapacityPool, pool: _Pool, is_pending: Callable[[str], bool]
+    ) -> None:
+        """Keep the probe while it is under way or can be created; else take the first machine by id that can."""
+        row = None if pool.probe is None else view.rows.get(pool.probe)
+        state = None if row is None else int(view.columns.state[row])
+        if pool.probe is not None and (is_pending(pool.probe) or state == MachineState.CREATING):
+            return
+        pool.is_probing = False
+        if state != MachineState.SPECULATIVE:
+            free = pool_rows(view, name)
+            first = next((view.ids[each] for each in free.tolist() if not is_pending(view.ids[each])), None)
+            pool.probe = first
+
+    def _forget_what_is_over(self, now_seconds: float) -> None:
+        for name, pool in list(self._pools.items()):
+            # Without demand there is no probe: after the longest back-off the pool counts as any other.
+            if not pool.is_probing and now_seconds >= pool.until_seconds + POOL_BACKOFF_MAX_SECONDS:
+                del self._pools[name]
+        for row, pools in list(self._failing.items()):
+            for name in [name for name, until_seconds in pools.items() if now_seconds >= until_seconds]:
+                del pools[name]
+            if not pools:
+                del self._failing[row]
+        for machine_id, aside in list(self._aside.items()):
+            # The longest one past its end: by then the next failure is a first one again.
+            if now_seconds >= aside.until_seconds + ASIDE_MAX_SECONDS:
+                del self._aside[machine_id]
+
+    def keep_only(self, is_wanted: Callable[[RowKey], bool]) -> None:
+        """Forget rows that left the demand."""
+        for row in [row for row in self._failing if not is_wanted(row)]:
+            del self._failing[row]
+
+    def own(self) -> Mapping[CapacityPool, float]:
+        """Return the pools that are backed off after failures of this shard, with the rest of it in seconds."""
+        now_seconds = self.clock.monotonic_seconds()
+        left = {name: pool.own_until_seconds - now_seconds for name, pool in self._pools.items()}
+        return {name: seconds for name, seconds in left.items() if seconds > 0}
+
+    def failing(self) -> Mapping[RowKey, frozenset[CapacityPool]]:
+        """Return the rows whose last creations failed, with the pools in which they did."""
+        return {row: frozenset(pools) for row, pools in self._failing.items()}
+
+
+def _is_stockout(last_error: str) -> bool:
+    return last_error.partition(":")[0] == STOCKOUT_CODE
+
+
+def _named(pool: CapacityPool) -> dict[str, str]:
+    return {"instance_type": pool.instance_type, "zone": pool.zone, "capacity_type": pool.capacity_type.label}

@@ -1,0 +1,143 @@
+"""Transitions that do not end: each is driven again once, and is then shown as stuck.
+
+docs/spec/shard.md §9.5. Looked at on timer cycles, measured on the monotonic clock from when this process first saw the
+machine in its state. A machine stays in its state until its provider says otherwise; no end is ever invented here.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import structlog
+
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Preemptor
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
+from bigfleet.shard import safety_limits as rails
+from bigfleet.shard.actuation.action_queue import Actuator
+from bigfleet.shard.inventory.fleet_queries import Wanted, find
+from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ports import ShardSettings
+
+REDRIVE_REASON = "shard.redrive"
+_ON_THE_WAY = Wanted(states=frozenset(state.value for state in TRANSITIONAL_STATES))
+_KINDS = {
+    MachineState.CREATING: ActionKind.PROVISION,
+    MachineState.CONFIGURING: ActionKind.BOOTSTRAP,
+    MachineState.DRAINING: ActionKind.RECLAIM,
+    MachineState.DELETING: ActionKind.DELETE,
+}
+
+_log = structlog.get_logger("bigfleet.shard.actuation.stuck_transitions")
+
+
+@dataclass(slots=True)
+class _Stay:
+    """One stay of a machine in a transitional state."""
+
+    state: MachineState
+    #: What tells this stay from an earlier one in the same state.
+    entered_unix_nanos: int
+    seen_seconds: float
+    is_driven: bool = False
+    #: Its re-drive is over and changed nothing.
+    is_stuck: bool = False
+
+
+class StuckWatch:
+    """Remembers how long machines have been on their way.
+
+    Invariant: one stay of all and only the machines that were in a transitional state at the last look.
+    """
+
+    def __init__(self, *, settings: ShardSettings, inventory: Inventory, metrics: ShardMetrics, clock: Clock) -> None:
+        self._bound_seconds = {
+            MachineState.CREATING: settings.stuck_creating_seconds,
+            MachineState.CONFIGURING: settings.stuck_configuring_seconds,
+            MachineState.DRAINING: settings.stuck_draining_margin_seconds,
+            MachineState.DELETING: settings.stuck_deleting_seconds,
+        }
+        self._posture = rails.disposition(paused=settings.actuation_paused, dry_run=settings.dry_run)
+        self._inventory = inventory
+        self._metrics = metrics
+        self._clock = clock
+        self._stays: dict[MachineId, _Stay] = {}
+        #: The grace in seconds of each drain that this process began, while the machine is Draining.
+        self._grace_seconds: dict[MachineId, int] = {}
+
+    def note_drain(self, machine_id: MachineId, grace_seconds: int) -> None:
+        """A drain began: its machine may take that much longer."""
+        self._grace_seconds[machine_id] = grace_seconds
+
+    def is_stuck(self, machine_id: MachineId) -> bool:
+        """Say whether the machine was driven again and is still where it was."""
+        stay = self._stays.get(machine_id)
+        return stay is not None and stay.is_stuck and self._goes_on(machine_id, stay)
+
+    def stuck(self) -> frozenset[MachineId]:
+        """Return the machines that are stuck now."""
+        return frozenset(machine_id for machine_id in self._stays if self.is_stuck(machine_id))
+
+    def look(self, snapshot: ColumnSnapshot, actuator: Actuator, cycle: int) -> None:
+        """Drive again what is over its bound: a timer cycle's business, on the snapshot that it has just taken."""
+        now_seconds = self._clock.monotonic_seconds()
+        stays: dict[MachineId, _Stay] = {}
+        for row in find(snapshot, _ON_THE_WAY).tolist():
+            machine = self._inventory.get(snapshot.ids[row])
+            if machine is None or machine.state not in TRANSITIONAL_STATES:
+                continue
+            stay = stays[machine.id] = self._stay(machine, now_seconds)
+            if actuator.is_pending(machine.id):
+                continue
+            if not stay.is_driven and now_seconds - stay.seen_seconds > self._allowed_seconds(machine):
+                # Without room in the queue the next timer cycle tries.
+                stay.is_driven = actuator.redrive(_again(machine), cycle, self._posture)
+            elif stay.is_driven and not stay.is_stuck:
+                stay.is_stuck = True
+                remedy = "look at what the provider does with it; it stays as it is until the provider says otherwise"
+                _log.warning("machine_stuck", machine=machine.id, state=machine.state.label, remedy=remedy)
+        self._stays = stays
+        self._grace_seconds = {
+            machine_id: seconds
+            for machine_id, seconds in self._grace_seconds.items()
+            if machine_id in stays and stays[machine_id].state is MachineState.DRAINING
+        }
+        counts = Counter(stays[machine_id].state for machine_id in self.stuck())
+        for state in TRANSITIONAL_STATES:
+            self._metrics.machines_stuck.labels(state.label).set(counts[state])
+
+    def _stay(self, machine: Machine, now_seconds: float) -> _Stay:
+        stay = self._stays.get(machine.id)
+        if stay is not None and self._goes_on(machine.id, stay):
+            return stay
+        return _Stay(machine.state, self._inventory.state_since_unix_nanos(machine.id), now_seconds)
+
+    def _goes_on(self, machine_id: MachineId, stay: _Stay) -> bool:
+        machine = self._inventory.get(machine_id)
+        return (
+            machine is not None
+            and machine.state is stay.state
+            and self._inventory.state_since_unix_nanos(machine_id) == stay.entered_unix_nanos
+        )
+
+    def _allowed_seconds(self, machine: Machine) -> float:
+        seconds = self._bound_seconds[machine.state]
+        if machine.state is MachineState.DRAINING:
+            # A drain that another process began may have any grace; none is longer than a reclaim's.
+            seconds += self._grace_seconds.get(machine.id, RECLAIM_GRACE_SECONDS)
+        return seconds
+
+
+def _again(machine: Machine) -> Action:
+    """Return the action that a re-drive repeats."""
+    preemptor = machine.preempted_for
+    return Action(
+        kind=ActionKind.PREEMPT if preemptor is not None else _KINDS[machine.state],
+        machine_id=machine.id,
+        cluster=machine.cluster or machine.intended_cluster,
+        reason=REDRIVE_REASON,
+        preemptor=Preemptor(*preemptor) if preemptor is not None else None,
+    )

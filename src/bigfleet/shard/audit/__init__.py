@@ -1,0 +1,1 @@
+"""Writes the audit log of a shard and verifies that it is complete."""

@@ -1,0 +1,279 @@
+"""Stores the target composition of each cluster and replans clusters whose demand changed.
+
+docs/spec/shard.md §4.1. Without workers a cluster is planned within the cycle. With workers, planning runs
+asynchronously: a cluster whose demand changed acquires nothing until its composition arrives, for at most
+`plan_wait_seconds`. A late or failed plan delays nothing else. This module does not decide what is acquired.
+
+An older composition is used while demand differs little. The first decision after a plan arrives always acts on it,
+also when demand has changed again, so that continuously changing demand waits at most one planning time.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import structlog
+
+from bigfleet.compositions.problems import ClusterProblem, target_of
+from bigfleet.compositions.targets import FleetPlanner
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import CapacityPool, Decision, Options
+from bigfleet.engine.shapes.decide import says_pods
+from bigfleet.engine.targets import Target
+from bigfleet.model.clock import Clock
+from bigfleet.model.compute import Compute
+from bigfleet.model.need import Need, RowKey
+from bigfleet.planner.composition import Composition
+from bigfleet.planner.problem import PlanSettings, Problem, ProblemFault
+from bigfleet.shard.metrics import ShardMetrics
+
+_log = structlog.get_logger("bigfleet.shard.cycle.composition_plans")
+
+#: Demand that is no further than this from what was planned for, in any dimension, waits for no new composition.
+SAME_DEMAND: Final = 0.05
+#: A cluster that stays short, or lacks machines of its composition, is planned again after so long.
+RETRY_SECONDS: Final = 60.0
+
+
+class PlanWorkers(Protocol):
+    """Computes plans outside of the shard's event loop."""
+
+    @property
+    def free(self) -> int:
+        """How many more problems may be handed over now."""
+        ...
+
+    async def plan(self, problem: Problem) -> Composition:
+        """Return the composition. Raises ProblemFault for a problem that cannot be planned, else what went wrong."""
+        ...
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is known of one cluster."""
+
+    #: The rows that it was planned for; None before the first plan.
+    rows: tuple[Need, ...] | None = None
+    target: Target | None = None
+    made_seconds: float = 0.0
+    #: The rows that are being planned.
+    pending: tuple[Need, ...] | None = None
+    #: Since when the decision waits for a composition; None while it does not.
+    waits_since_seconds: float | None = None
+    #: Whether the composition is new: the next decision acts on it.
+    is_new: bool = False
+    is_short: bool = False
+    settings: PlanSettings = field(default_factory=PlanSettings)
+
+
+class Plans:
+    """The compositions of one shard's clusters. All of it is touched by the shard's loop alone."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        compute: Compute,
+        metrics: ShardMetrics,
+        workers: PlanWorkers | None,
+        wait_seconds: float,
+        settings_of: Callable[[str], PlanSettings],
+        wake: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._compute = compute
+        self._metrics = metrics
+        self._workers = workers
+        self._wait_seconds = wait_seconds
+        self._settings_of = settings_of
+        self._wake = wake
+        self._planner = FleetPlanner()
+        self._plans: dict[str, _Plan] = {}
+        #: The same object while no target changes: an engine that keeps clusters looks for that.
+        self._targets: dict[str, Target] = {}
+        self._sold_out: Set[CapacityPool] = frozenset()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def options_with(
+        self, view: ColumnSnapshot, demand: Sequence[Need], by_cluster: Mapping[str, tuple[Need, ...]], options: Options
+    ) -> Options:
+        """Return the options with the compositions that there are, and the clusters that wait for one."""
+        if not says_pods(demand):
+            self._plans.clear()
+            self._targets = {}
+            return options
+        self._drop_sold_out(options.sold_out)
+        stale = self._stale(by_cluster)
+        if stale and self._workers is None:
+            rows = [need for need in demand if need.cluster in stale]
+            settings = {cluster: self._plans[cluster].settings for cluster in stale}
+            made = await self._compute(lambda: self._planner.targets(view, rows, options, settings))
+            for cluster in stale:
+                self._keep(cluster, by_cluster[cluster], made.get(cluster))
+        elif stale:
+            await self._hand_over(view, demand, by_cluster, options, stale)
+        # First, because it drops targets.
+        awaiting = self._awaiting(by_cluster)
+        return replace(options, targets=self._targets, awaiting_plan=awaiting)
+
+    def decided(self, decision: Decision) -> None:
+        """Note which clusters stay short: they are planned again after a while, with what is on offer then."""
+        if not self._plans:
+            return
+        short = {row.need.cluster for row in decision.rows if row.unplaced}
+        for cluster, plan in self._plans.items():
+            plan.is_short = cluster in short
+
+    async def close(self) -> None:
+        """Cancel pending plans."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- which -----------------------------------------------------------------------------------------------------
+
+    def _stale(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> list[str]:
+        """Return the clusters to plan, the most changed first."""
+        now_seconds = self._clock.monotonic_seconds()
+        for gone in self._plans.keys() - by_cluster.keys():
+            del self._plans[gone]
+            self._set_target(gone, None)
+        found: list[tuple[float, float, str]] = []
+        for cluster, rows in by_cluster.items():
+            plan = self._plans.get(cluster)
+            if plan is None:
+                plan = self._plans[cluster] = _Plan()
+            settings = self._settings_of(cluster)
+            if plan.settings != settings:
+                plan.settings, plan.rows = settings, None
+            if plan.rows is rows:
+                is_due = plan.is_short and now_seconds - plan.made_seconds >= RETRY_SECONDS
+                if is_due and plan.pending is None:
+                    found.append((0.0, plan.made_seconds, cluster))
+                continue
+            if plan.pending is None:
+                found.append((-_change(plan.rows or (), rows), plan.made_seconds, cluster))
+        return [cluster for _, _, cluster in sorted(found)]
+
+    def _drop_sold_out(self, sold_out: Set[CapacityPool]) -> None:
+        """Have those clusters planned again whose composition counts on a pool that ran out of stock just now."""
+        gone, self._sold_out = sold_out - self._sold_out, sold_out
+        for plan in self._plans.values() if gone else ():
+            keys = () if plan.target is None else plan.target.counts
+            if any(CapacityPool(key.instance_type, key.zone, key.capacity_type) in gone for key in keys):
+                plan.rows = None
+
+    def _awaiting(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> frozenset[str]:
+        waiting = frozenset(c for c, plan in self._plans.items() if self._waits(c, plan, by_cluster[c]))
+        self._metrics.clusters_awaiting_plan.set(len(waiting))
+        return waiting
+
+    def _waits(self, cluster: str, plan: _Plan, rows: tuple[Need, ...]) -> bool:
+        """Return whether the next decision waits for the cluster's composition.
+
+        When it has waited long enough, it acts without one: the old one is for other demand, and would hold machines
+        that nobody needs any more for as long as no plan arrives.
+        """
+        is_new, plan.is_new = plan.is_new, False
+        if plan.rows is rows or is_new or (plan.rows is not None and _is_alike(plan.rows, rows)):
+            plan.waits_since_seconds = None
+            return False
+        now_seconds = self._clock.monotonic_seconds()
+        if plan.waits_since_seconds is None:
+            plan.waits_since_seconds = now_seconds
+        if now_seconds - plan.waits_since_seconds < self._wait_seconds:
+            return True
+        if plan.target is not None:
+            plan.target = None
+            self._set_target(cluster, None)
+            self._metrics.plans.labels("outdated").inc()
+        return False
+
+    # ---- planning --------------------------------------------------------------------------------------------------
+
+    async def _hand_over(
+        self,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        by_cluster: Mapping[str, tuple[Need, ...]],
+        options: Options,
+        stale: Sequence[str],
+    ) -> None:
+        """Give the workers as many clusters as they have room for; the others wait for the next cycle."""
+        workers = self._workers
+        assert workers is not None, "without workers a cluster is planned at once"
+        chosen = [cluster for cluster in stale if self._plans[cluster].pending is None][: workers.free]
+        if not chosen:
+            return
+        names = set(chosen)
+        rows = [need for need in demand if need.cluster in names]
+        settings = {cluster: self._plans[cluster].settings for cluster in chosen}
+        problems = await self._compute(lambda: self._planner.problems(view, rows, options, settings))
+        for cluster in chosen:
+            asked = problems.get(cluster)
+            if asked is None:
+                self._keep(cluster, by_cluster[cluster], None)
+                continue
+            self._plans[cluster].pending = by_cluster[cluster]
+            task = asyncio.create_task(self._plan(cluster, by_cluster[cluster], asked), name=f"plan of {cluster}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _plan(self, cluster: str, rows: tuple[Need, ...], asked: ClusterProblem) -> None:
+        workers = self._workers
+        assert workers is not None, "without workers a cluster is planned at once"
+        target, outcome = None, "made"
+        try:
+            target = target_of(asked, await workers.plan(asked.problem))
+        except asyncio.CancelledError:
+            raise
+        except ProblemFault:
+            outcome = "too_large"
+        except Exception as fault:  # no failure of a worker may stop a cycle
+            outcome = "failed"
+            _log.warning("plan_failed", cluster=cluster, error=f"{type(fault).__name__}: {fault}")
+        self._metrics.plans.labels(outcome).inc()
+        plan = self._plans.get(cluster)
+        if plan is None:
+            return
+        plan.pending = None
+        self._keep(cluster, rows, target)
+        self._wake()
+
+    def _keep(self, cluster: str, rows: tuple[Need, ...], target: Target | None) -> None:
+        plan = self._plans[cluster]
+        plan.rows, plan.target, plan.made_seconds = rows, target, self._clock.monotonic_seconds()
+        plan.is_new = True
+        self._set_target(cluster, target)
+
+    def _set_target(self, cluster: str, target: Target | None) -> None:
+        if self._targets.get(cluster) == target:
+            return
+        # Options of earlier cycles hold the old mapping.
+        self._targets = {name: known for name, known in self._targets.items() if name != cluster}
+        if target is not None:
+            self._targets[cluster] = target
+
+
+def _is_alike(before: Sequence[Need], after: Sequence[Need]) -> bool:
+    """Return whether a composition for the one demand does for the other: no new kind of pod, and little change."""
+    return _kinds(after) <= _kinds(before) and _change(before, after) <= SAME_DEMAND
+
+
+def _kinds(rows: Sequence[Need]) -> set[tuple[RowKey, frozenset[tuple[str, int]], int]]:
+    return {(row.key, frozenset(one.resources.items()), one.max_per_machine) for row in rows for one in row.shapes}
+
+
+def _change(before: Sequence[Need], after: Sequence[Need]) -> float:
+    """Return by how much the demand changed: the largest relative change of any dimension, 0 to 1."""
+    totals: list[dict[str, int]] = []
+    for rows in (before, after):
+        total: dict[str, int] = {}
+        for row in rows:
+            for name, milli in row.aggregate.items():
+                total[name] = total.get(name, 0) + milli
+        totals.append(total)
+    names = totals[0].keys() | totals[1].keys()
+    pairs = [(totals[0].get(name, 0), totals[1].get(name, 0)) for name in names]
+    return max((abs(new - old) / max(new, old) for old, new in pairs if new != old), default=0.0)

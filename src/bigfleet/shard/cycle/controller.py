@@ -1,0 +1,599 @@
+"""The shard itself: it cycles on a timer and on changed demand, and puts the parts of this package together.
+
+docs/spec/shard.md §3. One cycle at a time: reconcile, snapshot, decide on that one snapshot off the loop, rails,
+enqueue, show. What takes time in proportion to a decision is worked out off the loop, on values that nobody changes.
+The cycle never waits for an action. What a cycle could not do is derived again by the next one.
+"""
+
+import asyncio
+from collections.abc import Callable, Set
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import numpy as np
+import structlog
+from prometheus_client import CollectorRegistry
+
+from bigfleet.engine import shortfalls
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import Decision, Options
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.compute import Compute
+from bigfleet.model.frames import NodeStateUpdate
+from bigfleet.model.ids import IdSource, MachineId, ShardId
+from bigfleet.recording.hook import Asked, CycleTaker, recorded
+from bigfleet.shard.actuation.action_queue import Actuator
+from bigfleet.shard.actuation.backoff import Refusals, Strikes
+from bigfleet.shard.actuation.executors import Executors
+from bigfleet.shard.actuation.stockouts import Stockouts
+from bigfleet.shard.actuation.stuck_transitions import StuckWatch
+from bigfleet.shard.audit.log import Audit, AuditLog
+from bigfleet.shard.cluster_policy import ClusterPolicies
+from bigfleet.shard.cycle.composition_plans import Plans, PlanWorkers
+from bigfleet.shard.cycle.engine_runner import Decider, EngineMaker, fleet_engine
+from bigfleet.shard.cycle.guardrails import Guardrails
+from bigfleet.shard.cycle.phase_timer import Laps
+from bigfleet.shard.cycle.reclaim_delay import FitHolds
+from bigfleet.shard.cycle.shortfall_ages import Ages, next_ages, short_of_cycle
+from bigfleet.shard.cycle.waiting_growth import WaitingGrowth
+from bigfleet.shard.inventory.fleet_queries import largest_supply
+from bigfleet.shard.inventory.ingest import Ingest
+from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.inventory.machine_shapes import MachineRows
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ownership.handover_host import ShardGrounds
+from bigfleet.shard.ownership.ownership import Ownership, rows_with
+from bigfleet.shard.ownership.ownership_file import OwnershipFile
+from bigfleet.shard.ports import Provider, ProviderRefusal, ShardSettings, TokenSource
+from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, Belonging, Title
+from bigfleet.shard.reconcile.reconciler import Reconciler
+from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
+from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
+from bigfleet.shard.sessions.rollup_intake import RollUpLane
+from bigfleet.shard.status.cycle_publisher import Aftermath, Audience, Telling
+from bigfleet.shard.status.reports import Report, report_of
+from bigfleet.shard.status.session_views import SessionViews
+from bigfleet.shard.status.views import CycleView, ViewContext, build_view
+
+_log = structlog.get_logger("bigfleet.shard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleReport:
+    """What one cycle did, for logs and tests."""
+
+    cycle: int
+    is_timer: bool
+    decision: Decision | None
+    capped: int = 0
+    #: Reclaims of machines that have not been excess for long enough.
+    delayed: int = 0
+    postponed: int = 0
+    enqueued: int = 0
+
+
+class Shard:
+    """One shard process's state and its loop. All of it is touched by that loop alone."""
+
+    def __init__(
+        self,
+        *,
+        shard_id: ShardId,
+        epoch: int,
+        settings: ShardSettings,
+        provider: Provider,
+        clock: Clock,
+        ids: IdSource,
+        compute: Compute,
+        registry: CollectorRegistry,
+        make_engine: EngineMaker = fleet_engine,
+        audit_log: AuditLog | None = None,
+        ownership_file: OwnershipFile | None = None,
+        recorder: CycleTaker | None = None,
+        plan_workers: PlanWorkers | None = None,
+    ) -> None:
+        """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that.
+
+        Without `plan_workers` compositions are planned within the cycle.
+        """
+        self.shard_id = shard_id
+        self.epoch = epoch
+        self.settings = settings
+        self.inventory = Inventory()
+        self.metrics = ShardMetrics(registry, self.inventory)
+        self.intake = Intake(guard=settings.empty_rollup_guard)
+        self.sessions = Sessions(epoch=epoch, outbox_frames_max=settings.outbox_frames_max)
+        self.strikes = Strikes(clock)
+        self.refusals = Refusals(clock)
+        self.stockouts = Stockouts(clock, self.metrics)
+        self.fit_holds = FitHolds(clock)
+        self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
+        self.ingest.on_observed = self.stockouts.observed
+        #: Settings of single clusters; replaced, never changed.
+        self.policies = ClusterPolicies()
+        self._clock = clock
+        self._compute = compute
+        #: Is told what every cycle asked its engine, and what it was answered.
+        self.recorder = recorder
+        self._decider = Decider(
+            make_engine=make_engine,
+            verify_every_cycles=settings.engine_verify_every_cycles,
+            compute=compute,
+            metrics=self.metrics,
+        )
+        self.plans = self._make_plans(plan_workers)
+        self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
+        self.stuck = StuckWatch(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
+        self._title: Title = ownership_file or EVERYTHING
+        self._make_hands(provider, ids)
+        self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
+        #: The last finished cycle, and the machines that could not be given away after it, as rows of its snapshot;
+        #: replaced, never changed.
+        self.view = CycleView()
+        self.taken: MachineRows = np.zeros(0, np.int64)
+        #: Called once, when the first List has been applied.
+        self.on_inventory: Callable[[], None] = lambda: None
+        self.cycle = 0
+        self._has_reconciled = False
+        self._has_decided = False
+        self._wakeup = asyncio.Event()
+        self._inspecting = asyncio.Lock()
+        self._ages = Ages()
+        self._connect_parts()
+
+    def _make_plans(self, workers: PlanWorkers | None) -> Plans:
+        return Plans(
+            clock=self._clock,
+            compute=self._compute,
+            metrics=self.metrics,
+            workers=workers,
+            wait_seconds=self.settings.plan_wait_seconds,
+            settings_of=lambda cluster: self.policies.plan_settings(cluster),
+            wake=self.wake,
+        )
+
+    def _make_hands(self, provider: Provider, ids: IdSource) -> None:
+        """Make the parts that call the provider: those that carry out, and the one that reads."""
+        #: Of all calls of this process.
+        self.tokens = TokenSource(self.shard_id, self.epoch)
+        self.executors = Executors(
+            settings=self.settings,
+            inventory=self.inventory,
+            ingest=self.ingest,
+            sessions=self.sessions,
+            provider=provider,
+            tokens=self.tokens,
+            metrics=self.metrics,
+            clock=self._clock,
+            ids=ids,
+            strikes=self.strikes,
+            refusals=self.refusals,
+            stockouts=self.stockouts,
+            fit_holds=self.fit_holds,
+            revisit=lambda machine_id: self.reconciler.revisit(machine_id),
+            profile_of=self.intake.table.profile_of,
+            note_drain=self.stuck.note_drain,
+            is_reserved=lambda machine_id: machine_id in self._title.reservations,
+        )
+        self.actuator = Actuator(
+            settings=self.settings,
+            inventory=self.inventory,
+            metrics=self.metrics,
+            clock=self._clock,
+            ids=ids,
+            execute=self.executors.execute,
+            is_backed_off=self.refusals.is_backed_off,
+            audit=self.audit,
+        )
+        self.guardrails = Guardrails(
+            settings=self.settings,
+            clock=self._clock,
+            fit_holds=self.fit_holds,
+            actuator=self.actuator,
+            refusals=self.refusals,
+            metrics=self.metrics,
+            compute=self._compute,
+            awaited=lambda: self.waiting_growth.awaited,
+        )
+        self.belonging = Belonging(
+            me=self.shard_id,
+            inherits=self.settings.inherits,
+            title=self._title,
+            is_known=self.inventory.__contains__,
+            is_busy=self.actuator.is_pending,
+        )
+        self.ingest.owns = self.belonging.owns
+        self.reconciler = Reconciler(
+            settings=self.settings,
+            provider=provider,
+            inventory=self.inventory,
+            ingest=self.ingest,
+            executors=self.executors,
+            strikes=self.strikes,
+            metrics=self.metrics,
+            clock=self._clock,
+            belonging=self.belonging,
+        )
+
+    def _make_ownership(self, file: OwnershipFile, provider: Provider, ids: IdSource) -> Ownership:
+        """Make what carries out a coordinator's instructions; who brings them is not known here."""
+        grounds = ShardGrounds(
+            settings=self.settings,
+            inventory=self.inventory,
+            ingest=self.ingest,
+            actuator=self.actuator,
+            provider=provider,
+            tokens=self.tokens,
+            audit=self.audit,
+            clock=self._clock,
+            ids=ids,
+            is_ready=lambda: self.view.decided_on is not None,
+            claimed=self._claimed,
+            unjoined=lambda: self.telling.joins.unjoined,
+            widened=self._widened,
+        )
+        self.sessions.accepted_term = lambda: file.accepted_term
+        return Ownership(
+            me=self.shard_id,
+            file=file,
+            grounds=grounds,
+            metrics=self.metrics,
+            clock=self._clock,
+            report_interval_seconds=self.settings.report_interval_seconds,
+        )
+
+    def _connect_parts(self) -> None:
+        self.telling = Telling(
+            settings=self.settings,
+            inventory=self.inventory,
+            sessions=self.sessions,
+            ingest=self.ingest,
+            metrics=self.metrics,
+            clock=self._clock,
+        )
+        self.waiting_growth = WaitingGrowth(
+            clock=self._clock,
+            machine_of=self.inventory.get,
+            has_joined=self.telling.has_joined,
+            has_failed=self.telling.joins.is_unjoined,
+        )
+        self.intake.bounded = self.waiting_growth.reported
+        self._rollups = RollUpLane(
+            intake=self.intake,
+            sessions=self.sessions,
+            telling=self.telling,
+            metrics=self.metrics,
+            clock=self._clock,
+            compute=self._compute,
+            wake=self.wake,
+            take=lambda session, offer: self.take_rollup(session, offer),
+            largest_supply=lambda cluster: largest_supply(self.inventory.latest_snapshot, cluster),
+        )
+        self.session_views = SessionViews(
+            sessions=self.sessions,
+            intake=self.intake,
+            silence=self.telling.silence,
+            last_rollups=self._rollups.last_rollups,
+            clock=self._clock,
+        )
+        self.sessions.on_open = self._session_opened
+        self.sessions.on_lifecycle = self._session_lifecycle
+        self.sessions.on_node_status = lambda session, status: self.ingest.note_node_name(session.cluster, status)
+        self.metrics.epoch.set(self.epoch)
+        self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
+
+    # ---- the loop -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether the first reconcile has succeeded and the engine is ready.
+
+        Latched: a later provider error never takes it back.
+        """
+        return self._has_reconciled and self._decider.is_ready
+
+    async def run(self) -> None:
+        """Cycle until cancelled; workers run beside. Raises what making the engine raises."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.make_ready(), name="engine")
+            group.create_task(self.actuator.run(), name="actuator")
+            group.create_task(self._cycles(), name="cycles")
+
+    def wake(self) -> None:
+        """Ask for a cycle soon; many requests give one."""
+        self._wakeup.set()
+
+    async def make_ready(self) -> None:
+        """Make the engine ready, off the loop: sessions are served and the inventory is read meanwhile."""
+        if not self._decider.is_ready:
+            await self._decider.make_ready()
+            self._tell_ready()
+            if self.is_ready:
+                self.wake()
+
+    def _tell_ready(self) -> None:
+        if self.is_ready:
+            _log.info("ready", machines=len(self.inventory), cycle=self.cycle)
+
+    async def _cycles(self) -> None:
+        next_tick_seconds = self._clock.monotonic_seconds()
+        started_seconds = float("-inf")
+        while True:
+            is_timer = await self._next_trigger(next_tick_seconds, started_seconds)
+            started_seconds = self._clock.monotonic_seconds()
+            if is_timer:
+                # Several ticks may have passed; they are still one.
+                while next_tick_seconds <= started_seconds:
+                    next_tick_seconds += self.settings.cycle_interval_seconds
+            await self.step(is_timer=is_timer)
+
+    async def _next_trigger(self, next_tick_seconds: float, started_seconds: float) -> bool:
+        """Wait for the next cycle; return whether the ticker has fired."""
+        while True:
+            now_seconds = self._clock.monotonic_seconds()
+            if now_seconds >= next_tick_seconds:
+                self._wakeup.clear()
+                return True
+            gap_seconds = self.settings.wake_gap_seconds
+            woken_at_seconds = next_tick_seconds if gap_seconds is None else started_seconds + gap_seconds
+            if self._wakeup.is_set() and now_seconds >= woken_at_seconds:
+                self._wakeup.clear()
+                return False
+            until_seconds = min(next_tick_seconds, woken_at_seconds) if self._wakeup.is_set() else next_tick_seconds
+            if self._wakeup.is_set():
+                await self._clock.sleep(until_seconds - now_seconds)
+                continue
+            try:
+                async with asyncio.timeout(until_seconds - now_seconds):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                continue
+
+    async def step(self, *, is_timer: bool = True) -> CycleReport:
+        """Run one cycle; an error inside is logged and counted, and nothing after it is enqueued.
+
+        Before `make_ready` has returned it reconciles and does nothing else.
+        """
+        self.cycle += 1
+        self.actuator.cycle = self.cycle
+        started_seconds = self._clock.monotonic_seconds()
+        try:
+            report = await self._one_cycle(is_timer)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            self.metrics.cycle_failures.inc()
+            _log.exception("cycle_failed", cycle=self.cycle)
+            report = CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
+        else:
+            self.metrics.cycle_last_success.set(self._clock.unix_nanos() / NANOS_PER_SECOND)
+        self.metrics.cycle_duration.observe(self._clock.monotonic_seconds() - started_seconds)
+        return report
+
+    async def _one_cycle(self, is_timer: bool) -> CycleReport:
+        lap = Laps(self._clock, self.metrics)
+        await self._reconcile()
+        lap.end("reconcile")
+        if not self.is_ready:
+            # An unread inventory is not an empty one: no phase runs on it, nor without an engine.
+            return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
+        table = self.intake.table
+        unjoined = self.telling.look(table.clusters)
+        # What follows is one moment; each part of it that grows with the clusters is a moment of its own.
+        await self._clock.sleep(0)
+        computed_at_unix_nanos = self._clock.unix_nanos()
+        snapshot = await self._snapshot()
+        if is_timer:
+            self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
+            self.stuck.look(snapshot, self.actuator, self.cycle)
+        self._bound_waiting(computed_at_unix_nanos)
+        demand, buckets = table.in_list_order(), table.buckets_in_list_order()
+        by_cluster, judged = table.by_cluster(), self.telling.judged()
+        options = self._options(snapshot, unjoined)
+        options = await self.plans.options_with(snapshot, demand, by_cluster, options)
+        asked = Asked(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
+        decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, lap.decided))
+        self._has_decided = True
+        lap.end_decision()
+        self.plans.decided(decision)
+        self.refusals.keep_only(self.intake.table.wants)
+        self.stockouts.keep_only(self.intake.table.wants)
+        self.waiting_growth.decided(decision.rows)
+        audience = Audience(
+            demand=by_cluster,
+            buckets=buckets,
+            judged=judged,
+            refusal_texts=self.refusals.texts(),
+            busy=self.actuator.in_flight() | options.reserved,
+            now_seconds=self._clock.monotonic_seconds(),
+        )
+        context = ViewContext(
+            cycle=self.cycle,
+            computed_at_unix_nanos=computed_at_unix_nanos,
+            snapshot=snapshot,
+            demand=demand,
+            options=options,
+            refused=self.refusals.refused(),
+            failing=self.stockouts.failing(),
+        )
+        context, aftermath = await self._conclude(decision, context, audience, is_timer)
+        self._refresh_overflowed_sessions()
+        self.telling.tell_hints(aftermath)
+        lap.end("emit")
+        passed = await self.guardrails.enqueue(
+            decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
+        )
+        if passed.postponed:
+            self.wake()
+        lap.end("execute")
+        self.view = build_view(decision, context)
+        self.taken = aftermath.taken
+        self.telling.tell_verdicts(aftermath)
+        self.telling.show(aftermath, self._ages.ledger, demand_rows=len(demand))
+        return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision, **asdict(passed))
+
+    def _options(self, snapshot: ColumnSnapshot, unjoined: frozenset[str]) -> Options:
+        table = self.intake.table
+        unavailable = self.stockouts.unavailable(snapshot, is_pending=self.actuator.is_pending, rows_of=table.need_of)
+        return Options(
+            now_seconds=self._clock.monotonic_seconds(),
+            reported=self.intake.reported_by_now(),
+            reserved=self.belonging.reserved,
+            unjoined=unjoined,
+            sold_out=unavailable.sold_out,
+            probes=unavailable.probes,
+            set_aside=unavailable.set_aside,
+            parking_ages=self._ages.parking,
+            overheads=table.overheads_by_cluster(),
+        )
+
+    def _bound_waiting(self, now_unix_nanos: int) -> None:
+        table = self.intake.table
+        for cluster, rows in self.waiting_growth.moved():
+            overheads = table.overheads_by_cluster().get(cluster, ())
+            table.replace(cluster, rows, overheads=overheads, now_unix_nanos=now_unix_nanos)
+
+    async def _reconcile(self) -> None:
+        try:
+            result = await self.reconciler.run(self.actuator)
+        except (ProviderRefusal, TimeoutError) as error:
+            _log.warning("reconcile_failed", cycle=self.cycle, error=str(error) or "List timed out")
+            return
+        if self.ownership is not None:
+            self.ownership.reconciled(result)
+        if not self._has_reconciled:
+            self._has_reconciled = True
+            self._tell_ready()
+            self.on_inventory()
+            for session in self.sessions:
+                self._resync(session)
+                # Each takes a moment that grows with its cluster.
+                await self._clock.sleep(0)
+
+    async def _snapshot(self) -> ColumnSnapshot:
+        if not self._has_decided:
+            # The first one writes every machine into its row. Nothing has been decided, so no action is under way
+            # that could change a machine meanwhile, and this cycle's reconcile is over.
+            return await self._compute(self.inventory.snapshot)
+        return self.inventory.snapshot()
+
+    async def _conclude(
+        self, decision: Decision, context: ViewContext, audience: Audience, is_timer: bool
+    ) -> tuple[ViewContext, Aftermath]:
+        """Work out, off the loop, the ages after a decision and what there is to tell of it."""
+        before = self._ages
+
+        def conclude() -> tuple[Ages, ViewContext, Aftermath]:
+            refused, failing = context.refused, context.failing
+            short = short_of_cycle(decision.rows, refused, failing)
+            ages = next_ages(
+                before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
+            )
+            aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
+            return ages, aged, self.telling.aftermath_of(decision, short, aged, audience)
+
+        self._ages, aged, aftermath = await self._compute(conclude)
+        return aged, aftermath
+
+    def report(self) -> Report | None:
+        """Return what the shard would report of its last finished cycle; None before there is one.
+
+        Cost: a pass over the columns, milliseconds for the largest fleet.
+        """
+        decided_on = self.view.decided_on
+        if decided_on is None:
+            return None
+        taken = self.taken
+        if self.ownership is not None:
+            # What came lately is our own clusters' supply, and nobody else's for a while.
+            kept = self.ownership.handover.cooling | self.belonging.reserved
+            taken = rows_with(decided_on.snapshot, taken, kept)
+        return report_of(
+            decided_on.snapshot,
+            taken,
+            self._ages.ledger,
+            cycle=self.view.cycle,
+            sold_out=self.stockouts.own(),
+        )
+
+    @property
+    def reported_clusters(self) -> Set[str]:
+        """The clusters that have reported since this process started; a live view."""
+        return self.intake.reported
+
+    def _claimed(self) -> Set[MachineId]:
+        """Return the machines that could not be given away after the last finished cycle."""
+        decided_on = self.view.decided_on
+        return set() if decided_on is None else {decided_on.snapshot.ids[row] for row in self.taken.tolist()}
+
+    def _widened(self) -> None:
+        self.reconciler.widen()
+        self.wake()
+
+    @property
+    def compute(self) -> Compute:
+        """Runs pure work off the loop; who asks for much of it keeps others from doing so at the same time."""
+        return self._compute
+
+    @property
+    def shortfall_ledger(self) -> shortfalls.Ledger:
+        """What the fleet lacks, by fingerprint, as of the last cycle."""
+        return self._ages.ledger
+
+    async def inspect(self) -> CycleView:
+        """Return the last finished cycle with its rows made, off the loop when nobody has asked for them before."""
+        view = self.view
+        async with self._inspecting:
+            await self._compute(lambda: view.needs)
+        return view
+
+    # ---- sessions -----------------------------------------------------------------------------------------------
+
+    def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
+        """Take one roll-up, from route to table (docs/spec/shard.md §4); every caller enters through here."""
+        return self._rollups.judge(session, offer)
+
+    async def serve_rollups(self, session: Session) -> None:
+        """Take the session's roll-ups one after the other, newest first in line, until the session ends."""
+        await self._rollups.serve(session)
+
+    def stop_sessions(self) -> None:
+        """Refuse new sessions and end every stream: the first step of a clean stop."""
+        self.sessions.stop()
+
+    def _session_opened(self, session: Session) -> None:
+        self.refusals.session_opened(session.cluster)
+        self.telling.session_opened(session)
+        self._resync(session)
+
+    def _session_lifecycle(self, event: str, session: Session) -> None:
+        self.metrics.session_lifecycle.labels(event).inc()
+        if event in ("removed", "replaced"):
+            self.telling.session_ended(session)
+            self.metrics.outbox_dropped.inc(session.outbox.dropped)
+        self.metrics.active_sessions.set(len(self.sessions))
+        if event == "removed" and session.cluster not in self.intake.table.clusters:
+            # A cluster that is gone, or never was one, leaves no series behind.
+            self.metrics.rollup_quarantined.remove(session.cluster)
+            self.metrics.rollups_rejected.remove(session.cluster)
+
+    def _refresh_overflowed_sessions(self) -> None:
+        for session in self.sessions.overflowed():
+            self._resync(session)
+            self.telling.frames_lost(session)
+
+    def _resync(self, session: Session) -> None:
+        """Tell a session its drains under way, then its machines, as they are when the stream takes them."""
+        again, cluster = self.executors.instruction_again, session.cluster
+        session.outbox.start_resync(
+            [
+                *(partial(again, machine_id) for machine_id in self.executors.drain_waits_of(cluster)),
+                *(partial(self._node_state, machine_id, cluster) for machine_id in self.inventory.bound_to(cluster)),
+            ]
+        )
+
+    def _node_state(self, machine_id: MachineId, cluster: str) -> NodeStateUpdate | None:
+        machine = self.inventory.get(machine_id)
+        if machine is None or machine.cluster != cluster:
+            return None
+        return self.ingest.node_state(machine, machine.cluster)

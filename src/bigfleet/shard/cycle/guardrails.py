@@ -1,0 +1,155 @@
+"""Passes a decision's actions through the rails to the action queue and keeps what the rails remember between cycles.
+
+docs/spec/shard.md §6. The arithmetic is in `bigfleet.shard.safety_limits` and `bigfleet.shard.cycle.reclaim_delay`;
+what takes time in proportion to the actions runs off the loop. Nothing here changes a decision: what a rail holds back,
+a later cycle derives again.
+"""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+import structlog
+
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import Action, Decision
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.compute import Compute
+from bigfleet.model.ids import MachineId
+from bigfleet.shard import safety_limits as rails
+from bigfleet.shard.actuation.action_queue import Actuator
+from bigfleet.shard.actuation.backoff import Refusals
+from bigfleet.shard.cycle.reclaim_delay import Excess, FitHolds, excess_machines, is_delayable
+from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ports import ShardSettings
+
+_log = structlog.get_logger("bigfleet.shard.cycle.guardrails")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """How many of one cycle's actions the rails held back, and how many were enqueued."""
+
+    capped: int = 0
+    delayed: int = 0
+    postponed: int = 0
+    enqueued: int = 0
+
+
+class Guardrails:
+    """The rails of one shard. Its loop alone calls it, once per cycle."""
+
+    def __init__(
+        self,
+        *,
+        settings: ShardSettings,
+        clock: Clock,
+        fit_holds: FitHolds,
+        actuator: Actuator,
+        refusals: Refusals,
+        metrics: ShardMetrics,
+        compute: Compute,
+        awaited: Callable[[], Set[MachineId]] = frozenset,
+    ) -> None:
+        """`awaited` returns the machines that wait for the pods which they were acquired for (9.9)."""
+        self._awaited = awaited
+        self._settings = settings
+        self._clock = clock
+        self._fit_holds = fit_holds
+        self._actuator = actuator
+        self._refusals = refusals
+        self._metrics = metrics
+        self._compute = compute
+        #: Reclaims of the timer period by cluster (rail 1).
+        self._reclaims_spent: Mapping[str, int] = {}
+        #: The excess machines of the last cycle (rail 5); replaced, never changed.
+        self.excess = Excess()
+        metrics.reclaim_after.set(settings.reclaim_after_seconds)
+
+    async def enqueue(
+        self, decision: Decision, snapshot: ColumnSnapshot, *, cycle: int, now_seconds: float, is_timer: bool
+    ) -> Passed:
+        """Enqueue what the rails admit, or set all of it aside under a pause or a dry run."""
+        posture = rails.disposition(paused=self._settings.actuation_paused, dry_run=self._settings.dry_run)
+        if is_timer:
+            self._reclaims_spent = {}
+        # What starts meanwhile is caught when the actions are enqueued.
+        in_flight = self._actuator.in_flight()
+        if posture is not rails.Disposition.EXECUTE:
+            open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
+            self._metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))
+            await self._actuator.suppress(open_actions, cycle, posture)
+            return Passed()
+        chosen = await self._choose(decision, snapshot, in_flight, now_seconds=now_seconds, is_timer=is_timer)
+        self._reclaims_spent = dict(chosen.spent)
+        metrics = self._metrics
+        metrics.actions_deduped.inc(chosen.in_flight)
+        metrics.actions_refused.inc(chosen.refused)
+        metrics.actions_dropped.inc(chosen.left)
+        metrics.reclaims_capped.inc(chosen.capped)
+        metrics.actions_deferred.inc(chosen.postponed)
+        counts = self._actuator.enqueue(chosen.actions, cycle)
+        return Passed(
+            capped=chosen.capped, delayed=chosen.delayed, postponed=chosen.postponed, enqueued=counts.enqueued
+        )
+
+    def delay_of(self, machine_id: MachineId) -> tuple[int, str]:
+        """Return until when a machine is kept from reclaim, Unix nanoseconds, and why; (0, "") for no such machine."""
+        hold, since = self._fit_holds.get(machine_id), self.excess.since_seconds.get(machine_id)
+        now_seconds, after_seconds = self._clock.monotonic_seconds(), self._settings.reclaim_after_seconds
+        until_seconds, why = (now_seconds, "")
+        if since is not None and not self.excess.is_due(machine_id, after_seconds):
+            until_seconds, why = since + after_seconds, "excess"
+        if hold is not None and hold.until_seconds >= until_seconds:
+            until_seconds, why = hold.until_seconds, f"would_not_fit: {hold.text}" if hold.text else "would_not_fit"
+        if not why:
+            return 0, ""
+        return self._clock.unix_nanos() + int((until_seconds - now_seconds) * NANOS_PER_SECOND), why
+
+    async def _choose(
+        self,
+        decision: Decision,
+        snapshot: ColumnSnapshot,
+        in_flight: Set[MachineId],
+        *,
+        now_seconds: float,
+        is_timer: bool,
+    ) -> rails.Chosen:
+        settings, before, spent = self._settings, self.excess, self._reclaims_spent
+        backed_off = self._refusals.backed_off()
+        after_seconds = settings.reclaim_after_seconds
+        fit_held = self._fit_holds.held()
+        self._metrics.reclaim_held_machines.set(len(fit_held))
+        held = fit_held | self._awaited()
+
+        def choose() -> tuple[Excess, int, rails.Chosen]:
+            excess = before
+            if after_seconds > 0:
+                found = excess_machines(decision.actions)
+                excess = before.followed_by(found, now_seconds=now_seconds, is_timer=is_timer)
+            chosen = rails.choose(
+                decision.actions,
+                in_flight=in_flight,
+                backed_off=backed_off,
+                is_delayed=lambda action: (
+                    is_delayable(action)
+                    and (action.machine_id in held or not excess.is_due(action.machine_id, after_seconds))
+                ),
+                fraction=settings.reclaim_cap_fraction,
+                configured_by_cluster=configured_by_cluster(snapshot),
+                spent=spent,
+                actions_max=settings.actions_per_cycle_max,
+                room=self._actuator.candidates_max,
+            )
+            return excess, excess.waiting(after_seconds), chosen
+
+        self.excess, waiting, chosen = await self._compute(choose)
+        self._metrics.reclaim_delayed_machines.set(waiting)
+        started = len(self.excess.since_seconds.keys() - before.since_seconds.keys())
+        if started:
+            _log.info("reclaim_delay_started", machines=started, waiting=waiting, reclaim_after_seconds=after_seconds)
+        return chosen
+
+
+def _open_actions(decision: Decision, in_flight: Set[MachineId]) -> tuple[Action, ...]:
+    return tuple(action for action in decision.actions if action.machine_id not in in_flight)

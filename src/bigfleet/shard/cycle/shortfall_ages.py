@@ -1,0 +1,83 @@
+"""How long gangs have stalled, rows have been short and the fleet has lacked something, after each cycle.
+
+docs/spec/shard.md §3, §7, §11.1. Pure arithmetic over a decision, so that it may run off the loop. It looks at the rows
+that are short and at no others; nothing here decides what is done about them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+from bigfleet.engine import parking, shortfalls
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import ParkingKey, RowResult
+from bigfleet.model import vector
+from bigfleet.model.need import RowKey
+from bigfleet.shard.status.views import NO_FAILURES, Failing, short_of, split_residual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ages:
+    """What one cycle hands to the next; each part is replaced, never changed."""
+
+    parking: Mapping[ParkingKey, int] = field(default_factory=dict)
+    #: Timer cycles for which a reported row has been short, by row.
+    rows: Mapping[RowKey, int] = field(default_factory=dict)
+    #: What the fleet lacks, by fingerprint.
+    ledger: shortfalls.Ledger = field(default_factory=dict)
+
+
+@runtime_checkable
+class KnowsShort(Protocol):
+    """Rows of which those that are short can be had without making the others."""
+
+    def short(self, also: Set[RowKey] = frozenset()) -> Iterable[RowResult]:
+        """Return all and only the rows that Phase 1 left short, and those with the keys `also`, in order."""
+        ...
+
+
+def next_ages(
+    ages: Ages,
+    short_rows: Sequence[RowResult],
+    *,
+    snapshot: ColumnSnapshot,
+    refused: Set[RowKey],
+    failing: Failing = NO_FAILURES,
+    advance: bool,
+) -> Ages:
+    """Return the ages after a cycle; they rise when `advance` is True (a timer cycle) and are only reset otherwise.
+
+    `short_rows` are those of `short_of_cycle`. `refused` names the rows whose operator cannot bootstrap them: what such
+    a row was given anew does not count, and it is no shortfall of the fleet, because a machine from elsewhere would
+    meet the same operator. `failing` names the rows whose creations fail, by pool: what is being created there does not
+    count either, and the row is a shortfall of the fleet.
+    """
+    row_ages: dict[RowKey, int] = {}
+    lacking = []
+    for result in short_rows:
+        key = result.need.key
+        short = short_of(
+            result, result.unresolved, is_refused=key in refused, snapshot=snapshot, failing=failing.get(key)
+        )
+        if key not in refused:
+            lacking.append(result if short is result.unresolved else replace(result, unresolved=short))
+        if not short:
+            continue
+        covered = vector.subtract(result.need.aggregate, short)
+        for member, residual in split_residual(result.members, covered):
+            if residual:
+                known = ages.rows.get(member.key)
+                row_ages[member.key] = 1 if known is None else known + int(advance)
+    return Ages(
+        parking=parking.next_ages(ages.parking, short_rows, advance=advance),
+        rows=row_ages,
+        ledger=shortfalls.record(ages.ledger, lacking, advance=advance),
+    )
+
+
+def short_of_cycle(rows: Sequence[RowResult], refused: Set[RowKey], failing: Failing = NO_FAILURES) -> list[RowResult]:
+    """Return the rows that Phase 1 left short, and those that cannot be bootstrapped or created, in list order."""
+    also = refused | failing.keys()
+    if isinstance(rows, KnowsShort):
+        return list(rows.short(also) if also else rows.short())
+    return [result for result in rows if not result.satisfied or result.need.key in also]

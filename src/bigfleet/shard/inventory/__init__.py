@@ -1,0 +1,1 @@
+"""Holds the machines that a shard knows, and answers queries about them."""

@@ -1,0 +1,228 @@
+"""Counts and finds machines in a snapshot's columns: NumPy over all of them, Python over what repeats alone.
+
+Whoever must say something of half a million machines asks here: the reclaim cap, the shown rows, the metrics, the pages
+of ListMachines. A snapshot never changes, so every function may run in any thread. Nothing here may make an object per
+machine.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bigfleet.engine.columns.sold_out import sold_out_rows
+from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.decision import CapacityPool, Options
+from bigfleet.engine.matching import Fit, Shapes
+from bigfleet.model import vector
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.model.penalty import bucket_for_dollars
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.vector import Vector
+from bigfleet.shard.inventory.machine_record import Kept
+
+_STATES = len(MachineState)
+
+Mask = npt.NDArray[np.bool_]
+
+
+def row_of(view: ColumnSnapshot, machine_id: str) -> int | None:
+    """Return the machine's row, None when the snapshot does not hold it."""
+    row = view.rows.get(MachineId(machine_id))
+    # A machine that was removed keeps its row until rows are next numbered.
+    return None if row is None or view.columns.state[row] == REMOVED else row
+
+
+def supply_of(view: ColumnSnapshot, machine_id: str) -> Vector:
+    """Return the machine's supply, milli-units. Raises KeyError when the snapshot does not hold it."""
+    row = row_of(view, machine_id)
+    if row is None:
+        raise KeyError(machine_id)
+    vocabulary = view.vocabulary
+    shape = int(view.columns.shape[row])
+    return vocabulary.supplies[vocabulary.supply_of_shape[shape]]
+
+
+def largest_supply(view: ColumnSnapshot, cluster: str) -> Vector:
+    """Return, per dimension, the largest supply among the machines that carry the cluster; zero without one."""
+    columns, vocabulary = view.columns, view.vocabulary
+    number = vocabulary.cluster_numbers().get(cluster, -1)
+    shapes = np.unique(columns.shape[(columns.cluster == number) & (columns.state != REMOVED)]) if number > 0 else ()
+    largest: Vector = vector.ZERO
+    for shape in shapes:
+        largest = vector.maximum(largest, vocabulary.supplies[vocabulary.supply_of_shape[int(shape)]])
+    return largest
+
+
+def pool_rows(view: ColumnSnapshot, pool: CapacityPool) -> npt.NDArray[np.int64]:
+    """Return the rows of a pool's Speculative machines, ids ascending."""
+    return sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=frozenset({pool})))
+
+
+def has_other_candidate(
+    view: ColumnSnapshot, need: Need, *, sold_out: frozenset[CapacityPool], besides: Iterable[str]
+) -> bool:
+    """Say whether an Idle machine other than `besides`, or a Speculative one with stock, fits the row."""
+    columns = view.columns
+    is_free: Mask = (columns.state == MachineState.IDLE) | (columns.state == MachineState.SPECULATIVE)
+    is_free[sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=sold_out))] = False
+    is_free[[row for row in (view.rows.get(MachineId(each)) for each in besides) if row is not None]] = False
+    shapes = Shapes(_examples(view, np.unique(columns.shape[is_free]).tolist()))
+    return bool(shapes.fit(need.profile, need.min_unit).shapes)
+
+
+def configured_by_cluster(view: ColumnSnapshot) -> dict[str, int]:
+    """Return how many Configured machines each cluster has; clusters without one are absent."""
+    counts = np.bincount(view.columns.cluster[view.columns.state == MachineState.CONFIGURED])
+    names = view.vocabulary.clusters
+    return {names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
+
+
+def machines_by_kind(view: ColumnSnapshot) -> Mapping[tuple[MachineState, CapacityType, int], int]:
+    """Return the machines by state, capacity type and interruption bucket; the bucket of an unbound one is 0."""
+    columns, vocabulary = view.columns, view.vocabulary
+    live = columns.state != REMOVED
+    offers, stamps = len(vocabulary.offers), len(vocabulary.stamps)
+    key = columns.state[live].astype(np.int64) * offers + columns.offer[live]
+    key = (key * stamps + columns.stamp[live]) * 2 + (columns.cluster[live] != 0)
+    kinds, sizes = np.unique(key, return_counts=True)
+    counts: dict[tuple[MachineState, CapacityType, int], int] = {}
+    for kind, size in zip(kinds.tolist(), sizes.tolist(), strict=True):
+        rest, is_bound = divmod(kind, 2)
+        rest, stamp = divmod(rest, stamps)
+        state, offer = divmod(rest, offers)
+        bucket = bucket_for_dollars(vocabulary.stamps[stamp].interruption_dollars) if is_bound else 0
+        group = (MachineState(state), CapacityType(vocabulary.offers[offer].capacity_type), bucket)
+        counts[group] = counts.get(group, 0) + size
+    return counts
+
+
+def uncreated_pool_of(view: ColumnSnapshot, machine_id: str) -> CapacityPool | None:
+    """Return the pool of a machine that is Speculative or Creating; None for any other."""
+    row = row_of(view, machine_id)
+    if row is None or view.columns.state[row] not in (MachineState.SPECULATIVE, MachineState.CREATING):
+        return None
+    shape = view.vocabulary.shapes[int(view.columns.shape[row])]
+    offer = view.vocabulary.offers[int(view.columns.offer[row])]
+    return CapacityPool(shape.instance_type, shape.zone, CapacityType(offer.capacity_type))
+
+
+# ---- supply that could host a row --------------------------------------------------------------------------------
+
+
+class ShapeCensus:
+    """How many machines of each state could host a row: matching is asked once per shape, counting is done once."""
+
+    def __init__(self, view: ColumnSnapshot) -> None:
+        columns, vocabulary = view.columns, view.vocabulary
+        shapes = len(vocabulary.shapes)
+        key = columns.state.astype(np.int64) * shapes + columns.shape
+        counts = np.bincount(key, minlength=_STATES * shapes)[: _STATES * shapes].reshape(_STATES, shapes)
+        counts[REMOVED] = 0
+        used = np.flatnonzero(counts.any(axis=0))
+        #: Machines by state and used shape.
+        self._counts = counts[:, used]
+        self._shapes = Shapes(_examples(view, used.tolist()))
+        self._places: dict[Fit, npt.NDArray[np.int64]] = {}
+
+    def count(self, need: Need, state: MachineState) -> int:
+        """Return how many machines of the state match the row and hold its min unit."""
+        fit = self._shapes.fit(need.profile, need.min_unit)
+        places = self._places.get(fit)
+        if places is None:
+            places = self._places[fit] = np.fromiter(fit.shapes, np.int64, len(fit.shapes))
+        return int(self._counts[state, places].sum())
+
+
+def _examples(view: ColumnSnapshot, shape_numbers: Iterable[int]) -> list[Machine]:
+    """Return one machine of each shape, as far as matching looks at it."""
+    vocabulary = view.vocabulary
+    examples = []
+    for number in shape_numbers:
+        shape = vocabulary.shapes[number]
+        examples.append(
+            Machine(
+                id=MachineId(str(number)),
+                state=MachineState.IDLE,
+                instance_type=shape.instance_type,
+                zone=shape.zone,
+                labels=dict(shape.labels),
+                resources={name: f"{milli}m" for name, milli in shape.supply},
+            )
+        )
+    return examples
+
+
+class SoldOutShapes:
+    """Machines of pools without stock, as far as matching looks at them; asked about once per row."""
+
+    def __init__(self, view: ColumnSnapshot, options: Options) -> None:
+        self._shapes: Shapes | None = None
+        rows = sold_out_rows(view, options)
+        if len(rows):
+            self._shapes = Shapes(_examples(view, np.unique(view.columns.shape[rows]).tolist()))
+
+    def could_host(self, need: Need) -> bool:
+        """Say whether one of them matches the row and holds its min unit."""
+        return self._shapes is not None and bool(self._shapes.fit(need.profile, need.min_unit).shapes)
+
+
+# ---- finding -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which machines are asked for; every part that is given must hold."""
+
+    cluster: str = ""
+    instance_type: str = ""
+    zone: str = ""
+    states: frozenset[int] = frozenset()
+    capacity_types: frozenset[int] = frozenset()
+
+    def holds(self, machine: Machine | Kept) -> bool:
+        """Say whether one machine is asked for."""
+        return (
+            self.cluster in ("", machine.cluster)
+            and self.instance_type in ("", machine.instance_type)
+            and self.zone in ("", machine.zone)
+            and (not self.states or machine.state.value in self.states)
+            and (not self.capacity_types or machine.capacity_type.value in self.capacity_types)
+        )
+
+
+def find(view: ColumnSnapshot, wanted: Wanted, *, but_for: Iterable[MachineId] = ()) -> npt.NDArray[np.int64]:
+    """Return the rows of the machines that are asked for, ids ascending, without those of `but_for`."""
+    columns, vocabulary = view.columns, view.vocabulary
+    found: Mask = columns.state != REMOVED
+    if wanted.cluster:
+        found &= columns.cluster == vocabulary.cluster_numbers().get(wanted.cluster, -1)
+    if wanted.states:
+        found &= np.isin(columns.state, sorted(wanted.states))
+    if wanted.instance_type or wanted.zone:
+        shapes = [
+            wanted.instance_type in ("", shape.instance_type) and wanted.zone in ("", shape.zone)
+            for shape in vocabulary.shapes
+        ]
+        found &= _picked(shapes, columns.shape)
+    if wanted.capacity_types:
+        found &= _picked([offer.capacity_type in wanted.capacity_types for offer in vocabulary.offers], columns.offer)
+    left_out = [row for row in map(view.rows.get, but_for) if row is not None]
+    found[left_out] = False
+    return np.flatnonzero(found)
+
+
+def _picked(is_wanted: list[bool], numbers: npt.NDArray[Any]) -> Mask:
+    # An empty vocabulary has no machines; an entry more keeps the lookup legal.
+    picked: Mask = np.array([*is_wanted, False], np.bool_)[numbers]
+    return picked
+
+
+def first_after(view: ColumnSnapshot, machine_id: str) -> int:
+    """Return the row of the first machine whose id is greater, the number of rows when there is none."""
+    return bisect_right(view.ids, machine_id)

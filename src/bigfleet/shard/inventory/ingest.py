@@ -1,0 +1,352 @@
+"""How the shard's view of a machine changes: by what it drives, and by what the provider shows.
+
+docs/spec/shard.md §5.3. The transition table binds the former only. Stamps are the shard's own: they stay while the
+machine is on its way or bound, and end together with the cluster when it is observed Idle, Speculative or Deleting
+(ADR-0059 in docs/adr). Every change of a machine that is or was bound tells the cluster.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
+
+import structlog
+
+from bigfleet.model import labels as keys
+from bigfleet.model import vector
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import NodeStateUpdate, NodeStatus, Taint
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.metadata import decode_metadata
+from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
+from bigfleet.model.vector import Vector, parse_vector
+from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
+from bigfleet.shard.inventory.machine_record import Binding, Kept
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ports import Record
+from bigfleet.shard.sessions.registry import Sessions
+
+_log = structlog.get_logger("bigfleet.shard.inventory.ingest")
+
+NO_LONGER_REPORTED = "no longer reported by the provider"
+BOUND_ELSEWHERE = "bound to another cluster by the provider"
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+#: What a machine without a binding has none of.
+_BINDING = attrgetter("cluster", *Binding._fields[2:])
+
+
+class Moment(NamedTuple):
+    """One reading of both clocks."""
+
+    seconds: float
+    unix_nanos: int
+
+
+class NodeLoad(NamedTuple):
+    """What the cluster last said of a machine's node."""
+
+    observed_unix_nanos: int
+    #: "" when the node is gone.
+    node_name: str
+    #: What its pods request in sum, milli-units; empty also when that was not said.
+    requested: Vector
+    #: How many pods it runs.
+    pods: int
+
+
+class _Told(NamedTuple):
+    """What a record says of a machine beside its facts."""
+
+    state: MachineState
+    cluster: ClusterId
+    last_error: str
+
+    @classmethod
+    def of(cls, machine: Machine | Kept) -> "_Told":
+        return cls(machine.state, machine.cluster, machine.last_error)
+
+
+class Ingest:
+    """The only writer of the inventory beside its tests."""
+
+    def __init__(self, *, inventory: Inventory, sessions: Sessions, metrics: ShardMetrics, clock: Clock) -> None:
+        self._inventory = inventory
+        self._sessions = sessions
+        self._metrics = metrics
+        self._clock = clock
+        #: What the last record applied told, of all and only machines of which our view says something else by now;
+        #: the facts of our view are always those of that record.
+        self._applied: dict[MachineId, _Told] = {}
+        #: Asked of each record before anything else: is the machine ours?
+        self.owns: Callable[[Record], bool] = lambda _record: True
+        #: Called with (before, after) of each change of state or binding; before is None for one that is new here.
+        self.on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None
+        #: Called with (before, after) of each other state that a provider shows of a known machine; after is None for a
+        #: machine that it shows no more.
+        self.on_observed: Callable[[Machine, Machine | None], None] = lambda _before, _after: None
+        #: Called with each machine that is gone, and the cluster that it carried.
+        self.on_remove: Callable[[MachineId, ClusterId], None] = lambda _machine, _cluster: None
+        #: Called with each status that was kept, and the machine that it names.
+        self.on_status: Callable[[Machine, NodeStatus], None] = lambda _machine, _status: None
+        #: Newest status that the bound cluster's operator reported, by machine.
+        self._nodes: dict[str, NodeLoad] = {}
+
+    def drive(self, machine: Machine) -> None:
+        """Carry out a transition of ours. Raises InventoryRefusal when the table or the invariant forbids it."""
+        before = self._inventory.apply(
+            machine,
+            now_seconds=self._clock.monotonic_seconds(),
+            now_unix_nanos=self._clock.unix_nanos(),
+        )
+        self._applied.setdefault(machine.id, _Told.of(before))
+        self._tell(machine.id, before, machine)
+
+    def is_unchanged(self, record: Record) -> bool:
+        """Say whether the record equals the last applied one and our view has not moved away from it since."""
+        shown = record.machine
+        known = self._inventory.kept(shown.id)
+        if known is None or known.state is not shown.state or known.cluster != shown.cluster:
+            return False
+        applied = self._applied.get(shown.id)
+        if applied is not None and applied != (shown.state, shown.cluster, shown.last_error):
+            return False
+        told_error = known.last_error if applied is None else applied.last_error
+        return told_error == shown.last_error and known.declares(shown)
+
+    def changed(self, records: Iterable[Record]) -> set[MachineId]:
+        """Return the machines of all and only the records that are not unchanged, each judged as if it came first."""
+        return {record.machine.id for record in records if not self.is_unchanged(record)}
+
+    def is_as_told(self, machine_id: MachineId) -> bool:
+        """Say whether our view of a known machine is what the last record applied told of it."""
+        return machine_id not in self._applied
+
+    def moment(self) -> Moment:
+        """Return the present, for several records that are shown at the same time."""
+        return Moment(self._clock.monotonic_seconds(), self._clock.unix_nanos())
+
+    def observe(self, record: Record, moment: Moment | None = None) -> bool:
+        """Take what the provider shows; return False when the record was refused and the last good one stays.
+
+        A machine that is not ours, or no longer, is not in the inventory afterwards.
+        """
+        if not self.owns(record):
+            self.let_go(record, moment)
+            return True
+        return self.take(record, moment)
+
+    def let_go(self, record: Record, moment: Moment | None = None) -> None:
+        """Take a machine that is not ours out of the inventory, if it is there; it is not gone."""
+        machine_id = record.machine.id
+        known = self._inventory.kept(machine_id)
+        if known is None:
+            return
+        if known.cluster:
+            # What became of it concerns the cluster that it served, and whoever times its transition.
+            self.take(record, moment)
+        self.leave(machine_id)
+
+    def take(self, record: Record, moment: Moment | None = None) -> bool:
+        """Take what the provider shows of a machine that is ours, as `observe` does; nobody asks again whose it is."""
+        shown = record.machine
+        machine_id = shown.id
+        known = self._inventory.kept(machine_id)
+        observed, binding = self._merged(record, known)
+        seconds, unix_nanos = moment or self.moment()
+        try:
+            if known is None:
+                self._inventory.insert(observed, now_seconds=seconds, now_unix_nanos=unix_nanos)
+            else:
+                self._inventory.observe(observed, now_seconds=seconds, now_unix_nanos=unix_nanos, binding=binding)
+        except InventoryRefusal as refusal:
+            self._metrics.machines_rejected.labels(refusal.reason).inc()
+            _log.warning("record_refused", machine=machine_id, reason=refusal.reason, fault=str(refusal))
+            return False
+        if shown is observed or (
+            shown.state is observed.state
+            and shown.cluster == observed.cluster
+            and shown.last_error == observed.last_error
+        ):
+            self._applied.pop(machine_id, None)
+        else:
+            self._applied[machine_id] = _Told.of(shown)
+        former = None if known is None else known.binding.state
+        if known is not None and former is not None and former is not observed.state:
+            self.on_observed(known.machine(machine_id), observed)
+            if not is_legal_transition(former, observed.state):
+                self._metrics.observed_jumps.labels(former.label, observed.state.label).inc()
+            if observed.state is MachineState.SPECULATIVE and former is MachineState.DELETING:
+                self._metrics.idle_releases.inc()
+        self._tell(machine_id, known, observed)
+        return True
+
+    def fail(self, machine: Machine, cause: str) -> None:
+        """Set a machine to Failed in our memory only; the record that says otherwise is kept for comparison."""
+        failed = replace(machine, state=MachineState.FAILED, last_error=cause)
+        before = self._inventory.observe(
+            failed, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
+        )
+        self._applied.setdefault(machine.id, _Told.of(before))
+        self._tell(machine.id, before, failed)
+
+    def keep_bound(self, machine: Machine) -> None:
+        """Undo a drain that its operator refused: the provider still shows the machine as Configured, and so do we."""
+        kept = replace(machine, state=MachineState.CONFIGURED, preempted_for=None)
+        before = self._inventory.observe(
+            kept, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
+        )
+        self._applied.pop(machine.id, None)
+        self._tell(machine.id, before, kept)
+
+    def applied_state(self, machine_id: MachineId) -> MachineState | None:
+        """Return the state of the last record applied, None when there was none."""
+        applied = self._applied.get(machine_id)
+        if applied is not None:
+            return applied.state
+        known = self._inventory.kept(machine_id)
+        return known.state if known is not None else None
+
+    def remove(self, machine_id: MachineId) -> None:
+        """Forget a machine that the provider does not report any more; its cluster is told that it failed."""
+        known = self._inventory.kept(machine_id)
+        if known is not None and known.cluster and self._sessions.of(known.cluster) is not None:
+            self._tell_lost(known.machine(machine_id), NO_LONGER_REPORTED)
+        if known is not None:
+            self.on_observed(known.machine(machine_id), None)
+        self.leave(machine_id)
+
+    def leave(self, machine_id: MachineId) -> None:
+        """Take a machine out of the inventory; nobody is told that it failed."""
+        before = self._inventory.remove(machine_id)
+        self._applied.pop(machine_id, None)
+        self._nodes.pop(machine_id, None)
+        self.on_remove(machine_id, before.cluster)
+
+    def note_node_name(self, cluster: str, status: NodeStatus) -> bool:
+        """Keep what an operator reported of a node; False when the machine is not bound to its cluster.
+
+        An empty name says that the node is gone; a status that is older than the last kept changes nothing.
+        """
+        machine = self._inventory.get(status.machine_id)
+        if machine is None or machine.cluster != cluster:
+            return False
+        known = self._nodes.get(status.machine_id)
+        if known is None or status.observed_unix_nanos >= known.observed_unix_nanos:
+            # A quantity that cannot be read is left out: what a node runs is a hint.
+            requested = parse_vector(status.requested) if status.requested else vector.ZERO
+            self._nodes[status.machine_id] = NodeLoad(
+                status.observed_unix_nanos, status.node_name, requested, max(0, status.pods)
+            )
+            self.on_status(machine, status)
+        return True
+
+    def node_load(self, machine_id: MachineId) -> NodeLoad | None:
+        """Return the newest status of a machine's node, None before the machine's cluster reported one."""
+        return self._nodes.get(machine_id)
+
+    def node_name(self, machine: Machine) -> str:
+        """Return the provider's node name, else the one that an operator reported, else ""."""
+        known = self._nodes.get(machine.id)
+        return machine.node_name or (known.node_name if known is not None else "")
+
+    def node_state(self, machine: Machine, cluster: ClusterId) -> NodeStateUpdate:
+        """Return the frame that shows a machine to a cluster (docs/spec/shard.md §10.3)."""
+        return NodeStateUpdate(
+            machine_id=machine.id,
+            cluster_id=cluster,
+            state=machine.state,
+            node_name=self.node_name(machine),
+            provider_id=provider_id(machine),
+            last_error=machine.last_error,
+            labels=node_labels(machine),
+            resources=dict(machine.allocatable or machine.resources),
+            taints=tuple(node_taints(machine)),
+        )
+
+    def _merged(self, record: Record, known: Kept | None) -> tuple[Machine, Binding | None]:
+        """Return what our view will be: a machine, and the binding whose stamps it has where those are not its own."""
+        machine, metadata = record
+        if machine.state in UNBOUND_STATES:
+            # Most are without one already, and then our view and the record are one object.
+            return (machine.without_binding() if any(_BINDING(machine)) else machine), None
+        if known is None:
+            return self._restored(machine, metadata), None
+        ours = known.binding
+        if machine.state is ours.state is MachineState.CONFIGURING and not machine.cluster:
+            # A provider may name the cluster only once the machine is Configured: absent is not said.
+            machine = replace(machine, cluster=ours.cluster)
+        if machine.cluster and ours.cluster != machine.cluster:
+            # A binding that we did not make, or whose memory we lost: the provider's echo is the only account of it.
+            if ours.cluster:
+                self._metrics.binding_conflicts.inc()
+                _log.warning("binding_conflict", machine=machine.id, ours=ours.cluster, provider=machine.cluster)
+            return self._restored(machine, metadata), None
+        return machine, ours.moved(machine.state, machine.cluster)
+
+    def _restored(self, machine: Machine, metadata: Mapping[str, str]) -> Machine:
+        restored, malformed = decode_metadata(machine, metadata)
+        for key in malformed:
+            self._metrics.metadata_errors.inc()
+            _log.warning("metadata_unreadable", machine=machine.id, key=key)
+        return restored
+
+    def _tell(self, machine_id: MachineId, before: Kept | None, after: Machine) -> None:
+        """Tell listeners and the cluster of a change; of the stamps of `after` nobody asks here."""
+        former = None
+        ours = None if before is None else before.binding
+        if before is None or ours is None or ours.state is not after.state or ours.cluster != after.cluster:
+            former = before.machine(machine_id) if before is not None else None
+            # What a record tells has no stamps; those of the machine are in our view.
+            self.on_change(former, self._inventory.known(machine_id) if former is not None else after)
+        cluster = (ours.cluster if ours is not None else "") or after.cluster
+        if not cluster:
+            return
+        if former is not None and former.cluster and after.cluster not in ("", former.cluster):
+            self._tell_lost(former, BOUND_ELSEWHERE)
+            self._nodes.pop(after.id, None)
+            self._sessions.send_node_state(self.node_state(after, after.cluster))
+            return
+        if self._sessions.of(cluster) is not None and not (before is not None and before.is_framed_like(after)):
+            update = self.node_state(after, ClusterId(cluster))
+            if (
+                before is None
+                or before.state is not after.state
+                or self.node_state(before.machine(machine_id), ClusterId(cluster)) != update
+            ):
+                self._sessions.send_node_state(update)
+        if not after.cluster:
+            self._nodes.pop(after.id, None)
+
+    def _tell_lost(self, machine: Machine, cause: str) -> None:
+        """Tell a machine's cluster, if it is there, that it will hear no more of the machine."""
+        if self._sessions.of(machine.cluster) is None:
+            return
+        lost = replace(machine, state=MachineState.FAILED, last_error=cause)
+        self._sessions.send_node_state(self.node_state(lost, machine.cluster))
+
+
+def provider_id(machine: Machine) -> str:
+    """Return the `spec.providerID` of the machine's node, "" without a host (docs/spec/wire.md §8)."""
+    if not machine.host.is_present:
+        return ""
+    return machine.host.ref if "://" in machine.host.ref else f"{machine.host.provider}://{machine.host.ref}"
+
+
+def node_labels(machine: Machine) -> dict[str, str]:
+    """Return the labels that the node carries: the machine's, its type and zone, without the taints label."""
+    node = {key: value for key, value in machine.labels.items() if key != keys.TAINTS}
+    if machine.instance_type:
+        node[keys.INSTANCE_TYPE] = machine.instance_type
+    if machine.zone:
+        node[keys.ZONE] = machine.zone
+    return node
+
+
+def node_taints(machine: Machine) -> Iterator[Taint]:
+    """Yield the taints of the provider label `key=value:effect,…`; a malformed entry is left out."""
+    for entry in machine.labels.get(keys.TAINTS, "").split(","):
+        pair, _colon, effect = entry.rpartition(":")
+        key, _equals, value = pair.partition("=")
+        if key and effect in _EFFECTS:
+            yield Taint(key, value, effect)

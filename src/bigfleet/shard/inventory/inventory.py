@@ -1,0 +1,229 @@
+"""The machines that a shard knows, as its loop sees them at this moment (docs/spec/model.md §3).
+
+Every insert and update passes the invariant; a record that breaks it is refused and the last good one stays. The same
+change goes to the columns that the engine decides from (ADR 0110), so that a snapshot costs what has changed. Machines
+are kept in parts (`bigfleet.shard.inventory.machine_record`) and made anew for whoever asks for one. It is touched by
+the shard's loop alone; other threads read immutable snapshots of it. It never sorts or copies the machines.
+"""
+
+import math
+from collections.abc import Iterator, KeysView, Set
+
+import numpy as np
+import numpy.typing as npt
+
+from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine, invariant_fault
+from bigfleet.model.states import MachineState, is_legal_transition
+from bigfleet.shard.inventory.machine_record import Binding, Keeper, Kept, binding_of
+
+
+class InventoryRefusal(Exception):
+    """An operation that the inventory does not take; `reason` is exists, unknown, transition or a broken invariant."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Inventory:
+    """Machines by id, with the moments of their last transitions.
+
+    Invariants: all and only machines that pass `invariant_fault`; a machine has an idle-since stamp if and only if it
+    is Idle; every machine has a state-since stamp; `_members` counts all and only machines with a cluster; the columns
+    hold the same machines with the same stamps.
+    """
+
+    def __init__(self) -> None:
+        self._machines: dict[MachineId, Kept] = {}
+        self._idle_since_seconds: dict[MachineId, float] = {}
+        #: Of all and only the machines whose stamp is not `_first_unix_nanos`, which the first List gives to most.
+        self._state_since_unix_nanos: dict[MachineId, int] = {}
+        self._first_unix_nanos: int | None = None
+        #: How many machines carry each cluster.
+        self._members: dict[str, int] = {}
+        self._store = ColumnStore()
+        self._keeper = Keeper(self._store.vocabulary)
+        self._changed: set[MachineId] = set()
+        #: The newest snapshot that was taken, perhaps older than the present; other threads may read it.
+        self.latest_snapshot = self._store.snapshot()
+
+    def __len__(self) -> int:
+        return len(self._machines)
+
+    def __contains__(self, machine_id: object) -> bool:
+        return machine_id in self._machines
+
+    def __iter__(self) -> Iterator[Machine]:
+        return (kept.machine(machine_id) for machine_id, kept in self._machines.items())
+
+    def get(self, machine_id: str) -> Machine | None:
+        """Return the machine, made for the caller, or None when it is not known. Cost: some microseconds."""
+        known = MachineId(machine_id)
+        kept = self._machines.get(known)
+        return None if kept is None else kept.machine(known)
+
+    def known(self, machine_id: MachineId) -> Machine:
+        """Return the machine, made for the caller. Raises InventoryRefusal when it is unknown."""
+        return self._known(machine_id).machine(machine_id)
+
+    def kept(self, machine_id: MachineId) -> Kept | None:
+        """Return what is kept of a machine, None when it is not known."""
+        return self._machines.get(machine_id)
+
+    @property
+    def ids(self) -> KeysView[MachineId]:
+        """The machines that are known; a live view."""
+        return self._machines.keys()
+
+    @property
+    def clusters(self) -> Set[str]:
+        """The clusters that any machine carries; a live view."""
+        return self._members.keys()
+
+    def bound_to(self, cluster: str) -> list[MachineId]:
+        """Return the ids of the machines that carry this cluster, ascending. Cost: one look at a column."""
+        return self._store.ids_in(cluster) if cluster in self._members else []
+
+    def idle_since_seconds(self, machine_id: MachineId) -> float | None:
+        """Return the monotonic second at which the machine became Idle, None when it is not Idle."""
+        return self._idle_since_seconds.get(machine_id)
+
+    def state_since_unix_nanos(self, machine_id: MachineId) -> int:
+        """Return when this process first saw the machine in its state; 0 when it is not known."""
+        if machine_id not in self._machines:
+            return 0
+        return self._state_since_unix_nanos.get(machine_id, self._first_unix_nanos or 0)
+
+    def insert(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> None:
+        """Add a machine. Raises InventoryRefusal when the id exists or the record breaks the invariant."""
+        if machine.id in self._machines:
+            raise InventoryRefusal("exists", f"{machine.id}: a machine with this id exists already")
+        self._replace(machine, None, now_seconds, now_unix_nanos)
+
+    def apply(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> Kept:
+        """Replace a machine by a driven transition or an update, and return what was kept before.
+
+        Raises InventoryRefusal when it is unknown, the transition is not in the table, or the invariant is broken.
+        """
+        before = self._known(machine.id)
+        if not is_legal_transition(before.state, machine.state):
+            raise InventoryRefusal(
+                "transition", f"{machine.id}: {before.state.label} to {machine.state.label} is no legal transition"
+            )
+        self._replace(machine, before, now_seconds, now_unix_nanos)
+        return before
+
+    def observe(
+        self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0, binding: Binding | None = None
+    ) -> Kept:
+        """Replace a machine by what its provider reports, whatever the table says, and return what was kept before.
+
+        `binding` holds its stamps when they are not those of the machine; state and cluster are the same in both.
+        Raises InventoryRefusal when it is unknown or the invariant is broken.
+        """
+        before = self._known(machine.id)
+        self._replace(machine, before, now_seconds, now_unix_nanos, binding)
+        return before
+
+    def remove(self, machine_id: str) -> Kept:
+        """Forget a machine and return what was kept of it. Raises InventoryRefusal when it is unknown."""
+        known = MachineId(machine_id)
+        before = self._known(known)
+        del self._machines[known]
+        self._idle_since_seconds.pop(known, None)
+        self._state_since_unix_nanos.pop(known, None)
+        self._count(before.cluster, -1)
+        self._store.remove(known)
+        self._changed.add(known)
+        return before
+
+    def snapshot(self) -> ColumnSnapshot:
+        """Return an immutable view of this moment in columns; the same object while nothing changed.
+
+        Cost: the machines that changed since the view before, or a merge of all of them when some are new.
+        """
+        if self._changed:
+            self.latest_snapshot = self._store.snapshot()
+            self._changed = set()
+        return self.latest_snapshot
+
+    @property
+    def changed_since_snapshot(self) -> Set[MachineId]:
+        """The machines that were inserted, changed or removed since `latest_snapshot` was taken."""
+        return self._changed
+
+    # ---- digests of records -----------------------------------------------------------------------------------------
+
+    def note(self, machine_id: MachineId, digest: bytes) -> None:
+        """Keep the digest of the record that says what is known of a machine, until anything of the machine changes."""
+        self._store.note(machine_id, digest)
+
+    def noted(self) -> npt.NDArray[np.uint64]:
+        """Return the digest of each row as two integers, zeros for none; no rows when there is no digest."""
+        return self._store.notes()
+
+    def settle(self) -> None:
+        """Give every machine a row, which may number them all anew."""
+        self._store.settle()
+
+    @property
+    def layout(self) -> int:
+        """The numbering of the rows; only within one are row numbers the same."""
+        return self._store.layout
+
+    def row(self, machine_id: MachineId) -> int | None:
+        """Return the row of a machine in the present layout, None when it has none."""
+        return self._store.row(machine_id)
+
+    def ids_without(self, rows: npt.NDArray[np.int64]) -> list[MachineId]:
+        """Return the machines that have a row, but for some rows, ids ascending."""
+        return self._store.rows_without(rows)
+
+    def _known(self, machine_id: MachineId) -> Kept:
+        kept = self._machines.get(machine_id)
+        if kept is None:
+            raise InventoryRefusal("unknown", f"{machine_id}: no machine with this id is known")
+        return kept
+
+    def _replace(
+        self,
+        machine: Machine,
+        before: Kept | None,
+        now_seconds: float,
+        now_unix_nanos: int,
+        binding: Binding | None = None,
+    ) -> None:
+        fault = invariant_fault(machine)
+        if fault is not None:
+            raise InventoryRefusal(fault[0].value, f"{machine.id}: {fault[1]}")
+        machine_id, state = machine.id, machine.state
+        former = None if before is None else before.binding
+        if former is None or former.state is not state:
+            if self._first_unix_nanos is None:
+                self._first_unix_nanos = now_unix_nanos
+            if now_unix_nanos == self._first_unix_nanos:
+                self._state_since_unix_nanos.pop(machine_id, None)
+            else:
+                self._state_since_unix_nanos[machine_id] = now_unix_nanos
+            if state is MachineState.IDLE:
+                self._idle_since_seconds[machine_id] = now_seconds
+            else:
+                self._idle_since_seconds.pop(machine_id, None)
+        former_cluster = "" if former is None else former.cluster
+        if former_cluster != machine.cluster:
+            self._count(former_cluster, -1)
+            self._count(machine.cluster, 1)
+        store = self._store
+        since_seconds = self._idle_since_seconds[machine_id] if state is MachineState.IDLE else math.nan
+        kept, numbers = self._keeper.keep(machine, binding or binding_of(machine), since_seconds, store.vocabulary)
+        self._machines[machine_id] = kept
+        store.put(machine_id, numbers)
+        self._changed.add(machine_id)
+
+    def _count(self, cluster: str, more: int) -> None:
+        if cluster:
+            self._members[cluster] = members = self._members.get(cluster, 0) + more
+            if not members:
+                del self._members[cluster]

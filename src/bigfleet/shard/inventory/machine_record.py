@@ -1,0 +1,243 @@
+"""What the shard keeps of a machine: what is its own, and references to what it shares with others.
+
+Half a million machines repeat some ten thousand sets of facts and of stamps. As a record of its own a machine takes 300
+bytes with its host; kept like this it takes a hundred, and two that share their facts are compared by one reference.
+`Keeper` makes each shared part once, with the numbers that the columns know it by. Values only: nothing here may know
+which machines there are.
+"""
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from bigfleet.engine.columns.store import Numbers, Stamp, Vocabulary
+from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
+from bigfleet.model.machine import Host, Machine, PreemptedFor
+from bigfleet.model.states import CapacityType, MachineState
+
+#: Parts of each kind that are shared; beyond, sharing begins anew, which costs memory and nothing else.
+SHARED_MAX: Final = 262_144
+
+
+class Facts(NamedTuple):
+    """What a provider declares of many machines alike."""
+
+    host_provider: str
+    instance_type: str
+    zone: str
+    capacity_type: CapacityType
+    resources: Mapping[str, str]
+    allocatable: Mapping[str, str]
+    labels: Mapping[str, str]
+    price_usd_per_hour: float
+    interruption_probability: float
+
+
+class Binding(NamedTuple):
+    """Where a machine is in its life, and what for."""
+
+    state: MachineState
+    cluster: ClusterId
+    assigned_priority: int
+    assigned_interruption_penalty_dollars: float
+    assigned_reclamation_penalty_dollars: float
+    assigned_need_fingerprint: Fingerprint
+    assigned_group: str
+    intended_cluster: ClusterId
+    preempted_for: PreemptedFor | None
+
+    def moved(self, state: MachineState, cluster: ClusterId) -> "Binding":
+        """Return the binding in another state and cluster; what a machine was preempted for ends with its drain."""
+        preempted_for = self.preempted_for if state is MachineState.DRAINING else None
+        if state is self.state and cluster == self.cluster and preempted_for is self.preempted_for:
+            return self
+        return self._replace(state=state, cluster=cluster, preempted_for=preempted_for)
+
+
+class Kept(NamedTuple):
+    """A machine but for its id."""
+
+    facts: Facts
+    binding: Binding
+    host_ref: str
+    node_name: str
+    last_error: str
+
+    @property
+    def state(self) -> MachineState:
+        """Where the machine is in its life."""
+        return self.binding.state
+
+    @property
+    def cluster(self) -> ClusterId:
+        """Bound cluster, "" for none."""
+        return self.binding.cluster
+
+    @property
+    def instance_type(self) -> str:
+        """As declared."""
+        return self.facts.instance_type
+
+    @property
+    def zone(self) -> str:
+        """As declared."""
+        return self.facts.zone
+
+    @property
+    def capacity_type(self) -> CapacityType:
+        """As declared."""
+        return self.facts.capacity_type
+
+    def machine(self, machine_id: MachineId) -> Machine:
+        """Return the machine, equal to the one that was kept."""
+        facts, binding = self.facts, self.binding
+        return Machine(
+            id=machine_id,
+            state=binding.state,
+            host=Host(facts.host_provider, self.host_ref),
+            cluster=binding.cluster,
+            instance_type=facts.instance_type,
+            zone=facts.zone,
+            capacity_type=facts.capacity_type,
+            resources=facts.resources,
+            allocatable=facts.allocatable,
+            labels=facts.labels,
+            price_usd_per_hour=facts.price_usd_per_hour,
+            interruption_probability=facts.interruption_probability,
+            last_error=self.last_error,
+            node_name=self.node_name,
+            assigned_priority=binding.assigned_priority,
+            assigned_interruption_penalty_dollars=binding.assigned_interruption_penalty_dollars,
+            assigned_reclamation_penalty_dollars=binding.assigned_reclamation_penalty_dollars,
+            assigned_need_fingerprint=binding.assigned_need_fingerprint,
+            assigned_group=binding.assigned_group,
+            intended_cluster=binding.intended_cluster,
+            preempted_for=binding.preempted_for,
+        )
+
+    def declares(self, machine: Machine) -> bool:
+        """Say whether the facts are those of a record: all that a provider tells but state, cluster and last error."""
+        provider, instance_type, zone, capacity_type, resources, allocatable, labels, price, probability = self.facts
+        # What conversion shares is one object, so most comparisons are of two references.
+        return (
+            (labels is machine.labels or labels == machine.labels)
+            and (allocatable is machine.allocatable or allocatable == machine.allocatable)
+            and (resources is machine.resources or resources == machine.resources)
+            and instance_type == machine.instance_type
+            and zone == machine.zone
+            and capacity_type is machine.capacity_type
+            and price == machine.price_usd_per_hour
+            and probability == machine.interruption_probability
+            and self.node_name == machine.node_name
+            and self.host_ref == machine.host.ref
+            and provider == machine.host.provider
+        )
+
+    def is_framed_like(self, machine: Machine) -> bool:
+        """Say whether both make the same frame for a cluster; most changes of stamps and prices make no other one."""
+        facts = self.facts
+        return (
+            self.binding.state is machine.state
+            and self.last_error == machine.last_error
+            and self.node_name == machine.node_name
+            and (facts.host_provider, self.host_ref) == machine.host
+            and facts.labels == machine.labels
+            and facts.instance_type == machine.instance_type
+            and facts.zone == machine.zone
+            and facts.allocatable == machine.allocatable
+            and facts.resources == machine.resources
+        )
+
+
+class _NumberedFacts(NamedTuple):
+    facts: Facts
+    shape: int
+    offer: int
+
+
+class _NumberedBinding(NamedTuple):
+    binding: Binding
+    state: int
+    cluster: int
+    stamp: int
+
+
+class Keeper:
+    """Makes what is kept of machines, equal parts once."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        #: Maps are looked up by identity; the facts hold them, so that no other map can get their place in memory.
+        self._facts: dict[tuple[object, ...], _NumberedFacts] = {}
+        self._bindings: dict[Binding, _NumberedBinding] = {}
+        #: The same by identity, of those that were made here: most machines keep their binding.
+        self._made_here: dict[int, _NumberedBinding] = {}
+
+    def keep(
+        self, machine: Machine, binding: Binding, idle_since_seconds: float, vocabulary: Vocabulary
+    ) -> tuple[Kept, Numbers]:
+        """Return what to keep of a machine whose state, cluster and stamps are those of `binding`, and its numbers."""
+        if vocabulary is not self._vocabulary:
+            self._vocabulary = vocabulary
+            self._facts.clear()
+            self._forget_bindings()
+        bound = self._made_here.get(id(binding)) or self._bindings.get(binding) or self._numbered_binding(binding)
+        provider, host_ref = machine.host
+        key = (
+            provider,
+            machine.instance_type,
+            machine.zone,
+            machine.capacity_type,
+            id(machine.resources),
+            id(machine.allocatable),
+            id(machine.labels),
+            machine.price_usd_per_hour,
+            machine.interruption_probability,
+        )
+        facts, shape, offer = self._facts.get(key) or self._numbered_facts(key, machine)
+        binding, state, cluster, stamp = bound
+        return (
+            Kept(facts, binding, host_ref, machine.node_name, machine.last_error),
+            (state, cluster, shape, offer, stamp, idle_since_seconds),
+        )
+
+    def _numbered_binding(self, binding: Binding) -> _NumberedBinding:
+        state, cluster, priority, interruption, reclamation, fingerprint, group, intended, preempted_for = binding
+        stamp = Stamp(fingerprint, group, priority, interruption, reclamation, intended, preempted_for)
+        vocabulary = self._vocabulary
+        if len(self._bindings) >= SHARED_MAX:
+            self._forget_bindings()
+        numbered = _NumberedBinding(binding, int(state), vocabulary.cluster(cluster), vocabulary.add_stamp(stamp))
+        self._bindings[binding] = self._made_here[id(binding)] = numbered
+        return numbered
+
+    def _forget_bindings(self) -> None:
+        self._bindings.clear()
+        self._made_here.clear()
+
+    def _numbered_facts(self, key: tuple[object, ...], machine: Machine) -> _NumberedFacts:
+        facts = Facts(
+            machine.host.provider,
+            machine.instance_type,
+            machine.zone,
+            machine.capacity_type,
+            machine.resources,
+            machine.allocatable,
+            machine.labels,
+            machine.price_usd_per_hour,
+            machine.interruption_probability,
+        )
+        vocabulary = self._vocabulary
+        if len(self._facts) >= SHARED_MAX:
+            self._facts.clear()
+        numbered = _NumberedFacts(facts, vocabulary.shape(machine), vocabulary.offer(machine))
+        self._facts[key] = numbered
+        return numbered
+
+
+def binding_of(machine: Machine) -> Binding:
+    """Return a machine's state, cluster and stamps."""
+    return Binding(*_BINDING(machine))
+
+
+_BINDING = attrgetter(*Binding._fields)

@@ -1,0 +1,277 @@
+"""What a shard owns, on disk: base, domains, moved machines, reservations and the accepted term, each change a whole.
+
+docs/spec/shard.md §2, docs/spec/coordinator.md §9. Tables of `shard.db`, whose file
+`bigfleet.shard.ownership.state_file` opens. A row that cannot be read ends the start and is named. Nothing here decides
+what is owned, and nothing that is damaged is ever made anew or left out.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.machine import Host, Machine
+from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn
+from bigfleet.model.states import CapacityType, MachineState
+
+#: Of the tables that schema 2 added; schema 1 had `meta` alone.
+TABLES = (
+    "CREATE TABLE domains (topology_key TEXT NOT NULL, topology_value TEXT NOT NULL, standing TEXT NOT NULL,"
+    " PRIMARY KEY (topology_key, topology_value)) STRICT",
+    "CREATE TABLE rows (machine_id TEXT PRIMARY KEY, kind TEXT NOT NULL, term INTEGER NOT NULL,"
+    " sequence INTEGER NOT NULL, other TEXT NOT NULL, since_unix_nanos INTEGER NOT NULL, record BLOB) STRICT",
+    "CREATE TABLE reservations (machine_id TEXT PRIMARY KEY, to_shard TEXT NOT NULL, instruction_id TEXT NOT NULL,"
+    " is_ready INTEGER NOT NULL, expires_unix_nanos INTEGER NOT NULL, instance_type TEXT NOT NULL,"
+    " zone TEXT NOT NULL) STRICT",
+)
+BASE_KEY, TERM_KEY = "base", "coordinator_term"
+
+_HELD, _LEAVING = "held", "leaving"
+#: What is kept of a machine that is given up: all that its provider declares of one that is bound to nobody.
+_RECORD_FIELDS = (
+    "instance_type",
+    "zone",
+    "resources",
+    "allocatable",
+    "labels",
+    "price_usd_per_hour",
+    "interruption_probability",
+    "last_error",
+    "node_name",
+)
+
+
+class DamagedRow(Exception):
+    """Something in the tables cannot be read; the message says where and what."""
+
+
+class OwnershipNotWritten(Exception):
+    """A change could not be made durable, and was not made; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """A machine that is drained, or was, for another shard (§9.5)."""
+
+    machine_id: MachineId
+    to_shard: ShardId
+    instruction_id: str
+    #: Idle now.
+    is_ready: bool = False
+    #: 0 until it is ready.
+    expires_unix_nanos: int = 0
+    instance_type: str = ""
+    zone: str = ""
+
+
+class OwnershipFile:
+    """The tables of one open state file, and what they hold.
+
+    Invariant: `owned`, `reservations` and `accepted_term` are what a process that opens the file now would read.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Read everything. Raises DamagedRow."""
+        self._connection = connection
+        self._path = path
+        meta = dict(connection.execute("SELECT key, value FROM meta"))
+        self.owned = Owned(
+            base=_base(meta),
+            domains=frozenset(_domains(connection, _HELD)),
+            leaving=frozenset(_domains(connection, _LEAVING)),
+            rows=dict(_rows(connection)),
+        )
+        #: By machine.
+        self.reservations: Mapping[MachineId, Reservation] = dict(_reservations(connection))
+        #: The highest term that was accepted, 0 before the first.
+        self.accepted_term = _term(meta)
+
+    def accept_term(self, term: int) -> None:
+        """Make a higher term durable; one that is not higher changes nothing. Raises OwnershipNotWritten."""
+        if term <= self.accepted_term:
+            return
+        with self._transaction():
+            self._put_meta(TERM_KEY, str(term))
+        self.accepted_term = term
+
+    def commit(self, owned: Owned, reservations: Mapping[MachineId, Reservation] | None = None) -> None:
+        """Make what is owned, and what is reserved, durable in one transaction. Raises OwnershipNotWritten.
+
+        It costs what differs from before, and a look at each row.
+        """
+        kept = self.reservations if reservations is None else reservations
+        with self._transaction():
+            self._write_domains(owned)
+            self._write_rows(owned.rows)
+            self._write_reservations(kept)
+            if owned.base is not self.owned.base:
+                self._put_meta(BASE_KEY, owned.base.value)
+        self.owned, self.reservations = owned, dict(kept)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise OwnershipNotWritten(f"{self._path}: {error}; make room, or look at the file's rights") from error
+
+    def _put_meta(self, key: str, value: str) -> None:
+        self._connection.execute(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
+        )
+
+    def _write_domains(self, owned: Owned) -> None:
+        before, after = _standings(self.owned), _standings(owned)
+        self._connection.executemany(
+            "DELETE FROM domains WHERE topology_key = ? AND topology_value = ?", sorted(before.keys() - after.keys())
+        )
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO domains VALUES (?, ?, ?)",
+            [(*domain, standing) for domain, standing in sorted(after.items()) if before.get(domain) != standing],
+        )
+
+    def _write_rows(self, rows: Mapping[MachineId, Row]) -> None:
+        before = self.owned.rows
+        if rows is before:
+            return
+        self._delete("DELETE FROM rows WHERE machine_id = ?", before.keys() - rows.keys())
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (machine_id, row.kind.value, *row.turn, row.other, row.since_unix_nanos, _packed(row.machine))
+                for machine_id, row in rows.items()
+                if before.get(machine_id) is not row
+            ],
+        )
+
+    def _write_reservations(self, kept: Mapping[MachineId, Reservation]) -> None:
+        before = self.reservations
+        if kept is before:
+            return
+        self._delete("DELETE FROM reservations WHERE machine_id = ?", before.keys() - kept.keys())
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    each.machine_id,
+                    each.to_shard,
+                    each.instruction_id,
+                    int(each.is_ready),
+                    each.expires_unix_nanos,
+                    each.instance_type,
+                    each.zone,
+                )
+                for machine_id, each in kept.items()
+                if before.get(machine_id) != each
+            ],
+        )
+
+    def _delete(self, statement: str, machine_ids: Iterable[MachineId]) -> None:
+        self._connection.executemany(statement, [(machine_id,) for machine_id in machine_ids])
+
+
+def make_tables(connection: sqlite3.Connection, base: Base) -> None:
+    """Make the tables, and say what a file without any row owns, within the caller's transaction."""
+    for statement in TABLES:
+        connection.execute(statement)
+    connection.execute("INSERT INTO meta VALUES (?, ?)", (BASE_KEY, base.value))
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def _standings(owned: Owned) -> dict[Domain, str]:
+    # A domain that is both would be held: taking it again ended its leaving.
+    return dict.fromkeys(owned.leaving, _LEAVING) | dict.fromkeys(owned.domains, _HELD)
+
+
+def _base(meta: Mapping[str, str]) -> Base:
+    try:
+        return Base(meta.get(BASE_KEY))
+    except ValueError:
+        raise DamagedRow(f"table meta: {BASE_KEY} is {meta.get(BASE_KEY)!r}, and must be all or domains") from None
+
+
+def _term(meta: Mapping[str, str]) -> int:
+    text = meta.get(TERM_KEY, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise DamagedRow(f"table meta: {TERM_KEY} is {text!r}, and must be a number")
+    return int(text)
+
+
+def _domains(connection: sqlite3.Connection, wanted: str) -> Iterator[Domain]:
+    for key, value, standing in connection.execute("SELECT topology_key, topology_value, standing FROM domains"):
+        if standing not in (_HELD, _LEAVING):
+            raise DamagedRow(f"table domains: {key}={value} is {standing!r}, and must be held or leaving")
+        if standing == wanted:
+            yield Domain(key, value)
+
+
+def _rows(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, Row]]:
+    query = "SELECT machine_id, kind, term, sequence, other, since_unix_nanos, record FROM rows"
+    for machine_id, kind, term, sequence, other, since, record in connection.execute(query):
+        try:
+            machine = _unpacked(MachineId(machine_id), record)
+            row = Row(RowKind(kind), Turn(term, sequence), ShardId(other), since, machine)
+        except (ValueError, TypeError, KeyError, msgspec.DecodeError) as error:
+            raise DamagedRow(f"table rows: machine {machine_id!r}: {error}") from error
+        if term < 0 or sequence < 0:
+            raise DamagedRow(f"table rows: machine {machine_id!r}: its turn {term}-{sequence} is below zero")
+        yield MachineId(machine_id), row
+
+
+def _reservations(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, Reservation]]:
+    query = (
+        "SELECT machine_id, to_shard, instruction_id, is_ready, expires_unix_nanos, instance_type, zone"
+        " FROM reservations"
+    )
+    for each in connection.execute(query):
+        machine_id, to_shard, instruction_id, is_ready, expires, instance_type, zone = each
+        if is_ready not in (0, 1):
+            raise DamagedRow(f"table reservations: machine {machine_id!r}: is_ready is {is_ready}")
+        yield (
+            MachineId(machine_id),
+            Reservation(
+                machine_id=MachineId(machine_id),
+                to_shard=ShardId(to_shard),
+                instruction_id=instruction_id,
+                is_ready=bool(is_ready),
+                expires_unix_nanos=expires,
+                instance_type=instance_type,
+                zone=zone,
+            ),
+        )
+
+
+def _packed(machine: Machine | None) -> bytes | None:
+    if machine is None:
+        return None
+    fields: dict[str, Any] = {name: getattr(machine, name) for name in _RECORD_FIELDS}
+    fields |= {"state": int(machine.state), "capacity_type": int(machine.capacity_type), "host": tuple(machine.host)}
+    return msgspec.msgpack.encode({name: dict(v) if isinstance(v, Mapping) else v for name, v in fields.items()})
+
+
+def _unpacked(machine_id: MachineId, record: bytes | None) -> Machine | None:
+    if record is None:
+        return None
+    fields = msgspec.msgpack.decode(record, type=dict[str, Any])
+    provider, ref = fields["host"]
+    return Machine(
+        id=machine_id,
+        state=MachineState(fields["state"]),
+        capacity_type=CapacityType(fields["capacity_type"]),
+        host=Host(provider, ref),
+        **{name: fields[name] for name in _RECORD_FIELDS},
+    )

@@ -1,0 +1,146 @@
+"""What a shard keeps on disk: its epoch and what it owns, in a SQLite file that one process holds at a time.
+
+docs/spec/shard.md §2. Each start commits epoch + 1 before anything is served, so that a predecessor is fenced. A file
+of an older schema is brought up to this one in the same transaction. A file that is damaged, of a newer schema or held
+by another process ends the start; it is never recreated silently.
+"""
+
+import fcntl
+import os
+import sqlite3
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.ownership import Base
+from bigfleet.shard.ownership.ownership_file import DamagedRow, OwnershipFile, make_tables
+
+#: 1 held the epoch alone, 2 also what the shard owns.
+SCHEMA = 2
+FILE_NAME = "shard.db"
+LOCK_NAME = "shard.lock"
+#: The largest number that fits the wire's int64.
+EPOCH_MAX = 2**63 - 1
+
+_REMEDY = "restore the file from a backup, or move it away: a new one starts at a higher epoch"
+
+
+class StateFileFault(Exception):
+    """The state file cannot be used; the message names file, finding and remedy."""
+
+
+class StateFile:
+    """The open state file of one shard process; a context manager that closes it."""
+
+    def __init__(self, connection: sqlite3.Connection, lock: IO[str], epoch: int, ownership: OwnershipFile) -> None:
+        self._connection = connection
+        self._lock = lock
+        #: The epoch of this process, committed.
+        self.epoch = epoch
+        #: What the shard owns, and the term that it has accepted.
+        self.ownership = ownership
+
+    @classmethod
+    def open(cls, directory: Path, *, shard_id: str, clock: Clock, new_file_owns: Base = Base.ALL) -> Self:
+        """Lock and open the file in `directory`, making both when they are new, and raise the epoch.
+
+        A new file starts at the wall clock's Unix seconds, so that a shard that lost its disk outranks its
+        predecessors; `new_file_owns` is its base, and no other file's. Raises StateFileFault.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = _lock(directory / LOCK_NAME)
+        except OSError as error:
+            raise StateFileFault(
+                f"--data-dir {directory}: {error.strerror}; choose a directory that is writable"
+            ) from error
+        path = directory / FILE_NAME
+        with ExitStack() as on_fault:
+            on_fault.callback(lock.close)
+            try:
+                connection = on_fault.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+                epoch = _raise_epoch(connection, path, shard_id, clock, new_file_owns)
+                ownership = OwnershipFile(connection, path)
+            except DamagedRow as error:
+                raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
+            except sqlite3.DatabaseError as error:
+                raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
+            on_fault.pop_all()
+        return cls(connection, lock, epoch, ownership)
+
+    def close(self) -> None:
+        """Close the file and let go of the lock."""
+        self._connection.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _lock(path: Path) -> IO[str]:
+    lock = path.open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise StateFileFault(f"{path}: held by process {holder}; stop it, or choose another --data-dir") from error
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, clock: Clock, new_file_owns: Base) -> int:
+    connection.execute("BEGIN IMMEDIATE")
+    damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage != "ok":
+        raise StateFileFault(f"{path}: {damage}; {_REMEDY}")
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and "meta" not in tables:
+        raise StateFileFault(f"{path}: is no state file of a shard, it holds {sorted(tables)[0]!r}; move it away")
+    connection.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
+    stored = dict(connection.execute("SELECT key, value FROM meta"))
+    if stored:
+        _check(stored, path, shard_id)
+        epoch = int(stored["epoch"]) + 1
+        # A shard without ownership in its file took everything for its own.
+        base = Base.ALL
+    else:
+        base = new_file_owns
+        epoch = max(1, clock.unix_nanos() // NANOS_PER_SECOND)
+    if stored.get("schema", "1") == "1":
+        make_tables(connection, base)
+    connection.executemany(
+        "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        [("schema", str(SCHEMA)), ("shard_id", shard_id), ("epoch", str(epoch))],
+    )
+    connection.execute("COMMIT")
+    return epoch
+
+
+def _check(stored: dict[str, str], path: Path, shard_id: str) -> None:
+    schema, epoch = stored.get("schema", ""), stored.get("epoch", "")
+    if not _is_number(schema) or not _is_number(epoch) or int(epoch) >= EPOCH_MAX:
+        raise StateFileFault(f"{path}: has no readable schema and epoch; {_REMEDY}")
+    if int(schema) > SCHEMA:
+        raise StateFileFault(f"{path}: has schema {schema}, this program knows {SCHEMA}; run a newer bigfleet")
+    if stored.get("shard_id") != shard_id:
+        raise StateFileFault(
+            f"{path}: belongs to shard {stored.get('shard_id')!r}, not {shard_id!r}; choose another --data-dir or --id"
+        )
+
+
+def _is_number(text: str) -> bool:
+    # Nineteen digits hold every int64; more would be no number of ours.
+    return text.isascii() and text.isdigit() and len(text) <= 19

@@ -1,0 +1,1 @@
+"""Reconciles a shard's inventory with what its providers list."""

@@ -1,0 +1,110 @@
+"""Which of the machines that a provider shows are this shard's: asked of every record before anything else.
+
+docs/spec/shard.md §5.3 point 1, docs/spec/coordinator.md §9.1. The rules are those of `bigfleet.model.ownership`; here
+they meet what the shard has at hand. A shard without a coordinator owns all that nobody else has bound, and is asked as
+little as possible. Nothing here may change what is owned.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from bigfleet.model import labels
+from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.machine import Machine
+from bigfleet.model.ownership import Base, Owned
+from bigfleet.model.states import TRANSITIONAL_STATES
+from bigfleet.shard.ownership.ownership_file import Reservation
+from bigfleet.shard.ports import Record
+
+
+class Title(Protocol):
+    """What a shard owns, and what it keeps for others, at this moment."""
+
+    @property
+    def owned(self) -> Owned:
+        """Another object after every change, and the same one until then."""
+        ...
+
+    @property
+    def reservations(self) -> Mapping[MachineId, Reservation]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """The title of a shard that keeps none: nobody can tell it to give anything up."""
+
+    owned: Owned = field(default_factory=lambda: Owned(base=Base.ALL))
+    reservations: Mapping[MachineId, Reservation] = field(default_factory=dict)
+
+
+EVERYTHING: Final = Everything()
+
+
+class Belonging:
+    """What of a provider's machines is one shard's."""
+
+    def __init__(
+        self,
+        *,
+        me: ShardId,
+        inherits: frozenset[ShardId],
+        title: Title,
+        is_known: Callable[[MachineId], bool],
+        is_busy: Callable[[MachineId], bool],
+    ) -> None:
+        """`is_known`: the machine is in the inventory. `is_busy`: an action of it waits or runs."""
+        self._me = me
+        self._inherits = inherits
+        self._title = title
+        self._is_known = is_known
+        self._is_busy = is_busy
+        #: What `assigned-shard` may say of a machine that is bound by us or by nobody in particular.
+        self._binders = frozenset({"", me, *inherits})
+
+    @property
+    def owned(self) -> Owned:
+        """What the shard owns; another object after every change."""
+        return self._title.owned
+
+    @property
+    def reserved(self) -> frozenset[MachineId]:
+        """The machines that are kept for other shards."""
+        return frozenset(self._title.reservations)
+
+    def owns(self, record: Record) -> bool:
+        """Say whether a machine is ours, by what its provider shows of it now."""
+        machine, metadata = record
+        owned = self.owned
+        if owned.base is Base.ALL and not owned.rows:
+            # So it is with a shard alone, and a delta asks it of each of its records.
+            return not machine.cluster or metadata.get(labels.ASSIGNED_SHARD, "") in self._binders
+        return owned.owns(
+            machine,
+            metadata.get(labels.ASSIGNED_SHARD, ""),
+            me=self._me,
+            inherits=self._inherits,
+            stays=bool(owned.leaving) and self._stays(machine),
+        )
+
+    def foreign(self, records: Iterable[Record]) -> set[MachineId]:
+        """Return the machines of some records that are not ours."""
+        owned = self.owned
+        if owned.base is Base.ALL and not owned.rows:
+            # So it is with a shard alone, and of half a million records each question counts.
+            binders = self._binders
+            return {
+                machine.id
+                for machine, metadata in records
+                if machine.cluster and metadata.get(labels.ASSIGNED_SHARD, "") not in binders
+            }
+        return {record.machine.id for record in records if not self.owns(record)}
+
+    def _stays(self, machine: Machine) -> bool:
+        """Say whether we still have something running on a machine of a domain that we leave."""
+        return self._is_known(machine.id) and (
+            bool(machine.cluster)
+            or machine.state in TRANSITIONAL_STATES
+            or self._is_busy(machine.id)
+            or machine.id in self._title.reservations
+        )

@@ -1,0 +1,409 @@
+"""Keeping the shard's view true: what one List means for the inventory.
+
+docs/spec/shard.md §5. List and Get only; there is no Watch. A record that was refused or skipped was still seen: it
+never reads as a removal. An error changes nothing, and a sudden loss of supply is not believed before its third time.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from itertools import filterfalse, islice, repeat
+
+import structlog
+
+from bigfleet.engine.columns.store import NOTE_BYTES
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import MachineId
+from bigfleet.model.states import MachineState
+from bigfleet.shard.actuation.action_queue import Actuator
+from bigfleet.shard.actuation.backoff import Strikes
+from bigfleet.shard.actuation.executors import Executors
+from bigfleet.shard.inventory.ingest import Ingest, Moment
+from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ports import Listing, Provider, ProviderRefusal, Record, RefusalKind, ShardSettings
+from bigfleet.shard.reconcile.foreign_machines import Others
+from bigfleet.shard.reconcile.ownership_filter import Belonging
+from bigfleet.shard.reconcile.unchanged_records import Recognised, doubtful, recognise
+from bigfleet.shard.safety_limits import RemovalBrake
+
+_log = structlog.get_logger("bigfleet.shard.reconcile.reconciler")
+
+REVISITS_PER_CYCLE_MAX = 256
+REVISITS_AT_ONCE_MAX = 16
+#: A provider that tells every removal is still listed in full after so many times `full_list_every_cycles`: what a full
+#: answer has left out, because it was cut on its way, no later delta tells.
+GAPLESS_FULL_FACTOR = 3
+#: Records that are applied before other tasks get their turn, some milliseconds of work.
+RECORDS_PER_TURN_MAX = 500
+#: Known machines that are looked for among those shown before other tasks get their turn, about as long.
+UNSEEN_PER_TURN_MAX = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileResult:
+    """What one pass did."""
+
+    mode: str
+    records: int
+    removed: int
+    braked: int
+    #: Adopted machines that a full List does not name; None of a delta.
+    unnamed: frozenset[MachineId] | None = None
+    #: Machines that a full List names and that are not ours; None of a delta.
+    foreign: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """One answer, and of its records those that had to be read."""
+
+    listing: Listing
+    records: Sequence[Record]
+    #: Where these records stand in the answer; empty when no digests are to be noted.
+    places: Sequence[int] = ()
+    recognised: Recognised | None = None
+
+    def digests(self, places: Sequence[int]) -> list[bytes]:
+        """Return the digests of the records at these places."""
+        content = self.listing.digests
+        return [content[NOTE_BYTES * place : NOTE_BYTES * (place + 1)] for place in places]
+
+
+class Reconciler:
+    """Reads the provider once per cycle and applies what it shows."""
+
+    def __init__(
+        self,
+        *,
+        settings: ShardSettings,
+        provider: Provider,
+        inventory: Inventory,
+        ingest: Ingest,
+        executors: Executors,
+        strikes: Strikes,
+        metrics: ShardMetrics,
+        clock: Clock,
+        belonging: Belonging,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._provider = provider
+        self._inventory = inventory
+        self._ingest = ingest
+        self._executors = executors
+        self._strikes = strikes
+        self._metrics = metrics
+        self._cursor = b""
+        self._knows_tombstones = False
+        self._cycles_since_full = 0
+        #: A record was refused since the last full list began.
+        self._has_refused = False
+        self._brake = RemovalBrake()
+        #: Ids whose removal a delta told and the brake held back.
+        self._held_removals: set[MachineId] = set()
+        #: Ids to read with Get as soon as they are not pending: a state that did not move makes no delta.
+        self._revisit: set[MachineId] = set()
+        self._others = Others(belonging)
+        self._belonging = belonging
+        #: How often more became ours, and of how many of these times a full answer has told since.
+        self._widenings, self._widenings_read = 0, 0
+
+    def widen(self) -> None:
+        """Read everything in the next reconcile that begins: more is ours than before."""
+        self._widenings += 1
+
+    def revisit(self, machine_id: MachineId) -> None:
+        """Read this machine with Get in the next reconcile in which it is not pending."""
+        self._revisit.add(machine_id)
+
+    async def run(self, actuator: Actuator) -> ReconcileResult:
+        """Read and apply. Raises ProviderRefusal or TimeoutError when List fails; then nothing was changed."""
+        self._cycles_since_full += 1
+        widenings = self._widenings
+        cursor = self._cursor_to_use()
+        self._others.begin()
+        mode = "delta" if cursor else "full"
+        actuator.begin_view()
+        try:
+            async with asyncio.timeout(self._settings.list_timeout_seconds):
+                listing = await self._provider.list(cursor)
+                is_full = not cursor or (self._knows_tombstones and not listing.tombstones)
+                shown = await self._read(listing, is_full=is_full)
+        except (ProviderRefusal, TimeoutError):
+            self._metrics.reconciles.labels(mode, "error").inc()
+            raise
+        mode = "full" if is_full else "delta"
+        self._knows_tombstones = self._knows_tombstones or listing.tombstones
+        known_before = len(self._inventory)
+        self._has_refused = self._has_refused and not is_full
+        seen = await self._take(shown, actuator, is_full=is_full)
+        unseen = await self._unseen(shown, seen) if is_full else None
+        unnamed = self._unnamed(seen, unseen) if unseen is not None else None
+        removals = await self._removals(listing, unseen, actuator)
+        removed, braked = self._remove(removals, known_before, is_full)
+        if self._settings.incremental_reconcile:
+            # What a full answer left out no later delta would tell: a braked one is asked for again as a whole.
+            self._cursor = b"" if braked and is_full else listing.revision
+            if is_full:
+                self._cycles_since_full = 0
+            self._revisit.update(MachineId(machine_id) for machine_id in self._strikes.expired())
+        if is_full:
+            self._widenings_read = widenings
+        self._others.end(is_full=is_full)
+        await self._read_revisits(actuator)
+        self._metrics.reconciles.labels(mode, "braked" if braked else "ok").inc()
+        self._metrics.removals_braked.set(braked)
+        self._metrics.machines_held.set(len(self._strikes))
+        return ReconcileResult(
+            mode=mode,
+            records=len(listing.records),
+            removed=removed,
+            braked=braked,
+            unnamed=unnamed,
+            foreign=self._others.count if is_full else None,
+        )
+
+    def _cursor_to_use(self) -> bytes:
+        if not self._settings.incremental_reconcile:
+            return b""
+        # A refused record is told again by no delta until it changes, sound or not.
+        is_gapless = self._knows_tombstones and not self._has_refused
+        every_cycles = self._settings.full_list_every_cycles * (GAPLESS_FULL_FACTOR if is_gapless else 1)
+        too_old = self._cycles_since_full >= every_cycles
+        return b"" if too_old or self._widenings > self._widenings_read else self._cursor
+
+    async def _read(self, listing: Listing, *, is_full: bool) -> "_Shown":
+        """Return what an answer shows, with the records read that are not recognised, in turns.
+
+        Raises ProviderRefusal when one cannot be read.
+        """
+        if not listing.digests:
+            return _Shown(listing=listing, records=listing.records)
+        everything = range(len(listing.records))
+        if not is_full:
+            # Who reads deltas lists in full once in a while at most, and notes would be in vain.
+            return _Shown(listing=listing, records=await self._records(listing, everything))
+        if self._others.must_read_all:
+            return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
+        recognised = await recognise(listing, self._inventory, self._clock)
+        if recognised is None:
+            places = await self._others.left_of(listing.digests, everything, self._clock)
+            return _Shown(listing=listing, records=await self._records(listing, places), places=places)
+        places = await self._others.left_of(listing.digests, recognised.unread, self._clock)
+        records = await self._records(listing, places)
+        unseen = set(recognised.unseen)
+        if all(record.machine.id in unseen or record.machine.id not in self._inventory for record in records):
+            return _Shown(listing=listing, records=records, places=places, recognised=recognised)
+        # A machine that is told twice, and once as it is known: the later word counts, so all are read.
+        return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
+
+    async def _records(self, listing: Listing, places: Sequence[int]) -> list[Record]:
+        records: list[Record] = []
+        for first in range(0, len(places), RECORDS_PER_TURN_MAX):
+            if first:
+                await self._clock.sleep(0)
+            records += [listing.records[place] for place in places[first : first + RECORDS_PER_TURN_MAX]]
+        return records
+
+    async def _take(self, shown: "_Shown", actuator: Actuator, *, is_full: bool) -> set[MachineId]:
+        """Apply what an answer shows; return whose the records are that had to be read."""
+        moment = self._ingest.moment()
+        digests = shown.digests(shown.places)
+        seen = await self._take_records(shown.records, digests, actuator, moment, is_full=is_full)
+        recognised = shown.recognised
+        if recognised is None:
+            return seen
+        # What was recognised and is in doubt by now is read, and judged like any other record.
+        places = await doubtful(recognised, self._inventory, self._marked(actuator), self._clock)
+        records = await self._records(shown.listing, places)
+        await self._take_records(records, shown.digests(places), actuator, moment, is_full=is_full)
+        return seen
+
+    async def _take_records(
+        self, records: Sequence[Record], digests: Sequence[bytes], actuator: Actuator, moment: Moment, *, is_full: bool
+    ) -> set[MachineId]:
+        """Apply records in turns: streams, workers and health get theirs in between. Return whose they are.
+
+        `digests` are those of the records, or none are known.
+        """
+        seen: set[MachineId] = set()
+        for first in range(0, len(records), RECORDS_PER_TURN_MAX):
+            if first:
+                # Whatever is driven meanwhile was pending at some time since this List was sent, and is skipped.
+                await self._clock.sleep(0)
+            # Most records concern none of these, and of half a million each question counts.
+            marked = self._marked(actuator)
+            batch = records[first : first + RECORDS_PER_TURN_MAX]
+            noted: Iterable[bytes] = digests[first : first + RECORDS_PER_TURN_MAX] or repeat(b"")
+            machine_ids = [machine.id for machine, _metadata in batch]
+            seen.update(machine_ids)
+            foreign = self._belonging.foreign(batch)
+            if foreign:
+                batch, noted = self._without(foreign, zip(batch, noted, strict=False), moment)
+                machine_ids = [machine.id for machine, _metadata in batch]
+            # A delta tells of changes: to ask of each whether it is one would cost as much as to take it.
+            changed = self._ingest.changed(batch) if is_full else set(machine_ids)
+            if not changed and not digests and (not marked or marked.isdisjoint(machine_ids)):
+                continue
+            for record, digest in zip(batch, noted, strict=False):
+                machine_id = record.machine.id
+                if machine_id in marked:
+                    self._one(record, actuator, moment)
+                    continue
+                is_known = machine_id not in changed or (
+                    self._judged(self._ingest.take(record, moment)) and self._ingest.is_as_told(machine_id)
+                )
+                if digest and is_known:
+                    # The record says all that is known of the machine: its like need not be read again.
+                    self._inventory.note(machine_id, digest)
+        return seen
+
+    def _without(
+        self, foreign: Set[MachineId], pairs: Iterable[tuple[Record, bytes]], moment: Moment
+    ) -> tuple[list[Record], list[bytes]]:
+        """Pass over the records of machines that are not ours; return the others with their digests."""
+        ours: list[Record] = []
+        digests: list[bytes] = []
+        for record, digest in pairs:
+            machine_id = record.machine.id
+            if machine_id not in foreign:
+                ours.append(record)
+                digests.append(digest)
+                continue
+            self._let_go(record, moment)
+            self._others.note(machine_id, digest)
+        return ours, digests
+
+    def _let_go(self, record: Record, moment: Moment) -> None:
+        """Take a machine that is not ours out of all that is kept of it; it is not gone."""
+        machine_id = record.machine.id
+        self._executors.end_drain_wait(machine_id)
+        self._ingest.let_go(record, moment)
+        self._strikes.forget(machine_id)
+        self._held_removals.discard(machine_id)
+        self._revisit.discard(machine_id)
+
+    def _unnamed(self, seen: Set[MachineId], unseen: Set[MachineId]) -> frozenset[MachineId]:
+        """Return the adopted machines that a full answer does not name."""
+        adopted = self._others.adopted_before
+        return frozenset(m for m in adopted - seen if m in unseen or m not in self._inventory)
+
+    def _marked(self, actuator: Actuator) -> Set[str]:
+        """Return the machines whose records more is asked about than whether they say anything new."""
+        asked = self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
+        return asked | self._others.moved
+
+    def _one(self, record: Record, actuator: Actuator, moment: Moment) -> None:
+        machine = record.machine
+        self._held_removals.discard(machine.id)
+        if self._executors.is_draining_with_operator(machine.id):
+            if machine.state is not MachineState.CONFIGURED and self._ingest.observe(record, moment):
+                self._executors.end_drain_wait(machine.id)
+            return
+        if actuator.was_pending_since_view(machine.id):
+            self._revisit.add(machine.id)
+            return
+        self._apply(record, moment)
+
+    async def _removals(self, listing: Listing, unseen: set[MachineId] | None, actuator: Actuator) -> list[MachineId]:
+        """Return what this answer says is gone; what is in flight is asked about again as soon as it is not.
+
+        `unseen` names the known machines that a full answer does not show; a delta has none.
+        """
+        if unseen is not None:
+            told = unseen
+        else:
+            self._held_removals = {machine_id for machine_id in self._held_removals if machine_id in self._inventory}
+            told = self._held_removals.union(
+                MachineId(machine_id) for machine_id in listing.removed_ids if machine_id in self._inventory
+            )
+        in_flight = {machine_id for machine_id in told if self._is_in_flight(machine_id, actuator)}
+        self._revisit |= in_flight
+        return sorted(told - in_flight)
+
+    async def _unseen(self, shown: "_Shown", seen: Set[MachineId]) -> set[MachineId]:
+        """Return the known machines that a full answer did not show, with turns for others in between."""
+        candidates = shown.recognised.unseen if shown.recognised is not None else list(self._inventory.ids)
+        known, unseen = iter(candidates), set[MachineId]()
+        while chunk := list(islice(known, UNSEEN_PER_TURN_MAX)):
+            unseen.update(filterfalse(seen.__contains__, chunk))
+            await self._clock.sleep(0)
+        return {machine_id for machine_id in unseen if machine_id in self._inventory}
+
+    def _is_in_flight(self, machine_id: MachineId, actuator: Actuator) -> bool:
+        is_draining = self._executors.is_draining_with_operator(machine_id)
+        return not is_draining and actuator.was_pending_since_view(machine_id)
+
+    def _remove(self, gone: list[MachineId], known_before: int, is_full: bool) -> tuple[int, int]:
+        """Remove what rail 4 admits; return how many were removed and how many held back.
+
+        The measure is what was known before this answer: what it adds makes no loss smaller.
+        """
+        if self._settings.removal_brake:
+            held_before = self._brake.braked_in_a_row
+            admitted, self._brake = self._brake.admit(len(gone), known_before)
+            if not admitted:
+                _log.error("removals_braked", machines=len(gone), known=known_before)
+                if not is_full:
+                    self._held_removals.update(gone)
+                return 0, len(gone)
+            if held_before and RemovalBrake.is_suspicious(len(gone), known_before):
+                _log.error("removals_believed", machines=len(gone), known=known_before)
+        for machine_id in gone:
+            self._executors.end_drain_wait(machine_id)
+            self._ingest.remove(machine_id)
+            self._strikes.forget(machine_id)
+            self._held_removals.discard(machine_id)
+        if gone:
+            _log.warning("machines_removed", machines=len(gone), sample=[str(machine_id) for machine_id in gone[:10]])
+        return len(gone), 0
+
+    async def _read_revisits(self, actuator: Actuator) -> None:
+        ready = [machine_id for machine_id in sorted(self._revisit) if not actuator.is_pending(machine_id)]
+        batch = ready[:REVISITS_PER_CYCLE_MAX]
+        if not self._settings.incremental_reconcile:
+            # The next full List shows them all.
+            self._revisit.difference_update(ready)
+            return
+        gate = asyncio.Semaphore(REVISITS_AT_ONCE_MAX)
+
+        async def read(machine_id: MachineId) -> None:
+            async with gate:
+                try:
+                    async with asyncio.timeout(self._settings.execute_timeout_seconds):
+                        record = await self._provider.get(machine_id)
+                except ProviderRefusal as refusal:
+                    if refusal.kind is RefusalKind.NOT_FOUND:
+                        # Told gone, like a tombstone: the next pass removes it, under the same brake.
+                        self._revisit.discard(machine_id)
+                        self._held_removals.add(machine_id)
+                    return
+                except TimeoutError:
+                    return
+            if not actuator.is_pending(machine_id):
+                self._revisit.discard(machine_id)
+                if record.machine.id == machine_id:
+                    self._apply_revisited(record)
+
+        await asyncio.gather(*(read(machine_id) for machine_id in batch))
+
+    def _apply_revisited(self, record: Record) -> None:
+        if self._belonging.owns(record):
+            self._apply(record, self._ingest.moment())
+        else:
+            self._let_go(record, self._ingest.moment())
+
+    def _apply(self, record: Record, moment: Moment) -> None:
+        if self._strikes.is_held(record.machine.id) and self._strikes.keeps(record.machine.id, record.machine.state):
+            return
+        if not self._ingest.is_unchanged(record):
+            self._observe(record, moment)
+
+    def _observe(self, record: Record, moment: Moment) -> bool:
+        """Take a record; say whether it was taken."""
+        return self._judged(self._ingest.observe(record, moment))
+
+    def _judged(self, is_taken: bool) -> bool:
+        self._has_refused = self._has_refused or not is_taken
+        return is_taken

@@ -1,0 +1,130 @@
+"""What becomes of a roll-up between its session and the table of demand: route, digest, rows, guard, ack.
+
+docs/spec/shard.md §4, steps 1 and 2, and 4 to 6, which sessions, simulation and tests all enter through
+`RollUpLane.judge`. The slot of step 3 is emptied by one `serve` per session. Nothing here decides what the demand is
+worth, and a roll-up that nobody can read must never change it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.compute import Compute
+from bigfleet.model.frames import MalformedMessage
+from bigfleet.model.vector import Vector
+from bigfleet.shard import safety_limits as rails
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
+from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
+from bigfleet.shard.sessions.rollup_reader import read_offer
+from bigfleet.shard.status.cycle_publisher import Telling
+
+_log = structlog.get_logger("bigfleet.shard")
+
+#: A roll-up with more rows is read off the loop; so many rows take it some ten milliseconds.
+ROWS_ON_LOOP_MAX = 256
+
+
+class RollUpLane:
+    """The way of every roll-up of one shard."""
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        sessions: Sessions,
+        telling: Telling,
+        metrics: ShardMetrics,
+        clock: Clock,
+        compute: Compute,
+        wake: Callable[[], None],
+        take: Callable[[Session, RollUpOffer], RollUpOutcome],
+        largest_supply: Callable[[str], Vector],
+    ) -> None:
+        """`wake` asks for a cycle on changed demand; `take` is what `serve` hands each roll-up to.
+
+        `largest_supply` is that of the machines bound to a cluster, per dimension.
+        """
+        self._intake = intake
+        self._sessions = sessions
+        self._telling = telling
+        self._metrics = metrics
+        self._clock = clock
+        self._compute = compute
+        self._wake = wake
+        self._take = take
+        self._largest_supply = largest_supply
+        #: Wall clock of each cluster's last roll-up.
+        self.last_rollups: dict[str, int] = {}
+
+    def judge(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
+        """Take one roll-up, from route to table, and count what became of it."""
+        outcome = self._judge(session, offer)
+        if outcome is not RollUpOutcome.MISROUTED:
+            self.last_rollups[session.cluster] = self._clock.unix_nanos()
+        self._metrics.rollups.labels(outcome.value).inc()
+        self._metrics.rollup_quarantined.labels(session.cluster).set(int(self._intake.is_quarantined(session.cluster)))
+        return outcome
+
+    def _judge(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
+        if offer.cluster_id != session.cluster:
+            _log.warning("rollup_misrouted", session=session.cluster, cluster=offer.cluster_id)
+            return RollUpOutcome.MISROUTED
+        if self._intake.is_unchanged(session.cluster, offer.digest):
+            self._telling.rollup_repeated(session.cluster, offer.timestamp_unix_nanos)
+            self._sessions.acknowledge_rollup(session, offer, held=False)
+            return RollUpOutcome.UNCHANGED
+        try:
+            needs, overheads = offer.needs(), offer.overheads()
+        except MalformedMessage as fault:
+            self._metrics.rollups_rejected.labels(session.cluster).inc()
+            _log.warning("rollup_rejected", cluster=session.cluster, place=fault.place, fault=fault.fault)
+            self._sessions.reject_rollup(session, offer, str(fault))
+            return RollUpOutcome.REJECTED
+        verdict = self._intake.offer(
+            session.cluster,
+            needs,
+            overheads=overheads,
+            digest=offer.digest,
+            now_unix_nanos=self._clock.unix_nanos(),
+            largest_supply=partial(self._largest_supply, session.cluster),
+        )
+        why = self._intake.suspicion(session.cluster)
+        if not verdict.is_accepted:
+            _log.warning("rollup_held", cluster=session.cluster, verdict=verdict.value, rows=len(needs), reason=why)
+            self._sessions.acknowledge_rollup(session, offer, held=True)
+            return RollUpOutcome.HELD
+        if verdict is rails.Verdict.ACCEPT_CONFIRMED:
+            _log.warning("rollup_believed", cluster=session.cluster, rows=len(needs), reason=why)
+        rows = self._intake.table.rows_of(session.cluster)
+        self._telling.rollup_accepted(session.cluster, rows, offer.timestamp_unix_nanos)
+        self._wake()
+        self._sessions.acknowledge_rollup(session, offer, held=False)
+        return RollUpOutcome.ACCEPTED
+
+    async def serve(self, session: Session) -> None:
+        """Take the session's roll-ups one after the other, newest first in line, until the session ends."""
+        while self._sessions.is_current(session):
+            await session.rollup_arrived.wait()
+            session.rollup_arrived.clear()
+            offer, session.pending_rollup = session.pending_rollup, None
+            if offer is None or not self._sessions.is_current(session):
+                continue
+            try:
+                is_known = offer.has_digest and self._intake.knows(session.cluster, offer.digest)
+                if not is_known and offer.rows > ROWS_ON_LOOP_MAX:
+                    offer = await self._read_apart(session, offer)
+                    if not self._sessions.is_current(session):
+                        continue
+                self._take(session, offer)
+            except Exception:  # the next roll-up must still find its taker, and the last good demand stays
+                _log.exception("rollup_failed", cluster=session.cluster)
+
+    async def _read_apart(self, session: Session, offer: RollUpOffer) -> RollUpOffer:
+        """Read a large roll-up off the loop; one that would not be read at all comes back as it is."""
+        digest = await self._compute(lambda: offer.digest)
+        if offer.cluster_id != session.cluster or self._intake.knows(session.cluster, digest):
+            return offer
+        return await self._compute(lambda: read_offer(offer))

@@ -1,0 +1,1 @@
+"""Publishes what a cycle decided: statuses of needs, capacity hints, views, reports."""

@@ -1,0 +1,291 @@
+"""What a cycle tells the world when it has decided: hints, verdicts, gauges, and who is silent or has not joined.
+
+docs/spec/shard.md §10.5 to §10.7, §11.2, §14. What grows with the fleet or with what is short is worked out off the
+loop in `aftermath_of`; the loop only sends what came of it. Each part is a module of its own. Nothing here changes a
+decision, except that the gate's machines are handed to the next one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from bigfleet.engine.columns.sold_out import sold_out_rows
+from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
+from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import CAPABILITY_NEED_STATUS, CAPABILITY_NODE_STATUS, NeedStatusUpdate, UnmetReason
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need, RowKey
+from bigfleet.model.penalty import ORDINALS, bucket_label
+from bigfleet.shard.inventory.ingest import Ingest
+from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.inventory.machine_shapes import FleetClasses, MachineRows, live_prices
+from bigfleet.shard.metrics import UNMET_REASONS, ShardMetrics
+from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.sessions.node_joins import Joins
+from bigfleet.shard.sessions.registry import Session, Sessions
+from bigfleet.shard.sessions.stale_clusters import Silence
+from bigfleet.shard.status.capacity_hints import HintKey, Hints, Offers
+from bigfleet.shard.status.latency import PhaseTimes, ProvisioningLatency
+from bigfleet.shard.status.need_status import (
+    Verdicts,
+    coming_needs,
+    missing_machines,
+    shortfall_counts,
+    statuses,
+    unmet_rows,
+)
+from bigfleet.shard.status.views import ViewContext
+
+
+@runtime_checkable
+class _KnowsMachines(Protocol):
+    """Actions whose machines can be had without making the actions."""
+
+    def machines(self) -> Sequence[int]: ...
+
+    def counts(self) -> Mapping[ActionKind, int]: ...
+
+
+@runtime_checkable
+class _KnowsClaims(Protocol):
+    """Rows whose machines can be counted without making the rows."""
+
+    def claims(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audience:
+    """Who may be told what, taken on the loop before the work begins."""
+
+    #: Each cluster's rows in force.
+    demand: Mapping[str, Sequence[Need]]
+    #: Interruption bucket of each row that was decided on, in list order.
+    buckets: bytes
+    #: The roll-up that was in force, of the clusters whose operators understand a verdict.
+    judged: Mapping[str, int]
+    #: What operators said of the rows that they refuse.
+    refusal_texts: Mapping[RowKey, str]
+    #: Machines of actions that are under way, and machines kept for another shard.
+    busy: Set[str]
+    now_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    """What a decision means to those outside."""
+
+    #: Machines that could not be given away after the decision, as rows of its snapshot.
+    taken: MachineRows
+    hints_changed: Set[HintKey]
+    verdicts: Sequence[tuple[str, NeedStatusUpdate]]
+    #: Machines that rows hold, and those that they lack, by interruption bucket.
+    demand_machines: Mapping[int, int]
+    #: Reported rows that are a shortfall, by reason and priority class.
+    shortfall_rows: Mapping[tuple[UnmetReason, str], int]
+
+
+def taken_rows(decision: Decision, context: ViewContext, busy: Iterable[str]) -> MachineRows:
+    """Return the machines that a decision claims and those that are busy, as rows of its snapshot, in no order."""
+    rows = context.snapshot.rows
+    claimed = _claimed(decision.actions, rows)
+    # Sorted, so that the same machines are the same rows whatever order the set has them in.
+    others = sorted(row for row in (rows.get(MachineId(machine_id)) for machine_id in busy) if row is not None)
+    return np.concatenate([claimed, np.array(others, np.int64), sold_out_rows(context.snapshot, context.options)])
+
+
+def _claimed(actions: Sequence[Action], rows: Mapping[MachineId, int]) -> MachineRows:
+    """Return the machines that Phase 1 takes; its actions come first."""
+    kinds = (ActionKind.BOOTSTRAP, ActionKind.PROVISION)
+    if isinstance(actions, _KnowsMachines):
+        counts = actions.counts()
+        return np.asarray(actions.machines()[: sum(counts[kind] for kind in kinds)], np.int64)
+    return np.array([rows[action.machine_id] for action in actions if action.kind in kinds], np.int64)
+
+
+def claimed_machines(rows: Sequence[RowResult], buckets: bytes) -> Counter[int]:
+    """Return the machines that rows hold, by interruption bucket; `buckets` are those of the demand, row by row."""
+    claims: Counter[int] = Counter()
+    if not isinstance(rows, _KnowsClaims):
+        for row in rows:
+            claims[row.need.profile.interruption_bucket] += len(row.claimed)
+        return claims
+    places, held = rows.claims()
+    # The weights are whole and far below 2**53, so that no sum is rounded.
+    sums = np.bincount(np.frombuffer(buckets, np.uint8)[places], weights=held)
+    claims.update({bucket: int(sums[bucket]) for bucket in np.flatnonzero(sums).tolist()})
+    return claims
+
+
+class Telling:
+    """One shard's word to the outside, and what it remembers of having said."""
+
+    def __init__(
+        self,
+        *,
+        settings: ShardSettings,
+        inventory: Inventory,
+        sessions: Sessions,
+        ingest: Ingest,
+        metrics: ShardMetrics,
+        clock: Clock,
+    ) -> None:
+        self._inventory = inventory
+        self._sessions = sessions
+        self._metrics = metrics
+        self._clock = clock
+        self.joins = Joins(gate=settings.join_gate, deadline_seconds=settings.join_deadline_seconds)
+        self.silence = Silence(alert_seconds=settings.cluster_silence_seconds)
+        self._hints = Hints(interval_seconds=settings.available_capacity_interval_seconds)
+        self._verdicts = Verdicts()
+        self._latency = ProvisioningLatency(metrics.provisioning_latency.observe)
+        self._phases = PhaseTimes(lambda state, seconds: metrics.phase_seconds[state].observe(seconds))
+        #: Timestamp of the roll-up in force, by cluster.
+        self._rollups: dict[str, int] = {}
+        #: The same of all and only the clusters whose operators understand a verdict.
+        self._judged: dict[str, int] = {}
+        #: Used off the loop, by one cycle at a time.
+        self._offers = Offers()
+        self._classes = FleetClasses()
+        ingest.on_change = self._changed
+        ingest.on_remove = self._removed
+        ingest.on_status = self.joins.seen
+
+    # ---- what happens between cycles ----------------------------------------------------------------------------
+
+    def session_opened(self, session: Session) -> None:
+        """A session opened: its operator hears everything."""
+        session.opened_seconds = self._clock.monotonic_seconds()
+        self._follow(session.cluster)
+        self.frames_lost(session)
+
+    def session_ended(self, session: Session) -> None:
+        """A session ended, or was replaced by one that will be told anew."""
+        self._hints.session_ended(session.cluster)
+        self._verdicts.forget(session.cluster)
+        self._follow(session.cluster)
+        self.silence.session_ended(session.cluster, self._clock.monotonic_seconds())
+
+    def frames_lost(self, session: Session) -> None:
+        """Frames to a session were dropped: it is told again."""
+        self._hints.tell_anew(session.cluster)
+        self._verdicts.forget(session.cluster)
+
+    def rollup_accepted(self, cluster: str, rows: Sequence[Need], timestamp_unix_nanos: int) -> None:
+        """A roll-up came into force."""
+        self._rollups[cluster] = timestamp_unix_nanos
+        self._follow(cluster)
+        self._latency.demand_taken(cluster, rows, self._clock.monotonic_seconds())
+
+    def rollup_repeated(self, cluster: str, timestamp_unix_nanos: int) -> None:
+        """A roll-up said what the one in force says."""
+        self._rollups[cluster] = timestamp_unix_nanos
+        self._follow(cluster)
+        self._latency.demand_repeated(cluster, self._clock.monotonic_seconds())
+
+    def _follow(self, cluster: str) -> None:
+        """Take up what changed of a cluster's session or roll-up."""
+        session, timestamp_unix_nanos = self._sessions.of(cluster), self._rollups.get(cluster)
+        if session is None or timestamp_unix_nanos is None or not session.can(CAPABILITY_NEED_STATUS):
+            self._judged.pop(cluster, None)
+        else:
+            self._judged[cluster] = timestamp_unix_nanos
+
+    def _removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
+        self.joins.removed(machine_id, cluster)
+        self._phases.removed(machine_id)
+
+    def _changed(self, before: Machine | None, after: Machine) -> None:
+        if before is None and not after.cluster:
+            # Most of a first List: nothing here looks at a free machine that nobody has seen before.
+            return
+        now_seconds = self._clock.monotonic_seconds()
+        self.joins.changed(before, after, now_seconds)
+        if before is not None:
+            self._phases.changed(before, after, now_seconds)
+            self._latency.changed(before, after, now_seconds)
+
+    # ---- one cycle ----------------------------------------------------------------------------------------------
+
+    def look(self, demanding: Set[str]) -> frozenset[str]:
+        """Judge joins and silence as of now; return the machines that the engine must take for no supply.
+
+        `demanding` names the clusters with demand.
+        """
+        now_seconds = self._clock.monotonic_seconds()
+        unjoined = self.joins.judge(self._sessions, self._inventory.kept, now_seconds=now_seconds)
+        silent = self.silence.look(
+            demanding, self._inventory.clusters, sessions=self._sessions, now_seconds=now_seconds
+        )
+        self._metrics.machines_unjoined.set(len(unjoined))
+        self._metrics.clusters_silent.set(len(silent))
+        return self.joins.for_engine()
+
+    def has_joined(self, machine: Machine) -> bool:
+        """Say whether a Configured machine's node was seen Ready; True where the operator says nothing of nodes."""
+        session = self._sessions.of(machine.cluster)
+        is_told = self.joins.is_on and (session is None or session.can(CAPABILITY_NODE_STATUS))
+        return self.joins.is_joined(machine) if is_told else True
+
+    def judged(self) -> dict[str, int]:
+        """Return the roll-up in force of each cluster whose operator understands a verdict."""
+        return dict(self._judged)
+
+    def aftermath_of(
+        self, decision: Decision, short: Sequence[RowResult], context: ViewContext, audience: Audience
+    ) -> Aftermath:
+        """Work out what a decision means to those outside. It may run in any thread, for one caller at a time."""
+        taken = taken_rows(decision, context, audience.busy)
+        classes, fits = self._classes.of(context.snapshot, taken)
+        changed = self._offers.update(audience.demand, classes, fits)
+        unmet = unmet_rows(short, context, fits)
+        told = statuses(unmet, audience.judged.keys(), audience.refusal_texts)
+        demand = claimed_machines(decision.rows, audience.buckets)
+        if unmet:
+            demand += missing_machines(unmet, live_prices(context.snapshot, classes), fits)
+        is_over_pods = not isinstance(decision.rows, _KnowsClaims)
+        coming = coming_needs(decision.rows, context.snapshot, audience.judged.keys()) if is_over_pods else {}
+        due = self._verdicts.due(
+            told, audience.judged, coming_by_cluster=coming, context=context, now_seconds=audience.now_seconds
+        )
+        return Aftermath(
+            taken=taken,
+            hints_changed=changed,
+            verdicts=list(due),
+            demand_machines=demand,
+            shortfall_rows=shortfall_counts(unmet),
+        )
+
+    def tell_hints(self, aftermath: Aftermath) -> None:
+        """Send the hints that are due."""
+        now_seconds = self._clock.monotonic_seconds()
+        self._hints.tell(aftermath.hints_changed, self._offers, self._sessions, now_seconds=now_seconds)
+
+    def tell_verdicts(self, aftermath: Aftermath) -> None:
+        """Send the verdicts that are due, to sessions that still stand and have room; the others hear it later."""
+        now_seconds = self._clock.monotonic_seconds()
+        for cluster, update in aftermath.verdicts:
+            session = self._sessions.of(cluster)
+            if session is not None and session.can(CAPABILITY_NEED_STATUS) and not session.outbox.is_full:
+                session.outbox.put(update)
+                self._verdicts.sent(cluster, update, now_seconds)
+
+    def show(self, aftermath: Aftermath, ledger: Ledger, *, demand_rows: int) -> None:
+        """Set the gauges of demand and shortfall."""
+        metrics = self._metrics
+        metrics.demand_rows.set(demand_rows)
+        metrics.shortfalls.set(len(ledger))
+        for ordinal in ORDINALS:
+            metrics.demand_machines.labels(bucket_label(ordinal)).set(aftermath.demand_machines.get(ordinal, 0))
+        aged = Counter(shortfall.age_class for shortfall in ledger.values())
+        for age in AGE_CLASSES:
+            metrics.shortfalls_aged.labels(age).set(aged[age])
+        for reason in UNMET_REASONS:
+            for priority in PRIORITY_CLASSES:
+                rows = aftermath.shortfall_rows.get((reason, priority), 0)
+                metrics.shortfall_rows.labels(reason.label, priority).set(rows)

@@ -1,0 +1,1 @@
+"""Checks the invariants and the liveness properties of the fault world."""

@@ -1,0 +1,1 @@
+"""Injects faults into the fault world and undoes them."""

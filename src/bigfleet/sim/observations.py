@@ -1,0 +1,372 @@
+"""What the invariants look at: events as they happen, and what is known of the run so far.
+
+An invariant (`bigfleet.sim.checkers.invariants`) is a function of one event and of this evidence, and gives a sentence
+for each breach. The evidence is written by the watch alone, from disks and wires and never from the memory of what it
+judges, unless an event says whose memory it shows. It must never change what it watches.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from bigfleet.engine.targets import Target
+from bigfleet.model import vector
+from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.instructions import CrossShardDrain
+from bigfleet.model.need import Need
+from bigfleet.model.ownership import Turn
+from bigfleet.model.shapes import ShapeKey, total_of
+from bigfleet.operator.drains import Drain
+from bigfleet.provider.backends.simulated.book import SimulatedHost
+from bigfleet.provider.records.fence import Mark
+from bigfleet.provider.records.record import Record
+from bigfleet.shard.outcomes import ActionRecord
+from bigfleet.shard.sessions.demand import RollUpOutcome
+from bigfleet.sim.kernel.journal import Journal
+from bigfleet.sim.pods.evictions import Eviction
+from bigfleet.sim.sites.ownership import Title
+
+if TYPE_CHECKING:
+    from bigfleet.coordinator.ephemeral_state import Answer
+    from bigfleet.shard.cycle.controller import CycleReport
+    from bigfleet.sim.sites.shard import WatchedShard
+
+VIOLATIONS_MAX = 20
+
+
+class Violation(NamedTuple):
+    """One breach of one invariant."""
+
+    invariant: str
+    at_nanos: int
+    text: str
+
+
+class Call(NamedTuple):
+    """One mutating call as it left its shard."""
+
+    shard: "WatchedShard"
+    method: str
+    machine_id: str
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The provider's disk took a change of one machine."""
+
+    before: Record | None
+    after: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The provider's disk took a fence mark; `before` is the newest one that it ever took for that pair."""
+
+    mark: Mark
+    before: Mark | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """The cloud changed a host."""
+
+    machine_id: str
+    before: SimulatedHost | None
+    after: SimulatedHost | None
+    is_fixed: bool
+    at_unix_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A shard sent a mutating call."""
+
+    call: Call
+
+
+class AuditRecord(msgspec.Struct):
+    """The fields of an audit record that are looked at."""
+
+    kind: str
+    machine: str
+    epoch: int
+    token_sequence: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """A shard's audit log took a record."""
+
+    shard: "WatchedShard"
+    record: AuditRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RolledUp:
+    """A shard judged a roll-up; `rows` is None when it could not be read."""
+
+    shard: "WatchedShard"
+    cluster: str
+    rows: tuple[Need, ...] | None
+    outcome: RollUpOutcome
+    #: Rows of the last one in force, and how many in a row were suspicious before this one.
+    baseline: tuple[Need, ...] | None
+    suspicious_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cycled:
+    """A shard finished a cycle; this shows its memory."""
+
+    shard: "WatchedShard"
+    report: "CycleReport"
+    #: Noted since the last cycle, oldest first.
+    actions: "tuple[ActionRecord, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Titled:
+    """A shard's disk took a change of what the shard owns or keeps for others."""
+
+    shard_id: ShardId
+    before: Title
+    after: Title
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A shard process was killed while actions of these machines were under way."""
+
+    shard: "WatchedShard"
+    in_flight: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Pods of a cluster lost their node."""
+
+    eviction: Eviction
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """An operator answered WOULD_NOT_FIT: so many pods of the node have no other place."""
+
+    cluster: str
+    drain: Drain
+    pods: int
+
+
+Event = Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | Titled | Died | Evicted | Stranded
+
+
+@dataclass(slots=True)
+class ClusterMemory:
+    """What one shard process was told by one cluster."""
+
+    #: (row key, aggregate) of the last roll-up that came into force.
+    in_force: tuple[object, ...] = ()
+    baseline: tuple[Need, ...] | None = None
+    suspicious_in_a_row: int = 0
+    last_outcome: RollUpOutcome | None = None
+
+
+@dataclass(slots=True)
+class ShardMemory:
+    """What is known of one shard process, from its wires and disks."""
+
+    clusters: dict[str, ClusterMemory] = field(default_factory=dict)
+    calls: dict[int, Call] = field(default_factory=dict)
+    #: Of those, the ones that were not answered yet.
+    open_calls: set[int] = field(default_factory=set)
+    audited: Counter[int] = field(default_factory=Counter)
+    #: Reclaims enqueued since the last timer cycle, and the largest cap since then, by cluster.
+    reclaims: Counter[str] = field(default_factory=Counter)
+    caps: dict[str, int] = field(default_factory=dict)
+    #: When the last cycles without a break first found each machine excess, in seconds of their decisions.
+    excess_since_seconds: dict[str, float] = field(default_factory=dict)
+    #: Target compositions of the last decision, by cluster.
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    #: The newest action that was looked at.
+    last_action_id: str = ""
+
+    @property
+    def called(self) -> set[str]:
+        """The machines about which a call was not answered yet."""
+        return {self.calls[sequence].machine_id for sequence in self.open_calls}
+
+
+class Handed(NamedTuple):
+    """The answer that a shard was given last."""
+
+    term: int
+    #: What the shard had accepted when it was given.
+    accepted_term: int
+
+
+@dataclass(slots=True)
+class Moves:
+    """What was seen of machines that change shards: on disks, and on the wire between shards and coordinator."""
+
+    #: What each shard's disk says; empty in a world of one shard.
+    titles: dict[ShardId, Title] = field(default_factory=dict)
+    #: How long an adopted machine must stay.
+    cooldown_nanos: int = 0
+    handed: dict[ShardId, Handed] = field(default_factory=dict)
+    #: How often, and to how many processes of a shard, an instruction was delivered.
+    delivered: Counter[tuple[ShardId, str]] = field(default_factory=Counter)
+    delivered_to: dict[tuple[ShardId, str], int] = field(default_factory=dict)
+    #: Of instructions to drain: how many machines.
+    drain_counts: dict[tuple[ShardId, str], int] = field(default_factory=dict)
+    #: Machines that were ever reserved under an instruction.
+    drained: dict[tuple[ShardId, str], set[MachineId]] = field(default_factory=dict)
+    #: Turns under which a shard has given machines up, and machines that it has adopted under a turn.
+    releases: set[tuple[ShardId, Turn]] = field(default_factory=set)
+    adoptions: set[tuple[ShardId, MachineId, Turn]] = field(default_factory=set)
+    #: When a machine came to a shard from another one, and from which.
+    arrivals: dict[tuple[ShardId, MachineId], tuple[int, ShardId]] = field(default_factory=dict)
+    #: Shards that carry an instruction out at this moment.
+    busy: set[ShardId] = field(default_factory=set)
+    terms: list[int] = field(default_factory=list)
+    #: Machines that are being taken from a gang for somebody more important.
+    taken_from_gangs: set[MachineId] = field(default_factory=set)
+    #: How often a machine changed shards, or who owns what changed otherwise.
+    changes: int = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a machine is between two shards, or is drained for another one."""
+        return any(title.released or title.reservations for title in self.titles.values())
+
+    def forget(self, shard_id: ShardId) -> None:
+        """A shard has lost its disk: it may do again what only the disk said."""
+        self.releases = {each for each in self.releases if each[0] != shard_id}
+        self.adoptions = {each for each in self.adoptions if each[0] != shard_id}
+        self.arrivals = {key: each for key, each in self.arrivals.items() if key[0] != shard_id}
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that was seen in one run."""
+
+    journal: Journal
+    now_nanos: Callable[[], int]
+    marks: dict[tuple[str, str], Mark] = field(default_factory=dict)
+    shards: dict[tuple[str, int], ShardMemory] = field(default_factory=dict)
+    moves: Moves = field(default_factory=Moves)
+    #: What the provider's disk holds.
+    records: Mapping[str, Record] = field(default_factory=dict)
+    #: Machines that the provider ever held.
+    machines: set[str] = field(default_factory=set)
+    fixed: set[str] = field(default_factory=set)
+    #: Instructions that were answered WOULD_NOT_FIT, with the time of the answer.
+    stranded: dict[str, int] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
+    #: Interesting states that were reached, with how often.
+    reached: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
+    cycles: int = 0
+    #: Errors that code of ours logged with a traceback, and nobody has looked at yet.
+    unexpected: list[str] = field(default_factory=list)
+    #: How often each invariant looked at an event.
+    checks: Counter[str] = field(default_factory=Counter)
+
+    def note(self, kind: str, subject: str, text: str = "") -> None:
+        """Write into the journal at this moment."""
+        self.journal.note(self.now_nanos(), kind, subject, text)
+
+    def mark(self, name: str) -> None:
+        """Note that an interesting state was reached."""
+        self.reached[name] += 1
+
+    def breach(self, invariant: str, text: str) -> None:
+        """Note a violation; the first ones count."""
+        if len(self.violations) < VIOLATIONS_MAX:
+            self.violations.append(Violation(invariant, self.now_nanos(), text))
+        self.note("VIOLATION", invariant, text)
+
+    def memory(self, shard: "WatchedShard") -> ShardMemory:
+        """Return what is known of a shard process."""
+        return self.shards.setdefault((shard.shard_id, shard.number), ShardMemory())
+
+    def led(self, term: int) -> None:
+        """Note that a replica has begun to lead."""
+        if self.moves.terms:
+            self.mark("another leader")
+            if any(title.released for title in self.moves.titles.values()):
+                self.mark("leader changed during a handover")
+            if self.moves.taken_from_gangs:
+                self.mark("gang preempted during a leader change")
+        self.moves.terms.append(term)
+
+    def answered(self, shard_id: ShardId, answer: "Answer", *, is_old: bool) -> None:
+        """Note what a shard is given as the answer to its report."""
+        moves = self.moves
+        title = moves.titles[shard_id]
+        moves.handed[shard_id] = Handed(answer.term, title.accepted_term)
+        if answer.term < title.accepted_term:
+            self.mark("an answer of a former leader")
+        if is_old:
+            self.mark("an answer came again")
+        for instruction in answer.instructions:
+            key = (shard_id, instruction.instruction_id)
+            moves.delivered[key] += 1
+            if moves.delivered[key] > 1:
+                self.mark("an instruction redelivered")
+                if moves.delivered_to[key] != title.epoch:
+                    self.mark("an instruction redelivered to a new process")
+            moves.delivered_to[key] = title.epoch
+            if isinstance(instruction.payload, CrossShardDrain):
+                moves.drain_counts[key] = instruction.payload.selector.count
+
+
+def content_of(rows: Iterable[Need]) -> tuple[object, ...]:
+    """Return what rows say, in an order that does not depend on theirs.
+
+    Pods that wait and pods of the row count alike: for a while a shard counts the former among the latter
+    (docs/spec/shard.md §9.9). What is wanted in all must be what was reported.
+    """
+    return tuple(
+        sorted(
+            (row.key, tuple(sorted(vector.add(row.aggregate, total_of(row.waiting)).items())), _pods(row))
+            for row in rows
+        )
+    )
+
+
+def _pods(row: Need) -> tuple[ShapeKey, ...]:
+    counts: Counter[tuple[tuple[tuple[str, int], ...], int]] = Counter()
+    for shape in (*row.shapes, *row.waiting):
+        counts[vector.vector_key(shape.resources), shape.max_per_machine] += shape.count
+    return tuple(sorted((request, most, count) for (request, most), count in counts.items()))
+
+
+def has_collapsed(before: Iterable[Need], after: Iterable[Need]) -> bool:
+    """Say whether less than a tenth is left in a dimension of which 10 rows, or 10 of their min units, were wanted."""
+    before, after = list(before), list(after)
+    for name in {name for row in before for name in row.aggregate}:
+        wanted = [(row.aggregate[name], row.min_unit.get(name)) for row in before if name in row.aggregate]
+        units = sum(max(1, amount // least) if least else 1 for amount, least in wanted)
+        left = sum(row.aggregate.get(name, 0) for row in after)
+        if max(len(wanted), units) >= 10 and left * 10 < sum(amount for amount, _least in wanted):
+            return True
+    return False
+
+
+def new_actions(shard: "WatchedShard", memory: ShardMemory) -> list[ActionRecord]:
+    """Return the actions that the shard noted since the last look, oldest first."""
+    fresh: list[ActionRecord] = []
+    for record in reversed(shard.actuator.history):
+        if record.action_id == memory.last_action_id:
+            break
+        fresh.append(record)
+    if fresh:
+        memory.last_action_id = fresh[0].action_id
+    return fresh[::-1]

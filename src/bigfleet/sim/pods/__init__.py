@@ -1,0 +1,1 @@
+"""Simulates the pods of a cluster and the scheduler that places them."""

@@ -1,0 +1,206 @@
+"""The two wires of a closed world, without sockets: a shard's calls to a provider, an operator's session to a shard.
+
+docs/spec/wire.md. Frames of a session go through their bytes, as they would over gRPC; each message takes its time. A
+wire can be cut: what is sent then is lost, as with a process that died. Nothing here decides anything.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import (
+    BootstrapResponse,
+    DrainResult,
+    Hello,
+    NodeStatus,
+    OperatorFrame,
+    ReclaimAck,
+    ShardFrame,
+)
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.operator.ports import EndKind, SessionEnded
+from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.records.fence import Token
+from bigfleet.provider.records.refusal import Refused
+from bigfleet.rpc.wire.convert_session import (
+    ReceivedRollUp,
+    operator_frame_from_bytes,
+    operator_frame_to_wire,
+    shard_frame_from_wire,
+    shard_frame_to_wire,
+)
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
+from bigfleet.shard.sessions.outbox import CloseReason, SessionClosed
+from bigfleet.shard.sessions.registry import Session
+from bigfleet.sim.testkit import settled
+
+#: One way between two processes.
+WIRE_SECONDS: Final = 0.002
+
+
+class KitProvider:
+    """One shard process's way to a provider; implements `bigfleet.shard.ports.Provider` over the kit's core."""
+
+    def __init__(self, core: CapacityCore, clock: Clock, *, synchronous_create: bool = False) -> None:
+        """`synchronous_create` answers a Create with the machine at rest."""
+        self._core = core
+        self._clock = clock
+        self._synchronous_create = synchronous_create
+        self.is_cut = False
+        #: Mutating calls that reached the provider.
+        self.calls = 0
+
+    async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
+        """Give a slot a host."""
+        return await self._mutate(lambda: self._create(machine_id, token))
+
+    async def _create(self, machine_id: MachineId, token: FenceToken) -> Ack:
+        ack = await self._core.create(machine_id, token=Token(*token))
+        return Ack(ack.operation_id, await settled(self._core, machine_id)) if self._synchronous_create else ack
+
+    async def configure(
+        self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
+    ) -> TransitionAck:
+        """Bind an idle machine to a cluster."""
+        return await self._mutate(
+            lambda: self._core.configure(machine_id, cluster, blob, metadata, token=Token(*token))
+        )
+
+    async def drain(self, machine_id: MachineId, grace_seconds: int, token: FenceToken) -> TransitionAck:
+        """Take a machine back from its cluster."""
+        return await self._mutate(lambda: self._core.drain(machine_id, grace_seconds, token=Token(*token)))
+
+    async def delete(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
+        """Give the host back."""
+        return await self._mutate(lambda: self._core.delete(machine_id, token=Token(*token)))
+
+    async def get(self, machine_id: MachineId) -> Record:
+        """Return the record of one machine."""
+        await self._cross()
+        try:
+            record = await self._core.get(machine_id)
+        except Refused as refused:
+            raise _refusal(refused) from refused
+        await self._cross()
+        return Record(record.machine, record.metadata)
+
+    async def list(self, since_revision: bytes) -> Listing:
+        """Return every record, or what changed since the cursor."""
+        await self._cross()
+        try:
+            answer = await self._core.list(since=since_revision)
+        except Refused as refused:
+            raise _refusal(refused) from refused
+        await self._cross()
+        return Listing(
+            records=[Record(record.machine, record.metadata) for record in answer.records],
+            revision=answer.revision,
+            removed_ids=answer.removed_ids,
+            tombstones=answer.tombstones,
+        )
+
+    async def _mutate(self, call: Callable[[], Awaitable[Ack]]) -> TransitionAck:
+        await self._cross()
+        self.calls += 1
+        try:
+            ack = await call()
+        except Refused as refused:
+            raise _refusal(refused) from refused
+        await self._cross()
+        return TransitionAck(operation_id=ack.operation_id, record=Record(ack.record.machine, ack.record.metadata))
+
+    async def _cross(self) -> None:
+        await self._clock.sleep(WIRE_SECONDS)
+        if self.is_cut:
+            raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "the connection to the provider is cut")
+
+
+def _refusal(refused: Refused) -> ProviderRefusal:
+    return ProviderRefusal(RefusalKind.of_status(refused.code.name), f"{refused.code.name}: {refused.message}")
+
+
+class LocalDialer:
+    """Dials whichever process of the shard serves sessions now."""
+
+    def __init__(self, serving: Callable[[], Shard | None], heard: Callable[[Shard, str], None], clock: Clock) -> None:
+        """`heard` is told of each roll-up that reaches a process, with its cluster."""
+        self._serving = serving
+        self._heard = heard
+        self._clock = clock
+
+    @asynccontextmanager
+    async def dial(self) -> AsyncIterator["LocalStream"]:
+        """Open a stream. Raises SessionEnded when nobody serves."""
+        shard = self._serving()
+        if shard is None or shard.sessions.is_stopping:
+            raise SessionEnded(EndKind.LOST, "no shard serves sessions now")
+        stream = LocalStream(shard, self._heard, self._clock)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+
+class LocalStream:
+    """One session; implements `bigfleet.operator.ports.SessionStream`."""
+
+    def __init__(self, shard: Shard, heard: Callable[[Shard, str], None], clock: Clock) -> None:
+        self._shard = shard
+        self._heard = heard
+        self._clock = clock
+        self._session: Session | None = None
+        self._rollups: asyncio.Task[None] | None = None
+
+    async def send(self, frame: OperatorFrame) -> None:
+        """Hand a frame to the shard. Raises SessionEnded once the session is over."""
+        content = operator_frame_to_wire(frame).SerializeToString()
+        await self._clock.sleep(WIRE_SECONDS)
+        session, sessions = self._session, self._shard.sessions
+        if session is None:
+            if not isinstance(frame, Hello) or sessions.is_stopping:
+                raise SessionEnded(EndKind.LOST, "the shard does not greet")
+            self._session = session = sessions.open(frame)
+            self._rollups = asyncio.create_task(self._shard.serve_rollups(session))
+            return
+        if not sessions.is_current(session):
+            raise _ended(session)
+        received = operator_frame_from_bytes(content, self._shard.intake.digest_of(session.cluster))
+        match received:
+            case ReceivedRollUp():
+                self._heard(self._shard, session.cluster)
+                sessions.receive_rollup(session, received)
+            case BootstrapResponse():
+                sessions.receive_bootstrap_response(session, received)
+            case ReclaimAck():
+                sessions.receive_reclaim_ack(session, received)
+            case DrainResult():
+                sessions.receive_drain_result(session, received)
+            case NodeStatus():
+                sessions.on_node_status(session, received)
+
+    async def receive(self) -> ShardFrame | None:
+        """Return the next frame. Raises SessionEnded once the session is over."""
+        assert self._session is not None, "a session begins with Hello"
+        try:
+            frame = await self._session.outbox.next()
+        except SessionClosed:
+            raise _ended(self._session) from None
+        content = shard_frame_to_wire(frame)
+        await self._clock.sleep(WIRE_SECONDS)
+        return shard_frame_from_wire(content)
+
+    def close(self) -> None:
+        """End the session, if it is not over."""
+        if self._rollups is not None:
+            self._rollups.cancel()
+        if self._session is not None:
+            self._shard.sessions.close(self._session, CloseReason.GONE)
+
+
+def _ended(session: Session) -> SessionEnded:
+    reason = session.outbox.closed
+    kind = EndKind.REPLACED if reason is CloseReason.REPLACED else EndKind.LOST
+    return SessionEnded(kind, reason.value if reason is not None else "the session is over")

@@ -1,0 +1,1 @@
+"""Simulates the sites of the fault world: shards, coordinators, providers, clusters, their stores."""

@@ -1,0 +1,306 @@
+"""A cluster of the world: the real operator session over a cluster that can lie about its demand, fall silent or die.
+
+The pods are Kubernetes' and outlive the operator; their nodes are the machines that the provider has bound to the
+cluster. What a roll-up says in a faulty time is chosen by name (`LIES`); the real demand stands in `pods`. A cluster
+must never lie outside of its faults.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from bigfleet.demo.cluster import SimulatedCluster
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import (
+    BootstrapRequest,
+    BootstrapResponse,
+    DrainOutcome,
+    NeedStatusUpdate,
+    NodeStateUpdate,
+    NodeStatus,
+    OperatorFrame,
+    RollUp,
+    ShardFrame,
+)
+from bigfleet.model.ids import ClusterId
+from bigfleet.model.need import Need
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import format_vector
+from bigfleet.operator.drains import Drain
+from bigfleet.operator.ports import EndKind, SessionEnded, SessionStream
+from bigfleet.operator.requests import CapacityRequest
+from bigfleet.operator.rollup import recount
+from bigfleet.operator.session import SessionSettings
+from bigfleet.provider.records.record import Record
+from bigfleet.rpc.wire.convert_session import operator_frame_to_wire, shard_frame_from_wire
+from bigfleet.rpc.wire.gen import shard_pb2
+from bigfleet.sim.kernel.network import Connection, ConnectionLost, Network
+from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
+from bigfleet.sim.observations import Event, Evicted, Evidence, Stranded
+from bigfleet.sim.pods.cluster_pods import Displaced, PodCluster
+from bigfleet.sim.pods.evictions import Cause, Eviction, cause_of, is_voluntary
+from bigfleet.sim.pods.scheduler import Template
+from bigfleet.sim.pods.waiting import WaitingPods, with_waiting
+from bigfleet.sim.sites.shard import ShardSite
+
+#: What a roll-up may say instead of the truth.
+LIES: Final = ("rollup-empty", "rollup-truncated", "rollup-stale", "rollup-replayed", "rollup-flapping")
+SESSION = SessionSettings(rollup_interval_seconds=10.0, rollup_gap_seconds=0.5)
+#: States of a machine whose node is in its cluster.
+_NODE_STATES: Final = (MachineState.CONFIGURED, MachineState.DRAINING)
+_END_KINDS = {"ABORTED": EndKind.REPLACED, "PERMISSION_DENIED": EndKind.DENIED}
+#: Earlier roll-ups that a stale or replayed one repeats.
+_KEPT_MAX = 5
+
+
+class LyingCluster(SimulatedCluster):
+    """The operator's view of the cluster, true or not."""
+
+    def __init__(self, site: "ClusterSite", **given: Any) -> None:
+        super().__init__(**given)
+        self.site = site
+        self.waiting = WaitingPods(site.pods, given["clock"])
+
+    def roll_up(self) -> RollUp:
+        """Return the demand with the pods that wait, or what the fault of the moment makes of it."""
+        true = super().roll_up()
+        waiting = self.waiting.reported()
+        if any(self.waiting.is_given_up(pod) for pod in self.site.pods.waiting):
+            self.site.evidence.mark("a pod given up")
+        needs = with_waiting(true.needs, waiting.values())
+        return self.site.told(replace(true, needs=needs))
+
+    def configured(self) -> set[str]:
+        """Return the machines that the cluster believes to be its own and in service."""
+        return {machine_id for machine_id, state in self._machines.items() if state is MachineState.CONFIGURED}
+
+    def need_status(self, update: NeedStatusUpdate) -> None:
+        """Note which rows are called met."""
+        super().need_status(update)
+        self.waiting.heard(update)
+
+    def node_state(self, update: NodeStateUpdate) -> None:
+        """Follow the machine; pods may come onto the node of one that is in service."""
+        super().node_state(update)
+        if update.state is MachineState.CONFIGURED:
+            self.site.pods.uncordon(update.machine_id)
+
+    def drain_started(self, drain: Drain) -> None:
+        """Evict the node's pods, unless the reclaim is voluntary and they fit nowhere else."""
+        if drain.machine_id in self._nodes:
+            stranded = self.site.evict(drain)
+            if stranded:
+                self._finish(drain, DrainOutcome.WOULD_NOT_FIT, f"{stranded} pods fit on no other node")
+                return
+        super().drain_started(drain)
+
+    def _status_of(self, machine_id: str, node_name: str) -> NodeStatus:
+        requested, pods = self.site.pods.requested(machine_id)
+        status = super()._status_of(machine_id, node_name)
+        return replace(status, requested=format_vector(requested), pods=pods)
+
+    async def bootstrap(self, request: BootstrapRequest) -> BootstrapResponse:
+        """Answer, refuse or keep silent."""
+        if "bootstrap-refused" in self.site.lies:
+            return BootstrapResponse(request_id=request.request_id, error="the join token could not be made")
+        if "bootstrap-silent" in self.site.lies:
+            await asyncio.Event().wait()
+        return await super().bootstrap(request)
+
+
+class ClusterSite:
+    """One cluster: its pods, and its operator's process of the moment."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        network: Network,
+        shard: ShardSite,
+        clock: Clock,
+        make_rng: Callable[[str], Random],
+        evidence: Evidence,
+        tell: Callable[[Event], None],
+        hidden_cpu_milli: int = 0,
+    ) -> None:
+        """`hidden_cpu_milli` is what something that the operator does not report takes of every node."""
+        self.name = ClusterId(name)
+        self.pods = PodCluster(
+            name,
+            self._changed,
+            clock=clock,
+            draws=make_rng(f"arrival {name}"),
+            overhead={"cpu": hidden_cpu_milli},
+        )
+        self.templates: dict[str, Template] = {}
+        self.lies: set[str] = set()
+        self.process = Process(f"operator-{name}")
+        self.process.kill()
+        self.cluster: LyingCluster | None = None
+        self._twin: Process | None = None
+        #: To whom it reports.
+        self.shard = shard
+        self._network = network
+        self._clock = clock
+        self._make_rng = make_rng
+        self._rng = make_rng(f"cluster {name}")
+        self.evidence = evidence
+        self._tell = tell
+        self._earlier: list[RollUp] = []
+
+    def start(self) -> None:
+        """Start an operator that reads the cluster anew."""
+        self.process = Process(f"operator-{self.name}")
+        self.cluster = self._spawn(self.process, "")
+
+    def start_twin(self) -> None:
+        """Start a second operator with this cluster's identity, as a botched upgrade does."""
+        self._twin = Process(f"operator-{self.name}")
+        self._spawn(self._twin, " twin")
+
+    @property
+    def has_twin(self) -> bool:
+        """Say whether a second operator is about."""
+        return self._twin is not None and self._twin.is_alive
+
+    def stop_twin(self) -> None:
+        """End the second operator."""
+        if self._twin is not None:
+            self._twin.kill()
+
+    def _spawn(self, process: Process, which: str) -> LyingCluster:
+        rng = self._make_rng(f"operator {self.name}{which}")
+        cluster = LyingCluster(
+            self,
+            cluster=self.name,
+            dialer=_Dialer(self._network, self.shard, process),
+            clock=self._clock,
+            rng=rng,
+            settings=SESSION,
+        )
+        cluster.apply(add=self.pods.requests())
+        self.evidence.note("start", process.name, which.strip())
+        process.spawn(cluster.run(), name=process.name)
+        return cluster
+
+    def truth(self) -> tuple[Need, ...]:
+        """Return the rows of the real demand, with the pods that the operator of the moment calls waiting."""
+        waiting = self.cluster.waiting.reported().values() if self.cluster is not None else ()
+        return with_waiting(recount(self.name, self.pods.requests()), waiting)
+
+    def believed(self) -> set[str]:
+        """Return the machines that the operator of the moment believes to be in service."""
+        return self.cluster.configured() if self.cluster is not None else set()
+
+    def resize(self, kind: str, pods: int) -> None:
+        """Change how many pods of a kind there are."""
+        self.pods.resize(self.templates[kind], pods)
+
+    def count(self, kind: str) -> int:
+        """Return how many pods of a kind there are."""
+        return self.pods.counts(kind)[1]
+
+    def _changed(self, add: list[CapacityRequest], remove: list[str]) -> None:
+        if self.cluster is not None:
+            self.cluster.apply(add=add, remove=remove)
+
+    # ---- nodes ---------------------------------------------------------------------------------------------------
+
+    def follow(self, before: Record | None, after: Record | None) -> None:
+        """Let a machine's node join or leave with its record at the provider."""
+        was, now = _is_node_of(before, self.name), _is_node_of(after, self.name)
+        if after is not None and now and not was:
+            self.pods.join(after.machine)
+        elif before is not None and was and not now:
+            is_drained = before.state is MachineState.DRAINING and after is not None
+            is_broken = after is not None and after.state is MachineState.FAILED
+            cause = Cause.UNANSWERED if is_drained and not is_broken else Cause.LOST
+            self._lost(before.machine.id, cause, self.pods.leave(before.machine.id))
+
+    def evict(self, drain: Drain) -> int:
+        """Cordon a node and evict its pods; return how many have no other place, for which nothing is done."""
+        node = self.pods.nodes.get(drain.machine_id)
+        if node is None or node.is_cordoned:
+            return 0
+        stranded = len(self.pods.do_not_fit(drain.machine_id)) if is_voluntary(drain) else 0
+        if stranded:
+            self._tell(Stranded(self.name, drain, stranded))
+        else:
+            self._lost(drain.machine_id, cause_of(drain), self.pods.drain(drain.machine_id))
+        return stranded
+
+    def _lost(self, machine_id: str, cause: Cause, displaced: Displaced) -> None:
+        if displaced.pods:
+            now_seconds = self._clock.monotonic_seconds()
+            self._tell(Evicted(Eviction(now_seconds, self.name, machine_id, cause, *displaced)))
+
+    def told(self, truth: RollUp) -> RollUp:
+        """Return what is sent in the place of a true roll-up."""
+        lie = next((lie for lie in LIES if lie in self.lies), "")
+        self._earlier = [*self._earlier[-_KEPT_MAX:], truth]
+        match lie:
+            case "rollup-empty":
+                return replace(truth, needs=())
+            case "rollup-truncated":
+                return replace(truth, needs=truth.needs[: len(truth.needs) // 12])
+            case "rollup-stale":
+                return replace(truth, needs=self._earlier[0].needs)
+            case "rollup-replayed":
+                return self._rng.choice(self._earlier)
+            case "rollup-flapping" if self._rng.random() < 0.5:
+                return replace(truth, needs=())
+        return truth
+
+
+def _is_node_of(record: Record | None, cluster: str) -> bool:
+    return record is not None and record.machine.cluster == cluster and record.state in _NODE_STATES
+
+
+class _Dialer:
+    """Opens a cluster's streams to the shard of the moment."""
+
+    def __init__(self, network: Network, shard: ShardSite, process: Process) -> None:
+        self._network = network
+        self._shard = shard
+        self._process = process
+
+    @asynccontextmanager
+    async def dial(self) -> AsyncIterator[SessionStream]:
+        """Open a stream; entering it raises nothing, its first frame tells whether anybody is there."""
+        server = self._shard.process
+        connection = self._network.connect(self._process, server)
+        if server.is_alive:
+            server.spawn(self._shard.serve(connection), name=f"session-{self._process.name}")
+        try:
+            yield _Stream(connection)
+        finally:
+            connection.break_off("the operator closed the stream", ("CANCELLED", "closed"))
+
+
+class _Stream:
+    """The operator's end of a stream, in the bytes of the real wire."""
+
+    def __init__(self, connection: Connection[bytes, bytes]) -> None:
+        self._connection = connection
+
+    async def send(self, frame: OperatorFrame) -> None:
+        """Write one frame. Raises SessionEnded."""
+        try:
+            await self._connection.to_server.send(operator_frame_to_wire(frame).SerializeToString(deterministic=True))
+        except ConnectionLost as lost:
+            raise self._ended() from lost
+
+    async def receive(self) -> ShardFrame | None:
+        """Read one frame. Raises SessionEnded."""
+        try:
+            content: Any = await self._connection.to_client.receive()
+        except ConnectionLost as lost:
+            raise self._ended() from lost
+        return shard_frame_from_wire(shard_pb2.ShardMessage.FromString(content))
+
+    def _ended(self) -> SessionEnded:
+        code, details = self._connection.status
+        return SessionEnded(_END_KINDS.get(code, EndKind.LOST), f"{code}: {details}")

@@ -1,0 +1,231 @@
+"""The coordinator of the world: real replicas over the simulated store, in processes that die and start again.
+
+A shard's link reaches them through `RemoteCoordinators`, over the simulated network and in the bytes of the real wire;
+there a report may arrive twice, and an answer may come a second time. What a replica knows beyond its store dies with
+its process. Nothing here may decide anything, or reach into a shard.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+
+from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
+from bigfleet.coordinator.metrics import CoordinatorMetrics
+from bigfleet.coordinator.replica import Replica
+from bigfleet.coordinator.shard_report import ShardReport
+from bigfleet.coordinator.stores.metered import MeteredStore
+from bigfleet.coordinator.stores.protocol import Leader
+from bigfleet.link.client import CALL_SECONDS, NotAnswered
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import ShardId
+from bigfleet.rpc.clients.coordinator import LEADER_HINT
+from bigfleet.rpc.etcd.store import EtcdStore
+from bigfleet.rpc.servers.coordinator import CoordinatorServicer
+from bigfleet.rpc.wire.convert_coordinator import answer_from_wire, report_to_wire
+from bigfleet.rpc.wire.gen import coordinator_pb2
+from bigfleet.sim.kernel.network import ConnectionLost, Network
+from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
+from bigfleet.sim.observations import Evidence
+from bigfleet.sim.sites.etcd import EtcdWire, KeptEtcd
+
+LEASE_SECONDS: Final = 10
+#: Earlier answers of one process that may come again.
+_KEPT_MAX = 4
+_TWICE_SHARE, _AGAIN_SHARE = 0.3, 0.3
+
+
+class CallFailed(Exception):
+    """A call ended with a status; `leader` is the address that a follower named, empty without one."""
+
+    def __init__(self, code: str, details: str, leader: str = "") -> None:
+        super().__init__(f"{code}: {details}")
+        self.code = code
+        self.leader = leader
+
+
+class WatchedReplica(Replica):
+    """One replica's process."""
+
+    evidence: Evidence
+    name: str
+
+    async def _lead(self, term: Term) -> None:
+        self.evidence.note("leader", self.name, f"term {term.term}")
+        self.evidence.led(term.term)
+        await super()._lead(term)
+
+
+class CoordinatorSite:
+    """One replica's place, and its process of the moment."""
+
+    def __init__(
+        self, name: str, *, store: KeptEtcd, network: Network, clock: Clock, rng: Random, evidence: Evidence
+    ) -> None:
+        self.name = name
+        self.process = Process(name)
+        self.process.kill()
+        #: Answers of the store to commits are lost now and then.
+        self.loses_answers = False
+        self._store = store
+        self._network = network
+        self._clock = clock
+        self._rng = rng
+        self._evidence = evidence
+        self._servicer: CoordinatorServicer | None = None
+        self.replica: WatchedReplica | None = None
+
+    def start(self, settings: CoordinatorSettings) -> None:
+        """Start a process, which knows nothing but what is written."""
+        self.process = Process(self.name)
+        self._servicer = self.replica = None
+        self._evidence.note("start", self.name)
+        self.process.spawn(self._run(settings), name=self.name)
+
+    async def _run(self, settings: CoordinatorSettings) -> None:
+        evidence = self._evidence
+        wire = EtcdWire(
+            self._store,
+            network=self._network,
+            caller=self.name,
+            rng=self._rng,
+            on_lost=lambda: evidence.mark("a commit of unknown outcome"),
+        )
+        wire.loses_answers = lambda: self.loses_answers
+        metrics = CoordinatorMetrics(CollectorRegistry())
+        me = Leader(self.name, self.name)
+        store = EtcdStore(wire, prefix="/bigfleet", me=me, lease_ttl_seconds=LEASE_SECONDS, clock=self._clock)
+        metered = MeteredStore(store, metrics, self._clock)
+        replica = WatchedReplica(metered, clock=self._clock, settings=settings, metrics=metrics)
+        replica.evidence, replica.name = evidence, self.name
+        self.replica = replica
+        self._servicer = CoordinatorServicer(replica, self._clock)
+        try:
+            await replica.run()
+        except Exception as error:
+            evidence.breach("S0", f"{self.name} ended by itself: {type(error).__name__}: {error}")
+
+    async def serve(self, method: str, content: bytes) -> "bytes | CallFailed":
+        """Answer one call, run in the replica's process; a status is an answer, which nobody may be left to hear."""
+        if self._servicer is None:
+            return CallFailed("UNAVAILABLE", "the replica is starting")
+        handler = getattr(self._servicer, method)
+        try:
+            answer: Any = await handler(_REQUESTS[method].FromString(content), _Context())
+        except CallFailed as failed:
+            return failed
+        return bytes(answer.SerializeToString(deterministic=True))
+
+    async def call(self, caller: str, method: str, content: bytes) -> bytes:
+        """Carry a call here and its answer back. Raises CallFailed."""
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                answer = await self._network.call(caller, self.process, lambda: self.serve(method, content))
+        except ConnectionLost as lost:
+            raise CallFailed("UNAVAILABLE", str(lost)) from lost
+        except TimeoutError as late:
+            raise CallFailed("DEADLINE_EXCEEDED", "no answer in time") from late
+        if isinstance(answer, CallFailed):
+            raise answer
+        return answer
+
+
+_REQUESTS: dict[str, Any] = {
+    "ReportShard": coordinator_pb2.ShardReport,
+    "AssignDomain": coordinator_pb2.AssignDomainRequest,
+    "UnassignDomain": coordinator_pb2.UnassignDomainRequest,
+    "ListDomainAssignments": coordinator_pb2.ListDomainAssignmentsRequest,
+}
+
+
+class _Context:
+    """The part of gRPC's servicer context that unary calls use, in plain text."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return what a connection without TLS shows."""
+        return {"transport_security_type": [b"insecure"]}
+
+    def peer(self) -> str:
+        """Return a name without meaning."""
+        return "simulated"
+
+    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
+        """End the call with a status."""
+        raise CallFailed(code.name, details, dict(trailing_metadata).get(LEADER_HINT, ""))
+
+
+class RemoteCoordinators:
+    """One shard process's way to the replicas; implements `bigfleet.link.client.Coordinators`."""
+
+    def __init__(
+        self,
+        *,
+        shard_id: ShardId,
+        sites: Sequence[CoordinatorSite],
+        clock: Clock,
+        rng: Random,
+        faults: set[str],
+        on_answer: Callable[[Answer, bool], None],
+    ) -> None:
+        """`faults` are those of the moment. `on_answer` hears of each answer, and whether it came before."""
+        self._shard_id = shard_id
+        self._sites = {site.name: site for site in sites}
+        self._clock = clock
+        self._rng = rng
+        self._faults = faults
+        self._on_answer = on_answer
+        self._earlier: deque[bytes] = deque(maxlen=_KEPT_MAX)
+
+    async def addresses(self, name: str) -> Sequence[str]:
+        """Return the name: there is no resolver."""
+        return (name,)
+
+    async def report(self, address: str, report: ShardReport) -> Answer:
+        """Return the answer of the replica at an address. Raises NotAnswered."""
+        site = self._sites.get(address)
+        if site is None:
+            raise NotAnswered(f"{address}: there is nobody")
+        content = report_to_wire(report).SerializeToString(deterministic=True)
+        if "report-twice" in self._faults and self._rng.random() < _TWICE_SHARE:
+            self._send_again(site, content, self._rng.uniform(0.0, 20.0))
+        try:
+            answer = await site.call(self._shard_id, "ReportShard", content)
+        except CallFailed as failed:
+            is_follower = failed.code == "FAILED_PRECONDITION"
+            raise NotAnswered(str(failed), leader=failed.leader if is_follower else "") from failed
+        return self._heard(answer)
+
+    def _heard(self, content: bytes) -> Answer:
+        is_old = bool(self._earlier) and "answer-again" in self._faults and self._rng.random() < _AGAIN_SHARE
+        chosen = self._rng.choice(list(self._earlier)) if is_old else content
+        self._earlier.append(content)
+        answer = answer_from_wire(coordinator_pb2.ReportAck.FromString(chosen))
+        self._on_answer(answer, is_old)
+        return answer
+
+    def _send_again(self, site: CoordinatorSite, content: bytes, delay_seconds: float) -> None:
+        """Let a report arrive once more, whatever becomes of its sender; nobody waits for the answer."""
+
+        async def late() -> None:
+            await self._clock.sleep(delay_seconds)
+            with suppress(CallFailed):
+                await site.call(self._shard_id, "ReportShard", content)
+
+        asyncio.get_running_loop().create_task(late(), context=Context())
+
+
+async def asked(sites: Sequence[CoordinatorSite], caller: str, method: str, request: Any) -> bytes | None:
+    """Return the leader's answer to an administrator's call; None when nobody leads, or it was refused."""
+    content = request.SerializeToString(deterministic=True)
+    for site in sites:
+        try:
+            return await site.call(caller, method, content)
+        except CallFailed:
+            continue
+    return None

@@ -1,0 +1,156 @@
+"""Several shards of a world with their coordinator: replicas, their store, the links, and who gives zones to shards.
+
+A network of its own lies between them, so that what nobody answers moves no draw of the others. The administrator goes
+by the real calls, again and again until the tables say what is wanted. Nothing here may write a table or a disk.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from bigfleet.model import labels
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.ids import ShardId
+from bigfleet.model.ownership import Domain
+from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
+from bigfleet.shard.ownership.handover import COOLDOWN_REPORT_CYCLES
+from bigfleet.sim.kernel.network import Network
+from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
+from bigfleet.sim.observations import Event, Evidence, Titled
+from bigfleet.sim.plan_generator import GONE, LIVE, NONE, Plan
+from bigfleet.sim.sites.coordinator import CoordinatorSite, asked
+from bigfleet.sim.sites.etcd import KeptEtcd
+from bigfleet.sim.sites.link import ShardLink
+from bigfleet.sim.sites.ownership import ShardDisk, Title
+
+ADMIN: Final = "admin"
+#: Between two looks of the administrator at the tables.
+_ADMIN_SECONDS = 7.0
+
+
+def shard_name(number: int) -> ShardId:
+    """Return the name of the so many-th shard of a world."""
+    return ShardId(f"shard-{number}")
+
+
+def zone_domain(zone: str) -> Domain:
+    """Return the domain that is a zone."""
+    return Domain(labels.ZONE, zone)
+
+
+class Fleet:
+    """What stands between the shards of one world; of one shard alone it is empty."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        clock: Clock,
+        make_rng: Callable[[str], Random],
+        evidence: Evidence,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.plan = plan
+        self.network = Network(clock, make_rng("network of the coordinator"))
+        self.store = KeptEtcd(clock)
+        #: The shard that each zone is to have.
+        self.wanted = {zone: shard_name(number) for zone, number in plan.zones}
+        #: What happens to reports and answers on their way, by the name of the fault.
+        self.faults: set[str] = set()
+        self._clock = clock
+        self._evidence = evidence
+        self._tell = tell
+        self._admin = Process(ADMIN)
+        names = [shard_name(number) for number in range(plan.shards)]
+        self.disks = {name: self._disk(name) for name in names} if plan.shards > 1 else {}
+        evidence.moves.titles = {name: disk.title for name, disk in self.disks.items()}
+        evidence.moves.cooldown_nanos = int(COOLDOWN_REPORT_CYCLES * plan.report_seconds * NANOS_PER_SECOND)
+        rng = make_rng("store of the coordinator")
+        self.replicas = [
+            CoordinatorSite(
+                f"replica-{number}",
+                store=self.store,
+                network=self.network,
+                clock=clock,
+                rng=rng,
+                evidence=evidence,
+            )
+            for number in range(plan.replicas)
+        ]
+        #: By shard; none where no shard knows of a coordinator.
+        self.links = {
+            name: ShardLink(
+                shard_id=name,
+                sites=self.replicas,
+                clock=clock,
+                rng=make_rng(f"link {name}"),
+                faults=self.faults,
+                interval_seconds=plan.report_seconds,
+                evidence=evidence,
+                is_aside=plan.coordinator == GONE,
+            )
+            for name in names
+            if plan.coordinator != NONE
+        }
+
+    def _disk(self, name: ShardId) -> ShardDisk:
+        own = [zone_domain(zone) for zone, shard in self.wanted.items() if shard == name and self.plan.is_settled]
+
+        def changed(before: Title, after: Title) -> None:
+            self._evidence.moves.titles[name] = after
+            self._tell(Titled(name, before, after))
+
+        return ShardDisk(
+            name,
+            domains=own,
+            clock=self._clock,
+            on_change=changed,
+            on_full=lambda: self._evidence.mark("a shard's disk took nothing"),
+        )
+
+    def start(self) -> None:
+        """Start store, replicas and administrator, where there is a coordinator that lives."""
+        if self.plan.coordinator != LIVE:
+            return
+        self.store.start()
+        for site in self.replicas:
+            site.start(self.plan.coordinator_settings())
+        self._admin.spawn(self._administer(), name=ADMIN)
+
+    def heal(self) -> None:
+        """End every fault; whoever is dead is started again."""
+        self.network.heal()
+        self.faults.clear()
+        self.store.is_down = self.store.misses_events = False
+        for disk in self.disks.values():
+            disk.is_full = False
+        for link in self.links.values():
+            link.on_instruction = lambda: None
+        if self.plan.coordinator != LIVE:
+            return
+        for site in self.replicas:
+            site.loses_answers = False
+            site.process.dies_at_step = None
+            site.process.resume()
+            if not site.process.is_alive:
+                site.start(self.plan.coordinator_settings())
+
+    async def _administer(self) -> None:
+        while True:
+            await self._clock.sleep(_ADMIN_SECONDS)
+            content = await asked(self.replicas, ADMIN, "ListDomainAssignments", pb.ListDomainAssignmentsRequest())
+            if content is None:
+                continue
+            listed = pb.ListDomainAssignmentsResponse.FromString(content).assignments
+            rows = {Domain(row.topology_key, row.topology_value): row for row in listed}
+            for zone, shard in sorted(self.wanted.items()):
+                await self._square(zone_domain(zone), shard, rows.get(zone_domain(zone)))
+
+    async def _square(self, domain: Domain, wanted: ShardId, row: "pb.DomainAssignment | None") -> None:
+        key, value = domain
+        if row is None:
+            given = pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=wanted)
+            await asked(self.replicas, ADMIN, "AssignDomain", given)
+        elif row.shard_id != wanted and not row.releasing:
+            taken = pb.UnassignDomainRequest(topology_key=key, topology_value=value)
+            await asked(self.replicas, ADMIN, "UnassignDomain", taken)

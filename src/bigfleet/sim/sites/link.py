@@ -1,0 +1,146 @@
+"""A shard's link in the world: the real reporter, client and inbox, watched, in the shard's process or beside it.
+
+docs/spec/coordinator.md §8. Beside it, it draws from streams of its own and runs after everything else of a moment, so
+that a run with a link that nobody answers can be held against a run without one. The watch notes what is told and how
+it ends, and must never change either.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from bigfleet.link.client import Client
+from bigfleet.link.inbox import Inbox
+from bigfleet.link.report_conversion import pools_of
+from bigfleet.link.report_source import LinkCounts, ShardSpeaker
+from bigfleet.link.reporter import Reporter
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.instructions import Ack, Instruction
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.ownership.handover import Done, Handover
+from bigfleet.shard.ownership.ownership_file import OwnershipFile
+from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
+from bigfleet.sim.observations import Evidence
+from bigfleet.sim.sites.coordinator import CoordinatorSite, RemoteCoordinators
+
+#: The same for every shard of a world: machines may go from each to each.
+PROVIDER_ADDRESS = "provider:9100"
+
+
+class WatchedHandover:
+    """A shard's side of instructions, watched; implements `bigfleet.link.inbox.Handler`."""
+
+    def __init__(
+        self, handover: Handover, shard_id: ShardId, evidence: Evidence, on_instruction: Callable[[], None]
+    ) -> None:
+        self._handover = handover
+        self._shard_id = shard_id
+        self._evidence = evidence
+        self._on_instruction = on_instruction
+
+    async def accept_term(self, term: int) -> None:
+        """Make a term durable."""
+        await self._handover.accept_term(term)
+
+    async def confirm(self, machine_ids: Iterable[MachineId]) -> None:
+        """Note that released machines have arrived."""
+        await self._handover.confirm(machine_ids)
+
+    async def carry_out(self, instruction: Instruction) -> Done:
+        """Carry an instruction out."""
+        busy = self._evidence.moves.busy
+        busy.add(self._shard_id)
+        self._evidence.note("instruct", self._shard_id, f"{instruction.instruction_id} {_told(instruction)}")
+        self._on_instruction()
+        try:
+            return await self._handover.carry_out(instruction)
+        finally:
+            busy.discard(self._shard_id)
+
+
+class ShardLink:
+    """How one shard's processes are linked."""
+
+    def __init__(
+        self,
+        *,
+        shard_id: ShardId,
+        sites: Sequence[CoordinatorSite],
+        clock: Clock,
+        rng: Random,
+        faults: set[str],
+        interval_seconds: float,
+        evidence: Evidence,
+        is_aside: bool,
+    ) -> None:
+        """`sites` may all be empty places: then nobody ever answers."""
+        #: Called when an instruction is about to be carried out.
+        self.on_instruction: Callable[[], None] = lambda: None
+        self._shard_id = shard_id
+        self._sites = sites
+        self._clock = clock
+        self._rng = rng
+        self._faults = faults
+        self._interval_seconds = interval_seconds
+        self._evidence = evidence
+        self._is_aside = is_aside
+
+    def spawn(self, shard: Shard, file: OwnershipFile, process: Process) -> None:
+        """Run the link of a shard process as long as that lives."""
+        reporter = self._reporter(shard, file)
+        if not self._is_aside:
+            process.spawn(reporter.run(), name="link")
+            return
+        beside = Process(f"{process.name}-link", is_aside=True)
+        before = process.on_death
+
+        def end() -> None:
+            beside.kill()
+            before()
+
+        process.on_death = end
+        beside.spawn(reporter.run(), name="link")
+
+    def _reporter(self, shard: Shard, file: OwnershipFile) -> Reporter:
+        ownership = shard.ownership
+        assert ownership is not None, "a shard with a disk owns what it says"
+        evidence, shard_id = self._evidence, self._shard_id
+        handler = WatchedHandover(ownership.handover, shard_id, evidence, lambda: self.on_instruction())
+        counts = LinkCounts(shard.metrics, self._clock)
+
+        def answered(instruction: Instruction, ack: Ack) -> None:
+            counts.answered(instruction, ack)
+            evidence.note("ack", shard_id, f"{ack.instruction_id} {ack.outcome.value} {ack.reason[:60]}".rstrip())
+            evidence.mark(f"an instruction {ack.outcome.value}")
+
+        coordinators = RemoteCoordinators(
+            shard_id=shard_id,
+            sites=self._sites,
+            clock=self._clock,
+            rng=self._rng,
+            faults=self._faults,
+            on_answer=lambda answer, is_old: evidence.answered(shard_id, answer, is_old=is_old),
+        )
+        return Reporter(
+            shard_id=shard_id,
+            epoch=shard.epoch,
+            advertised_address=f"{shard_id}:7780",
+            interval_seconds=self._interval_seconds,
+            speaker=ShardSpeaker(shard, file, provider_address=PROVIDER_ADDRESS),
+            inbox=Inbox(handler, accepted_term=file.accepted_term, on_answer=answered),
+            client=Client([site.name for site in self._sites], coordinators, self._clock),
+            clock=self._clock,
+            on_report=counts.reported,
+            on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
+        )
+
+
+def _told(instruction: Instruction) -> str:
+    payload = instruction.payload
+    if payload is None:
+        return "unknown"
+    places = [getattr(payload, name, "") for name in ("from_shard", "to_shard")]
+    domain = getattr(payload, "domain", None)
+    machines = ",".join(getattr(payload, "machine_ids", ()))
+    what = "" if domain is None else domain.topology_value
+    return " ".join(filter(None, (type(payload).__name__, *places, what, machines)))

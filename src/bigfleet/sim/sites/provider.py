@@ -1,0 +1,278 @@
+"""The provider of the world: the real kit over the simulated cloud, in a process that dies and starts again.
+
+Its store and the cloud's book outlive it. A shard reaches it through `RemoteProvider`, over the simulated network and
+in the bytes of the real wire; there an answer to List may also be stale, partial, without its cursor or with records
+that no provider should send. Nothing here may make the provider itself do what its own code would not.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import ClusterId, IdSource, MachineId
+from bigfleet.provider.backends.simulated.backend import SimulatedBackend, SimulatedReadiness
+from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
+from bigfleet.provider.backends.simulated.draws import Draws
+from bigfleet.provider.backends.simulated.fleet import Offer, build_fleet
+from bigfleet.provider.backends.simulated.world import World as CloudWorld
+from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.records.fence import Token
+from bigfleet.provider.records.record import Record as CoreRecord
+from bigfleet.provider.records.refusal import Code, Refused
+from bigfleet.rpc.servers.provider import encode_list_entry, join_list
+from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
+from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.rpc.wire.list_response import read_listing
+from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
+from bigfleet.sim.kernel.network import ConnectionLost, Network
+from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.kernel.streams import Random
+from bigfleet.sim.observations import Evidence
+from bigfleet.sim.sites.stores import KeptStore, WatchedBook
+
+PROVIDER = "provider"
+#: Earlier answers that a stale List may repeat.
+_KEPT_MAX = 6
+
+
+class ProviderSite:
+    """One provider's disks and its process of the moment."""
+
+    def __init__(
+        self,
+        *,
+        cloud_world: CloudWorld,
+        has_short_queues: bool,
+        seed: int,
+        clock: Clock,
+        ids: IdSource,
+        rng: Random,
+        evidence: Evidence,
+    ) -> None:
+        self.store = KeptStore()
+        self.book = WatchedBook()
+        self.offers: list[Offer] = build_fleet(cloud_world, {}, PROVIDER)
+        self.process = Process(PROVIDER)
+        self.process.kill()
+        self.core: CapacityCore | None = None
+        #: Faults of List, by name.
+        self.lies: set[str] = set()
+        #: Why the provider ended by itself.
+        self.fault: BaseException | None = None
+        self._cloud_world = cloud_world
+        self._seed = seed
+        self._has_short_queues = has_short_queues
+        self._clock = clock
+        self._ids = ids
+        self._rng = rng
+        self._evidence = evidence
+        self._answers: list[bytes] = []
+
+    def start(self, *, is_calm: bool = False) -> None:
+        """Start a process over the disks; a calm one has a cloud without faults."""
+        assert not self.process.is_alive, "one process at a time holds the store"
+        self.process = Process(PROVIDER)
+        self.core = None
+        self._evidence.note("start", PROVIDER, "calm" if is_calm else "")
+        self.process.spawn(self._serve(is_calm=is_calm), name="provider")
+
+    async def _serve(self, *, is_calm: bool) -> None:
+        cloud = SimulatedCloud(
+            world=self._cloud_world,
+            offers=self.offers,
+            draws=Draws(self._seed),
+            book=self.book,
+            clock=self._clock,
+            is_calm=is_calm,
+        )
+        backend = SimulatedBackend(cloud, provider=PROVIDER, clock=self._clock)
+        if self._has_short_queues and not is_calm:
+            kinds = {
+                kind: replace(limits, concurrency_max=1, queue_max=1) for kind, limits in backend.limits.kinds.items()
+            }
+            backend.limits = replace(backend.limits, kinds=kinds)
+        core = CapacityCore(
+            backend,
+            readiness=SimulatedReadiness(cloud, time_scale=1.0),
+            store=self.store,
+            clock=self._clock,
+            ids=self._ids,
+            rng=self._rng,
+            encode=encode_list_entry,
+            metrics=ProviderMetrics(CollectorRegistry()),
+            options=CoreOptions(
+                is_inline=True,
+                failed_hold_seconds=60.0,
+                reconcile_interval_seconds=30.0,
+                transition_timeout_seconds=300.0,
+            ),
+        )
+        self.core = core
+        try:
+            await core.start()
+            await core.loaded()
+        except Exception as error:  # a start that is refused ends the process, and the world tells why
+            self.fault = error
+            self._evidence.breach("S0", f"the provider did not start: {type(error).__name__}: {error}")
+
+    def serving(self) -> CapacityCore:
+        """Return the core. Raises Refused while none serves."""
+        if self.core is None:
+            raise Refused(Code.UNAVAILABLE, "the provider is starting")
+        return self.core
+
+    async def listing(self, since: bytes) -> bytes:
+        """Return the bytes of an answer to List, with what lies make of it."""
+        joined = join_list(await self.serving().list((), 0, since))
+        # The bytes of a map differ between processes, and with them their digests: here they are put in order.
+        answer = provider_pb2.MachineList.FromString(joined).SerializeToString(deterministic=True)
+        if since:
+            return self._without_cursor(answer) if "cursor-lost" in self.lies else answer
+        self._answers = [*self._answers[-_KEPT_MAX:], answer]
+        if "list-stale" in self.lies and self._rng.random() < 0.5:
+            self._evidence.mark("a stale List")
+            return self._rng.choice(self._answers)
+        if self.lies & {"list-partial", "records-mangled"}:
+            return self._bent(answer)
+        return answer
+
+    def _without_cursor(self, answer: bytes) -> bytes:
+        """Return an answer as a server gives it to a cursor that it does not know: everything."""
+        message = provider_pb2.MachineList.FromString(answer)
+        message.ClearField("tombstones")
+        del message.removed_ids[:]
+        kept = [machine_to_wire(record.machine, record.metadata) for record in self.store.records.values()]
+        del message.machines[:]
+        message.machines.extend(kept)
+        self._evidence.mark("a lost cursor")
+        return message.SerializeToString(deterministic=True)
+
+    def _bent(self, answer: bytes) -> bytes:
+        message = provider_pb2.MachineList.FromString(answer)
+        if "list-partial" in self.lies and self._rng.random() < 0.5:
+            kept = [machine for machine in message.machines if self._rng.random() < 0.6]
+            del message.machines[:]
+            message.machines.extend(kept)
+            self._evidence.mark("a partial List")
+        if "records-mangled" in self.lies:
+            for machine in message.machines:
+                if self._rng.random() < 0.2:
+                    self._mangle(machine)
+        return message.SerializeToString(deterministic=True)
+
+    def _mangle(self, machine: Any) -> None:
+        self._evidence.mark("a mangled record")
+        match self._rng.randrange(6):
+            case 0:
+                machine.price_per_hour = float("nan")
+            case 1:
+                machine.price_per_hour = -1.0
+            case 2:
+                machine.interruption_probability = 1.5
+            case 3:
+                machine.ClearField("host")
+            case 4:
+                machine.state = 0
+            case _:
+                machine.price_per_hour *= 100
+
+
+class RemoteProvider:
+    """A shard's provider over the simulated network; implements `bigfleet.shard.ports.Provider`."""
+
+    def __init__(
+        self, *, site: ProviderSite, network: Network, clock: Clock, caller: str, on_call: Callable[..., None]
+    ) -> None:
+        self._site = site
+        self._network = network
+        self._clock = clock
+        self._caller = caller
+        #: Called with (method, machine, token) before a mutating call leaves, and with its answer's name after.
+        self._on_call = on_call
+
+    async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
+        """Give a slot a host."""
+        return await self._mutate(
+            "create", machine_id, token, lambda core: core.create(machine_id, token=Token(*token))
+        )
+
+    async def configure(
+        self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
+    ) -> TransitionAck:
+        """Bind an idle machine to a cluster."""
+        return await self._mutate(
+            "configure",
+            machine_id,
+            token,
+            lambda core: core.configure(machine_id, cluster, blob, dict(metadata), token=Token(*token)),
+        )
+
+    async def drain(self, machine_id: MachineId, grace_seconds: int, token: FenceToken) -> TransitionAck:
+        """Take a machine back from its cluster."""
+        return await self._mutate(
+            "drain", machine_id, token, lambda core: core.drain(machine_id, grace_seconds, token=Token(*token))
+        )
+
+    async def delete(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
+        """Give the host back."""
+        return await self._mutate(
+            "delete", machine_id, token, lambda core: core.delete(machine_id, token=Token(*token))
+        )
+
+    async def get(self, machine_id: MachineId) -> Record:
+        """Return the record of one machine."""
+
+        async def work() -> bytes:
+            return _record_bytes(await self._site.serving().get(machine_id))
+
+        return _record(await self._carried(work))
+
+    async def list(self, since_revision: bytes) -> Listing:
+        """Return every record, or what changed since the cursor."""
+        return await read_listing(await self._carried(lambda: self._site.listing(since_revision)), self._clock)
+
+    async def _mutate(
+        self,
+        method: str,
+        machine_id: MachineId,
+        token: FenceToken,
+        call: Callable[[CapacityCore], Coroutine[Any, Any, Ack]],
+    ) -> TransitionAck:
+        async def work() -> tuple[str, bytes]:
+            ack = await call(self._site.serving())
+            return ack.operation_id, _record_bytes(ack.record)
+
+        self._on_call(method, machine_id, token, "")
+        try:
+            operation_id, content = await self._carried(work)
+        except ProviderRefusal as refusal:
+            self._on_call(method, machine_id, token, refusal.kind.value)
+            raise
+        except asyncio.CancelledError:
+            self._on_call(method, machine_id, token, "cancelled")
+            raise
+        self._on_call(method, machine_id, token, "ok")
+        return TransitionAck(operation_id=operation_id, record=_record(content))
+
+    async def _carried(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        try:
+            return await self._network.call(self._caller, self._site.process, work)
+        except ConnectionLost as lost:
+            raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, f"UNAVAILABLE: {lost}") from lost
+        except Refused as refused:
+            kind = RefusalKind.of_status(refused.code.name)
+            raise ProviderRefusal(kind, f"{refused.code.value}: {refused.message}") from refused
+
+
+def _record_bytes(record: CoreRecord) -> bytes:
+    return machine_to_wire(record.machine, record.metadata).SerializeToString()
+
+
+def _record(content: bytes) -> Record:
+    return Record(*machine_from_wire(provider_pb2.Machine.FromString(content)))

@@ -1,0 +1,301 @@
+"""A shard of the world: the real `Shard` with its session servicer, watched, in a process that dies and starts again.
+
+Only its disk outlives it: its epoch and, with several shards, what it owns. Work runs inline. The watch reads what the
+shard tells (cycle reports, outcomes of roll-ups, audit lines) and must never decide or change anything.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from bigfleet.engine.decision import ActionKind, Decision
+from bigfleet.model.clock import Clock
+from bigfleet.model.compute import compute_inline
+from bigfleet.model.ids import IdSource, ShardId
+from bigfleet.model.machine import Machine
+from bigfleet.model.states import MachineState
+from bigfleet.rpc.servers.session import SessionServicer
+from bigfleet.shard.cycle.controller import CycleReport, Shard
+from bigfleet.shard.ports import FenceToken, ShardSettings
+from bigfleet.shard.safety_limits import Disposition
+from bigfleet.shard.sessions.demand import RollUpOutcome
+from bigfleet.shard.sessions.registry import RollUpOffer, Session
+from bigfleet.sim.kernel.network import Connection, ConnectionLost, Network
+from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.observations import (
+    Audited,
+    AuditRecord,
+    Call,
+    Called,
+    ClusterMemory,
+    Cycled,
+    Died,
+    Event,
+    Evidence,
+    RolledUp,
+    content_of,
+    has_collapsed,
+    new_actions,
+)
+from bigfleet.sim.sites.link import ShardLink
+from bigfleet.sim.sites.ownership import HeldFile, ShardDisk
+from bigfleet.sim.sites.provider import ProviderSite, RemoteProvider
+from bigfleet.sim.sites.stores import KeptAudit
+
+
+class WatchedShard(Shard):
+    """One shard process."""
+
+    #: How many-th process of the world.
+    number: int
+    tell: Callable[[Event], None]
+    evidence: Evidence
+    #: Of the last cycle that had one.
+    last_decision: Decision | None = None
+
+    async def step(self, *, is_timer: bool = True) -> CycleReport:
+        """Run one cycle, and tell of it."""
+        memory = self.evidence.memory(self)
+        if is_timer:
+            memory.reclaims.clear()
+            memory.caps.clear()
+        report = await super().step(is_timer=is_timer)
+        self.evidence.cycles += 1
+        self.last_decision = report.decision or self.last_decision
+        actions = tuple(new_actions(self, memory))
+        for record in actions:
+            if record.disposition in ("", Disposition.EXECUTE.value):
+                self.evidence.actions[record.kind_label] += 1
+                if record.action.kind is ActionKind.RECLAIM and not record.is_redrive:
+                    memory.reclaims[record.action.cluster] += 1
+            self.evidence.note(
+                "decided",
+                record.action.machine_id,
+                f"{record.kind_label} {record.action.cluster} {record.action.reason} {record.disposition}",
+            )
+        self._note_caps(report)
+        self._note_excess(report)
+        self.tell(Cycled(self, report, actions))
+        return report
+
+    def _note_caps(self, report: CycleReport) -> None:
+        memory = self.evidence.memory(self)
+        if not memory.reclaims or report.decision is None or report.decision.basis is None:
+            return
+        machines = report.decision.basis.snapshot().machines.values()
+        for cluster in memory.reclaims:
+            bound = sum(each.cluster == cluster and each.state is MachineState.CONFIGURED for each in machines)
+            cap = max(1, int(self.settings.reclaim_cap_fraction * bound))
+            memory.caps[cluster] = max(cap, memory.caps.get(cluster, 0))
+
+    def _note_excess(self, report: CycleReport) -> None:
+        if report.decision is None or report.decision.basis is None:
+            return
+        memory, now_seconds = self.evidence.memory(self), report.decision.basis.options.now_seconds
+        excess = [each.machine_id for each in report.decision.actions if each.reason == "phase3.excess"]
+        known = memory.excess_since_seconds
+        memory.excess_since_seconds = {machine_id: known.get(machine_id, now_seconds) for machine_id in excess}
+
+    def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
+        """Take one roll-up, and tell what became of it."""
+        outcome = super().take_rollup(session, offer)
+        if outcome is RollUpOutcome.MISROUTED:
+            return outcome
+        memory = self.evidence.memory(self).clusters.setdefault(session.cluster, ClusterMemory())
+        rows = None
+        if outcome in (RollUpOutcome.ACCEPTED, RollUpOutcome.HELD):
+            rows = offer.needs()
+        event = RolledUp(self, session.cluster, rows, outcome, memory.baseline, memory.suspicious_in_a_row)
+        memory.last_outcome = outcome
+        if outcome is RollUpOutcome.UNCHANGED:
+            memory.suspicious_in_a_row = 0
+        elif outcome is RollUpOutcome.HELD:
+            memory.suspicious_in_a_row += 1
+            self.evidence.mark("a roll-up quarantined")
+        elif rows is not None:
+            if memory.baseline is not None and has_collapsed(memory.baseline, rows):
+                self.evidence.mark("a quarantined roll-up believed")
+            memory.baseline, memory.suspicious_in_a_row = rows, 0
+            memory.in_force = content_of(rows)
+        self.evidence.note("roll-up", session.cluster, f"{outcome.value} {'' if rows is None else len(rows)}")
+        self.tell(event)
+        return outcome
+
+    def divergences(self) -> int:
+        """Return how often the engine's own check found another answer."""
+        return int(self.metrics.engine_divergences._value.get())
+
+    def is_held_until_restart(self) -> bool:
+        """Say whether the shard waits for a person with any machine (docs/spec/shard.md §9.6)."""
+        return any(math.isinf(hold.until_seconds) for hold in self.strikes._holds.values())
+
+
+class ShardSite:
+    """One shard's disk and its processes: normally one, two while a zombie is about."""
+
+    def __init__(
+        self,
+        name: ShardId,
+        *,
+        network: Network,
+        provider: ProviderSite,
+        clock: Clock,
+        make_ids: Callable[[str], IdSource],
+        evidence: Evidence,
+        tell: Callable[[Event], None],
+        disk: ShardDisk | None = None,
+        link: ShardLink | None = None,
+    ) -> None:
+        """Without a disk all is the shard's and only its epoch is kept; without a link it knows no coordinator."""
+        self.name = name
+        self.epoch = 0
+        self.disk = disk
+        self.process = Process(name)
+        self.process.kill()
+        self.shard: WatchedShard | None = None
+        #: Every audit log that was ever written.
+        self.logs: list[KeptAudit] = []
+        self._network = network
+        self._provider = provider
+        self._clock = clock
+        self._make_ids = make_ids
+        self._evidence = evidence
+        self._tell = tell
+        self._link = link
+
+    def start(self, settings: ShardSettings) -> None:
+        """Start a process with the next epoch; the one before may still be about."""
+        file = None if self.disk is None else self.disk.open()
+        self.epoch = self.epoch + 1 if self.disk is None else self.disk.epoch
+        process = self.process = Process(self.name)
+        self._evidence.note("start", self.name, f"epoch {self.epoch}")
+        process.spawn(self._run(settings, self.epoch, file), name="shard")
+
+    def lose_disk(self) -> None:
+        """Kill the process, and put an empty disk in place of its own."""
+        assert self.disk is not None, "a shard alone keeps its epoch outside of the world"
+        self.process.kill()
+        self._evidence.moves.forget(self.name)
+        self.disk.lose()
+
+    def owns(self, machine: Machine, assigned_shard: str) -> bool:
+        """Say whether a machine is this shard's by its disk; without one everything is."""
+        if self.disk is None:
+            return True
+        return self.disk.title.owns(self.name, machine, assigned_shard)
+
+    async def _run(self, settings: ShardSettings, epoch: int, file: HeldFile | None) -> None:
+        shard: WatchedShard
+        process = self.process
+
+        def on_line(line: bytes) -> None:
+            record = msgspec.json.decode(line, type=AuditRecord)
+            self._tell(Audited(shard, record))
+            if record.token_sequence:
+                self._evidence.memory(shard).audited[record.token_sequence] += 1
+
+        def on_call(method: str, machine_id: str, token: FenceToken, answer: str) -> None:
+            self._called(shard, Call(shard, method, machine_id, token.epoch, token.sequence), answer)
+
+        log = KeptAudit(on_line)
+        self.logs.append(log)
+        shard = WatchedShard(
+            shard_id=self.name,
+            epoch=epoch,
+            settings=settings,
+            provider=RemoteProvider(
+                site=self._provider, network=self._network, clock=self._clock, caller=self.name, on_call=on_call
+            ),
+            clock=self._clock,
+            ids=self._make_ids(f"{self.name}.{epoch}"),
+            compute=compute_inline,
+            registry=CollectorRegistry(),
+            audit_log=log,
+            ownership_file=file,
+        )
+        shard.number, shard.tell, shard.evidence = epoch, self._tell, self._evidence
+        self.shard = shard
+        process.on_death = lambda: self._died(shard)
+        if self._link is not None and file is not None:
+            self._link.spawn(shard, file, process)
+        try:
+            await shard.run()
+        except Exception as error:
+            self._evidence.breach("S0", f"the shard of epoch {epoch} ended by itself: {type(error).__name__}: {error}")
+
+    def _died(self, shard: WatchedShard) -> None:
+        called = self._evidence.memory(shard).called
+        self._tell(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
+        self._evidence.moves.busy.discard(self.name)
+
+    def _called(self, shard: WatchedShard, call: Call, answer: str) -> None:
+        name = f"{call.method} {call.epoch}/{call.sequence} {answer}".rstrip()
+        self._evidence.note("call", call.machine_id, name)
+        memory = self._evidence.memory(shard)
+        if answer:
+            memory.open_calls.discard(call.sequence)
+            self._evidence.mark(f"a call answered {answer}")
+            return
+        self._tell(Called(call))
+        memory.calls[call.sequence] = call
+        memory.open_calls.add(call.sequence)
+
+    async def serve(self, connection: "Connection[bytes, bytes]") -> None:
+        """Serve one session's stream until either side ends it; run in the shard's process."""
+        shard = self.shard
+        if shard is None:
+            connection.break_off("the shard is starting")
+            return
+        context = _Context(connection)
+        servicer: Any = SessionServicer(shard)
+        handler = asyncio.create_task(servicer.Session(_frames(connection), context))
+        broken = asyncio.create_task(connection.broken())
+        await asyncio.wait((handler, broken), return_when=asyncio.FIRST_COMPLETED)
+        handler.cancel()
+        broken.cancel()
+        await asyncio.gather(handler, broken, return_exceptions=True)
+        connection.break_off("the shard ended the stream", context.status)
+
+
+async def _frames(connection: "Connection[bytes, bytes]") -> AsyncIterator[bytes]:
+    while True:
+        try:
+            frame = await connection.to_server.receive()
+        except ConnectionLost:
+            return
+        yield frame
+
+
+class _Aborted(Exception):
+    """The servicer ended the call with a status."""
+
+
+class _Context:
+    """The part of gRPC's servicer context that a session uses, in plain text."""
+
+    def __init__(self, connection: "Connection[bytes, bytes]") -> None:
+        self._connection = connection
+        self.status = ("UNAVAILABLE", "the connection broke")
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return what a connection without TLS shows."""
+        return {"transport_security_type": [b"insecure"]}
+
+    async def send_initial_metadata(self, _metadata: object) -> None:
+        """Do nothing: there are no headers."""
+
+    async def write(self, message: Any) -> None:
+        """Send a frame; on a broken connection wait for the end, as gRPC cancels its handler."""
+        try:
+            await self._connection.to_client.send(message.SerializeToString())
+        except ConnectionLost:
+            await asyncio.Event().wait()
+
+    async def abort(self, code: Any, details: str = "") -> None:
+        """End the call with a status."""
+        self.status = (code.name, details)
+        raise _Aborted(details)

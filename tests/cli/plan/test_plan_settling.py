@@ -1,0 +1,151 @@
+"""`bigfleet plan --until-settled`: what every cluster holds when nothing is left to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bigfleet.cli.main import app
+from bigfleet.cli.plan.inputs import read_demand, read_machines
+from bigfleet.cli.plan.planning import plan_input
+from bigfleet.cli.plan.settling import settle
+from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.model.states import MachineState
+from tests.cli.plan.test_plan_command import CPU, MACHINES, NEEDS, Files
+from tests.processes import run_bigfleet
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def settled(files: Files) -> Any:
+    return json.loads(files.text("--until-settled", "--output", "json"))
+
+
+def held(document: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return (machine, row) of every machine that each cluster holds."""
+    return {
+        cluster: [(machine["id"], ", ".join(machine["rows"])) for machine in found["machines"]]
+        for cluster, found in document["clusters"].items()
+    }
+
+
+def test_every_machine_that_a_cluster_holds_at_rest_is_named(files: Files) -> None:
+    """What is reclaimed from one cluster goes to another, and unneeded machines are released."""
+    document = settled(files)
+
+    assert held(document) == {"lab": [("i1", "jobs"), ("n1", "jobs")], "shop": [("s1", "web")]}
+    assert document["cost_usd_per_hour"] == 0.5 + 2.0 + 0.5
+    assert (document["idle_usd_per_hour"], document["idle_machines"]) == (0.0, 0)
+    assert document["cycles"] == 2
+    assert document["actions"] == {"Bootstrap": 1, "Provision": 1, "Reclaim": 1, "Preempt": 0, "Delete": 1}
+    assert document["shortfalls"] == []
+
+
+def test_preemption_takes_its_way_until_rest(files: Files) -> None:
+    """The victim drains, goes to the higher priority, and its row stays short."""
+    files.write_machines(MACHINES[:2])
+    urgent = {"id": "urgent", "cluster": "lab", "priority": 900, "aggregate": {"cpu": "16"}}
+    files.write_needs([{**NEEDS[0], "aggregate": {"cpu": "32"}}, urgent])
+    document = settled(files)
+
+    assert document["actions"] == {"Bootstrap": 1, "Provision": 0, "Reclaim": 0, "Preempt": 1, "Delete": 0}
+    assert document["cycles"] == 2
+    assert len(document["clusters"]["lab"]["machines"]) == len(document["clusters"]["shop"]["machines"]) == 1
+    assert [(short["row"], short["lacks"]) for short in document["shortfalls"]] == [("web", {"cpu": "16"})]
+
+
+def test_unneeded_bare_metal_stays_idle_and_is_no_cost_of_a_cluster(files: Files) -> None:
+    files.write_machines([{**CPU, "id": "bm", "capacity_type": "BareMetal"}, MACHINES[0]])
+    files.write_needs([NEEDS[0]])
+    document = settled(files)
+
+    assert held(document) == {"shop": [("s1", "web")]}
+    assert (document["cost_usd_per_hour"], document["idle_usd_per_hour"], document["idle_machines"]) == (0.5, 0.5, 1)
+    assert document["cycles"] == 0
+
+
+def test_transitions_under_way_end_first(files: Files) -> None:
+    """A machine in creation is idle by then; one that drains is free; a silent cluster keeps what it has."""
+    files.write_machines(
+        [
+            {**CPU, "id": "creating", "state": "Creating", "intended_cluster": "shop"},
+            {**CPU, "id": "draining", "state": "Draining", "cluster": "lab"},
+            {**CPU, "id": "deleting", "state": "Deleting"},
+            {**CPU, "id": "silent", "state": "Configuring", "cluster": "quiet"},
+        ]
+    )
+    files.write_needs([{**NEEDS[0], "aggregate": {"cpu": "16"}}])
+    machines, demand = read_machines(files.inventory), read_demand(files.demand)
+    rest = settle(plan_input(machines, demand.needs)).plan.snapshot.machines
+
+    assert {name: machine.state for name, machine in rest.items()} == {
+        "creating": MachineState.CONFIGURED,
+        "draining": MachineState.SPECULATIVE,
+        "deleting": MachineState.SPECULATIVE,
+        "silent": MachineState.CONFIGURED,
+    }
+    assert held(settled(files)) == {"quiet": [("silent", "")], "shop": [("creating", "web")]}
+
+
+def test_a_machine_that_never_joined_is_drained_and_used_again(files: Files) -> None:
+    files.write_machines([{**MACHINES[0], "unjoined": True}])
+    files.write_needs([NEEDS[0]])
+    document = settled(files)
+
+    assert held(document) == {"shop": [("s1", "web")]}
+    assert document["actions"]["Reclaim"] == document["actions"]["Bootstrap"] == 1
+
+
+def test_a_fleet_that_is_at_rest_stays_as_it_is(files: Files) -> None:
+    """Settling what was settled does nothing."""
+    machines, demand = read_machines(files.inventory), read_demand(files.demand)
+    first = settle(plan_input(machines, demand.needs))
+    again = settle(first.plan.given)
+
+    assert (again.cycles, again.actions) == (0, {})
+    assert again.clusters == first.clusters
+
+
+def test_a_person_sees_it_in_80_columns(files: Files) -> None:
+    lines = files.text("--until-settled").splitlines()
+
+    assert max(map(len, lines)) <= 80
+    assert [line.rstrip() for line in lines] == [
+        "At rest",
+        "cluster  rows  n  instance type  zone  paid as     $/h",
+        "lab      jobs  1  c.16           a     OnDemand  $0.50",
+        "lab      jobs  1  c.16           b     OnDemand  $2.00",
+        "shop     web   1  c.16                 OnDemand  $0.50",
+        "2 cycles with actions until rest: 1 Bootstrap, 1 Provision, 1 Reclaim, 1 Delete.",
+        "The clusters hold 3 machines for $3.00/h; 0 machines for $0.00/h idle.",
+        "",
+        "Nothing stays short.",
+    ]
+
+
+def test_a_fleet_that_finds_no_rest_is_an_error_that_says_what_it_still_does(files: Files) -> None:
+    machines, demand = read_machines(files.inventory), read_demand(files.demand)
+
+    with pytest.raises(RunFault, match=r"--until-settled: no rest after 1 cycles, the next would have 1 Delete"):
+        settle(plan_input(machines, demand.needs), cycles_max=1)
+
+
+@pytest.mark.parametrize("more", [["--bound"], ["--explain", "web"], ["--what-if", "x.yaml"]])
+def test_what_explains_one_cycle_is_refused_beside_it(files: Files, more: list[str]) -> None:
+    assert "--until-settled shows a fleet at rest; leave out" in files.refusal("--until-settled", *more)
+
+
+def test_the_real_command_says_the_same(files: Files) -> None:
+    done = run_bigfleet(*files.arguments("--until-settled", "--output", "json"))
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == settled(files)
+
+
+def test_the_flag_is_in_the_help() -> None:
+    assert "--until-settled" in CliRunner().invoke(app, ["plan", "--help"]).output

@@ -1,0 +1,92 @@
+"""Worker processes plan as this process would, and neither their death nor the shard's leaves anything behind."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+
+from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
+from bigfleet.planner.plan import plan
+from tests.patience import wait_until
+from tests.planner.test_best import tiny
+
+
+async def test_a_worker_comes_to_the_same_composition() -> None:
+    problem = tiny(random.Random(1))
+    with ProcessPlanWorkers(1) as workers:
+        assert await workers.plan(problem) == plan(problem)
+
+
+def test_a_worker_compiles_its_loops_before_the_first_problem() -> None:
+    """The first plan of a new shard came ten seconds late, because the worker began to compile when it was asked."""
+    script = textwrap.dedent("""
+        import sys
+        from bigfleet.cli.runtime.plan_workers import _work_on
+        _work_on(None)
+        print("bigfleet.planner.compiled" in sys.modules)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+async def test_a_worker_that_dies_is_replaced() -> None:
+    problem = tiny(random.Random(1))
+    with ProcessPlanWorkers(1) as workers:
+        await workers.plan(problem)
+        (worker,) = children(os.getpid())
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(BrokenProcessPool):
+            await workers.plan(problem)
+        assert await workers.plan(problem) == plan(problem)
+
+
+def test_a_worker_ends_with_its_shard() -> None:
+    script = textwrap.dedent("""
+        import asyncio, random, sys
+        from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
+        from tests.planner.test_best import tiny
+
+        async def main():
+            workers = ProcessPlanWorkers(1)
+            await workers.plan(tiny(random.Random(1)))
+            print("planned", flush=True)
+            await asyncio.sleep(3600)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as shard:
+        assert shard.stdout is not None
+        assert shard.stdout.readline() == "planned\n"
+        (worker,) = children(shard.pid)
+        shard.kill()
+    wait_until(lambda: not is_running(worker), "the worker outlived its shard")
+
+
+def children(parent: int) -> list[int]:
+    """Return the processes that plan for a process."""
+    found = []
+    for task in os.listdir(f"/proc/{parent}/task"):
+        with open(f"/proc/{parent}/task/{task}/children") as listed:
+            found += [int(child) for child in listed.read().split()]
+    return [child for child in found if "spawn_main" in command(child)]
+
+
+def command(process: int) -> str:
+    """Return the command line of a process."""
+    with open(f"/proc/{process}/cmdline") as line:
+        return line.read()
+
+
+def is_running(process: int) -> bool:
+    """Say whether a process is there and is no zombie."""
+    try:
+        with open(f"/proc/{process}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,75 @@
+"""The suite passes on what is sound: the kit, quick or staged, with Delete or without, and again on the same fleet."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from bigfleet.conformance.behaviour import Profile
+from bigfleet.conformance.catalogue import behaviours_of
+from bigfleet.conformance.in_process import certify
+from bigfleet.conformance.runner import Outcome, Verdict
+from bigfleet.conformance.slots import slots_min
+from bigfleet.model.states import MachineState
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.kit.core import CapacityCore
+from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.conformance.bench import (
+    PROFILES,
+    SLOTS,
+    Making,
+    NoDeleteBackend,
+    StagedBackend,
+    certified,
+    plan_of,
+)
+from tests.provider.harness import SeededIds, make_core, started
+
+
+def faults_of(report: object) -> list[tuple[str, str]]:
+    """Return id and reason of whatever did not pass."""
+    results = getattr(report, "results", ())
+    return [(result.behaviour.id, result.reason) for result in results if result.outcome is not Outcome.PASSED]
+
+
+@pytest.mark.parametrize("backend", [FakeBackend, StagedBackend], ids=["at once", "staged"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_kit_is_certified(backend: type[FakeBackend], seed: int) -> None:
+    report = certified(plan_of(seed=seed), Making(backend=backend))
+
+    assert faults_of(report) == []
+    assert report.verdict is Verdict.CERTIFIED
+    assert report.count(Outcome.PASSED) == len(behaviours_of(PROFILES))
+
+
+def test_a_provider_without_delete_passes_all_but_cloud() -> None:
+    report = certified(making=Making(backend=NoDeleteBackend))
+
+    failed = {result.behaviour.profile for result in report.results if result.outcome is not Outcome.PASSED}
+    assert failed == {Profile.CLOUD}
+    assert report.verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize("backend", [StagedBackend, NoDeleteBackend], ids=["with Delete", "without"])
+def test_the_slots_that_core_asks_for_are_enough(backend: type[StagedBackend]) -> None:
+    profiles = frozenset({Profile.CORE, Profile.DELTA, Profile.SPOT})
+    report = certified(plan_of(profiles), Making(backend=lambda _count: backend(slots_min({Profile.CORE}, 0))))
+
+    assert faults_of(report) == []
+
+
+async def _certify(core: CapacityCore) -> Verdict:
+    plan = plan_of(PROFILES - {Profile.SCALE, Profile.DURABLE, Profile.FAULT})
+    report = await certify(core, clock=LoopClock(), ids=SeededIds(), make_rng=random.Random, plan=plan)
+    assert faults_of(report) == []
+    return report.verdict
+
+
+@pytest.mark.virtual_time
+async def test_a_fleet_is_handed_back_as_it_was_found_and_certified_again() -> None:
+    core = await started(make_core(StagedBackend(SLOTS)))
+    for _ in range(2):
+        assert await _certify(core) is Verdict.CERTIFIED
+        states = Counter(record.state for record in (await core.list()).records)
+        assert states == {MachineState.SPECULATIVE: SLOTS}
+    await core.stop()

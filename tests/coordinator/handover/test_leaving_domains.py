@@ -1,0 +1,70 @@
+"""A shard that is leaving a domain is told so now and then, not with every report while machines there are bound."""
+
+from dataclasses import replace
+
+from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, State
+from bigfleet.coordinator.ephemeral_state import Soft
+from bigfleet.coordinator.ownership_reconcile import Squared, Wanted
+from bigfleet.model.ids import ShardId
+from bigfleet.model.instructions import Ack, AssignDomain, Outcome, Payload, UnassignDomain
+from bigfleet.model.ownership import Domain
+
+EAST = ShardId("east")
+CYCLE_SECONDS = 30.0
+ZONE = Domain("zone", "a")
+RETRY_SECONDS = PERSISTENT_RETRY_CYCLES * CYCLE_SECONDS
+
+
+def new_leader() -> Soft:
+    return Soft.of_new_leader(7, CYCLE_SECONDS)
+
+
+def told(soft: Soft, payload: Payload, now_seconds: float) -> Soft:
+    """What squaring wants after a report."""
+    return soft.told_to_do(Squared(instructions=[Wanted(EAST, "", payload)]), EAST, now_seconds)
+
+
+def done(soft: Soft, now_seconds: float) -> Soft:
+    """The shard is told, and acknowledges."""
+    due = soft.ledger.due(EAST, now_seconds)
+    acks = [Ack(entry.instruction.instruction_id, Outcome.ACCEPTED) for entry in due]
+    return replace(soft, ledger=soft.ledger.delivered(due).acked(EAST, acks, now_seconds))
+
+
+def live(soft: Soft) -> list[Payload | None]:
+    return [entry.instruction.payload for entry in soft.ledger.live()]
+
+
+def test_a_domain_that_is_being_left_is_told_again_after_ten_report_cycles() -> None:
+    soft = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
+    for now_seconds in (2.0, 30.0, RETRY_SECONDS):
+        soft = told(soft, UnassignDomain(ZONE), now_seconds)
+        assert live(soft) == []
+    soft = told(soft, UnassignDomain(ZONE), 1.0 + RETRY_SECONDS)
+
+    assert live(soft) == [UnassignDomain(ZONE)]
+    assert [entry.state for entry in soft.ledger.entries] == [State.DONE, State.PENDING]
+
+
+def test_what_was_not_answered_is_told_at_once() -> None:
+    soft = told(new_leader(), UnassignDomain(ZONE), 0.0)
+    soft = told(soft, UnassignDomain(ZONE), 1.0)
+
+    assert live(soft) == [UnassignDomain(ZONE)]
+
+
+def test_a_domain_that_was_given_back_meanwhile_is_taken_at_once() -> None:
+    soft = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
+    given = told(soft, AssignDomain(ZONE), 2.0)
+    delivered = replace(given, ledger=given.ledger.delivered(given.ledger.due(EAST, 2.0)))
+
+    # The answer to the second may be lost, and the shard holds the domain all the same.
+    for after in (done(given, 3.0), delivered):
+        assert UnassignDomain(ZONE) in live(told(after, UnassignDomain(ZONE), 4.0))
+
+
+def test_other_domains_are_told_meanwhile() -> None:
+    soft = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
+    other = UnassignDomain(Domain("zone", "b"))
+
+    assert live(told(soft, other, 2.0)) == [other]

@@ -1,0 +1,38 @@
+"""Limits how many kernels there are, because the first start of a version compiles all of them (docs/adr/0152)."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+from numba.core.registry import CPUDispatcher
+
+import bigfleet.engine.columnar
+
+MODULES = (
+    *(f"bigfleet.engine.columnar.{module.name}" for module in iter_modules(bigfleet.engine.columnar.__path__)),
+    "bigfleet.planner.compiled",
+    "bigfleet.recording.kernel",
+)
+KERNELS_MAX = 46
+
+
+@pytest.fixture(scope="module")
+def dispatchers() -> Mapping[str, CPUDispatcher]:
+    """Return every function that Numba handles, by its module and name."""
+    values = [value for module in MODULES for value in vars(import_module(module)).values()]
+    found = [value for value in values if isinstance(value, CPUDispatcher)]
+    return {f"{each.py_func.__module__}.{each.py_func.__name__}": each for each in found}
+
+
+def test_no_more_kernels_are_compiled_than_were_measured(dispatchers: Mapping[str, CPUDispatcher]) -> None:
+    compiled = [name for name, each in dispatchers.items() if each.signatures]
+
+    assert 0 < len(compiled) <= KERNELS_MAX, sorted(compiled)
+
+
+def test_an_inlined_function_has_no_compiled_copy(dispatchers: Mapping[str, CPUDispatcher]) -> None:
+    inlined = [each for each in dispatchers.values() if each.targetoptions.get("inline") == "always"]
+
+    assert inlined
+    assert not any(each.signatures for each in inlined)

@@ -1,0 +1,117 @@
+"""Waiting pods make the fleet grow by what they need, once until the machine acquired for them has joined or failed."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from bigfleet.model.frames import CAPABILITY_DRAIN_RESULT, CAPABILITY_NODE_STATUS
+from bigfleet.model.need import Need
+from bigfleet.model.shapes import DemandShape
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import parse_vector
+from bigfleet.shard.cycle.waiting_growth import SETTLE_SECONDS
+from bigfleet.shard.ports import ShardSettings
+from tests.shard.cycle.test_pods import pods
+from tests.shard.world import FakeOperator, ScriptedProvider, World, machine
+
+S = MachineState
+CYCLE_SECONDS = 10.0
+
+pytestmark = pytest.mark.virtual_time
+
+
+def waiting(count: int, cpu: str = "2") -> Need:
+    """Return a row of one pod that runs and of pods that the scheduler cannot place."""
+    return replace(pods("c1", ("1", 1)), waiting=(DemandShape(parse_vector({"cpu": cpu}), count),))
+
+
+def fleet(machines: int, *capabilities: str, synchronous: bool = True) -> tuple[World, FakeOperator]:
+    """Return a shard with Idle machines of 4 cpu that reclaims at once, and its operator."""
+    provider = ScriptedProvider(synchronous=synchronous)
+    provider.add(*(machine(f"m{number}", S.IDLE) for number in range(machines)))
+    world = World(provider, settings=ShardSettings(reclaim_cap_fraction=0.0))
+    return world, world.connect("c1", CAPABILITY_DRAIN_RESULT, *capabilities)
+
+
+def configured(world: World) -> int:
+    return sum(known.state is S.CONFIGURED for known in world.provider.records.values())
+
+
+async def cycles(world: World, seconds: float) -> list[int]:
+    """Cycle every ten seconds; return the Configured machines after each cycle."""
+    found = []
+    for _ in range(int(seconds / CYCLE_SECONDS)):
+        await world.cycle()
+        found.append(configured(world))
+        await asyncio.sleep(CYCLE_SECONDS)
+    return found
+
+
+@pytest.mark.parametrize(("count", "machines"), [(1, 2), (2, 2), (3, 3), (4, 3)])
+async def test_pods_that_wait_get_what_they_need_and_no_more_before_it_has_joined(count: int, machines: int) -> None:
+    """One machine for the pod that runs; two waiting pods fit on each further one."""
+    world, operator = fleet(8, CAPABILITY_NODE_STATUS)
+    operator.report(pods("c1", ("1", 1)))
+    await cycles(world, 20)
+    operator.report(waiting(count), at_unix_nanos=2)
+
+    assert await cycles(world, 600) == [machines] * 60
+
+
+async def test_after_the_node_has_joined_the_scheduler_has_a_minute_and_then_another_is_acquired() -> None:
+    world, operator = fleet(8, CAPABILITY_NODE_STATUS)
+    operator.report(waiting(1, "3500m"))
+    assert set(await cycles(world, 60)) == {2}
+    joined = [known.id for known in world.provider.records.values() if known.state is S.CONFIGURED]
+    assert all(operator.saw(each) for each in joined)
+
+    found = await cycles(world, SETTLE_SECONDS + 2 * CYCLE_SECONDS)
+    # The former one serves nobody and goes; the new one waits for its node.
+    assert found[: int(SETTLE_SECONDS / CYCLE_SECONDS)] == [2] * int(SETTLE_SECONDS / CYCLE_SECONDS)
+    actions = [kind for kind, _machine, _outcome in world.outcomes()]
+    assert (actions.count("Bootstrap"), actions.count("Reclaim")) == (3, 1)
+
+
+async def test_a_machine_that_waits_for_its_pods_is_kept_until_they_run_or_are_gone() -> None:
+    """When they run, the row has them among its shapes; when they are gone, the machine is excess."""
+    world, operator = fleet(8, CAPABILITY_NODE_STATUS)
+    operator.report(waiting(1, "3500m"))
+    await cycles(world, 60)
+    operator.report(pods("c1", ("1", 1), ("3500m", 1)), at_unix_nanos=2)
+    assert await cycles(world, 60) == [2] * 6
+    operator.report(pods("c1", ("1", 1)), at_unix_nanos=3)
+    await cycles(world, 60)
+
+    assert configured(world) == 1
+
+
+async def test_a_machine_that_fails_is_replaced() -> None:
+    world, operator = fleet(8, CAPABILITY_NODE_STATUS)
+    operator.report(waiting(1, "3500m"))
+    await cycles(world, 60)
+    lost = max(known.id for known in world.provider.records.values() if known.state is S.CONFIGURED)
+    world.provider.fail(lost, "BACKEND: gone")
+    await cycles(world, 30)
+
+    assert (configured(world), world.state(lost)) == (2, S.FAILED)
+
+
+async def test_an_operator_that_says_nothing_of_nodes_is_asked_for_a_minute_of_patience_too() -> None:
+    world, operator = fleet(8)
+    operator.report(waiting(1, "3500m"))
+
+    found = await cycles(world, SETTLE_SECONDS)
+    assert found == [2] * len(found)
+    assert world.shard.waiting_growth.awaited
+
+
+async def test_without_waiting_pods_nothing_is_remembered() -> None:
+    world, operator = fleet(3, CAPABILITY_NODE_STATUS)
+    operator.report(waiting(1))
+    await cycles(world, 30)
+    operator.report(at_unix_nanos=2)
+    await cycles(world, 20)
+
+    growth = world.shard.waiting_growth
+    assert (growth._given, growth._reported, set(growth.awaited)) == ({}, {}, set())

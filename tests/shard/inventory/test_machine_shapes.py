@@ -1,0 +1,125 @@
+"""What is counted by class is what looking at each machine and row would find."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigfleet.engine.columnar.engine import ColumnarEngine
+from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore, column_snapshot
+from bigfleet.engine.decision import ActionKind, CapacityPool, Options
+from bigfleet.engine.matching import fits
+from bigfleet.model import vector
+from bigfleet.model.frames import Confidence
+from bigfleet.model.labels import ZONE
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.states import MachineState
+from bigfleet.shard.inventory.machine_shapes import Ask, FleetClasses, classes_of, live_prices
+from bigfleet.shard.status.capacity_hints import Offers
+from bigfleet.shard.status.cycle_publisher import claimed_machines, taken_rows
+from bigfleet.shard.status.need_status import unmet_rows
+from bigfleet.shard.status.views import ViewContext, need_views
+from tests.shard.world import machine
+from tests.strategies import FleetInput, fleets
+
+_NOTHING = np.zeros(0, np.int64)
+
+
+def _profile() -> Profile:
+    return Profile(requirements=(Requirement(ZONE, Operator.IN, ("za",)),))
+
+
+def _is_sold_out(each: Machine, options: Options) -> bool:
+    if each.state is not MachineState.SPECULATIVE or each.id in options.probes:
+        return False
+    return CapacityPool.of(each) in options.sold_out
+
+
+def looked_at(need: Need, rows: list[Need], free: list[Machine]) -> tuple[int, Confidence, float]:
+    """Return the hint about a row, found machine by machine."""
+    unit = need.min_unit
+    for row in rows:
+        unit = vector.maximum(unit, row.min_unit)
+    fitting = [each for each in free if fits(need.profile, unit, each)]
+    idle = [each.price_usd_per_hour for each in fitting if each.state is MachineState.IDLE]
+    slots = [each.price_usd_per_hour for each in fitting if each.state is MachineState.SPECULATIVE]
+    confidence = Confidence.HIGH if idle else Confidence.MEDIUM if slots else Confidence.NONE
+    return len(idle) + len(slots), confidence, min(idle or slots or [0.0])
+
+
+@given(fleets(), st.data())
+@settings(max_examples=120, deadline=None)
+def test_offers_claims_and_unmet_rows_equal_what_looking_at_each_finds(fleet: FleetInput, data: st.DataObject) -> None:
+    """Hints, the demand gauge and verdicts, after a decision with some machines pending."""
+    view = column_snapshot(fleet.snapshot)
+    decision = ColumnarEngine().decide(view, fleet.demand, fleet.options)
+    busy = data.draw(st.sets(st.sampled_from(sorted(view.rows)))) if view.rows else set()
+    context = ViewContext(
+        cycle=1,
+        computed_at_unix_nanos=1,
+        snapshot=view,
+        demand=fleet.demand,
+        options=fleet.options,
+        refused=frozenset(),
+    )
+    classes, fitting = FleetClasses().of(view, taken_rows(decision, context, busy))
+    by_cluster: dict[str, list[Need]] = {}
+    for need in fleet.demand:
+        by_cluster.setdefault(need.cluster, []).append(need)
+    offers = Offers()
+    offers.update(by_cluster, classes, fitting)
+    claimed = {a.machine_id for a in decision.actions if a.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION)}
+    machines = fleet.snapshot.machines.values()
+    gone = claimed | busy | {each.id for each in machines if _is_sold_out(each, fleet.options)}
+    free = [each for each in machines if each.id not in gone]
+
+    for need in fleet.demand:
+        hint = offers.hint((need.cluster, need.fingerprint))
+        alike = [row for row in by_cluster[need.cluster] if row.fingerprint == need.fingerprint]
+        assert hint is not None
+        told = (hint.available_count, hint.confidence, hint.price_usd_per_hour)
+        assert told == looked_at(need, alike, free)
+
+    buckets = bytes(need.profile.interruption_bucket for need in fleet.demand)
+    held = {bucket: count for bucket, count in claimed_machines(decision.rows, buckets).items() if count}
+    assert held == {bucket: count for bucket, count in claimed_machines(tuple(decision.rows), b"").items() if count}
+
+    short = [row for row in decision.rows if not row.satisfied]
+    unmet = [(id(row.need), row.residual, row.reason) for row in unmet_rows(short, context, fitting)]
+    shown = [(id(row.need), row.residual, row.reason) for row in need_views(decision, context) if not row.satisfied]
+    assert sorted(unmet, key=lambda row: row[0]) == sorted(shown, key=lambda row: row[0])
+
+
+def test_classes_follow_a_vocabulary_that_grows_and_one_that_is_made_anew() -> None:
+    """A requirement is asked again of the shapes that are new, and of all when they are numbered anew."""
+    store, kept = ColumnStore(), FleetClasses()
+    ask = Ask.of(Need(cluster=machine("m", MachineState.IDLE).cluster, profile=_profile(), aggregate={}))
+
+    def count(view: ColumnSnapshot) -> int:
+        classes, fitting = kept.of(view, _NOTHING)
+        return int(classes.idle[fitting.fitting(ask)].sum())
+
+    counts = []
+    for number in range(4):
+        zone = "za" if number % 2 else "zb"
+        store.insert(machine(f"m{number}", MachineState.IDLE, zone=zone, instance_type=f"t{number}"), 0.0)
+        counts.append(count(store.snapshot()))
+    store._forget_unused()
+    store.insert(machine("m9", MachineState.IDLE, zone="za"), 0.0)
+    counts.append(count(store.snapshot()))
+
+    assert counts == [0, 1, 1, 2, 3]
+
+
+def test_a_price_counts_in_any_state_but_failed() -> None:
+    store = ColumnStore()
+    for number, (state, price) in enumerate(
+        ((MachineState.FAILED, 0.1), (MachineState.CONFIGURED, 0.5), (MachineState.IDLE, 2.0))
+    ):
+        cluster = "c1" if state is MachineState.CONFIGURED else ""
+        each = machine(f"m{number}", state, price_usd_per_hour=price, cluster=cluster, last_error="x" * (number == 0))
+        store.insert(each, None)
+    view = store.snapshot()
+
+    assert live_prices(view, classes_of(view, _NOTHING)).tolist() == [0.5]

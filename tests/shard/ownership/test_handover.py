@@ -1,0 +1,597 @@
+"""A shard gives machines up, takes them over, drains for others and may die anywhere (docs/spec/coordinator.md §9)."""
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigfleet.model.ids import MachineId, ShardId
+from bigfleet.model.instructions import AssignDomain, ReassignSpeculative, Selector, TransferOwnership, UnassignDomain
+from bigfleet.model.ownership import ADOPTED_MAX, Base, Domain, Row, RowKind, Turn
+from bigfleet.model.states import MachineState
+from bigfleet.shard.ownership.handover import DoesNotApply, Done, MayYetSucceed
+from bigfleet.shard.ports import FenceToken, ProviderRefusal, RefusalKind, ShardSettings
+from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.shard.ownership.handover_shard import (
+    ME,
+    OTHER,
+    THIRD,
+    Dies,
+    HandoverShard,
+    adopt,
+    drain,
+    idle,
+    instruction,
+    release,
+    serve,
+)
+from tests.shard.world import machine
+
+pytestmark = pytest.mark.virtual_time
+S = MachineState
+ZONE = "topology.kubernetes.io/zone"
+DAY_SECONDS = 86_400.0
+
+
+def row(shard: HandoverShard, name: str) -> Row:
+    return shard.owned.rows[MachineId(name)]
+
+
+# ---- giving up ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_donor_gives_named_machines_up_for_good(make: Any) -> None:
+    shard = make(*idle("a", "b"))
+    await shard.read()
+
+    done = await shard.handover.carry_out(instruction(release("a")))
+
+    assert done.machine_ids == ("a",)
+    assert done.machines == (shard.provider.records["a"],)
+    assert row(shard, "a") == Row(RowKind.RELEASED, Turn(1, 1), OTHER, LoopClock().unix_nanos(), done.machines[0])
+    assert shard.holds() == ["b"]
+
+
+async def test_the_door_is_closed_behind_each_machine_with_a_token_that_fences_older_processes(make: Any) -> None:
+    shard = make(*idle("a"))
+    await shard.read()
+
+    await shard.handover.carry_out(instruction(release("a")))
+
+    assert [call[:2] for call in shard.provider.calls] == [("drain", "a")]
+    assert shard.provider.grace_seconds["a"] == 600
+    older = FenceToken(ME, shard.world.shard.epoch - 1, 10**6)
+    with pytest.raises(ProviderRefusal) as refusal:
+        await shard.provider.configure(MachineId("a"), "web", b"", {}, older)
+    assert refusal.value.kind is RefusalKind.FENCED
+    (record,) = [json.loads(line) for line in shard.audit_log.lines]
+    assert (record["kind"], record["machine"], record["outcome"]) == ("FenceTouch", "a", "noop")
+    assert record["reason"] == "coordinator.1-1"
+    assert record["token_sequence"] == shard.provider.calls[0][2]
+
+
+@pytest.mark.parametrize(
+    ("matching", "asked", "given"), [(1, 5, 0), (2, 5, 1), (10, 99, 9), (11, 99, 9), (12, 99, 10), (12, 3, 3)]
+)
+async def test_a_donor_keeps_a_tenth_of_what_matches_and_at_least_one(
+    make: Any, matching: int, asked: int, given: int
+) -> None:
+    shard = make(*idle(*(f"m{number:02}" for number in range(matching))), *idle("other", instance_type="t8"))
+    await shard.read()
+
+    told = instruction(release(count=asked, instance_type="t4"))
+    if given:
+        done = await shard.handover.carry_out(told)
+        assert len(done.machine_ids) == given
+    else:
+        with pytest.raises(DoesNotApply, match="Idle machines that match: 1, and none of them can be spared"):
+            await shard.handover.carry_out(told)
+
+
+async def test_the_longest_idle_go_first_then_by_id(make: Any) -> None:
+    shard = make(*idle("c", "d", "e"))
+    await shard.read()
+    await LoopClock().sleep(60)
+    shard.provider.add(*idle("a", "b"))
+    await shard.read()
+
+    done = await shard.handover.carry_out(instruction(release(count=4)))
+
+    assert done.machine_ids == ("c", "d", "e", "a")
+
+
+async def test_a_selector_never_finds_what_is_bound_claimed_or_of_another_kind(make: Any) -> None:
+    shard = make(*idle("claimed", "free1", "free2", "free3"), *idle("far", zone="zb"))
+    serve(shard, "bound", priority=0)
+    await shard.read()
+    shard.claimed = {MachineId("claimed")}
+
+    done = await shard.handover.carry_out(instruction(release(count=99, zone="za")))
+
+    assert done.machine_ids == ("free1", "free2")
+
+
+async def test_what_just_came_is_given_on_only_after_eight_report_cycles(make: Any) -> None:
+    shard = make()
+    await shard.read()
+    shard.provider.add(*idle("n1", "n2"))
+    await shard.handover.carry_out(instruction(adopt(idle("n1", "n2")), 1))
+
+    await LoopClock().sleep(8 * 30 - 1)
+    with pytest.raises(DoesNotApply, match="Idle machines that match: 0"):
+        await shard.handover.carry_out(instruction(release(count=9), 2))
+    await LoopClock().sleep(2)
+    assert (await shard.handover.carry_out(instruction(release(count=9), 3))).machine_ids == ("n1",)
+
+
+async def test_slots_are_given_up_as_slots(make: Any) -> None:
+    shard = make(*[machine(name, S.SPECULATIVE) for name in ("s1", "s2")], *idle("a", "b"))
+    await shard.read()
+
+    payload = ReassignSpeculative(from_shard=ME, to_shard=OTHER, selector=Selector(count=9))
+    done = await shard.handover.carry_out(instruction(payload))
+
+    assert done.machine_ids == ("s1",)
+    assert row(shard, "s1").kind is RowKind.RELEASED
+
+
+async def test_an_instruction_that_comes_again_is_answered_alike_and_does_nothing(make: Any) -> None:
+    shard = make(*idle("a", "b", "c"))
+    await shard.read()
+    told = instruction(release(count=1))
+    first = await shard.handover.carry_out(told)
+    calls, rows = list(shard.provider.calls), shard.owned
+
+    assert await shard.handover.carry_out(told) == first
+    shard.start()
+    await shard.read()
+    assert await shard.handover.carry_out(told) == first
+    assert (shard.provider.calls, shard.owned) == (calls, rows)
+
+    await shard.handover.confirm(first.machine_ids)
+    assert (await shard.handover.carry_out(told)).machine_ids == first.machine_ids
+    assert row(shard, first.machine_ids[0]).kind is RowKind.DISOWNED
+
+
+async def test_a_late_instruction_changes_nothing_that_a_later_one_has_settled(make: Any) -> None:
+    shard = make(*idle("a"))
+    await shard.read()
+    await shard.handover.carry_out(instruction(adopt(idle("a")), 5))
+    owned = shard.owned
+
+    assert await shard.handover.carry_out(instruction(release("a"), 4)) == Done()
+    assert shard.owned is owned
+    assert not shard.provider.calls
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [("unknown", "unknown is not ours"), ("bound", "bound is Configured"), ("slot", "slot is Speculative")],
+)
+async def test_a_named_machine_that_cannot_be_given_is_refused_and_named(make: Any, named: str, reason: str) -> None:
+    shard = make(machine("slot", S.SPECULATIVE))
+    serve(shard, "bound", priority=0)
+    await shard.read()
+
+    with pytest.raises(DoesNotApply, match=reason):
+        await shard.handover.carry_out(instruction(release(named)))
+    assert not shard.provider.calls
+
+
+async def test_named_machines_that_are_still_on_their_way_may_be_given_later(make: Any) -> None:
+    shard = make(machine("m", S.DELETING))
+    await shard.read()
+
+    with pytest.raises(MayYetSucceed, match="m is Deleting"):
+        await shard.handover.carry_out(instruction(release("m")))
+
+
+@pytest.mark.parametrize("kind", [RefusalKind.UNKNOWN_OUTCOME, RefusalKind.NOT_FOUND, RefusalKind.EXHAUSTED])
+async def test_a_machine_whose_door_did_not_close_is_left_out(make: Any, kind: RefusalKind) -> None:
+    shard = make(*idle("a", "b"))
+    await shard.read()
+    shard.provider.refusals[("drain", "a")] = [kind]
+
+    done = await shard.handover.carry_out(instruction(release("a", "b")))
+
+    assert done.machine_ids == ("b",)
+    assert shard.holds() == ["a"]
+
+
+async def test_a_machine_that_the_provider_shows_in_use_is_left_out(make: Any) -> None:
+    shard = make(*idle("a", "b"))
+    await shard.read()
+    shard.provider.records["a"] = machine("a", S.CONFIGURED, cluster="web")
+
+    assert (await shard.handover.carry_out(instruction(release("a", "b")))).machine_ids == ("b",)
+
+
+async def test_a_process_that_is_fenced_itself_gives_nothing_up(make: Any) -> None:
+    shard = make(*idle("a", "b"))
+    await shard.read()
+    shard.provider.marks[(ME, "a")] = (2**62, 1)
+
+    with pytest.raises(MayYetSucceed, match="another process of this shard is newer"):
+        await shard.handover.carry_out(instruction(release("a", "b")))
+    assert not shard.owned.rows
+    assert shard.holds() == ["a", "b"]
+
+
+async def test_a_machine_that_the_shard_begins_to_use_meanwhile_stays(make: Any) -> None:
+    shard = make(*idle("a", "b"))
+    await shard.read()
+    get = shard.provider.get
+
+    async def busy_meanwhile(machine_id: MachineId) -> Any:
+        known = shard.world.machine("a")
+        if known.state is S.IDLE:
+            shard.world.shard.ingest.drive(replace(known, state=S.CONFIGURING, cluster="web"))
+        return await get(machine_id)
+
+    shard.provider.get = busy_meanwhile
+
+    assert (await shard.handover.carry_out(instruction(release("a", "b")))).machine_ids == ("b",)
+    assert shard.holds() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"actuation_paused": True}, "actuation is paused"), ({"dry_run": True}, "this is a dry run")],
+)
+async def test_a_paused_shard_gives_nothing_up_and_takes_over_all_the_same(
+    make: Any, settings: dict[str, Any], reason: str
+) -> None:
+    shard = make(*idle("a"), settings=ShardSettings(**settings))
+    await shard.read()
+
+    with pytest.raises(MayYetSucceed, match=reason):
+        await shard.handover.carry_out(instruction(release("a")))
+    with pytest.raises(MayYetSucceed, match=reason):
+        await shard.handover.carry_out(instruction(drain(1)))
+    assert not shard.provider.calls
+    assert (await shard.handover.carry_out(instruction(adopt(idle("n")), 2))).machine_ids == ("n",)
+
+
+async def test_nothing_is_given_up_before_the_inventory_was_read(make: Any) -> None:
+    """An unread inventory is not an empty one."""
+    shard = make(*idle("a"))
+
+    with pytest.raises(MayYetSucceed, match="the inventory was not read yet"):
+        await shard.handover.carry_out(instruction(release("a")))
+
+
+async def test_an_instruction_for_others_is_refused(make: Any) -> None:
+    shard = make()
+    payload = TransferOwnership(from_shard=OTHER, to_shard=THIRD, machine_ids=(MachineId("a"),))
+
+    with pytest.raises(DoesNotApply, match="not here"):
+        await shard.handover.carry_out(instruction(payload))
+
+
+# ---- crashes -----------------------------------------------------------------------------------------------------
+
+
+async def test_wherever_a_donor_dies_the_instruction_runs_to_the_same_end(tmp_path: Path) -> None:
+    """Before the commit the machine is the donor's, after it nobody's until it is adopted."""
+    told = instruction(release("a"))
+    for name in ("before the commit", "after the commit"):
+        shard = HandoverShard(tmp_path / name, *idle("a", "b"))
+        await shard.read()
+        shard.dies_at = ("before the commit", "after the commit").index(name)
+        with pytest.raises(Dies, match=name):
+            await shard.handover.carry_out(told)
+        shard.start()
+        assert (MachineId("a") in shard.owned.rows) is (name == "after the commit")
+        await shard.read()
+
+        done = await shard.handover.carry_out(told)
+
+        assert done.machine_ids == ("a",)
+        assert done.machines[0].id == "a"
+        assert row(shard, "a").kind is RowKind.RELEASED
+        shard.close()
+
+
+@pytest.mark.parametrize("method", ["drain", "get"])
+async def test_a_donor_that_dies_while_it_closes_the_door_has_only_moved_marks(make: Any, method: str) -> None:
+    shard = make(*idle("a"))
+    await shard.read()
+    answer = getattr(shard.provider, method)
+
+    async def dies(*given: Any) -> None:
+        await (answer(*given) if method == "get" else _unless_refused(answer(*given)))
+        raise Dies(method)
+
+    setattr(shard.provider, method, dies)
+    with pytest.raises(Dies):
+        await shard.handover.carry_out(instruction(release("a")))
+    setattr(shard.provider, method, answer)
+    shard.start()
+    assert not shard.owned.rows
+    await shard.read()
+
+    assert (await shard.handover.carry_out(instruction(release("a")))).machine_ids == ("a",)
+
+
+async def _unless_refused(call: Any) -> None:
+    with contextlib.suppress(ProviderRefusal):
+        await call
+
+
+async def test_wherever_a_recipient_dies_it_has_the_machine_in_the_end(tmp_path: Path) -> None:
+    told = instruction(adopt(idle("n")))
+    for place in range(2):
+        shard = HandoverShard(tmp_path / str(place))
+        shard.dies_at = place
+        with pytest.raises(Dies):
+            await shard.handover.carry_out(told)
+        shard.start()
+
+        assert (await shard.handover.carry_out(told)).machine_ids == ("n",)
+        assert row(shard, "n").kind is RowKind.ADOPTED
+        shard.close()
+
+
+# ---- taking over -------------------------------------------------------------------------------------------------
+
+
+async def test_a_recipient_has_what_it_adopts_at_once_and_reads_everything_again(make: Any) -> None:
+    shard = make()
+    await shard.read()
+
+    done = await shard.handover.carry_out(instruction(adopt(idle("n")), suffix="/adopt"))
+
+    assert done.machine_ids == ("n",)
+    assert row(shard, "n") == Row(RowKind.ADOPTED, Turn(1, 1), OTHER, LoopClock().unix_nanos())
+    assert shard.holds() == ["n"]
+    assert shard.widened == 1
+
+
+async def test_a_record_that_breaks_the_invariant_is_not_put_into_the_inventory(make: Any) -> None:
+    """The row stands: the next List shows the machine as it is."""
+    shard = make()
+
+    await shard.handover.carry_out(instruction(adopt(idle("n", price_usd_per_hour=-1.0))))
+
+    assert shard.holds() == []
+    assert row(shard, "n").kind is RowKind.ADOPTED
+
+
+async def test_an_adoption_that_comes_again_puts_no_old_record_back(make: Any) -> None:
+    shard = make()
+    told = instruction(adopt(idle("n")))
+    await shard.handover.carry_out(told)
+    shard.grounds.leave([MachineId("n")])
+
+    assert (await shard.handover.carry_out(told)).machine_ids == ("n",)
+    assert shard.holds() == []
+
+
+async def test_a_shard_that_has_adopted_very_many_refuses_another(make: Any) -> None:
+    shard = make()
+    owned = shard.owned
+    rows = {MachineId(f"m{n}"): Row(RowKind.ADOPTED, Turn(1, 1), OTHER) for n in range(ADOPTED_MAX)}
+    shard.file.commit(replace(owned, rows=rows))
+
+    with pytest.raises(DoesNotApply, match="10000 machines were adopted here already"):
+        await shard.handover.carry_out(instruction(adopt(idle("n")), 2))
+    again = await shard.handover.carry_out(instruction(adopt(idle("m7"))))
+    assert again.machine_ids == ("m7",)
+
+
+async def test_a_machine_that_never_arrived_comes_back(make: Any) -> None:
+    shard = make(*idle("a"))
+    await shard.read()
+    await shard.handover.carry_out(instruction(release("a"), 1))
+
+    back = TransferOwnership(from_shard=ME, to_shard=ME, machine_ids=(MachineId("a"),))
+    done = await shard.handover.carry_out(instruction(back, 2))
+
+    assert done.machine_ids == ("a",)
+    assert row(shard, "a").kind is RowKind.ADOPTED
+    assert shard.widened == 1
+
+
+async def test_a_shard_that_hears_where_a_machine_is_lets_go_of_it_unless_it_is_in_use(make: Any) -> None:
+    shard = make(*idle("a"))
+    serve(shard, "bound", priority=0)
+    await shard.read()
+    note = TransferOwnership(
+        from_shard=ME,
+        to_shard=OTHER,
+        machine_ids=(MachineId("a"), MachineId("bound"), MachineId("unknown")),
+        is_note=True,
+    )
+
+    await shard.handover.carry_out(instruction(note, suffix="/note/shard-0"))
+    assert {each.kind for each in shard.owned.rows.values()} == {RowKind.DISOWNED}
+    assert shard.holds() == ["bound"]
+
+    forget = replace(note, to_shard=ShardId(""))
+    await shard.handover.carry_out(instruction(forget, suffix="/forget/shard-0"))
+    assert not shard.owned.rows
+    assert shard.widened == 1
+
+
+async def test_the_first_domain_ends_owning_everything(make: Any) -> None:
+    shard = make()
+    assert shard.owned.base is Base.ALL
+
+    await shard.handover.carry_out(instruction(AssignDomain(Domain(ZONE, "za"))))
+
+    assert (shard.owned.base, shard.owned.domains) == (Base.DOMAINS, {Domain(ZONE, "za")})
+    assert shard.widened == 1
+
+
+async def test_a_domain_is_left_when_nothing_of_ours_lies_in_it(make: Any) -> None:
+    """What was adopted stays with its adopter."""
+    shard = make(*idle("a"))
+    serve(shard, "b", priority=0)
+    await shard.read()
+    await shard.handover.carry_out(instruction(AssignDomain(Domain(ZONE, "za")), 1))
+    await shard.handover.carry_out(instruction(adopt(idle("n")), 2))
+    await shard.handover.carry_out(instruction(UnassignDomain(Domain(ZONE, "za")), 3))
+
+    shard.handover.tend()
+    assert shard.owned.leaving == {Domain(ZONE, "za")}
+    shard.grounds.leave([MachineId("a"), MachineId("b")])
+    shard.handover.tend()
+    assert not shard.owned.leaving
+    assert not shard.owned.domains
+
+
+async def test_a_change_that_cannot_be_written_fails_the_instruction_alone(make: Any) -> None:
+    shard = make(*idle("a"))
+    await shard.read()
+    shard.file._connection.execute("PRAGMA query_only = ON")
+
+    with pytest.raises(MayYetSucceed, match="make room, or look at the file's rights"):
+        await shard.handover.carry_out(instruction(release("a")))
+    with pytest.raises(MayYetSucceed):
+        await shard.handover.accept_term(4)
+    assert shard.holds() == ["a"]
+    assert not shard.owned.rows
+
+
+# ---- draining for others -----------------------------------------------------------------------------------------
+
+
+async def test_both_gates_of_a_drain_are_strict(make: Any) -> None:
+    """Less urgent work, and work that is cheaper to interrupt: $1024 is bucket 13."""
+    shard = make()
+    serve(shard, "cheap", priority=100, interruption=0.5)
+    serve(shard, "middling", priority=650_000, interruption=2)
+    serve(shard, "dear", priority=100, interruption=1024)
+    serve(shard, "urgent", priority=700_000, interruption=0)
+    await shard.read()
+
+    done = await shard.handover.carry_out(instruction(drain(9, priority=700_000)))
+
+    assert done.machine_ids == ("cheap", "middling")
+    actions = {each.action.machine_id: each.action for each in shard.world.shard.actuator.history}
+    assert {name: action.grace_seconds for name, action in actions.items()} == {"cheap": 30, "middling": 600}
+    assert all(action.reason == "coordinator.1-1" for action in actions.values())
+    assert set(shard.file.reservations) == {"cheap", "middling"}
+
+
+async def test_no_more_are_drained_than_asked_for_and_none_that_has_not_joined_or_is_not_named(make: Any) -> None:
+    shard = make()
+    for name in ("a", "b", "c", "d"):
+        serve(shard, name, priority=1)
+    await shard.read()
+    shard.unjoined = {"a"}
+
+    one = await shard.handover.carry_out(instruction(drain(1), 1))
+    named = await shard.handover.carry_out(instruction(replace(drain(9), machine_ids=(MachineId("d"),)), 2))
+
+    assert (one.machine_ids, named.machine_ids) == (("b",), ("d",))
+    with pytest.raises(DoesNotApply, match="no machine serves less urgent work"):
+        await shard.handover.carry_out(instruction(drain(9, priority=1), 3))
+
+
+async def test_a_drained_machine_waits_for_its_shard_and_goes_to_no_other(make: Any) -> None:
+    shard = make()
+    serve(shard, "a", priority=1)
+    await shard.read()
+    await shard.handover.carry_out(instruction(drain(1), 1))
+    shard.handover.tend()
+    assert not shard.file.reservations[MachineId("a")].is_ready
+    await shard.world.shard.actuator.run_inline()
+    shard.provider.settle()
+    await shard.read()
+
+    shard.handover.tend()
+    kept = shard.file.reservations[MachineId("a")]
+    assert (kept.is_ready, kept.to_shard, kept.instance_type) == (True, OTHER, "t4")
+    with pytest.raises(DoesNotApply, match="a is kept for shard-1"):
+        await shard.handover.carry_out(instruction(release("a", to=THIRD), 2))
+    done = await shard.handover.carry_out(instruction(release("a"), 3))
+
+    assert done.machine_ids == ("a",)
+    assert not shard.file.reservations
+
+
+async def ready(shard: HandoverShard) -> None:
+    serve(shard, "a", priority=1)
+    await shard.read()
+    await shard.handover.carry_out(instruction(drain(1)))
+    await shard.world.shard.actuator.run_inline()
+    shard.provider.settle()
+    await shard.read()
+    shard.handover.tend()
+
+
+async def test_a_reservation_ends_after_ten_report_cycles(make: Any) -> None:
+    shard = make()
+    await ready(shard)
+
+    await LoopClock().sleep(299)
+    shard.handover.tend()
+    assert set(shard.file.reservations) == {"a"}
+    await LoopClock().sleep(2)
+    shard.handover.tend()
+    assert not shard.file.reservations
+
+
+async def test_a_reservation_outlives_the_process_and_not_its_time(make: Any) -> None:
+    shard = make()
+    await ready(shard)
+    await LoopClock().sleep(200)
+    shard.start()
+    await shard.read()
+
+    shard.handover.tend()
+    assert set(shard.file.reservations) == {"a"}
+    await LoopClock().sleep(101)
+    shard.handover.tend()
+    assert not shard.file.reservations
+
+
+async def test_a_drain_that_died_with_its_process_is_queued_again_or_given_up(make: Any) -> None:
+    shard = make()
+    serve(shard, "a", priority=1)
+    await shard.read()
+    told = instruction(drain(1))
+    await shard.handover.carry_out(told)
+    shard.start()
+    await shard.read()
+
+    assert (await shard.handover.carry_out(told)).machine_ids == ("a",)
+    assert shard.grounds.is_busy(MachineId("a"))
+
+    shard.start()
+    await shard.read()
+    shard.handover.tend()
+    assert not shard.file.reservations
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_wherever_a_donor_dies_in_a_drain_at_most_that_drain_is_lost(make: Any, place: int) -> None:
+    shard = make()
+    serve(shard, "a", priority=1)
+    await shard.read()
+    shard.dies_at = place
+    with pytest.raises(Dies):
+        await shard.handover.carry_out(instruction(drain(1)))
+    shard.start()
+    await shard.read()
+
+    assert (await shard.handover.carry_out(instruction(drain(1)))).machine_ids == ("a",)
+    assert shard.grounds.is_busy(MachineId("a"))
+    assert set(shard.file.reservations) == {"a"}
+
+
+async def test_a_drain_without_room_in_the_queue_reserves_nothing(make: Any) -> None:
+    shard = make(settings=ShardSettings(execute_concurrency_max=1))
+    for name in ("a", "b", "c"):
+        serve(shard, name, priority=1)
+    await shard.read()
+
+    done = await shard.handover.carry_out(instruction(drain(3), 1))
+    assert len(done.machine_ids) == 2
+    assert set(shard.file.reservations) == set(done.machine_ids)
+    with pytest.raises(MayYetSucceed, match="the action queue has no room"):
+        await shard.handover.carry_out(instruction(drain(3), 2))

@@ -12,6 +12,8 @@ from tests.patience import PATIENCE_SECONDS
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 SOURCE = ROOT / "src" / "bigfleet"
+#: Modules of a folder, its __init__ among them: more are not taken in at one look.
+FOLDER_FILES_MAX = 20
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 #: The least time that a wait in a test may be granted.
@@ -99,6 +101,91 @@ def test_forbidden_edges_do_not_exist(package: str, target: str) -> None:
                 offenders.append(name_of(path))
 
     assert offenders == []
+
+
+def folders() -> list[Path]:
+    """Return every folder of the package that holds hand-written modules."""
+    return sorted({path.parent for path in SOURCE.rglob("*.py") if not _is_generated(path)})
+
+
+@pytest.mark.parametrize("folder", folders(), ids=name_of)
+def test_a_folder_holds_at_most_twenty_modules(folder: Path) -> None:
+    """A larger folder has no shape: split it into sub-packages (docs/architecture.md)."""
+    assert len(list(folder.glob("*.py"))) <= FOLDER_FILES_MAX
+
+
+@pytest.mark.parametrize("folder", folders(), ids=name_of)
+def test_a_folder_is_a_package(folder: Path) -> None:
+    """A folder without __init__.py is not installed, and says nowhere what it is for."""
+    assert (folder / "__init__.py").exists()
+
+
+# ---- imports ---------------------------------------------------------------------------------------------------
+
+
+def imports_of(name: str, tree: ast.Module, known: set[str]) -> set[str]:
+    """Return the modules of ours that a module imports, wherever it does: at its top, in a function, for types."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & known or {node.module or ""}
+            # What is taken of the package itself, beside its modules.
+            if not inner <= known:
+                found.add(node.module or "")
+    return (found & known) - {name}
+
+
+def cycles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import one another, each sorted."""
+    found = []
+    reached = {name: _reached(name, imports) for name in imports}
+    left = set(imports)
+    while left:
+        name = min(left)
+        group = {name} | {each for each in reached[name] if name in reached[each]}
+        left -= group
+        if len(group) > 1:
+            found.append(sorted(group))
+    return found
+
+
+def _reached(name: str, imports: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for each in imports.get(waiting.pop(), ()):
+            if each not in seen:
+                seen.add(each)
+                waiting.append(each)
+    return seen
+
+
+def test_no_import_cycle() -> None:
+    """No module imports itself by way of others, also not inside functions or for types alone."""
+    paths = {path: ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in SOURCE.rglob("*.py")}
+    names = {path: name.removesuffix(".__init__") for path, name in paths.items() if not _is_generated(path)}
+    known = set(names.values())
+    found = cycles({name: imports_of(name, parsed(path), known) for path, name in names.items()})
+
+    assert found == [], "move what they share into a module below them, or hand it over as an argument"
+
+
+def test_a_planted_cycle_is_found() -> None:
+    """At the top, in a function and under TYPE_CHECKING alike."""
+    known = {"a", "b", "c", "d"}
+    sources = {
+        "a": "from b import f",
+        "b": "def f():\n    import c",
+        "c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a import A",
+        "d": "import a",
+    }
+
+    assert cycles({name: imports_of(name, ast.parse(text), known) for name, text in sources.items()}) == [
+        ["a", "b", "c"]
+    ]
 
 
 def test_no_empty_package() -> None:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from bigfleet.cli.conformance.settings import parse_command, parse_only, parse_profiles, parse_target, profiles_asked
 from bigfleet.cli.main import app
 from bigfleet.cli.runtime.failures import UsageFault
-from bigfleet.conformance.behaviour import Profile
+from bigfleet.conformance.profiles import Profile
 
 TARGET = ("--target", "127.0.0.1:9100")
 

@@ -17,6 +17,7 @@ from bigfleet.cli.replay.replaying import Replayer, cost_usd_per_hour, with_mach
 from bigfleet.cli.replay.single import plan_of
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.decision import Decision
+from bigfleet.engine.explain.explanation import explain_decision
 from bigfleet.engine.explain.sentences import sentences
 from bigfleet.engine.reference import decide as reference
 from bigfleet.model.ids import MachineId
@@ -240,11 +241,11 @@ def test_explanations_are_those_of_the_decision_that_was_made(recorded: tuple[Pa
     plan, made = planned(cycle, "columnar"), decisions[PREEMPTING]
     for number in range(6):
         told = json.loads(answer(file, "--cycle", PREEMPTING, "--explain", f"m{number}", "--output", "json"))
-        expected = sentences(made.explain(MachineId(f"m{number}")), row_name=plan.row_name)
+        expected = sentences(explain_decision(made, MachineId(f"m{number}")), row_name=plan.row_name)
         assert told["explanation"]["sentences"] == expected
     for name, row in plan.needs_by_id.items():
         told = json.loads(answer(file, "--cycle", PREEMPTING, "--explain", name, "--output", "json"))
-        assert told["explanation"]["sentences"] == sentences(made.explain(row.key), row_name=plan.row_name)
+        assert told["explanation"]["sentences"] == sentences(explain_decision(made, row.key), row_name=plan.row_name)
     shown = answer(file, "--cycle", PREEMPTING, "--explain", "c2/")
     assert "Why c2/" in shown
     assert "Of 2 machines of lower priority it preempts 1." in shown

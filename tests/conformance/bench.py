@@ -10,10 +10,10 @@ from typing import Any
 
 import structlog
 
-from bigfleet.conformance.behaviour import Lane, Profile
 from bigfleet.conformance.in_process import CoreClient
 from bigfleet.conformance.lab import FAULT_TIMEOUT_SECONDS
 from bigfleet.conformance.ports import Answer, ProviderClient, Request
+from bigfleet.conformance.profiles import Lane, Profile
 from bigfleet.conformance.runner import Listener, Plan, Report, Runner, Sites
 from bigfleet.provider.backend import CONFIGURE_WAITS, ConfigureWaits, Host, MachineView, Op, Ready
 from bigfleet.provider.backends.fake import FakeBackend

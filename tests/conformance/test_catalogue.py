@@ -4,8 +4,8 @@ import ast
 import re
 from pathlib import Path
 
-from bigfleet.conformance.behaviour import Profile
 from bigfleet.conformance.catalogue import BEHAVIOURS, BY_ID, behaviours_of
+from bigfleet.conformance.profiles import Profile
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "provider.md"
 SUITE = Path(__file__).parents[2] / "src" / "bigfleet" / "conformance"

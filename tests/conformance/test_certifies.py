@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from bigfleet.conformance.behaviour import Profile
 from bigfleet.conformance.catalogue import behaviours_of
 from bigfleet.conformance.in_process import certify
+from bigfleet.conformance.profiles import Profile
 from bigfleet.conformance.runner import Outcome, Verdict
 from bigfleet.conformance.slots import slots_min
 from bigfleet.model.states import MachineState

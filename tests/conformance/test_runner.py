@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bigfleet.conformance.behaviour import Behaviour, Lane, Profile
+from bigfleet.conformance.behaviour import Behaviour
 from bigfleet.conformance.calls import CALLS_KEPT_MAX
 from bigfleet.conformance.catalogue import BY_ID
 from bigfleet.conformance.draws import Draws
@@ -22,6 +22,7 @@ from bigfleet.conformance.ports import (
     SiteMissing,
     Status,
 )
+from bigfleet.conformance.profiles import Lane, Profile
 from bigfleet.conformance.runner import Outcome, Plan, Report, Result, Verdict, verdict_of
 from bigfleet.conformance.slots import Slots
 from bigfleet.model.states import MachineState

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.conformance.behaviour import Profile
 from bigfleet.conformance.catalogue import behaviours_of
+from bigfleet.conformance.profiles import Profile
 from tests.processes import bigfleet, run_bigfleet
 
 pytestmark = pytest.mark.slow

@@ -19,6 +19,7 @@ from bigfleet.engine.explain.explanation import (
     NeedExplanation,
     Victim,
     explain,
+    explain_decision,
     explain_machine,
     explain_need,
     explain_needs,
@@ -391,10 +392,10 @@ def test_a_decision_explains_its_rows_and_machines_as_explain_does(decide_with: 
     decision = decision_of(world, decide_with)
 
     for position, need in enumerate(world.demand):
-        assert decision.explain(need) == world.need(position)
-        assert decision.explain(need.key) == world.need(position)
+        assert explain_decision(decision, need) == world.need(position)
+        assert explain_decision(decision, need.key) == world.need(position)
     for machine_id in world.snapshot.machines:
-        assert decision.explain(machine_id) == world.machine(machine_id)
+        assert explain_decision(decision, machine_id) == world.machine(machine_id)
 
 
 @BOTH
@@ -413,9 +414,9 @@ def test_a_decision_explains_its_own_rows_folded_and_parked_ones_too(decide_with
 
     folded, parked = decision.rows
     assert (folded.folded, parked.need.parked, parked.need == stuck) == (True, True, False)
-    assert decision.explain(folded.need) == decision.explain(folded.need.key) == world.need(0)
-    assert decision.explain(world.demand[1]) == world.need(1)
-    assert decision.explain(parked.need) == decision.explain(stuck) == world.need(2)
+    assert explain_decision(decision, folded.need) == explain_decision(decision, folded.need.key) == world.need(0)
+    assert explain_decision(decision, world.demand[1]) == world.need(1)
+    assert explain_decision(decision, parked.need) == explain_decision(decision, stuck) == world.need(2)
 
 
 @BOTH
@@ -425,7 +426,7 @@ def test_of_rows_of_one_key_a_decision_explains_the_one_that_is_given(decide_wit
 
     decision = decision_of(world, decide_with)
 
-    first, second = (decision.explain(need) for need in world.demand)
+    first, second = (explain_decision(decision, need) for need in world.demand)
     assert (first, second) == (world.need(0), world.need(1))
     assert first != second
 
@@ -436,19 +437,19 @@ def test_what_took_no_part_in_a_decision_is_refused(decide_with: Decide) -> None
     decision = decision_of(world, decide_with)
 
     with pytest.raises(ValueError, match=r"the demand has no row \('elsewhere', "):
-        decision.explain(need_of({**PLAIN, "cluster": "elsewhere"}))
+        explain_decision(decision, need_of({**PLAIN, "cluster": "elsewhere"}))
     with pytest.raises(ValueError, match=r"the demand has no row \('c1', 'p=1', ''\)"):
-        decision.explain(("c1", "p=1", ""))
+        explain_decision(decision, ("c1", "p=1", ""))
     with pytest.raises(ValueError, match="no machine has the id 'zz'"):
-        decision.explain(MachineId("zz"))
+        explain_decision(decision, MachineId("zz"))
 
 
 def test_a_decision_without_a_basis_says_so() -> None:
     world = World(SLOTS, [PLAIN])
     bare = replace(decision_of(world, decide), basis=None)
 
-    with pytest.raises(ValueError, match="does not know what it was made of"):
-        bare.explain(world.demand[0])
+    with pytest.raises(ValueError, match="does not hold what it was made of"):
+        explain_decision(bare, world.demand[0])
 
 
 def test_the_basis_is_no_part_of_the_answer() -> None:

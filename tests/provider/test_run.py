@@ -1,4 +1,4 @@
-"""`bigfleet.cli.provider.command.run` is a whole main program from one line (docs/spec/provider.md §16, §19)."""
+"""`bigfleet.provider.run` is a whole main program from one line (docs/spec/provider.md §16, §19)."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.processes import bigfleet, free_port, wait_until_serving
 
 #: A backend without delete, and with plain functions.
 TOY = """
-from bigfleet.cli.provider.command import run
+from bigfleet.provider.run import run
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import CONFIGURE_WAITS, ExistingHost, Host, Limits, Slot
 from bigfleet.provider.records.kinds import Kind

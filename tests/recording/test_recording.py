@@ -16,6 +16,7 @@ from bigfleet.engine.columns import store as store_module
 from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import Columns, ColumnSnapshot, Offer, Shape, Stamp
 from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.explain.explanation import explain_decision
 from bigfleet.engine.explain.sentences import sentences
 from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot
@@ -100,7 +101,7 @@ def assert_explains_alike(cycle: RecordedCycle, decision: Decision) -> None:
     again = ColumnarEngine(is_incremental=False).decide(cycle.view, cycle.demand, cycle.options)
     subjects: list[Any] = [*(row.key for row in cycle.demand[:2]), *snapshot_of(cycle.view).machines]
     for subject in subjects:
-        assert sentences(again.explain(subject)) == sentences(decision.explain(subject))
+        assert sentences(explain_decision(again, subject)) == sentences(explain_decision(decision, subject))
 
 
 @examples(20)

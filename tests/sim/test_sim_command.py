@@ -15,8 +15,8 @@ from bigfleet.cli.sim.command import app
 from bigfleet.cli.sim.seeds import SeedRun, plan_of, run_seeds, seed_run
 from bigfleet.sim.observations import Violation
 from bigfleet.sim.scenarios.runner import scenarios
+from bigfleet.sim.world.run import run_plan
 from bigfleet.sim.world.trace_files import write_trace
-from bigfleet.sim.world.world import run_plan
 
 RUNNER = CliRunner()
 

@@ -18,7 +18,8 @@ from bigfleet.conformance.areas import (
     scale,
     shape,
 )
-from bigfleet.conformance.behaviour import Behaviour, Profile
+from bigfleet.conformance.behaviour import Behaviour
+from bigfleet.conformance.profiles import Profile
 
 AREAS = (
     life.AREA,

@@ -6,7 +6,6 @@ With a virtual clock a whole run takes a moment. Nothing of the suite but this m
 
 from collections.abc import Callable, Sequence
 
-from bigfleet.conformance.behaviour import Lane, Profile
 from bigfleet.conformance.ports import (
     Answer,
     Configure,
@@ -25,6 +24,7 @@ from bigfleet.conformance.ports import (
     SiteMissing,
     Status,
 )
+from bigfleet.conformance.profiles import Lane, Profile
 from bigfleet.conformance.runner import Plan, Report, Runner
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource, Rng

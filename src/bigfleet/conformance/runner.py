@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from bigfleet.conformance.behaviour import Behaviour, Lane, Profile
+from bigfleet.conformance.behaviour import Behaviour
 from bigfleet.conformance.calls import CallLog
 from bigfleet.conformance.catalogue import behaviours_of
 from bigfleet.conformance.draws import Draws
 from bigfleet.conformance.expecting import Broken, Skipped, how
 from bigfleet.conformance.lab import Lab, Patience
 from bigfleet.conformance.ports import List, Site, SiteFault, SiteMissing
+from bigfleet.conformance.profiles import Lane, Profile
 from bigfleet.conformance.slots import NoSlots, Slots, check_enough, slots_min
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource, Rng

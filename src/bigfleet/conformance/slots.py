@@ -7,9 +7,9 @@ behaviours that ask for an idle one. Nothing here may lend a machine that was no
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bigfleet.conformance.behaviour import Profile
 from bigfleet.conformance.draws import Draws
 from bigfleet.conformance.ports import MachineSeen, SiteFault
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 FAULT_LABEL_PREFIX = "conformance.fault/"

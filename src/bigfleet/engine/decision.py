@@ -1,28 +1,25 @@
 """What a decision takes and gives: options in, actions and one result per row out (docs/spec/engine.md §2, §11).
 
 Plain frozen values, shared by every engine, the rails, the shard and the tests. A decision remembers what it was made
-of, so that it can be asked why (`bigfleet.engine.explain.explanation`). Nothing here decides.
+of, so that it can be explained (`bigfleet.engine.explain.explanation`). Nothing here decides.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
-from bigfleet.model.need import Need, RowKey
+from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import CapacityType
 from bigfleet.model.vector import Vector
-
-if TYPE_CHECKING:
-    from bigfleet.engine.explain.explanation import Explanation
 
 RECLAIM_GRACE_SECONDS: Final = 600
 DEFAULT_HOLD_SECONDS: Final[Mapping[CapacityType, float]] = MappingProxyType(
@@ -252,37 +249,3 @@ class Decision:
     rows: Sequence[RowResult]
     #: What it was made of; no part of the answer. None when nobody kept it.
     basis: Basis | None = field(default=None, compare=False, repr=False)
-
-    def explain(self, subject: Need | RowKey | MachineId) -> "Explanation":
-        """Return why a row got what it got, or why a machine serves whom it serves (docs/spec/aggregates.md §8).
-
-        `subject` is a row of the demand, a row of this decision, the (cluster, fingerprint, group) of either, or the id
-        of a machine; a folded row is explained as its first member. Equal to
-        `bigfleet.engine.explain.explanation.explain`, and costs what that costs: the reference decides again with a
-        listener. Raises ValueError for what took no part in the decision, and when the decision has no basis.
-        """
-        # `explain` stands on the engine, which stands on this module.
-        from bigfleet.engine.explain.explanation import explain
-
-        basis = self.basis
-        if basis is None:
-            raise ValueError(
-                "the decision does not know what it was made of; call bigfleet.engine.explain.explanation.explain"
-            )
-        if isinstance(subject, str):
-            return explain(basis.snapshot(), basis.demand, basis.options, machine=subject)
-        return explain(basis.snapshot(), basis.demand, basis.options, need=self._asked(subject, basis.demand))
-
-    def _asked(self, subject: Need | RowKey, demand: Sequence[Need]) -> Need:
-        """Return the row of the demand that is meant: folding and parking give rows another form."""
-
-        def is_meant(need: Need) -> bool:
-            return need == subject if isinstance(subject, Need) else need.key == subject
-
-        # Equal rows are told apart by identity, so the object that was given goes before any that equals it.
-        given = next((need for need in demand if need is subject), None)
-        given = given or next((need for need in demand if is_meant(need)), None)
-        given = given or next((row.members[0] for row in self.rows if is_meant(row.need)), None)
-        if given is None:
-            raise ValueError(f"the demand has no row {subject.key if isinstance(subject, Need) else subject}")
-        return given

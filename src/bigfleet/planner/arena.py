@@ -1,4 +1,4 @@
-"""Defines how pods are simulated, and the inner loops that have a compiled and a plain form.
+"""Defines how pods are simulated.
 
 The queue is sorted by priority and follows a hash within a priority. A machine is feasible when the profile matches,
 the request fits and `max_per_machine` is kept. Among the feasible machines the mean over the scored dimensions of the
@@ -6,17 +6,13 @@ share that is free (least-allocated) or used (most-allocated) after the placemen
 whole points. Ties are broken by a hash of less than one point, as kube-scheduler breaks them by chance.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigfleet.planner.hashing import queue_ranks
-
-if TYPE_CHECKING:
-    from bigfleet.planner.core import Core
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -49,19 +45,3 @@ class Arena:
         """Return the part of each pod in one order of the queue."""
         parts = np.repeat(np.arange(len(self.count)), self.count)
         return parts[np.lexsort((queue_ranks(len(parts), order), self.tier[parts]))]
-
-
-class Kernels(Protocol):
-    """The loops over pods and machines; both forms give equal answers."""
-
-    def simulate(self, core: "Core", fleets: Sequence[Fleet], queues: Sequence[Int]) -> Int:
-        """Return the pods of each part that the scheduler leaves over, by fleet and queue, (F, O, P)."""
-        ...
-
-    def place(self, core: "Core", columns: Int, orders: Sequence[Sequence[int]], keep: bool) -> tuple[Int, Int]:
-        """Return what first-fit leaves (R, P) and, if asked, what it places (R, P, M) on the machines of each row."""
-        ...
-
-    def patterns(self, core: "Core", pending: Sequence[int], left: Int, usable: Int, supply: Int) -> Int:
-        """Return how many pods of each pending part an empty machine of each usable column takes in turn, (P', C')."""
-        ...

@@ -8,11 +8,11 @@ or those that can be acquired. Parts and columns are in canonical order, so the 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
-from bigfleet.planner.arena import NEVER, POINT, TIES, Arena, Bool, Fleet, Int, Kernels
+from bigfleet.planner.arena import NEVER, POINT, TIES, Arena, Bool, Fleet, Int
 from bigfleet.planner.hashing import noise
 from bigfleet.planner.problem import BILLION, Problem, SchedulerOrder
 
@@ -45,6 +45,22 @@ class Column:
     is_held: bool
     cost: int
     stock: int
+
+
+class Kernels(Protocol):
+    """The loops over pods and machines; both forms give equal answers."""
+
+    def simulate(self, core: "Core", fleets: Sequence[Fleet], queues: Sequence[Int]) -> Int:
+        """Return the pods of each part that the scheduler leaves over, by fleet and queue, (F, O, P)."""
+        ...
+
+    def place(self, core: "Core", columns: Int, orders: Sequence[Sequence[int]], keep: bool) -> tuple[Int, Int]:
+        """Return what first-fit leaves (R, P) and, if asked, what it places (R, P, M) on the machines of each row."""
+        ...
+
+    def patterns(self, core: "Core", pending: Sequence[int], left: Int, usable: Int, supply: Int) -> Int:
+        """Return how many pods of each pending part an empty machine of each usable column takes in turn, (P', C')."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 
 from bigfleet.planner.admission import admit, filled
-from bigfleet.planner.arena import Fleet, Int, Kernels
+from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.composition import Claim, Composition, RunnerUp
 from bigfleet.planner.concentration import limit_pools
-from bigfleet.planner.core import COMPILED, Core
+from bigfleet.planner.core import COMPILED, Core, Kernels
 from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.prepare import Prepared, prepare
 from bigfleet.planner.problem import BILLION, Problem

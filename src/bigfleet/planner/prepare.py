@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from bigfleet.planner.arena import Bool, Int, Kernels
+from bigfleet.planner.arena import Bool, Int
 from bigfleet.planner.composition import Unhosted, UnhostedReason
-from bigfleet.planner.core import PLENTY, Core, Part, build_core, columns_of
+from bigfleet.planner.core import PLENTY, Core, Kernels, Part, build_core, columns_of
 from bigfleet.planner.gangs import domains_of, gang_domains
 from bigfleet.planner.problem import Problem, Spread
 

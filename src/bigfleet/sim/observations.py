@@ -8,10 +8,11 @@ judges, unless an event says whose memory it shows. It must never change what it
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from bigfleet.coordinator.ephemeral_state import Answer
 from bigfleet.engine.targets import Target
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId, ShardId
@@ -23,16 +24,13 @@ from bigfleet.operator.drains import Drain
 from bigfleet.provider.backends.simulated.book import SimulatedHost
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Record
+from bigfleet.shard.cycle.controller import CycleReport
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.sim.kernel.journal import Journal
+from bigfleet.sim.observed_shard import ObservedShard
 from bigfleet.sim.pods.evictions import Eviction
 from bigfleet.sim.sites.ownership import Title
-
-if TYPE_CHECKING:
-    from bigfleet.coordinator.ephemeral_state import Answer
-    from bigfleet.shard.cycle.controller import CycleReport
-    from bigfleet.sim.sites.shard import WatchedShard
 
 VIOLATIONS_MAX = 20
 
@@ -48,7 +46,7 @@ class Violation(NamedTuple):
 class Call(NamedTuple):
     """One mutating call as it left its shard."""
 
-    shard: "WatchedShard"
+    shard: ObservedShard
     method: str
     machine_id: str
     epoch: int
@@ -103,7 +101,7 @@ class AuditRecord(msgspec.Struct):
 class Audited:
     """A shard's audit log took a record."""
 
-    shard: "WatchedShard"
+    shard: ObservedShard
     record: AuditRecord
 
 
@@ -111,7 +109,7 @@ class Audited:
 class RolledUp:
     """A shard judged a roll-up; `rows` is None when it could not be read."""
 
-    shard: "WatchedShard"
+    shard: ObservedShard
     cluster: str
     rows: tuple[Need, ...] | None
     outcome: RollUpOutcome
@@ -124,8 +122,8 @@ class RolledUp:
 class Cycled:
     """A shard finished a cycle; this shows its memory."""
 
-    shard: "WatchedShard"
-    report: "CycleReport"
+    shard: ObservedShard
+    report: CycleReport
     #: Noted since the last cycle, oldest first.
     actions: "tuple[ActionRecord, ...]"
 
@@ -143,7 +141,7 @@ class Titled:
 class Died:
     """A shard process was killed while actions of these machines were under way."""
 
-    shard: "WatchedShard"
+    shard: ObservedShard
     in_flight: frozenset[str]
 
 
@@ -292,7 +290,7 @@ class Evidence:
             self.violations.append(Violation(invariant, self.now_nanos(), text))
         self.note("VIOLATION", invariant, text)
 
-    def memory(self, shard: "WatchedShard") -> ShardMemory:
+    def memory(self, shard: ObservedShard) -> ShardMemory:
         """Return what is known of a shard process."""
         return self.shards.setdefault((shard.shard_id, shard.number), ShardMemory())
 
@@ -306,7 +304,7 @@ class Evidence:
                 self.mark("gang preempted during a leader change")
         self.moves.terms.append(term)
 
-    def answered(self, shard_id: ShardId, answer: "Answer", *, is_old: bool) -> None:
+    def answered(self, shard_id: ShardId, answer: Answer, *, is_old: bool) -> None:
         """Note what a shard is given as the answer to its report."""
         moves = self.moves
         title = moves.titles[shard_id]
@@ -360,7 +358,7 @@ def has_collapsed(before: Iterable[Need], after: Iterable[Need]) -> bool:
     return False
 
 
-def new_actions(shard: "WatchedShard", memory: ShardMemory) -> list[ActionRecord]:
+def new_actions(shard: ObservedShard, memory: ShardMemory) -> list[ActionRecord]:
     """Return the actions that the shard noted since the last look, oldest first."""
     fresh: list[ActionRecord] = []
     for record in reversed(shard.actuator.history):

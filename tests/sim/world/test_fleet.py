@@ -21,8 +21,8 @@ from bigfleet.sim.observations import Evidence, Titled
 from bigfleet.sim.plan_generator import GONE, LEASE_LOST_OVER_PREEMPTION, NONE, draw
 from bigfleet.sim.sites.etcd import KeptEtcd
 from bigfleet.sim.sites.ownership import ShardDisk, Title
+from bigfleet.sim.world.run import run_plan
 from bigfleet.sim.world.shrink import shrink
-from bigfleet.sim.world.world import run_plan
 from tests.sim.world.planted_fleet import fleet
 from tests.sim.world.test_world import fake
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bigfleet.sim.plan_generator import Plan
-from bigfleet.sim.world.world import run_plan
+from bigfleet.sim.world.run import run_plan
 from tests.sim.world import planted_fleet
 from tests.sim.world.planted import BUDGET, DEFECTS, Defect, world
 

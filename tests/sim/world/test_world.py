@@ -14,10 +14,10 @@ import pytest
 from bigfleet.sim.kernel.journal import Entry, Journal
 from bigfleet.sim.observations import Violation
 from bigfleet.sim.plan_generator import ALL_FAULTS, GONE, LIVE, NONE, Plan, draw
+from bigfleet.sim.world.run import Result, run_plan
 from bigfleet.sim.world.shrink import NothingFails, shrink
 from bigfleet.sim.world.timeline import timeline
 from bigfleet.sim.world.trace_files import TraceFileFault, first_difference, read_trace, write_trace
-from bigfleet.sim.world.world import Result, run_plan
 
 QUICK_SEEDS = range(1, 13)
 #: 24 seeds in CI, which is what there is time for; `make soak` runs as many as it is given time for.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from bigfleet.cli.conformance.settings import ADDRESS, SEEDS, STATE, Settings
-from bigfleet.conformance.behaviour import Lane
 from bigfleet.conformance.ports import ProviderClient, Site, SiteFault, SiteMissing
+from bigfleet.conformance.profiles import Lane
 from bigfleet.model.clock import Clock
 from bigfleet.rpc.clients.conformance import GrpcConnection, until_serving
 from bigfleet.rpc.security.tls import TlsFiles

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from bigfleet.cli.flags.values import parse_address
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.conformance.areas.scale import PAGE
-from bigfleet.conformance.behaviour import Profile
 from bigfleet.conformance.catalogue import BY_ID
+from bigfleet.conformance.profiles import Profile
 from bigfleet.conformance.runner import Plan
 
 if TYPE_CHECKING:

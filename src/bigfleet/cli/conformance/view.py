@@ -10,7 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from bigfleet.conformance.behaviour import Behaviour, Profile
+from bigfleet.conformance.behaviour import Behaviour
+from bigfleet.conformance.profiles import Profile
 from bigfleet.conformance.runner import Outcome, Report, Result, Verdict
 
 _STYLES = {

@@ -13,7 +13,7 @@ from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
 from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
-from bigfleet.engine.explain.explanation import Explanation, NeedExplanation, explain_needs
+from bigfleet.engine.explain.explanation import Explanation, NeedExplanation, explain_decision, explain_needs
 from bigfleet.engine.explain.records import RowRef
 from bigfleet.engine.explain.sentences import shortfall_sentences
 from bigfleet.engine.reference.decide import decide
@@ -142,13 +142,13 @@ class Plan:
     def explain_need(self, need_id: str) -> Explanation | list[str]:
         """Return why a row got what it got, sentences for a decision over shapes. The row must be in the demand."""
         need = self.needs_by_id[need_id]
-        return self.decision.explain(need) if self.explained is None else self.explained.row(need.key)
+        return explain_decision(self.decision, need) if self.explained is None else self.explained.row(need.key)
 
     def explain_machine(self, machine_id: str) -> Explanation | list[str]:
         """Return why a machine serves whom it serves. The machine must be in the inventory."""
         if self.explained is not None:
             return self.explained.machine(machine_id)
-        return self.decision.explain(MachineId(machine_id))
+        return explain_decision(self.decision, MachineId(machine_id))
 
     def shortfall_reasons(self, short: Shortfall) -> list[str]:
         """Return why a row is short, in sentences."""

@@ -6,6 +6,7 @@ docs/spec/provider.md §20. Nothing here decides anything.
 from typing import TYPE_CHECKING
 
 from bigfleet.cli.provider.flags import ProviderFlags, provider_command
+from bigfleet.cli.provider.serve import serve
 
 if TYPE_CHECKING:
     from bigfleet.cli.provider.serving import ProviderPlace
@@ -23,8 +24,6 @@ TRANSITION_TIMEOUT = "2s"
 )
 def fault(flags: ProviderFlags) -> None:
     """Run a fake provider that fails where it is asked to, for `bigfleet conformance --profile fault`."""
-    from bigfleet.cli.provider.command import serve
-
     serve(flags, _open, name="fault", may_forget=True)
 
 

@@ -1,6 +1,6 @@
 """`bigfleet provider new`: writes the project of a new provider, ready to be tested and run.
 
-The files come from `provider_templates/` beside this module. Nothing that exists is ever written over.
+The files come from `templates/` beside this module. Nothing that exists is ever written over.
 """
 
 import keyword
@@ -93,7 +93,7 @@ def _words(name: str) -> Mapping[str, str]:
 
 
 def _template(source: str, words: Mapping[str, str]) -> str:
-    text = resources.files("bigfleet.cli").joinpath("provider_templates", source).read_text("utf-8")
+    text = resources.files("bigfleet.cli.provider").joinpath("templates", source).read_text("utf-8")
     return _filled(text, words)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from bigfleet.cli.provider.flags import ProviderFlags, provider_command
+from bigfleet.cli.provider.serve import serve
 from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ def partitioned(
     ] = None,
 ) -> None:
     """Run a provider whose machines are carved from physical hosts, each where the fewest placements are lost."""
-    from bigfleet.cli.provider.command import serve
-
     if hosts is None and flags.seed_count is None:
         raise UsageFault("--hosts is missing: name the file of the physical hosts, or give --seed-count")
     if hosts is not None and flags.seed_count is not None:

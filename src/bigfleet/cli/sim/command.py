@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bigfleet.cli.sim.seeds import SeedRun
     from bigfleet.model.clock import Clock
-    from bigfleet.sim.world.world import Result
+    from bigfleet.sim.world.run import Result
 
 FAULT_WORLD = "faults"
 SEEDS_MAX = 10_000_000
@@ -80,7 +80,7 @@ def list_scenarios() -> None:
     from bigfleet.sim.checkers.handovers import INVARIANTS
     from bigfleet.sim.checkers.liveness import CHECKS, L2_SENTENCE
     from bigfleet.sim.plan_generator import ALL_FAULTS
-    from bigfleet.sim.world.world import SILENCE_CHANGES_NOTHING
+    from bigfleet.sim.world.run import SILENCE_CHANGES_NOTHING
 
     typer.echo(f"{FAULT_WORLD}: shards, coordinator, provider and clusters under faults that the seed draws")
     closed_loops = _closed_loops()
@@ -148,7 +148,7 @@ def run(
 def _run_one(seed: int, steps: int | None, trace: Path | None, page: Path | None) -> None:
     from bigfleet.cli.sim.report import seed_lines
     from bigfleet.cli.sim.seeds import plan_of, seed_run
-    from bigfleet.sim.world.world import run_plan
+    from bigfleet.sim.world.run import run_plan
 
     with _progress(f"seed {seed}", None):
         result = run_plan(plan_of(seed, steps))
@@ -205,8 +205,8 @@ def replay(trace: _Trace) -> None:
     """Run a trace's plan again and say whether the course is the same, or where it first differs."""
     from bigfleet.cli.sim.report import violation_lines
     from bigfleet.cli.sim.seeds import seed_run
+    from bigfleet.sim.world.run import run_plan
     from bigfleet.sim.world.trace_files import TraceFileFault, first_difference, read_trace
-    from bigfleet.sim.world.world import run_plan
 
     _keep_kernels()
     try:

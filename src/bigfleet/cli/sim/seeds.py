@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from bigfleet.sim.plan_generator import Plan
-    from bigfleet.sim.world.world import Result
+    from bigfleet.sim.world.run import Result
 
 #: Failing seeds that are told one by one; the others are counted.
 FAILED_KEPT_MAX = 10
@@ -76,7 +76,7 @@ class Total:
 
 def run_seed(seed: int, steps: int | None = None) -> SeedRun:
     """Run one seed; `steps` is the length of the fault phase in steps of ten virtual seconds."""
-    from bigfleet.sim.world.world import run_plan
+    from bigfleet.sim.world.run import run_plan
 
     return seed_run(run_plan(plan_of(seed, steps)))
 
@@ -101,7 +101,7 @@ def plan_of(seed: int, steps: int | None = None) -> "Plan":
     import msgspec
 
     from bigfleet.sim.plan_generator import draw
-    from bigfleet.sim.world.world import SAMPLE_SECONDS
+    from bigfleet.sim.world.run import SAMPLE_SECONDS
 
     plan = draw(seed)
     return plan if steps is None else msgspec.structs.replace(plan, safety_seconds=steps * SAMPLE_SECONDS)

@@ -9,11 +9,12 @@ from bigfleet.conformance.areas.fence import expect_pass
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.areas.listing import cursor_now, ids_of
 from bigfleet.conformance.areas.meta import HOSTILE
-from bigfleet.conformance.behaviour import Area, Lane, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import expect, expect_fenced, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import Configure, Create, Drain, MachineSeen, Token
+from bigfleet.conformance.profiles import Lane, Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("DUR")

@@ -6,7 +6,7 @@ docs/spec/provider.md §3, §5. Where the contract leaves a choice, each of the 
 from collections.abc import Mapping
 
 from bigfleet.conformance.areas.life import expect_unbound
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import (
     broken,
@@ -29,6 +29,7 @@ from bigfleet.conformance.ports import (
     Status,
     Token,
 )
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("EDGE")

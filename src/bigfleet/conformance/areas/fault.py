@@ -6,11 +6,12 @@ machine to leave FAILED: no call ends it.
 
 from bigfleet.conformance.areas.edge import expect_unchanged
 from bigfleet.conformance.areas.life import expect_unbound
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import expect, expect_refused
 from bigfleet.conformance.lab import FAULT_TIMEOUT_SECONDS, Lab, Way
 from bigfleet.conformance.ports import Configure, Create, Delete, Drain, MachineSeen, Mutation
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("FAULT")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bigfleet.conformance.areas.edge import expect_unchanged
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import expect, expect_fenced, expect_ok, how
 from bigfleet.conformance.lab import Lab
@@ -22,6 +22,7 @@ from bigfleet.conformance.ports import (
     Status,
     Token,
 )
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("FENCE")

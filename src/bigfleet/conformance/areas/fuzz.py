@@ -8,7 +8,7 @@ from collections.abc import Callable
 from bigfleet.conformance.areas.edge import INT64_MAX, INT64_MIN, expect_unchanged
 from bigfleet.conformance.areas.fence import expect_pass
 from bigfleet.conformance.areas.life import expect_unbound
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.draws import Draws
 from bigfleet.conformance.expecting import expect, expect_ok, expect_same_map, how
@@ -24,6 +24,7 @@ from bigfleet.conformance.ports import (
     Status,
     Token,
 )
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("FUZZ")

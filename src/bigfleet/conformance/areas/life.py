@@ -3,11 +3,12 @@
 Nothing here may assume that a transitional state is ever seen: a provider may be quicker than a reader.
 """
 
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import QUIET_SECONDS, Lab
 from bigfleet.conformance.ports import Configure, Create, Delete, Drain, MachineSeen
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("LIFE")

@@ -6,12 +6,13 @@ A cursor is opaque: it is kept, altered and handed back, never read. Nothing her
 from collections import Counter
 from collections.abc import Iterable
 
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.draws import Draws
 from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import List, ListSeen, MachineSeen
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("LIST")

@@ -5,10 +5,11 @@ Nothing here may assume that a key means anything.
 
 from bigfleet.conformance.areas.edge import big_map, exact_or_refused
 from bigfleet.conformance.areas.life import expect_unbound
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.expecting import expect, expect_same_map
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import Configure
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("META")

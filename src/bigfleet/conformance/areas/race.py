@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 
 from bigfleet.conformance.areas.life import expect_unbound
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import broken, expect, expect_fenced, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab
@@ -22,6 +22,7 @@ from bigfleet.conformance.ports import (
     Mutation,
     Token,
 )
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("RACE")

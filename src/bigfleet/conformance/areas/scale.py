@@ -17,11 +17,12 @@ from bigfleet.conformance.areas.shape import (
     expect_priced,
     expect_ratios,
 )
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import expect, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab, side_by_side
 from bigfleet.conformance.ports import Configure, Create, Delete, Get, List, Request, Status
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
 
 AREA = Area("SCALE")

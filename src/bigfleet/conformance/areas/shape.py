@@ -7,11 +7,12 @@ import math
 import re
 
 from bigfleet.conformance.areas.life import expect_unbound
-from bigfleet.conformance.behaviour import Area, Profile
+from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import broken, expect
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import MachineSeen
+from bigfleet.conformance.profiles import Profile
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType, MachineState
 

@@ -9,7 +9,7 @@ row or one machine and counts instead of keeping, so that a large fleet costs no
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bigfleet.engine.decision import Options, RowResult, Weights
+from bigfleet.engine.decision import Decision, Options, RowResult, Weights
 from bigfleet.engine.explain.flips import Flip, acquisition_flips, penalty_flip, victim_flips
 from bigfleet.engine.explain.records import (
     Acquired,
@@ -48,7 +48,7 @@ from bigfleet.engine.reference.decide import decide
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import covers, is_useful, subtract
 
@@ -533,3 +533,34 @@ def _victims(
         )
         for record in picked
     )
+
+
+def explain_decision(decision: Decision, subject: Need | RowKey | MachineId) -> Explanation:
+    """Return why a row got what it got, or why a machine serves whom it serves (docs/spec/aggregates.md §8).
+
+    `subject` is a row of the demand, a row of this decision, the (cluster, fingerprint, group) of either, or the id of
+    a machine; a folded row is explained as its first member. Equal to `explain` on what the decision was made of, and
+    costs the same: the reference decides again with a listener. Raises ValueError for what took no part in the
+    decision, and when the decision has no basis.
+    """
+    basis = decision.basis
+    if basis is None:
+        raise ValueError("the decision does not hold what it was made of; call `explain` with it")
+    if isinstance(subject, str):
+        return explain(basis.snapshot(), basis.demand, basis.options, machine=subject)
+    return explain(basis.snapshot(), basis.demand, basis.options, need=_asked(decision, subject, basis.demand))
+
+
+def _asked(decision: Decision, subject: Need | RowKey, demand: Sequence[Need]) -> Need:
+    """Return the row of the demand that is meant: folding and parking give rows another form."""
+
+    def is_meant(need: Need) -> bool:
+        return need == subject if isinstance(subject, Need) else need.key == subject
+
+    # Equal rows are told apart by identity, so the object that was given goes before any that equals it.
+    given = next((need for need in demand if need is subject), None)
+    given = given or next((need for need in demand if is_meant(need)), None)
+    given = given or next((row.members[0] for row in decision.rows if is_meant(row.need)), None)
+    if given is None:
+        raise ValueError(f"the demand has no row {subject.key if isinstance(subject, Need) else subject}")
+    return given

@@ -6,7 +6,6 @@ pods of the clusters; the shard is asked only for its verdict on them. Nothing h
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from bigfleet.engine.decision import Decision, RowResult
 from bigfleet.engine.folding import forms_of
@@ -23,9 +22,7 @@ from bigfleet.sim.observations import content_of
 from bigfleet.sim.sites.cluster import ClusterSite
 from bigfleet.sim.sites.ownership import owners
 from bigfleet.sim.sites.shard import WatchedShard
-
-if TYPE_CHECKING:
-    from bigfleet.sim.world.world import World
+from bigfleet.sim.world.world import World
 
 S = MachineState
 #: Nothing may happen for so long before the world counts as at rest: longer than the hold of an idle machine.
@@ -42,10 +39,10 @@ FAILED_SECONDS_MAX = 1_200.0
 #: again every ten.
 NOBODYS_REPORT_CYCLES_MAX = 30
 
-Check = Callable[["World", WatchedShard], Iterator[str]]
+Check = Callable[[World, WatchedShard], Iterator[str]]
 
 
-async def come_to_rest(world: "World") -> bool:
+async def come_to_rest(world: World) -> bool:
     """Wait until nothing has happened for a while; False when the time for it is over."""
     until_seconds = world.clock.monotonic_seconds() + REST_SECONDS_MAX
     quiet_since_seconds = world.clock.monotonic_seconds()
@@ -66,11 +63,11 @@ async def come_to_rest(world: "World") -> bool:
     return False
 
 
-def _is_at_rest(world: "World") -> bool:
+def _is_at_rest(world: World) -> bool:
     return not unrest(world)
 
 
-def unrest(world: "World") -> str:
+def unrest(world: World) -> str:
     """Return what keeps the world from its rest; empty for nothing."""
     shards = [site.shard for site in world.shards if site.shard is not None]
     if len(shards) < len(world.shards) or not all(shard.is_ready and shard.view.cycle for shard in shards):
@@ -89,14 +86,14 @@ def unrest(world: "World") -> str:
     return ", ".join([*moving, *held, *in_flight, *between][:5])
 
 
-def _is_moving(world: "World", record: Record) -> bool:
+def _is_moving(world: World, record: Record) -> bool:
     if record.state is not S.FAILED:
         return record.state in TRANSITIONAL_STATES
     since_unix_nanos = max(record.state_since_unix_nanos, world.healed_unix_nanos)
     return world.clock.unix_nanos() - since_unix_nanos < FAILED_SECONDS_MAX * NANOS_PER_SECOND
 
 
-def last_words(world: "World") -> Iterator[tuple[str, str]]:
+def last_words(world: World) -> Iterator[tuple[str, str]]:
     """Yield (invariant, sentence) for everything that is not as it must be at the end."""
     for site in world.shards:
         shard = site.shard
@@ -110,13 +107,13 @@ def last_words(world: "World") -> Iterator[tuple[str, str]]:
         yield "L5", text
 
 
-def every_machine_has_one_owner(world: "World") -> Iterator[str]:
+def every_machine_has_one_owner(world: World) -> Iterator[str]:
     """After healing every machine has exactly one owner, but for what lies free in a domain that is being left."""
     for record, found in _unclear(world):
         yield f"{record.id}, {record.state.label}, belongs to {', '.join(found) or 'nobody'}: {_rows(world, record)}"
 
 
-def nobodys_for_long(world: "World", since_seconds: dict[str, float]) -> Iterator[str]:
+def nobodys_for_long(world: World, since_seconds: dict[str, float]) -> Iterator[str]:
     """Machines are conserved: in a handover one is nobody's for a bounded time, while nothing fails."""
     now_seconds, bound_seconds = world.clock.monotonic_seconds(), NOBODYS_REPORT_CYCLES_MAX * world.plan.report_seconds
     alone = {record.id: record for record, found in _unclear(world) if not found}
@@ -128,7 +125,7 @@ def nobodys_for_long(world: "World", since_seconds: dict[str, float]) -> Iterato
             yield f"{machine_id} has been nobody's for {now_seconds - since:.0f} s: {_rows(world, record)}"
 
 
-def _unclear(world: "World") -> Iterator[tuple[Record, list[ShardId]]]:
+def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
     """Yield the machines without exactly one owner, with those who own them."""
     titles = world.evidence.moves.titles
     leaving = [(name, domain) for name, title in titles.items() for domain in title.owned.leaving]
@@ -141,12 +138,12 @@ def _unclear(world: "World") -> Iterator[tuple[Record, list[ShardId]]]:
             yield record, found
 
 
-def _rows(world: "World", record: Record) -> str:
+def _rows(world: World, record: Record) -> str:
     rows = {name: title.owned.rows.get(record.machine.id) for name, title in world.evidence.moves.titles.items()}
     return ", ".join(f"{name} says {row.kind.value if row is not None else 'nothing'}" for name, row in rows.items())
 
 
-def _serves_in(world: "World", shard_id: ShardId, domain: Domain) -> bool:
+def _serves_in(world: World, shard_id: ShardId, domain: Domain) -> bool:
     """Say whether machines of a domain are bound by a shard."""
     return any(
         record.machine.cluster
@@ -156,7 +153,7 @@ def _serves_in(world: "World", shard_id: ShardId, domain: Domain) -> bool:
     )
 
 
-def _of_shard(world: "World", shard: WatchedShard) -> list[Record]:
+def _of_shard(world: World, shard: WatchedShard) -> list[Record]:
     """Return the provider's records of the machines that are a shard's, by id."""
     title = world.evidence.moves.titles.get(shard.shard_id)
     records = sorted(world.provider.store.records.values(), key=lambda record: record.id)
@@ -167,11 +164,11 @@ def _of_shard(world: "World", shard: WatchedShard) -> list[Record]:
     ]
 
 
-def _clusters_of(world: "World", shard: WatchedShard) -> list[ClusterSite]:
+def _clusters_of(world: World, shard: WatchedShard) -> list[ClusterSite]:
     return [site for site in world.clusters if site.shard.name == shard.shard_id]
 
 
-def every_machine_has_its_owner(world: "World", shard: WatchedShard) -> Iterator[str]:
+def every_machine_has_its_owner(world: World, shard: WatchedShard) -> Iterator[str]:
     """After healing every machine has exactly one owner, who knows it as it is."""
     truth = {record.id: record.machine for record in _of_shard(world, shard)}
     for machine_id in sorted(truth.keys() ^ set(shard.inventory.ids)):
@@ -185,7 +182,7 @@ def every_machine_has_its_owner(world: "World", shard: WatchedShard) -> Iterator
             )
 
 
-def clusters_know_their_machines(world: "World", shard: WatchedShard) -> Iterator[str]:
+def clusters_know_their_machines(world: World, shard: WatchedShard) -> Iterator[str]:
     """After healing every cluster knows exactly the machines that are bound to it."""
     bound: defaultdict[str, set[str]] = defaultdict(set)
     for record in world.provider.store.records.values():
@@ -198,14 +195,14 @@ def clusters_know_their_machines(world: "World", shard: WatchedShard) -> Iterato
             yield f"{machine_id} is bound to {site.name} for {who} alone"
 
 
-def nothing_is_on_its_way(world: "World", shard: WatchedShard) -> Iterator[str]:
+def nothing_is_on_its_way(world: World, shard: WatchedShard) -> Iterator[str]:
     """No machine stays in a transitional state beyond its bound without being surfaced."""
     for record in _of_shard(world, shard):
         if record.state in TRANSITIONAL_STATES and not shard.stuck.is_stuck(record.machine.id):
             yield f"{record.id} is {record.state.label} at the provider"
 
 
-def every_hold_ends(world: "World", shard: WatchedShard) -> Iterator[str]:
+def every_hold_ends(world: World, shard: WatchedShard) -> Iterator[str]:
     """Every hold, quarantine, reservation and cooldown ends."""
     for machine_id in sorted(shard.strikes.held()):
         yield f"{machine_id} is held"
@@ -223,14 +220,14 @@ def every_hold_ends(world: "World", shard: WatchedShard) -> Iterator[str]:
         yield f"{machine_id} may not be given on yet"
 
 
-def the_demand_in_force_is_true(world: "World", shard: WatchedShard) -> Iterator[str]:
+def the_demand_in_force_is_true(world: World, shard: WatchedShard) -> Iterator[str]:
     """Satisfiable demand is bound: first of all the shard has to know what is wanted."""
     for site in _clusters_of(world, shard):
         if content_of(shard.intake.table.rows_of(site.name)) != content_of(site.truth()):
             yield f"{site.name}: the demand in force is not what the cluster wants"
 
 
-def satisfiable_demand_is_bound(world: "World", shard: WatchedShard) -> Iterator[str]:
+def satisfiable_demand_is_bound(world: World, shard: WatchedShard) -> Iterator[str]:
     """Satisfiable demand is bound within N cycles."""
     decided = shard.last_decision
     if decided is None:
@@ -277,7 +274,7 @@ def _serves(machine: Machine, requirements: Iterable[Requirement], min_unit: vec
     return fits and all(each.holds(machine.attribute(each.key)) for each in requirements)
 
 
-def excess_is_reclaimed(world: "World", shard: WatchedShard) -> Iterator[str]:
+def excess_is_reclaimed(world: World, shard: WatchedShard) -> Iterator[str]:
     """Excess is reclaimed: at the end a row of its cluster claims every bound machine, or is short and had it bound.
 
     A machine whose pods fit nowhere else is not excess, nor one that the cluster's target composition has.
@@ -309,7 +306,7 @@ def _counts_of_targets(decided: Decision) -> Counter[tuple[str, ClassKey]]:
     return Counter({(cluster, kind): n for cluster, target in targets.items() for kind, n in target.counts.items()})
 
 
-def pods_of_satisfied_rows_run(world: "World", shard: WatchedShard) -> Iterator[str]:
+def pods_of_satisfied_rows_run(world: World, shard: WatchedShard) -> Iterator[str]:
     """At rest every pod of a row that is called met runs, but for those that no machine is good enough for.
 
     A gang whose pods are bound to a place where the scheduler has left no room for the rest may have been given up.
@@ -327,7 +324,7 @@ def pods_of_satisfied_rows_run(world: "World", shard: WatchedShard) -> Iterator[
                 yield f"{pod.id} of {site.name} waits, and its row is called met"
 
 
-def hopeless_pods_harm_nobody(world: "World", shard: WatchedShard) -> Iterator[str]:
+def hopeless_pods_harm_nobody(world: World, shard: WatchedShard) -> Iterator[str]:
     """At rest no pod waits beside a free machine that could host it, regardless of the other pods of its row."""
     free = [record.machine for record in _of_shard(world, shard) if record.machine.state in (S.IDLE, S.SPECULATIVE)]
     for site in _clusters_of(world, shard):

@@ -6,7 +6,6 @@ is made from the stream of faults. None may touch the state of the code that is 
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
 
 from bigfleet.sim.faults.coordinator import COORDINATOR_FAULTS
 from bigfleet.sim.faults.parts import Fault, crash, cut, for_a_while, lie, lie_of_operator, stand_still
@@ -14,9 +13,7 @@ from bigfleet.sim.plan_generator import LIVE
 from bigfleet.sim.sites.cluster import ClusterSite
 from bigfleet.sim.sites.provider import PROVIDER
 from bigfleet.sim.sites.shard import ShardSite
-
-if TYPE_CHECKING:
-    from bigfleet.sim.world.world import World
+from bigfleet.sim.world.world import World
 
 #: How long what is undone again lasts.
 _LASTS_SECONDS_MAX = 120.0
@@ -24,7 +21,7 @@ _LASTS_SECONDS_MAX = 120.0
 AT_ONCE_MAX = 4
 
 
-async def chaos(world: "World") -> None:
+async def chaos(world: World) -> None:
     """Let faults of the plan come until cancelled; whoever is cancelled undoes what it did in `heal`."""
     rng = world.rng
     kinds = [name for name in FAULTS if name in world.plan.faults]
@@ -46,7 +43,7 @@ async def chaos(world: "World") -> None:
         running.add(task)
 
 
-async def _one(world: "World", name: str) -> None:
+async def _one(world: World, name: str) -> None:
     await FAULTS[name](world)
     world.evidence.note("fault", name, "over")
 
@@ -54,17 +51,17 @@ async def _one(world: "World", name: str) -> None:
 # ---- the network ------------------------------------------------------------------------------------------------
 
 
-def _pair(world: "World") -> tuple[str, str]:
+def _pair(world: World) -> tuple[str, str]:
     shard = _shard(world)
     names = [PROVIDER, *(site.process.name for site in world.clusters if site.shard is shard)]
     return shard.name, world.rng.choice(names)
 
 
-def _shard(world: "World") -> ShardSite:
+def _shard(world: World) -> ShardSite:
     return world.shards[0] if len(world.shards) == 1 else world.rng.choice(world.shards)
 
 
-async def partition(world: "World") -> None:
+async def partition(world: World) -> None:
     """Nothing passes between the shard and a peer, in either direction."""
     one, other = _pair(world)
     world.evidence.note("fault", "partition", f"{one} {other}")
@@ -72,7 +69,7 @@ async def partition(world: "World") -> None:
     await cut(world, links, _LASTS_SECONDS_MAX)
 
 
-async def partition_one_way(world: "World") -> None:
+async def partition_one_way(world: World) -> None:
     """Nothing passes in one direction between the shard and a peer."""
     ends = list(_pair(world))
     world.rng.shuffle(ends)
@@ -80,7 +77,7 @@ async def partition_one_way(world: "World") -> None:
     await cut(world, [world.network.link(*ends)], _LASTS_SECONDS_MAX)
 
 
-async def stall(world: "World") -> None:
+async def stall(world: World) -> None:
     """What is sent to or from a peer arrives later, all at once."""
     one, other = _pair(world)
     seconds = world.rng.uniform(1.0, 60.0)
@@ -90,7 +87,7 @@ async def stall(world: "World") -> None:
     await world.clock.sleep(seconds)
 
 
-async def slow_reader(world: "World") -> None:
+async def slow_reader(world: World) -> None:
     """An operator takes seconds for each frame."""
     site = _cluster(world)
     world.evidence.note("fault", "slow-reader", site.process.name)
@@ -100,7 +97,7 @@ async def slow_reader(world: "World") -> None:
     link.reads_seconds = 0.0
 
 
-async def reconnect_storm(world: "World") -> None:
+async def reconnect_storm(world: World) -> None:
     """Every stream breaks at the same moment."""
     world.evidence.note("fault", "reconnect-storm")
     for connection in world.network.connections:
@@ -110,12 +107,12 @@ async def reconnect_storm(world: "World") -> None:
 # ---- the provider -----------------------------------------------------------------------------------------------
 
 
-async def _lie_of_list(world: "World", name: str) -> None:
+async def _lie_of_list(world: World, name: str) -> None:
     world.evidence.note("fault", name)
     await lie(world, world.provider.lies, name, _LASTS_SECONDS_MAX)
 
 
-async def store_down(world: "World") -> None:
+async def store_down(world: World) -> None:
     """The provider's disk takes nothing."""
     world.evidence.note("fault", "store-down")
     world.provider.store.is_down = True
@@ -123,7 +120,7 @@ async def store_down(world: "World") -> None:
     world.provider.store.is_down = False
 
 
-async def provider_crash(world: "World") -> None:
+async def provider_crash(world: World) -> None:
     """The provider dies between two awaits, and starts again over its disk."""
     site = world.provider
     await crash(world, "provider-crash", site, site.start, dies_seconds=(5.0, 60.0))
@@ -132,20 +129,20 @@ async def provider_crash(world: "World") -> None:
 # ---- the shard --------------------------------------------------------------------------------------------------
 
 
-async def shard_crash(world: "World") -> None:
+async def shard_crash(world: World) -> None:
     """A shard dies between two awaits, and starts again from its disk."""
     site = _shard(world)
     await crash(world, "shard-crash", site, lambda: site.start(world.plan.settings()), who=_named(world, site))
 
 
-async def shard_pause(world: "World") -> None:
+async def shard_pause(world: World) -> None:
     """A shard stands still for a while and goes on, as after a long garbage collection."""
     site = _shard(world)
     world.evidence.note("fault", "shard-pause", _named(world, site))
     await stand_still(world, site.process, _LASTS_SECONDS_MAX)
 
 
-async def shard_zombie(world: "World") -> None:
+async def shard_zombie(world: World) -> None:
     """A shard stands still, a successor starts, and the first one goes on and knows nothing of it."""
     site = _shard(world)
     process = site.process
@@ -165,31 +162,31 @@ async def shard_zombie(world: "World") -> None:
     world.zombies.remove(process)
 
 
-def _named(world: "World", site: ShardSite) -> str:
+def _named(world: World, site: ShardSite) -> str:
     return "" if len(world.shards) == 1 else site.name
 
 
 # ---- operators --------------------------------------------------------------------------------------------------
 
 
-def _cluster(world: "World") -> ClusterSite:
+def _cluster(world: World) -> ClusterSite:
     return world.rng.choice(world.clusters)
 
 
-async def operator_crash(world: "World") -> None:
+async def operator_crash(world: World) -> None:
     """An operator dies and starts again from what Kubernetes holds."""
     site = _cluster(world)
     await crash(world, "operator-crash", site, site.start, who=site.process.name, back_seconds_max=60.0)
 
 
-async def operator_silent(world: "World") -> None:
+async def operator_silent(world: World) -> None:
     """An operator says nothing for a while, and then tells the whole of a demand that has changed."""
     site = _cluster(world)
     world.evidence.note("fault", "operator-silent", site.process.name)
     await stand_still(world, site.process, 240.0)
 
 
-async def operator_twin(world: "World") -> None:
+async def operator_twin(world: World) -> None:
     """Two operators have one identity."""
     site = _cluster(world)
     if site.has_twin:
@@ -200,7 +197,7 @@ async def operator_twin(world: "World") -> None:
     site.stop_twin()
 
 
-async def _lie_of_operator(world: "World", name: str) -> None:
+async def _lie_of_operator(world: World, name: str) -> None:
     site = _cluster(world)
     world.evidence.note("fault", name, site.process.name)
     await lie_of_operator(world, site, name)

@@ -6,7 +6,6 @@ None may touch the state of the code that is tried.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from bigfleet.sim.faults.parts import (
     Fault,
@@ -19,12 +18,10 @@ from bigfleet.sim.faults.parts import (
     stand_still,
 )
 from bigfleet.sim.plan_generator import LEASE_LOST_OVER_PREEMPTION, QUARANTINE_OVER_HANDOVER, is_crowd
+from bigfleet.sim.sites.coordinator import CoordinatorSite
 from bigfleet.sim.sites.etcd import ETCD
-
-if TYPE_CHECKING:
-    from bigfleet.sim.sites.coordinator import CoordinatorSite
-    from bigfleet.sim.sites.shard import ShardSite
-    from bigfleet.sim.world.world import World
+from bigfleet.sim.sites.shard import ShardSite
+from bigfleet.sim.world.world import World
 
 #: How long what is undone again lasts.
 _LASTS_SECONDS_MAX = 90.0
@@ -32,42 +29,42 @@ _LASTS_SECONDS_MAX = 90.0
 _DEATH_STEPS_MAX = 60
 
 
-def _replica(world: "World") -> "CoordinatorSite":
+def _replica(world: World) -> CoordinatorSite:
     return world.rng.choice(world.fleet.replicas)
 
 
-def _shard(world: "World") -> "ShardSite":
+def _shard(world: World) -> ShardSite:
     return world.rng.choice(world.shards)
 
 
 # ---- the network ------------------------------------------------------------------------------------------------
 
 
-async def coordinator_partition(world: "World") -> None:
+async def coordinator_partition(world: World) -> None:
     """Nothing passes between a shard and a replica, in either direction."""
     one, other = _shard(world).name, _replica(world).name
     await _cut(world, "coordinator-partition", [(one, other), (other, one)])
 
 
-async def coordinator_partition_one_way(world: "World") -> None:
+async def coordinator_partition_one_way(world: World) -> None:
     """Nothing passes in one direction between a shard and a replica: an answer is lost, or a report."""
     ends = [_shard(world).name, _replica(world).name]
     world.rng.shuffle(ends)
     await _cut(world, "coordinator-partition-one-way", [(ends[0], ends[1])])
 
 
-async def store_partition(world: "World") -> None:
+async def store_partition(world: World) -> None:
     """Nothing passes between a replica and the store."""
     name = _replica(world).name
     await _cut(world, "store-partition", [(name, ETCD), (ETCD, name)])
 
 
-async def _cut(world: "World", name: str, ways: list[tuple[str, str]]) -> None:
+async def _cut(world: World, name: str, ways: list[tuple[str, str]]) -> None:
     world.evidence.note("fault", name, " ".join(ways[0]))
     await cut(world, [world.fleet.network.link(*way) for way in ways], _LASTS_SECONDS_MAX)
 
 
-async def _on_the_way(world: "World", name: str) -> None:
+async def _on_the_way(world: World, name: str) -> None:
     """Reports arrive twice, or answers come again, for a while."""
     world.evidence.note("fault", name)
     await lie(world, world.fleet.faults, name, 180.0)
@@ -76,7 +73,7 @@ async def _on_the_way(world: "World", name: str) -> None:
 # ---- replicas ---------------------------------------------------------------------------------------------------
 
 
-async def coordinator_crash(world: "World") -> None:
+async def coordinator_crash(world: World) -> None:
     """A replica dies between two awaits, and starts again knowing nothing but what is written."""
     site = _replica(world)
     await crash(
@@ -90,14 +87,14 @@ async def coordinator_crash(world: "World") -> None:
     )
 
 
-async def coordinator_pause(world: "World") -> None:
+async def coordinator_pause(world: World) -> None:
     """A replica stands still, for longer than its lease or not, and goes on knowing nothing of it."""
     site = _replica(world)
     world.evidence.note("fault", "coordinator-pause", site.name)
     await stand_still(world, site.process, 60.0)
 
 
-async def coordinators_away(world: "World") -> None:
+async def coordinators_away(world: World) -> None:
     """No replica runs for a while."""
     world.evidence.note("fault", "coordinators-away")
     for site in world.fleet.replicas:
@@ -111,7 +108,7 @@ async def coordinators_away(world: "World") -> None:
 # ---- the store --------------------------------------------------------------------------------------------------
 
 
-async def store_leaderless(world: "World") -> None:
+async def store_leaderless(world: World) -> None:
     """No member of the store leads: it can be neither read nor written."""
     world.evidence.note("fault", "store-leaderless")
     world.fleet.store.is_down = True
@@ -119,14 +116,14 @@ async def store_leaderless(world: "World") -> None:
     world.fleet.store.is_down = False
 
 
-async def lease_lost(world: "World") -> None:
+async def lease_lost(world: World) -> None:
     """Every lease ends at once, whoever lives."""
     world.evidence.note("fault", "lease-lost")
     world.fleet.store.end_leases()
     await world.clock.sleep(0.0)
 
 
-async def commit_unknown(world: "World") -> None:
+async def commit_unknown(world: World) -> None:
     """A replica does not hear what became of its writes."""
     site = _replica(world)
     world.evidence.note("fault", "commit-unknown", site.name)
@@ -135,7 +132,7 @@ async def commit_unknown(world: "World") -> None:
     site.loses_answers = False
 
 
-async def watch_gap(world: "World") -> None:
+async def watch_gap(world: World) -> None:
     """Watches of the store miss what happens."""
     world.evidence.note("fault", "watch-gap")
     world.fleet.store.misses_events = True
@@ -146,7 +143,7 @@ async def watch_gap(world: "World") -> None:
 # ---- shards and domains -----------------------------------------------------------------------------------------
 
 
-async def shard_crash_over_instruction(world: "World") -> None:
+async def shard_crash_over_instruction(world: World) -> None:
     """A shard dies some callbacks after it was given an instruction, and starts again from its disk."""
     site = _shard(world)
     link = world.fleet.links[site.name]
@@ -163,7 +160,7 @@ async def shard_crash_over_instruction(world: "World") -> None:
     await come_back(world, site, lambda: site.start(world.plan.settings()), 20.0)
 
 
-async def shard_disk_full(world: "World") -> None:
+async def shard_disk_full(world: World) -> None:
     """A shard's disk takes nothing."""
     disk = _shard(world).disk
     assert disk is not None, "several shards have disks"
@@ -173,7 +170,7 @@ async def shard_disk_full(world: "World") -> None:
     disk.is_full = False
 
 
-async def shard_disk_lost(world: "World") -> None:
+async def shard_disk_lost(world: World) -> None:
     """A shard dies and its disk is lost: it begins anew, and owns nothing until it is told."""
     site = _shard(world)
     world.evidence.note("fault", "shard-disk-lost", site.name)
@@ -181,7 +178,7 @@ async def shard_disk_lost(world: "World") -> None:
     await come_back(world, site, lambda: site.start(world.plan.settings()), 30.0)
 
 
-async def domain_moved(world: "World") -> None:
+async def domain_moved(world: World) -> None:
     """An administrator gives a zone to another shard."""
     zone = world.rng.choice(sorted(world.fleet.wanted))
     world.fleet.wanted[zone] = _shard(world).name
@@ -189,7 +186,7 @@ async def domain_moved(world: "World") -> None:
     await world.clock.sleep(0.0)
 
 
-async def quarantine_over_handover(world: "World") -> None:
+async def quarantine_over_handover(world: World) -> None:
     """While a machine is between two shards, an operator says that it wants nothing, or next to nothing."""
     moves = world.evidence.moves
     if not await _comes(world, lambda: moves.under_way):
@@ -200,7 +197,7 @@ async def quarantine_over_handover(world: "World") -> None:
     await lie_of_operator(world, site, name)
 
 
-async def lease_lost_over_preemption(world: "World") -> None:
+async def lease_lost_over_preemption(world: World) -> None:
     """While a machine is being taken from a gang every lease ends, and somebody has to lead anew."""
     moves = world.evidence.moves
     if await _comes(world, lambda: bool(moves.taken_from_gangs)):
@@ -208,7 +205,7 @@ async def lease_lost_over_preemption(world: "World") -> None:
         world.fleet.store.end_leases()
 
 
-async def _comes(world: "World", state: Callable[[], bool]) -> bool:
+async def _comes(world: World, state: Callable[[], bool]) -> bool:
     """Wait for a state some minutes long; say whether it came."""
     end_seconds = world.clock.monotonic_seconds() + 240.0
     while not state():

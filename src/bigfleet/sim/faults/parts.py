@@ -5,16 +5,14 @@ touch the state of the code that is tried.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from bigfleet.sim.kernel.network import Link
 from bigfleet.sim.kernel.processes import Process
+from bigfleet.sim.sites.cluster import ClusterSite
+from bigfleet.sim.world.world import World
 
-if TYPE_CHECKING:
-    from bigfleet.sim.sites.cluster import ClusterSite
-    from bigfleet.sim.world.world import World
-
-Fault = Callable[["World"], Awaitable[None]]
+Fault = Callable[[World], Awaitable[None]]
 
 
 class Site(Protocol):
@@ -23,13 +21,13 @@ class Site(Protocol):
     process: Process
 
 
-async def for_a_while(world: "World", seconds_max: float) -> None:
+async def for_a_while(world: World, seconds_max: float) -> None:
     """Wait two seconds or more."""
     await world.clock.sleep(world.rng.uniform(2.0, seconds_max))
 
 
 async def crash(
-    world: "World",
+    world: World,
     name: str,
     site: Site,
     start: Callable[[], None],
@@ -48,21 +46,21 @@ async def crash(
     await come_back(world, site, start, back_seconds_max)
 
 
-async def come_back(world: "World", site: Site, start: Callable[[], None], seconds_max: float) -> None:
+async def come_back(world: World, site: Site, start: Callable[[], None], seconds_max: float) -> None:
     """Start a process again after a while, unless somebody has done so meanwhile."""
     await world.clock.sleep(world.rng.uniform(0.5, seconds_max))
     if not site.process.is_alive:
         start()
 
 
-async def stand_still(world: "World", process: Process, seconds_max: float) -> None:
+async def stand_still(world: World, process: Process, seconds_max: float) -> None:
     """Pause a process, which goes on after a while and knows nothing of it."""
     process.pause()
     await for_a_while(world, seconds_max)
     process.resume()
 
 
-async def cut(world: "World", links: Iterable[Link], seconds_max: float) -> None:
+async def cut(world: World, links: Iterable[Link], seconds_max: float) -> None:
     """Let nothing pass for a while."""
     cut_off = list(links)
     for link in cut_off:
@@ -72,14 +70,14 @@ async def cut(world: "World", links: Iterable[Link], seconds_max: float) -> None
         link.is_cut = False
 
 
-async def lie(world: "World", lies: set[str], name: str, seconds_max: float) -> None:
+async def lie(world: World, lies: set[str], name: str, seconds_max: float) -> None:
     """Let one of somebody's lies hold for a while."""
     lies.add(name)
     await for_a_while(world, seconds_max)
     lies.discard(name)
 
 
-async def lie_of_operator(world: "World", site: "ClusterSite", name: str, seconds_max: float = 90.0) -> None:
+async def lie_of_operator(world: World, site: ClusterSite, name: str, seconds_max: float = 90.0) -> None:
     """Let an operator lie for a while, from its next roll-up on, which comes at once."""
     site.lies.add(name)
     if site.cluster is not None:

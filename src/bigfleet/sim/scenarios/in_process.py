@@ -24,6 +24,7 @@ from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.provider.kit.core import Ack, CapacityCore
 from bigfleet.provider.records.fence import Token
 from bigfleet.provider.records.refusal import Refused
+from bigfleet.provider.testing import settled
 from bigfleet.rpc.wire.convert_session import (
     ReceivedRollUp,
     operator_frame_from_bytes,
@@ -35,7 +36,6 @@ from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
 from bigfleet.shard.sessions.outbox import CloseReason, SessionClosed
 from bigfleet.shard.sessions.registry import Session
-from bigfleet.sim.testkit import settled
 
 #: One way between two processes.
 WIRE_SECONDS: Final = 0.002

@@ -23,6 +23,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.record import Record
+from bigfleet.provider.testing import SeededIds, make_core
 from bigfleet.shard.audit.log import AuditLog
 from bigfleet.shard.cycle.controller import CycleReport, Shard
 from bigfleet.shard.ownership.state_file import StateFile
@@ -37,7 +38,6 @@ from bigfleet.sim.scenarios.in_process import KitProvider, LocalDialer
 from bigfleet.sim.scenarios.scenario_file import COORDINATOR, Crash, Event, Home, Scenario, Takes
 from bigfleet.sim.scenarios.stock import Stocked, clusters_of, stamps_of, stocked, templates_of
 from bigfleet.sim.scenarios.substrate import Substrate
-from bigfleet.sim.testkit import SeededIds, make_core
 
 #: The one shard, where the scenario has no several.
 SHARD = "shard-0"

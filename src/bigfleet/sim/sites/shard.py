@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from bigfleet.engine.decision import ActionKind, Decision
+from bigfleet.engine.decision import ActionKind
 from bigfleet.model.clock import Clock
 from bigfleet.model.compute import compute_inline
 from bigfleet.model.ids import IdSource, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.servers.session import SessionServicer
-from bigfleet.shard.cycle.controller import CycleReport, Shard
+from bigfleet.shard.cycle.controller import CycleReport
 from bigfleet.shard.ports import FenceToken, ShardSettings
 from bigfleet.shard.safety_limits import Disposition
 from bigfleet.shard.sessions.demand import RollUpOutcome
@@ -41,21 +41,18 @@ from bigfleet.sim.observations import (
     has_collapsed,
     new_actions,
 )
+from bigfleet.sim.observed_shard import ObservedShard
 from bigfleet.sim.sites.link import ShardLink
 from bigfleet.sim.sites.ownership import HeldFile, ShardDisk
 from bigfleet.sim.sites.provider import ProviderSite, RemoteProvider
 from bigfleet.sim.sites.stores import KeptAudit
 
 
-class WatchedShard(Shard):
+class WatchedShard(ObservedShard):
     """One shard process."""
 
-    #: How many-th process of the world.
-    number: int
     tell: Callable[[Event], None]
     evidence: Evidence
-    #: Of the last cycle that had one.
-    last_decision: Decision | None = None
 
     async def step(self, *, is_timer: bool = True) -> CycleReport:
         """Run one cycle, and tell of it."""
@@ -124,10 +121,6 @@ class WatchedShard(Shard):
         self.evidence.note("roll-up", session.cluster, f"{outcome.value} {'' if rows is None else len(rows)}")
         self.tell(event)
         return outcome
-
-    def divergences(self) -> int:
-        """Return how often the engine's own check found another answer."""
-        return int(self.metrics.engine_divergences._value.get())
 
     def is_held_until_restart(self) -> bool:
         """Say whether the shard waits for a person with any machine (docs/spec/shard.md §9.6)."""

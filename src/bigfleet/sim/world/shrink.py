@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from bigfleet.sim.plan_generator import Plan
-from bigfleet.sim.world.world import Result, run_plan
+from bigfleet.sim.world.run import Result, run_plan
 
 #: Runs that one shrinking may take.
 RUNS_MAX = 200

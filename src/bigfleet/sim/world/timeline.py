@@ -7,7 +7,8 @@ what the result holds and must never compute anything that a run should have tol
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from bigfleet.sim.world.world import Result, Sample
+from bigfleet.sim.world.run import Result
+from bigfleet.sim.world.world import Sample
 
 _WIDTH, _LEFT, _HEIGHT = 1200, 60, 260
 _STATES = {

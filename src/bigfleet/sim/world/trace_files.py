@@ -14,7 +14,7 @@ import msgspec
 
 from bigfleet.sim.kernel.journal import Entry
 from bigfleet.sim.plan_generator import Plan
-from bigfleet.sim.world.world import Result
+from bigfleet.sim.world.run import Result
 
 FORMAT = "bigfleet simulation trace 1"
 BYTES_MAX = 256 * 1024 * 1024

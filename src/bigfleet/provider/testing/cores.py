@@ -1,23 +1,12 @@
-"""What an author of a provider tests with, in one place: fakes, virtual time, seeded ids, the suite, a state machine.
-
-docs/spec/provider.md §16. It stands here and not in `bigfleet.provider`, which knows neither simulated time nor the
-wire; a core that it makes encodes as the served one does. Hypothesis is needed for `four_edges` alone. No provider may
-import this outside of its tests.
-"""
+"""Makes provider cores on virtual time, with seeded ids, for tests of backends."""
 
 import itertools
 import random  # noqa: TID251 - every generator made here is seeded by the caller
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from bigfleet.conformance.behaviour import Profile
-from bigfleet.conformance.in_process import certify as certify_in_process
-from bigfleet.conformance.runner import Outcome, Plan, Report, Verdict
 from bigfleet.provider.backend import CONFIGURE_WAITS, Backend, ConfigureWaits, Ready
-from bigfleet.provider.backends.fake import FakeBackend
-from bigfleet.provider.backends.fault import FaultBackend, FaultReadiness
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
@@ -25,38 +14,9 @@ from bigfleet.provider.records.kinds import KIND_IN_FLIGHT
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage.store import MemoryStore, Store
 from bigfleet.rpc.servers.provider import encode_list_entry
-from bigfleet.sim.kernel.virtual_time import Deadlock, LoopClock, VirtualTimeLoop, run_virtual
+from bigfleet.sim.kernel.virtual_time import LoopClock
 
-if TYPE_CHECKING:
-    from hypothesis.stateful import RuleBasedStateMachine
-
-__all__ = [
-    "FakeBackend",
-    "FaultBackend",
-    "FaultReadiness",
-    "Deadlock",
-    "LoopClock",
-    "VirtualTimeLoop",
-    "run_virtual",
-    "SeededIds",
-    "make_core",
-    "started_core",
-    "settled",
-    "Outcome",
-    "Plan",
-    "Profile",
-    "Report",
-    "Verdict",
-    "certify",
-    "Provider",
-    "four_edges",
-]
-
-#: A backend and who says when its nodes are Ready.
-Provider = tuple[Backend, Ready | ConfigureWaits]
-
-PROFILES: Final = frozenset({Profile.CORE, Profile.CLOUD, Profile.DELTA})
-_SEEDS_END: Final = 1_000_000
+SEEDS_END: Final = 1_000_000
 _LOOK_SECONDS: Final = 0.1
 
 
@@ -68,8 +28,8 @@ class SeededIds:
 
     def __init__(self, seed: int = 1) -> None:
         """Raises ValueError for a seed below 0 or from 1,000,000 on."""
-        if not 0 <= seed < _SEEDS_END:
-            raise ValueError(f"seed {seed}: it must be at least 0 and below {_SEEDS_END:,}")
+        if not 0 <= seed < SEEDS_END:
+            raise ValueError(f"seed {seed}: it must be at least 0 and below {SEEDS_END:,}")
         self._seed = seed
         self._numbers = itertools.count(1)
 
@@ -129,29 +89,3 @@ async def settled(core: CapacityCore, machine_id: str) -> Record:
         record = await core.get(machine_id)
         if record.state not in KIND_IN_FLIGHT:
             return record
-
-
-async def certify(core: CapacityCore, *, profiles: Iterable[Profile] = PROFILES, seed: int = 1) -> Report:
-    """Run the conformance suite before a started core. Raises SiteFault for too few slots.
-
-    Profiles of lanes that start a provider themselves (`durable`, `fault`) have no result here.
-    """
-    plan = Plan(profiles=frozenset(profiles), seed=seed)
-    # Ids of its own, so that the suite and the core never make the same one.
-    ids = SeededIds(_SEEDS_END - 1)
-    return await certify_in_process(core, clock=LoopClock(), ids=ids, make_rng=random.Random, plan=plan)
-
-
-def four_edges(make_provider: "Callable[[], Provider]") -> "type[RuleBasedStateMachine]":
-    """Return a Hypothesis state machine that drives a backend under the kit along the four edges.
-
-    `make_provider` is called once for each example and returns a new substrate's backend. Use it as
-    `TestMyCloud = four_edges(make_provider).TestCase`. Raises ImportError when Hypothesis is not installed.
-    """
-    try:
-        from bigfleet.sim.four_edges import FourEdges
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "hypothesis":
-            raise
-        raise ImportError("four_edges needs Hypothesis: python -m pip install 'bigfleet[testkit]'") from error
-    return type("FourEdges", (FourEdges,), {"make_provider": staticmethod(make_provider)})

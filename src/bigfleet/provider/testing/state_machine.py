@@ -2,7 +2,7 @@
 
 docs/spec/provider.md §2 to §5, §8, §12, §16, on virtual time. After each step the provider must show what a model of a
 few lines says, to Get, to a full List and to a reader that threads cursors. It is made for substrates on which calls
-succeed. `bigfleet.sim.testkit` hands it out; nothing else may import this module, as it needs Hypothesis.
+succeed. `bigfleet.provider.testing` hands it out; nothing else may import this module, as it needs Hypothesis.
 """
 
 import tempfile
@@ -23,8 +23,8 @@ from bigfleet.provider.records.kinds import EDGES, KIND_IN_FLIGHT, Kind
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import Refused
 from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.testing.cores import SeededIds, settled, started_core
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
-from bigfleet.sim.testkit import SeededIds, settled, started_core
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from bigfleet.model.states import MachineState
+from bigfleet.provider import testing as testkit
 from bigfleet.provider.backend import CONFIGURE_WAITS, Host, MachineView, Op
 from bigfleet.provider.records.kinds import Kind
-from bigfleet.sim import testkit
-from bigfleet.sim.testkit import FakeBackend, FaultBackend, FaultReadiness, LoopClock, SeededIds, four_edges
+from bigfleet.provider.testing import FakeBackend, FaultBackend, FaultReadiness, LoopClock, SeededIds, four_edges
 
 QUICK = settings(
     max_examples=12, stateful_step_count=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
@@ -84,7 +84,7 @@ def test_ids_are_of_their_seed() -> None:
 def test_it_needs_hypothesis_for_the_state_machine_alone() -> None:
     program = (
         "import sys; sys.modules['hypothesis'] = None\n"
-        "from bigfleet.sim.testkit import FakeBackend, four_edges\n"
+        "from bigfleet.provider.testing import FakeBackend, four_edges\n"
         "FakeBackend(1)\n"
         "four_edges(lambda: None)\n"
     )

@@ -1,0 +1,36 @@
+"""Defines the profiles that a conformance run asks for, and on which provider each of them is tried."""
+
+from enum import Enum
+
+
+class Lane(Enum):
+    """Which provider a behaviour is tried on."""
+
+    #: The running one, or one that the suite starts in its place.
+    MAIN = "main"
+    #: The same with a large fleet.
+    SCALE = "scale"
+    #: One that the suite starts, kills and starts again.
+    DURABLE = "durable"
+    #: One that the suite starts with the selectors of docs/spec/provider.md §20.
+    FAULT = "fault"
+
+
+class Profile(Enum):
+    """A group of behaviours that is asked for by name."""
+
+    CORE = "core"
+    CLOUD = "cloud"
+    DELTA = "delta"
+    SPOT = "spot"
+    FAULT = "fault"
+    DURABLE = "durable"
+    SCALE = "scale"
+
+    @property
+    def lane(self) -> Lane:
+        """The provider on which the profile's behaviours are tried."""
+        return _LANES.get(self, Lane.MAIN)
+
+
+_LANES = {Profile.FAULT: Lane.FAULT, Profile.DURABLE: Lane.DURABLE, Profile.SCALE: Lane.SCALE}

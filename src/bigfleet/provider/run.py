@@ -1,0 +1,8 @@
+"""Runs the whole main program of a provider: what an author of a provider calls.
+
+docs/spec/provider.md §16; docs/writing-a-provider.md. Nothing else in this package may import it.
+"""
+
+from bigfleet.cli.provider.serve import run
+
+__all__ = ["run"]

@@ -1,17 +1,19 @@
-"""Where compiled kernels are kept between processes, so that only the first start after an upgrade compiles.
+"""Keeps compiled kernels on disk between processes, so that only the first start of a version compiles.
 
-Numba looks at the time and size of one source file to tell whether a kernel is stale, but kernels take parts of each
-other in, and files from a package carry the same time in every version (ADR 0110). So the directory is named by a
-digest of all of them. Without a directory nothing is kept, and each process compiles for itself.
+Numba compares one source file to tell whether a kernel is stale, but kernels inline functions of other modules
+(ADR 0110). So the directory is named by a digest of all of them. Without a directory nothing is kept, and each process
+compiles for itself.
 """
 
 import hashlib
 import os
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-_PACKAGE = "bigfleet.engine.columnar"
+#: Beside the columnar engine.
+_MODULES = ("model/states.py", "planner/compiled.py", "recording/kernel.py")
 _DIGEST_CHARACTERS = 16
 
 
@@ -36,11 +38,25 @@ def keep_kernels() -> Path | None:
     return directory
 
 
+def source_modules() -> dict[str, Traversable]:
+    """Return the modules that kernels are made of, by their paths in the package: kernels, and the values they fix."""
+    found: dict[str, Traversable] = {}
+    root = files("bigfleet")
+    waiting = [("engine/columnar", root / "engine" / "columnar")]
+    while waiting:
+        name, folder = waiting.pop()
+        for entry in folder.iterdir():
+            path = f"{name}/{entry.name}"
+            if entry.is_dir():
+                waiting.append((path, entry))
+            elif entry.name.endswith(".py"):
+                found[path] = entry
+    return found | {name: root.joinpath(*name.split("/")) for name in _MODULES}
+
+
 def source_digest() -> str:
-    """Return a digest of every module of the columnar engine, and of the planner's compiled loops."""
+    """Return a digest of `source_modules`, names and contents."""
     digest = hashlib.sha256()
-    modules = [entry for entry in files(_PACKAGE).iterdir() if entry.name.endswith(".py")]
-    modules.append(files("bigfleet.planner") / "compiled.py")
-    for module in sorted(modules, key=lambda entry: entry.name):
-        digest.update(module.name.encode() + b"\0" + module.read_bytes() + b"\0")
+    for name, module in sorted(source_modules().items()):
+        digest.update(name.encode() + b"\0" + module.read_bytes() + b"\0")
     return digest.hexdigest()[:_DIGEST_CHARACTERS]

@@ -32,10 +32,10 @@ from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.recording.digest import digest_text
 from bigfleet.recording.file import RecordingFile
-from bigfleet.recording.hook import Asked
+from bigfleet.recording.hook import CycleInput
 from bigfleet.recording.reader import RecordedCycle, read_recording
 from bigfleet.recording.recorder import Recorder
-from bigfleet.recording.values import FORMAT, Head
+from bigfleet.recording.values import FORMAT, RecordingHead
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.shard.ports import ShardSettings
 
@@ -79,9 +79,9 @@ class _Timed:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.seconds = 0.0
-        self.last: tuple[Asked, Decision | None] | None = None
+        self.last: tuple[CycleInput, Decision | None] | None = None
 
-    def take(self, asked: Asked, decision: Decision | None) -> None:
+    def take(self, asked: CycleInput, decision: Decision | None) -> None:
         """Hand over one cycle."""
         self.last = (asked, decision)
         started = time.thread_time()
@@ -93,9 +93,9 @@ class _Kept:
     """Keeps what a cycle would have handed over: it is recorded after the cycle was timed without a recorder."""
 
     def __init__(self) -> None:
-        self.last: tuple[Asked, Decision | None] | None = None
+        self.last: tuple[CycleInput, Decision | None] | None = None
 
-    def take(self, asked: Asked, decision: Decision | None) -> None:
+    def take(self, asked: CycleInput, decision: Decision | None) -> None:
         """Keep it."""
         self.last = (asked, decision)
 
@@ -212,7 +212,7 @@ def recording(machines: int, per_mille: int, *, is_incremental: bool, cycles: in
 
 def _measured(world: _World, path: Path, count: int) -> Measured:
     file = RecordingFile(path, size_bytes_max=2**40)
-    head = Head(
+    head = RecordingHead(
         format=FORMAT, bigfleet="bench", shard_id=ShardId("b"), epoch=1, verify_every_cycles=0, started_unix_nanos=1
     )
     recorder = Recorder(file, head=head, registry=CollectorRegistry(), compute=compute_inline)

@@ -23,8 +23,8 @@ from bigfleet.engine.reference import decide as reference
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.recording.digest import digest_text, outcome_of
-from bigfleet.recording.frames import MAGIC, Frame, Packer, Unpacker, frames
-from bigfleet.recording.hook import Asked
+from bigfleet.recording.frames import MAGIC, Frame, FramePacker, Unpacker, frames
+from bigfleet.recording.hook import CycleInput
 from bigfleet.recording.reader import RecordedCycle
 from bigfleet.recording.recorder import Recorder
 from bigfleet.recording.values import CycleRecord
@@ -44,7 +44,7 @@ class AtOnce:
         self.recorder = recorder
         self.decisions: dict[int, Decision] = {}
 
-    def take(self, asked: Asked, decision: Decision | None) -> None:
+    def take(self, asked: CycleInput, decision: Decision | None) -> None:
         """Record one cycle."""
         assert decision is not None
         self.decisions[asked.cycle] = decision
@@ -105,7 +105,7 @@ def refusal(*arguments: object) -> str:
 
 def altered(file: Path, to: Path, cycle: int, **changes: Any) -> Path:
     """Write the recording with one record changed, as if the shard had decided otherwise."""
-    packer, unpacker = Packer(), Unpacker()
+    packer, unpacker = FramePacker(), Unpacker()
     with file.open("rb") as opened:
         whole = [frame for frame in frames(opened) if isinstance(frame, Frame)]
     content = MAGIC + packer.head(whole[0].content)
@@ -285,7 +285,7 @@ def test_patches_and_settings_show_what_they_change(file: Path, tmp_path: Path) 
 
 def test_two_processes_in_one_file_are_told_apart_by_their_epoch(file: Path, tmp_path: Path) -> None:
     both = tmp_path / "both"
-    packer, unpacker = Packer(), Unpacker()
+    packer, unpacker = FramePacker(), Unpacker()
     with file.open("rb") as opened:
         whole = [frame for frame in frames(opened) if isinstance(frame, Frame)]
     second = packer.head(msgspec.msgpack.encode(msgspec.structs.replace(head(), epoch=8)))
@@ -364,7 +364,7 @@ def test_wrong_calls_are_refused_in_one_line(file: Path, tmp_path: Path) -> None
 
 def test_cycles_that_were_not_recorded_are_counted(file: Path, tmp_path: Path) -> None:
     """The shard came faster than its recorder: what is there is still whole."""
-    packer, unpacker = Packer(), Unpacker()
+    packer, unpacker = FramePacker(), Unpacker()
     with file.open("rb") as opened:
         whole = [frame for frame in frames(opened) if isinstance(frame, Frame)]
     first = msgspec.msgpack.decode(unpacker.cycle(whole[1]), type=CycleRecord)

@@ -28,8 +28,8 @@ from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage import cursor, view
-from bigfleet.provider.storage.change_log import Journal
-from bigfleet.provider.storage.cursor import Cursor, Rejection
+from bigfleet.provider.storage.change_log import ChangeLog
+from bigfleet.provider.storage.cursor import Cursor, CursorRejection
 from bigfleet.provider.storage.view import View
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.conformance.bench import (
@@ -102,11 +102,13 @@ def cut(mutant: Callable[..., Any]) -> Callable[[], AbstractContextManager[None]
     return lambda: replaced_in(view, "_cut", lambda *arguments: mutant(sound, *arguments))
 
 
-def decoded(mutant: Callable[[Cursor | Rejection, bytes, bytes, int], Cursor | Rejection]) -> Callable[[], Any]:
+def decoded(
+    mutant: Callable[[Cursor | CursorRejection, bytes, bytes, int], Cursor | CursorRejection],
+) -> Callable[[], Any]:
     """Return a patch of the cursor's reading; the mutant gets the sound answer, text, incarnation and head."""
     sound = cursor.decode_cursor
 
-    def decode(text: bytes, *, incarnation: bytes, head: int, floor: int) -> Cursor | Rejection:
+    def decode(text: bytes, *, incarnation: bytes, head: int, floor: int) -> Cursor | CursorRejection:
         return mutant(sound(text, incarnation=incarnation, head=head, floor=floor), text, incarnation, head)
 
     return lambda: replaced(sound, decode)
@@ -154,41 +156,51 @@ def skips_every_other_page(sound: Any, records: Iterable[Record], states: Any, r
     return kept, position + 1 if 0 < results_max == len(kept) else position
 
 
-def delta_of_one(sound: Any, self: Journal, position: int) -> Any:
+def delta_of_one(sound: Any, self: ChangeLog, position: int) -> Any:
     return list(sound(self, position))[-1:]
 
 
-def delta_without_configured(sound: Any, self: Journal, position: int) -> Any:
+def delta_without_configured(sound: Any, self: ChangeLog, position: int) -> Any:
     return (record for record in sound(self, position) if record.state is not S.CONFIGURED)
 
 
-def delta_of_twelve(sound: Any, self: Journal, position: int) -> Any:
+def delta_of_twelve(sound: Any, self: ChangeLog, position: int) -> Any:
     return list(sound(self, position))[:12]
 
 
-def garbage_is_now(answer: Cursor | Rejection, _text: bytes, incarnation: bytes, head: int) -> Cursor | Rejection:
-    return Cursor(incarnation, head, head) if answer is Rejection.MALFORMED else answer
+def garbage_is_now(
+    answer: Cursor | CursorRejection, _text: bytes, incarnation: bytes, head: int
+) -> Cursor | CursorRejection:
+    return Cursor(incarnation, head, head) if answer is CursorRejection.MALFORMED else answer
 
 
-def checksum_unread(answer: Cursor | Rejection, text: bytes, incarnation: bytes, head: int) -> Cursor | Rejection:
-    if answer is not Rejection.MALFORMED or len(text) != cursor.CURSOR_BYTES:
+def checksum_unread(
+    answer: Cursor | CursorRejection, text: bytes, incarnation: bytes, head: int
+) -> Cursor | CursorRejection:
+    if answer is not CursorRejection.MALFORMED or len(text) != cursor.CURSOR_BYTES:
         return answer
     read = Cursor(*cursor._BODY.unpack(text[: cursor._BODY.size]))
     is_possible = read.incarnation == incarnation and read.position <= head and read.removals <= head
-    return read if is_possible else Rejection.FUTURE
+    return read if is_possible else CursorRejection.FUTURE
 
 
-def only_its_first_bytes(answer: Cursor | Rejection, text: bytes, incarnation: bytes, head: int) -> Cursor | Rejection:
-    if answer is not Rejection.MALFORMED or len(text) <= cursor.CURSOR_BYTES:
+def only_its_first_bytes(
+    answer: Cursor | CursorRejection, text: bytes, incarnation: bytes, head: int
+) -> Cursor | CursorRejection:
+    if answer is not CursorRejection.MALFORMED or len(text) <= cursor.CURSOR_BYTES:
         return answer
     return cursor.decode_cursor(text[: cursor.CURSOR_BYTES], incarnation=incarnation, head=head, floor=0)
 
 
-def never_taken(_answer: Cursor | Rejection, _text: bytes, _incarnation: bytes, _head: int) -> Cursor | Rejection:
-    return Rejection.EXPIRED
+def never_taken(
+    _answer: Cursor | CursorRejection, _text: bytes, _incarnation: bytes, _head: int
+) -> Cursor | CursorRejection:
+    return CursorRejection.EXPIRED
 
 
-def never_more_than_now(answer: Cursor | Rejection, _text: bytes, incarnation: bytes, head: int) -> Cursor | Rejection:
+def never_more_than_now(
+    answer: Cursor | CursorRejection, _text: bytes, incarnation: bytes, head: int
+) -> Cursor | CursorRejection:
     return Cursor(incarnation, head, head) if isinstance(answer, Cursor) else answer
 
 
@@ -368,13 +380,13 @@ READ_KIT_MUTANTS = (
     Mutant(
         name="a delta leaves out what is CONFIGURED",
         breaks="LIST-3",
-        patch=lambda: method(Journal, "after", delta_without_configured),
+        patch=lambda: method(ChangeLog, "after", delta_without_configured),
     ),
     Mutant(name="a cursor stays one behind", breaks="LIST-4", patch=cut(position_stays_behind)),
     Mutant(
         name="a delta holds the last change alone",
         breaks="LIST-5",
-        patch=lambda: method(Journal, "after", delta_of_one),
+        patch=lambda: method(ChangeLog, "after", delta_of_one),
     ),
     Mutant(name="every cursor is that of now", breaks="LIST-5", patch=decoded(never_more_than_now)),
     Mutant(name="garbage is the cursor of now", breaks="LIST-6", patch=decoded(garbage_is_now)),
@@ -387,7 +399,7 @@ READ_KIT_MUTANTS = (
     Mutant(
         name="a delta holds twelve",
         breaks="SCALE-2",
-        patch=lambda: method(Journal, "after", delta_of_twelve),
+        patch=lambda: method(ChangeLog, "after", delta_of_twelve),
     ),
     Mutant(name="a large page's cursor is the head", breaks="SCALE-3", patch=cut(position_is_the_head)),
     Mutant(name="every third drain keeps the metadata", breaks="SCALE-4", patch=third_drain_keeps_metadata),

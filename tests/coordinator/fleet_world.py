@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from bigfleet.coordinator.delivery import State
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import NotTheLeader, Replica
@@ -25,7 +25,7 @@ from bigfleet.coordinator.stores.protocol import NotLeader
 from bigfleet.engine.decision import Action
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import holding_of
-from bigfleet.link.reporter import Reporter, Told
+from bigfleet.link.reporter import Reporter, ReportSnapshot
 from bigfleet.model import labels, vector
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import Instruction, Reading, Selector, TransferOwnership, reading
@@ -34,8 +34,8 @@ from bigfleet.model.ownership import Base, Domain, Owned, RowKind
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.ownership.donor_selection import Candidate, matches
-from bigfleet.shard.ownership.handover import Done, Handover
+from bigfleet.shard.ownership.donor_selection import DonorCandidate, matches
+from bigfleet.shard.ownership.handover import Handover, HandoverDone
 from bigfleet.shard.ownership.ownership_file import Reservation
 from bigfleet.shard.ports import Record
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -240,8 +240,8 @@ class ModelShard:
 
     # ---- what it says -------------------------------------------------------------------------------------------
 
-    def tell(self) -> Told:
-        return Told(
+    def tell(self) -> ReportSnapshot:
+        return ReportSnapshot(
             summary=Summary(
                 provider_address=PROVIDER,
                 type_counts=Counter(machine.instance_type for machine in self.machines.values()),
@@ -288,7 +288,7 @@ class ModelShard:
     async def confirm(self, machine_ids: Iterable[MachineId]) -> None:
         await self.handover.confirm(machine_ids)
 
-    async def carry_out(self, instruction: Instruction) -> Done:
+    async def carry_out(self, instruction: Instruction) -> HandoverDone:
         """Carry it out; of what a selector means, a donor keeps its margin."""
         payload = instruction.payload
         is_release = isinstance(payload, TransferOwnership) and reading(payload, self.name) is Reading.RELEASE
@@ -325,9 +325,9 @@ class ModelShard:
     def is_busy(self, machine_id: MachineId) -> bool:
         return machine_id in self.drains
 
-    def giveable(self, state: MachineState, selector: Selector) -> Sequence[Candidate]:
+    def giveable(self, state: MachineState, selector: Selector) -> Sequence[DonorCandidate]:
         fitting = (m for m in self.machines.values() if m.state is state and matches(selector, m))
-        return [Candidate(machine, 0.0) for machine in fitting]
+        return [DonorCandidate(machine, 0.0) for machine in fitting]
 
     def drainable(self, selector: Selector) -> Sequence[Machine]:
         return [m for m in self.machines.values() if m.state is S.CONFIGURED and matches(selector, m)]
@@ -399,7 +399,7 @@ class Fleet:
         shard = self.shards[ShardId(name)] = ModelShard(self, ShardId(name), name, wants)
         return shard
 
-    async def send(self, report: ShardReport) -> Answer | None:
+    async def send(self, report: ShardReport) -> ReportAnswer | None:
         """Bring a report to whoever leads, for the reporters."""
         if self.replica is None:
             return None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.model import labels
@@ -156,7 +156,7 @@ def test_a_report_comes_back_as_it_was_sent(report: ShardReport) -> None:
 @settings(max_examples=150)
 @given(
     st.builds(
-        Answer,
+        ReportAnswer,
         term=st.integers(0, 2**62),
         acknowledged=st.booleans(),
         instructions=st.lists(instructions, max_size=3).map(tuple),
@@ -165,7 +165,7 @@ def test_a_report_comes_back_as_it_was_sent(report: ShardReport) -> None:
         sold_out=sold_out,
     )
 )
-def test_an_answer_comes_back_as_it_was_sent(answer: Answer) -> None:
+def test_an_answer_comes_back_as_it_was_sent(answer: ReportAnswer) -> None:
     received = coordinator_pb2.ReportAck.FromString(answer_to_wire(answer).SerializeToString())
 
     assert answer_from_wire(received) == answer

@@ -9,7 +9,7 @@ import structlog
 
 from bigfleet.cli.certs.issuing import Bearer
 from bigfleet.coordinator.commands import Command
-from bigfleet.coordinator.ephemeral_state import Report
+from bigfleet.coordinator.ephemeral_state import ReceivedReport
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.tables import Tables
@@ -54,9 +54,9 @@ def led() -> tuple[CountingStore, Leader]:
     return store, Leader(store, won, clock=HandClock(), report_cycle_seconds=30.0)
 
 
-def said(leader: Leader, cycle: int, **fields: Any) -> Report:
+def said(leader: Leader, cycle: int, **fields: Any) -> ReceivedReport:
     given: dict[str, Any] = {"address": "e:1", "echoed_term": leader.term, "clusters": frozenset({ClusterId("c")})}
-    return Report(shard_id=EAST, epoch=1, cycle=cycle, **(given | fields))
+    return ReceivedReport(shard_id=EAST, epoch=1, cycle=cycle, **(given | fields))
 
 
 def test_a_report_that_changes_nothing_asks_nothing_of_the_store(led: tuple[CountingStore, Leader]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import structlog
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.model.ids import ShardId
@@ -27,14 +27,14 @@ class Replicas:
     async def addresses(self, name: str) -> Sequence[str]:
         return self.names.get(name, (name,))
 
-    async def report(self, address: str, report: ShardReport) -> Answer:
+    async def report(self, address: str, report: ShardReport) -> ReportAnswer:
         self.asked.append(address)
         stands = self.replicas.get(address)
         if stands is None:
             raise NotAnswered("UNAVAILABLE: connection refused")
         if stands != "leads":
             raise NotAnswered("FAILED_PRECONDITION: not the leader", leader=stands)
-        return Answer(term=1)
+        return ReportAnswer(term=1)
 
     def took(self) -> list[str]:
         asked, self.asked = self.asked, []
@@ -49,7 +49,7 @@ async def test_addresses_are_asked_in_turn_and_the_leader_first_once_it_is_known
     replicas = Replicas(a="", c="leads")
     asking = client(replicas)
 
-    assert await asking.send(REPORT) == Answer(term=1)
+    assert await asking.send(REPORT) == ReportAnswer(term=1)
     assert replicas.took() == ["a", "b", "c"]
     await asking.send(REPORT)
     assert replicas.took() == ["c"]

@@ -15,7 +15,7 @@ from bigfleet.coordinator.shard_report import ShardReport, Summary
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import holding_of
-from bigfleet.link.reporter import Reporter, Told
+from bigfleet.link.reporter import Reporter, ReportSnapshot
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Payload, Selector, TransferOwnership
 from bigfleet.model.ownership import Base, Domain, RowKind
@@ -53,8 +53,8 @@ class LinkedShard(HandoverShard):
             clock=LoopClock(),
         )
 
-    def tell(self) -> Told:
-        return Told(
+    def tell(self) -> ReportSnapshot:
+        return ReportSnapshot(
             summary=Summary(provider_address=PROVIDER),
             shortfalls=(),
             clusters=frozenset(),

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import structlog
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
 from bigfleet.link.inbox import DoesNotApply, Inbox, MayYetSucceed
-from bigfleet.link.reporter import Reporter, ReportOutcome, Told
+from bigfleet.link.reporter import Reporter, ReportOutcome, ReportSnapshot
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import AssignDomain, Instruction, Outcome
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
 from bigfleet.model.states import MachineState
-from bigfleet.shard.ownership.handover import Done
+from bigfleet.shard.ownership.handover import HandoverDone
 from bigfleet.sim.kernel.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
@@ -30,7 +30,7 @@ class Link:
         self.owned = Owned(base=Base.DOMAINS)
         self.clusters = frozenset({ClusterId("web")})
         #: Answers in order; the last one repeats. None is no answer.
-        self.answers: list[Answer | None] = [Answer(term=1)]
+        self.answers: list[ReportAnswer | None] = [ReportAnswer(term=1)]
         self.reports: list[tuple[float, ShardReport]] = []
         self.done: list[str] = []
         self.terms: list[int] = []
@@ -50,12 +50,14 @@ class Link:
             on_report=self.outcomes.append,
         )
 
-    async def send(self, report: ShardReport) -> Answer | None:
+    async def send(self, report: ShardReport) -> ReportAnswer | None:
         self.reports.append((LoopClock().monotonic_seconds(), report))
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def tell(self) -> Told:
-        return Told(summary=Summary(), shortfalls=(), clusters=self.clusters, holding=Holding(owned=self.owned))
+    def tell(self) -> ReportSnapshot:
+        return ReportSnapshot(
+            summary=Summary(), shortfalls=(), clusters=self.clusters, holding=Holding(owned=self.owned)
+        )
 
     async def accept_term(self, term: int) -> None:
         if "accept" in self.fails:
@@ -65,11 +67,11 @@ class Link:
     async def confirm(self, machine_ids: Iterable[MachineId]) -> None:
         self.done += [f"confirm {each}" for each in machine_ids]
 
-    async def carry_out(self, instruction: Instruction) -> Done | None:
+    async def carry_out(self, instruction: Instruction) -> HandoverDone | None:
         if instruction.instruction_id in self.fails:
             raise self.fails[instruction.instruction_id]
         self.done.append(instruction.instruction_id)
-        return Done(machine_ids=(GIVEN.id,), machines=(GIVEN,))
+        return HandoverDone(machine_ids=(GIVEN.id,), machines=(GIVEN,))
 
     async def run_for(self, seconds: float) -> None:
         task = asyncio.create_task(self.reporter.run())
@@ -84,12 +86,12 @@ class Link:
         return self.reports[-1][1]
 
 
-def told(*sequences: int, term: int = 1, answer_term: int = 0) -> Answer:
+def told(*sequences: int, term: int = 1, answer_term: int = 0) -> ReportAnswer:
     instructions = tuple(
         Instruction(instruction_id=f"{term}-{each}", turn=Turn(term, each), payload=AssignDomain(Domain("zone", "a")))
         for each in sequences
     )
-    return Answer(term=answer_term or term, instructions=instructions)
+    return ReportAnswer(term=answer_term or term, instructions=instructions)
 
 
 async def test_one_report_goes_at_the_start_and_then_one_at_each_interval() -> None:
@@ -104,7 +106,7 @@ async def test_one_report_goes_at_the_start_and_then_one_at_each_interval() -> N
 
 async def test_answers_to_instructions_do_not_wait_for_the_interval() -> None:
     link = Link()
-    link.answers = [told(1, 2), Answer(term=1)]
+    link.answers = [told(1, 2), ReportAnswer(term=1)]
 
     await link.run_for(35)
 
@@ -120,7 +122,13 @@ async def test_answers_to_instructions_do_not_wait_for_the_interval() -> None:
 
 async def test_an_ack_is_said_until_a_report_with_it_was_acknowledged_and_stays_in_front() -> None:
     link = Link()
-    link.answers = [told(1), None, told(2, answer_term=1), Answer(term=1, acknowledged=False), Answer(term=1)]
+    link.answers = [
+        told(1),
+        None,
+        told(2, answer_term=1),
+        ReportAnswer(term=1, acknowledged=False),
+        ReportAnswer(term=1),
+    ]
     said = []
     for _ in range(6):
         await link.reporter.exchange()
@@ -134,11 +142,11 @@ async def test_what_is_owned_is_said_until_it_was_acknowledged_then_when_it_chan
     link = Link()
     link.answers = [
         None,
-        Answer(term=1),
-        Answer(term=1),
-        Answer(term=1),
-        Answer(term=1, want_ownership=True),
-        Answer(term=1),
+        ReportAnswer(term=1),
+        ReportAnswer(term=1),
+        ReportAnswer(term=1),
+        ReportAnswer(term=1, want_ownership=True),
+        ReportAnswer(term=1),
     ]
     says = []
     for number in range(7):
@@ -207,7 +215,7 @@ async def test_records_that_a_leader_has_are_not_said_again_with_a_repeated_answ
 
 async def test_confirmations_come_before_instructions() -> None:
     link = Link()
-    link.answers = [Answer(term=1, confirmed=(MachineId("m"),), instructions=told(1).instructions)]
+    link.answers = [ReportAnswer(term=1, confirmed=(MachineId("m"),), instructions=told(1).instructions)]
 
     await link.reporter.exchange()
 
@@ -216,7 +224,7 @@ async def test_confirmations_come_before_instructions() -> None:
 
 async def test_three_reports_that_are_not_taken_are_an_alarm() -> None:
     link = Link()
-    link.answers = [Answer(term=1, acknowledged=False)]
+    link.answers = [ReportAnswer(term=1, acknowledged=False)]
     levels = []
     for _ in range(4):
         with structlog.testing.capture_logs() as logs:
@@ -243,7 +251,7 @@ async def test_a_defect_in_telling_does_not_end_the_link(monkeypatch: pytest.Mon
     tell = link.tell
     calls = iter([True, False])
 
-    def broken() -> Told:
+    def broken() -> ReportSnapshot:
         if next(calls, False):
             raise RuntimeError("a defect")
         return tell()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bigfleet.link.inbox import Inbox
-from bigfleet.link.report_source import LinkCounts, ShardSpeaker
+from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import ReportOutcome
 from bigfleet.model.instructions import (
     AssignDomain,
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.virtual_time
 S = MachineState
 
 
-def speaker_of(shard: HandoverShard) -> ShardSpeaker:
-    return ShardSpeaker(shard.world.shard, shard.file, provider_address="provider:9100")
+def speaker_of(shard: HandoverShard) -> ShardReportSource:
+    return ShardReportSource(shard.world.shard, shard.file, provider_address="provider:9100")
 
 
 async def test_before_its_first_cycle_a_shard_says_what_it_owns_and_nothing_of_machines(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
-from bigfleet.link.report_source import LinkCounts, ShardSpeaker
+from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import Reporter
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.state_file import StateFile
@@ -38,10 +38,10 @@ class Absent:
     async def addresses(self, name: str) -> Sequence[str]:
         return (name,)
 
-    async def report(self, address: str, report: ShardReport) -> Answer:
+    async def report(self, address: str, report: ShardReport) -> ReportAnswer:
         self.asked += 1
         if self.asked <= self.answers:
-            return Answer(term=3)
+            return ReportAnswer(term=3)
         if self.hangs:
             await LoopClock().sleep(CALL_SECONDS)
         raise NotAnswered(f"UNAVAILABLE: {address}")
@@ -58,7 +58,7 @@ async def linked(world: World, file: Any, coordinators: Absent) -> AsyncIterator
         epoch=world.shard.epoch,
         advertised_address="here:7780",
         interval_seconds=30.0,
-        speaker=ShardSpeaker(world.shard, file, provider_address="provider:9100"),
+        speaker=ShardReportSource(world.shard, file, provider_address="provider:9100"),
         inbox=Inbox(ownership.handover, accepted_term=file.accepted_term, on_answer=counts.answered),
         client=Client(["a:1", "b:1"], coordinators, LoopClock(), on_redirect=counts.redirected),
         clock=LoopClock(),

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bigfleet.coordinator.ephemeral_state import Soft
+from bigfleet.coordinator.ephemeral_state import EphemeralState
 from bigfleet.coordinator.reports import SoldOutPool
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
-from bigfleet.link.report_source import ShardSpeaker
+from bigfleet.link.report_source import ShardReportSource
 from bigfleet.link.reporter import Reporter
 from bigfleet.model.ids import ShardId
 from bigfleet.model.states import CapacityType
@@ -35,7 +35,7 @@ class SharingShard(HandoverShard):
             epoch=shard.epoch,
             advertised_address=f"{name}:7780",
             interval_seconds=30.0,
-            speaker=ShardSpeaker(shard, shard.ownership.file, provider_address=provider_address),
+            speaker=ShardReportSource(shard, shard.ownership.file, provider_address=provider_address),
             inbox=Inbox(self.handover, accepted_term=self.file.accepted_term),
             client=Client([served.address], GrpcCoordinator(), LoopClock()),
             clock=LoopClock(),
@@ -93,7 +93,7 @@ async def test_the_longest_back_off_of_other_shards_counts_less_the_time_since_i
         await shards[0].wants(1)
         for shard in shards:
             await shard.reporter.exchange()
-        soft: Soft = served.replica.leading().leader.soft
+        soft: EphemeralState = served.replica.leading().leader.soft
         received_seconds = soft.known[ME].received_seconds
         (pool,) = soft.known[ME].report.sold_out
 

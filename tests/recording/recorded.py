@@ -11,14 +11,14 @@ from bigfleet.recording.file import RecordingFile
 from bigfleet.recording.frames import Torn
 from bigfleet.recording.reader import RecordedCycle, read_recording
 from bigfleet.recording.recorder import Recorder
-from bigfleet.recording.values import FORMAT, Head
+from bigfleet.recording.values import FORMAT, RecordingHead
 
 MIB = 1024 * 1024
 
 
-def head(shard_id: str = "shard-0", *, written_format: int = FORMAT) -> Head:
+def head(shard_id: str = "shard-0", *, written_format: int = FORMAT) -> RecordingHead:
     """Return who writes."""
-    return Head(
+    return RecordingHead(
         format=written_format,
         bigfleet="0.1.0",
         shard_id=shard_id,

@@ -11,9 +11,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from bigfleet.recording.file import RecordingFault, RecordingFile
-from bigfleet.recording.frames import MAGIC, Damage, Frame, Packer, Torn, WrongFile, frames
+from bigfleet.recording.frames import MAGIC, Damage, Frame, FramePacker, Torn, WrongFile, frames
 from bigfleet.recording.growing_file import OLD_FILES_MAX, numbered
-from bigfleet.recording.hook import Asked
+from bigfleet.recording.hook import CycleInput
 from bigfleet.recording.reader import RecordedCycle, read_recording
 from bigfleet.recording.recorder import Recorder
 from bigfleet.recording.values import FORMAT
@@ -33,7 +33,7 @@ def live(recorder: Recorder, life: Life, cycles: range) -> list[tuple[int, list[
         life.options = replace(life.options, now_seconds=float(cycle))
         view = life.store.snapshot()
         decision = life.engine.decide(view, life.demand, life.options)
-        recorder.take(Asked(cycle, cycle, True, view, life.demand, life.options), decision)
+        recorder.take(CycleInput(cycle, cycle, True, view, life.demand, life.options), decision)
         recorder.write_waiting()
         seen.append((cycle, machines_of(view)))
     return seen
@@ -157,7 +157,7 @@ def test_what_is_no_recording_is_said_to_be_none(content: bytes, told: str, tmp_
 
 def test_records_of_another_format_name_the_version_that_wrote_them(tmp_path: Path) -> None:
     path = tmp_path / "recording"
-    path.write_bytes(MAGIC + Packer().head(msgspec.msgpack.encode(head(written_format=FORMAT - 1))))
+    path.write_bytes(MAGIC + FramePacker().head(msgspec.msgpack.encode(head(written_format=FORMAT - 1))))
     with pytest.raises(WrongFile, match=r"records of format 1 .* written by bigfleet 0\.1\.0; .* reads format 2"):
         list(read_recording(path))
 
@@ -165,7 +165,7 @@ def test_records_of_another_format_name_the_version_that_wrote_them(tmp_path: Pa
 def test_a_recording_of_another_format_is_put_aside_and_a_new_one_is_begun(tmp_path: Path) -> None:
     """An upgraded shard goes on recording; the old file stays for the version that wrote it."""
     path = tmp_path / "recording"
-    old = MAGIC + Packer().head(msgspec.msgpack.encode(head(written_format=FORMAT - 1)))
+    old = MAGIC + FramePacker().head(msgspec.msgpack.encode(head(written_format=FORMAT - 1)))
     path.write_bytes(old)
     with structlog.testing.capture_logs() as logs, recording(path) as recorder:
         live(recorder, Life(small_fleet()), range(1, 4))
@@ -178,11 +178,11 @@ def test_a_recording_of_another_format_is_put_aside_and_a_new_one_is_begun(tmp_p
 def test_a_sound_frame_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
     """A record without a head, and one that refers to what was never said."""
     path = tmp_path / "recording"
-    packer = Packer()
+    packer = FramePacker()
     path.write_bytes(MAGIC + packer.cycle(b"\x90"))
     with pytest.raises(Damage, match="a cycle without a head"):
         list(read_recording(path))
-    packer = Packer()
+    packer = FramePacker()
     path.write_bytes(MAGIC + packer.head(msgspec.msgpack.encode(head())) + packer.cycle(b"\x90"))
     with pytest.raises(Damage, match="makes no sense"):
         list(read_recording(path))

@@ -26,7 +26,7 @@ from bigfleet.model.profile import Profile
 from bigfleet.model.states import MachineState
 from bigfleet.recording.digest import digest_text, outcome_of
 from bigfleet.recording.frames import Frame, FrameKind, Unpacker, frames
-from bigfleet.recording.hook import Asked, recorded
+from bigfleet.recording.hook import CycleInput, recorded
 from bigfleet.recording.reader import RecordedCycle
 from bigfleet.recording.recorder import WAITING_MAX, Recorder
 from bigfleet.recording.tracker import differing_ids
@@ -57,9 +57,9 @@ class Witness:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.seen: list[tuple[Asked, Decision, list[object]]] = []
+        self.seen: list[tuple[CycleInput, Decision, list[object]]] = []
 
-    def take(self, asked: Asked, decision: Decision | None) -> None:
+    def take(self, asked: CycleInput, decision: Decision | None) -> None:
         """Remember, and have it written at once."""
         assert decision is not None
         self.seen.append((asked, decision, machines_of(asked.snapshot)))
@@ -79,7 +79,7 @@ def families_of(demand: Any) -> list[object]:
     return [dict(row.families) for row in demand]
 
 
-def assert_replays(cycle: RecordedCycle, asked: Asked, decision: Decision, machines: list[object]) -> None:
+def assert_replays(cycle: RecordedCycle, asked: CycleInput, decision: Decision, machines: list[object]) -> None:
     """The cycle holds what was asked, and both engines come to the same again, explanations included."""
     assert (cycle.cycle, cycle.at_unix_nanos, cycle.is_timer) == (asked.cycle, asked.at_unix_nanos, asked.is_timer)
     assert machines_of(cycle.view) == machines
@@ -118,7 +118,7 @@ def test_any_history_of_a_fleet_is_read_back_and_decided_alike(
                 life.change(change)
             view = life.store.snapshot()
             life.decision = life.engine.decide(view, life.demand, life.options)
-            witness.take(Asked(number, number, True, view, life.demand, life.options), life.decision)
+            witness.take(CycleInput(number, number, True, view, life.demand, life.options), life.decision)
     cycles = cycles_of(path)
     assert len(cycles) == len(witness.seen)
     for cycle, seen in zip(cycles, witness.seen, strict=True):
@@ -234,9 +234,9 @@ async def test_a_cycle_whose_engine_fails_is_recorded_without_an_outcome(tmp_pat
     assert (cycle.cycle, cycle.outcome) == (1, None)
 
 
-def some_asked(cycle: int, life: Life | None = None) -> Asked:
+def some_asked(cycle: int, life: Life | None = None) -> CycleInput:
     life = life or Life(small_fleet())
-    return Asked(cycle, cycle, True, life.store.snapshot(), life.demand, life.options)
+    return CycleInput(cycle, cycle, True, life.store.snapshot(), life.demand, life.options)
 
 
 def test_a_recorder_that_is_behind_leaves_cycles_out_and_says_so(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_views_that_were_left_out_cost_nothing_but_themselves(tmp_path: Path) ->
             view = life.store.snapshot()
             if cycle in (0, 39):
                 decision = life.engine.decide(view, life.demand, life.options)
-                witness.take(Asked(cycle, 1, True, view, life.demand, life.options), decision)
+                witness.take(CycleInput(cycle, 1, True, view, life.demand, life.options), decision)
     for cycle_read, seen in zip(cycles_of(path), witness.seen, strict=True):
         assert_replays(cycle_read, *seen)
 
@@ -296,7 +296,7 @@ def test_a_vocabulary_that_is_made_anew_begins_a_segment(tmp_path: Path, monkeyp
             life.put(machine("m1", S.IDLE, price_usd_per_hour=float(cycle)), None)
             view = life.store.snapshot()
             decision = life.engine.decide(view, life.demand, life.options)
-            witness.take(Asked(cycle, 1, True, view, life.demand, life.options), decision)
+            witness.take(CycleInput(cycle, 1, True, view, life.demand, life.options), decision)
     cycles = cycles_of(path)
     assert sum(cycle.is_fresh for cycle in cycles) > 1
     for cycle_read, seen in zip(cycles, witness.seen, strict=True):

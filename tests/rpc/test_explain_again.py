@@ -21,7 +21,7 @@ from bigfleet.engine.explain.decided_fleet import DecidedFleet
 from bigfleet.engine.explain.earmarks import Earmarks
 from bigfleet.engine.explain.explanation import rows_to_ask
 from bigfleet.engine.explain.records import Record, RowRef
-from bigfleet.engine.explain.replay import NotRetold
+from bigfleet.engine.explain.replay import ExplainMismatch
 from bigfleet.engine.explain.scope import RowScope
 from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot
@@ -65,7 +65,7 @@ def bounded(events_max: int, listed_max: int) -> Iterator[None]:
         yield
 
 
-def raise_it(fault: NotRetold) -> None:
+def raise_it(fault: ExplainMismatch) -> None:
     raise fault
 
 

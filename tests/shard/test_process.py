@@ -24,7 +24,7 @@ from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.cli.shard.process import serve_shard
 from bigfleet.model.ids import ShardId
 from bigfleet.rpc.wire.gen import provider_pb2
-from bigfleet.shard.cycle.engine_runner import Divergence, Engine, fleet_engine
+from bigfleet.shard.cycle.engine_runner import DecisionEngine, EngineDivergence, fleet_engine
 from bigfleet.shard.ports import ShardSettings
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port
@@ -70,7 +70,7 @@ async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypat
     stop, may_end = asyncio.Event(), threading.Event()
     monkeypatch.setattr(shard_process, "stop_on_signals", lambda: stop)
 
-    def slow(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
+    def slow(*, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> DecisionEngine:
         assert may_end.wait(PATIENCE_SECONDS)
         return fleet_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
 

@@ -21,7 +21,7 @@ from bigfleet.cli.up.several import merged
 from bigfleet.cli.up.shard_tables import SUMMARY_MOVES_MAX, moves_told, shard_table, shards_over_time
 from bigfleet.cli.up.state_dir import ShardPoint, TimelinePoint
 from bigfleet.cli.up.supervisor import ChildStatus
-from bigfleet.cli.up.view import Status, View, look_words, short_words
+from bigfleet.cli.up.view import LiveView, Status, look_words, short_words
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.sim.packing.comparison import PackedCost
@@ -62,7 +62,7 @@ CHECK = FleetCheck(
 SHORT_CHECK = replace(CHECK, by_cluster={**CHECK.by_cluster, "cluster-1": PodCounts(pods=66, unplaced=50, booting=13)})
 
 
-def view(clusters: int = 3) -> View:
+def view(clusters: int = 3) -> LiveView:
     tally = ActionTally()
     for number in range(40):
         tally.take(
@@ -93,7 +93,7 @@ def view(clusters: int = 3) -> View:
     )
     observer: Any = SimpleNamespace(figures=figures(clusters), actions=tally, answers=True, cycles_total=431)
     clock: Any = SimpleNamespace(monotonic_seconds=lambda: 5.0)
-    return View(observer, lambda: status, clock)
+    return LiveView(observer, lambda: status, clock)
 
 
 def several_shards() -> FleetFigures:
@@ -125,12 +125,12 @@ MOVE = Move(
 )
 
 
-def view_of_several(moves: int = 1) -> View:
+def view_of_several(moves: int = 1) -> LiveView:
     one = view()
     status: Any = replace(one._status(), moves=(MOVE,) * moves)
     observer: Any = one._observer
     observer.figures = several_shards()
-    return View(observer, lambda: status, one._clock)
+    return LiveView(observer, lambda: status, one._clock)
 
 
 def rendered(content: Any, width: int, height: int | None = None) -> list[str]:

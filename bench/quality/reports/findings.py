@@ -286,10 +286,10 @@ def empty_rollup(_candidate: Candidate, _data: Data) -> Finding:
     from bigfleet.model.ids import ClusterId
     from bigfleet.model.need import Need
     from bigfleet.model.profile import Profile
-    from bigfleet.shard.safety_limits import Quarantine
+    from bigfleet.shard.safety_limits import DemandQuarantine
 
     rows = [Need(ClusterId("c"), Profile(priority=n), {"cpu": 40_000}, {"cpu": 1_000}) for n in range(9)]
-    _, known = Quarantine().admit(rows, lambda: {"cpu": 16_000})
+    _, known = DemandQuarantine().admit(rows, lambda: {"cpu": 16_000})
     verdict, _ = known.admit([], lambda: {"cpu": 16_000})
     measured = "accepted at once" if verdict.is_accepted else "held"
     return Finding("a roll-up of 0 rows after one of 9 rows", measured, "held")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from bigfleet.coordinator.transfers import Move
+from bigfleet.coordinator.transfers import Transfer
 from bigfleet.model.ids import ShardId
 from bigfleet.model.instructions import (
     Ack,
@@ -66,7 +66,7 @@ class Entry:
     last: Ack | None = None
     finished_seconds: float = 0.0
     #: The proposal that it carries out, of a donor's instruction.
-    move: Move | None = None
+    move: Transfer | None = None
     #: One sentence for a person.
     why: str = ""
 
@@ -104,7 +104,7 @@ class Ledger:
         term: int,
         now_seconds: float,
         instruction_id: str = "",
-        move: Move | None = None,
+        move: Transfer | None = None,
         why: str = "",
     ) -> "Ledger":
         """Return the ledger with one more, unless one with the same effect lives, or an opposite one is cancelled.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, Entry, Ledger, State
-from bigfleet.coordinator.ownership_reconcile import Neighbourhood, Squared, View, Wanted, still_follows
+from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, OwnershipView, PeerViews, Wanted, still_follows
 from bigfleet.coordinator.reports import ShardFigures, SoldOutPool
 from bigfleet.coordinator.tables import Tables
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
@@ -38,7 +38,7 @@ def _of_domain(domain: Domain) -> tuple[AssignDomain, UnassignDomain]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReceivedReport:
     """One report of one shard."""
 
     shard_id: ShardId
@@ -65,7 +65,7 @@ class Report:
 class Known:
     """The last that was heard of a shard."""
 
-    report: Report
+    report: ReceivedReport
     received_seconds: float
     #: Its last view, and the epoch and echoed term of the report that brought it.
     told: Owned | None = None
@@ -77,7 +77,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReportAnswer:
     """What a shard is answered."""
 
     term: int
@@ -91,7 +91,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Soft:
+class EphemeralState:
     """Everything that a leader knows from reports."""
 
     term: int
@@ -101,18 +101,18 @@ class Soft:
     refused: frozenset[tuple[MachineId, Turn]] = frozenset()
 
     @classmethod
-    def of_new_leader(cls, term: int, report_cycle_seconds: float) -> "Soft":
+    def of_new_leader(cls, term: int, report_cycle_seconds: float) -> "EphemeralState":
         """Return what a leader knows at first: nothing."""
         return cls(term=term, ledger=Ledger(report_cycle_seconds=report_cycle_seconds))
 
     # ---- reports ------------------------------------------------------------------------------------------------
 
-    def is_in_order(self, report: Report) -> bool:
+    def is_in_order(self, report: ReceivedReport) -> bool:
         """Say whether a report is not older than the last one of its shard."""
         known = self.known.get(report.shard_id)
         return known is None or report.order >= known.report.order
 
-    def reported(self, report: Report, now_seconds: float) -> "Soft":
+    def reported(self, report: ReceivedReport, now_seconds: float) -> "EphemeralState":
         """Return what is known after a report that is in order, its answers to instructions included (§4)."""
         before = self.known.get(report.shard_id)
         known = Known(report=report, received_seconds=now_seconds)
@@ -128,7 +128,7 @@ class Soft:
         ledger = self.ledger.at(now_seconds).acked(report.shard_id, report.acks, now_seconds)
         return replace(self, known={**self.known, report.shard_id: known}, ledger=ledger, refused=refused)
 
-    def _refused_by(self, report: Report) -> set[tuple[MachineId, Turn]]:
+    def _refused_by(self, report: ReceivedReport) -> set[tuple[MachineId, Turn]]:
         refused_ids = {ack.instruction_id for ack in report.acks if ack.outcome is Outcome.REJECTED_INVALID}
         found: set[tuple[MachineId, Turn]] = set()
         for entry in self.ledger.live():
@@ -141,7 +141,7 @@ class Soft:
                 found |= {(machine_id, instruction.row_turn) for machine_id in ids_of(payload)}
         return found
 
-    def without_shard(self, shard_id: ShardId, now_seconds: float) -> "Soft":
+    def without_shard(self, shard_id: ShardId, now_seconds: float) -> "EphemeralState":
         """Return what is known after a shard was removed."""
         known = {each: value for each, value in self.known.items() if each != shard_id}
         return replace(self, known=known, ledger=self.ledger.without_shard(shard_id, now_seconds))
@@ -162,10 +162,10 @@ class Soft:
             return False
         return known.told_epoch == known.report.epoch and known.told_echo == self.term
 
-    def around(self, shard_id: ShardId, tables: Tables, now_seconds: float) -> Neighbourhood:
+    def around(self, shard_id: ShardId, tables: Tables, now_seconds: float) -> PeerViews:
         """Return the shards that could own machines of the same provider as one shard, itself included."""
         address = self.known[shard_id].report.provider_address
-        views: dict[ShardId, View] = {}
+        views: dict[ShardId, OwnershipView] = {}
         unseen: set[ShardId] = set()
         for other in tables.shards:
             known = self.known.get(other)
@@ -174,13 +174,13 @@ class Soft:
             if known is None or known.told is None:
                 unseen.add(other)
                 continue
-            views[other] = View(
+            views[other] = OwnershipView(
                 shard_id=other,
                 told=known.told,
                 is_current=self.has_current_view(other, now_seconds),
                 answered=known.answered,
             )
-        return Neighbourhood(
+        return PeerViews(
             views=views,
             unseen=frozenset(unseen),
             domains=tables.domains,
@@ -188,7 +188,7 @@ class Soft:
             refused=self.refused,
         )
 
-    def told_to_do(self, squared: Squared, to: ShardId, now_seconds: float) -> "Soft":
+    def told_to_do(self, squared: OwnershipPlan, to: ShardId, now_seconds: float) -> "EphemeralState":
         """Return what is known after what squaring a shard asked for was enqueued, and the rest cancelled.
 
         A domain is given in one answer with the notes that it needs, after them: one that was given before, and not
@@ -246,8 +246,8 @@ class Soft:
     # ---- the answer ---------------------------------------------------------------------------------------------
 
     def answered(
-        self, to: ShardId, squared: Squared, around: Neighbourhood, now_seconds: float
-    ) -> tuple["Soft", Answer]:
+        self, to: ShardId, squared: OwnershipPlan, around: PeerViews, now_seconds: float
+    ) -> tuple["EphemeralState", ReportAnswer]:
         """Return the answer to a shard's report, and what is known after it was given."""
         outdated = [e for e in self.ledger.due(to, now_seconds) if not still_follows(e.instruction, to, around)]
         ledger = self.ledger.cancelled(outdated, now_seconds)
@@ -255,7 +255,7 @@ class Soft:
         known = self.known[to]
         instructions = tuple(entry.instruction for entry in due)
         carried = (*known.answered, *(each for each in instructions if each not in known.answered))
-        answer = Answer(
+        answer = ReportAnswer(
             term=self.term,
             instructions=instructions,
             want_ownership=not self.has_current_view(to, now_seconds),

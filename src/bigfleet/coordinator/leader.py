@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from bigfleet.coordinator.commands import AddShard, BindCluster, Command, CommandRefused, Rule, UpdateShard
-from bigfleet.coordinator.ephemeral_state import Answer, Report, Soft
+from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport, ReportAnswer
 from bigfleet.coordinator.ownership_reconcile import Wanted, square
 from bigfleet.coordinator.quota_transfer import booking_of, what_is_left
 from bigfleet.coordinator.stores.protocol import (
@@ -51,7 +51,7 @@ class Leader:
         self._on_report = on_report
         self._report_cycle_seconds = report_cycle_seconds
         self.tables: Tables = won.tables
-        self.soft = Soft.of_new_leader(won.term, report_cycle_seconds)
+        self.soft = EphemeralState.of_new_leader(won.term, report_cycle_seconds)
         self._told_conflicts: set[tuple[ClusterId, ShardId]] = set()
 
     @property
@@ -59,7 +59,7 @@ class Leader:
         """The term under which it leads."""
         return self.soft.term
 
-    async def report(self, report: Report) -> Answer:
+    async def report(self, report: ReceivedReport) -> ReportAnswer:
         """Take a report and answer it, in the order of §4.
 
         Raises BadReport, NotLeader, StoreUnavailable and OutcomeUnknown; nothing of the report is taken then.
@@ -89,19 +89,19 @@ class Leader:
         self._on_report("ok")
         return answer
 
-    async def _may_instruct(self, report: Report) -> bool:
+    async def _may_instruct(self, report: ReceivedReport) -> bool:
         """Say whether instructions may go to a shard; one that has not accepted this term yet could obey a former one.
 
         A shard with a new file would take any term: then the store itself is asked who leads.
         """
         return report.echoed_term == self.term or await self._store.is_leader()
 
-    def _refused(self, outcome: str, report: Report) -> Answer:
+    def _refused(self, outcome: str, report: ReceivedReport) -> ReportAnswer:
         _log.warning("report refused", shard=report.shard_id, epoch=report.epoch, cycle=report.cycle, why=outcome)
         self._on_report(outcome)
-        return Answer(term=self.term, acknowledged=False)
+        return ReportAnswer(term=self.term, acknowledged=False)
 
-    async def _outrun(self, report: Report) -> None:
+    async def _outrun(self, report: ReceivedReport) -> None:
         """A shard has accepted a higher term: step down, or, still leading, raise the term above it (§3 point 6)."""
         if report.echoed_term > TERM_MAX:
             raise BadReport(f"coordinator_term {report.echoed_term} is above {TERM_MAX}")
@@ -109,9 +109,9 @@ class Leader:
             raise NotLeader("a shard has seen a later leader")
         term = await self._store.raise_term(report.echoed_term)
         _log.warning("term raised: shards had seen a higher one", seen=report.echoed_term, term=term)
-        self.soft = Soft.of_new_leader(term, self._report_cycle_seconds)
+        self.soft = EphemeralState.of_new_leader(term, self._report_cycle_seconds)
 
-    async def _is_registered(self, report: Report) -> bool:
+    async def _is_registered(self, report: ReceivedReport) -> bool:
         """Register the shard, or note what changed; False when a newer process of it has reported."""
         known = self.tables.shards.get(report.shard_id)
         if known is None:
@@ -126,7 +126,7 @@ class Leader:
                 raise
         return True
 
-    async def _bind(self, report: Report) -> None:
+    async def _bind(self, report: ReceivedReport) -> None:
         """Bind new clusters; one that is bound elsewhere is a conflict, shown and not mended (§4 step 6)."""
         for cluster in sorted(self.soft.known[report.shard_id].clusters):
             bound = self.tables.clusters.get(cluster)
@@ -138,7 +138,7 @@ class Leader:
                 owner = bound.shard_id
                 _log.warning("a cluster reports to two shards", cluster=cluster, bound_to=owner, also=report.shard_id)
 
-    async def _is_booked(self, wanted: Wanted, report: Report) -> bool:
+    async def _is_booked(self, wanted: Wanted, report: ReceivedReport) -> bool:
         """Book the quota that moves with slots; False when it could not be written, and the recipient must wait."""
         booking = booking_of(wanted, report.provider_address, self.tables, self._clock.unix_nanos())
         try:

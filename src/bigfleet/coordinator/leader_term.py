@@ -11,13 +11,13 @@ import structlog
 
 from bigfleet.coordinator.commands import AssignDomain, Command, RemoveShard
 from bigfleet.coordinator.delivery import Entry
-from bigfleet.coordinator.ephemeral_state import FRESH_CYCLES, Answer, Soft
+from bigfleet.coordinator.ephemeral_state import FRESH_CYCLES, EphemeralState, ReportAnswer
 from bigfleet.coordinator.leader import BadReport, Leader
 from bigfleet.coordinator.metrics import KINDS, CoordinatorMetrics, Figures, kind_of
 from bigfleet.coordinator.rebalancer import Heard, Rebalancing, ownership_overlap
 from bigfleet.coordinator.shard_report import ShardReport, taken
 from bigfleet.coordinator.tables import DomainState, Tables
-from bigfleet.coordinator.transfers import Knobs, Move
+from bigfleet.coordinator.transfers import Knobs, Transfer
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.model.ownership import Domain, Row, RowKind
@@ -51,7 +51,7 @@ class Term:
         self.leader = leader
         self.heard: dict[ShardId, Heard] = {}
         #: What the last pass of a dry run would have told donors.
-        self.proposed: tuple[Move, ...] = ()
+        self.proposed: tuple[Transfer, ...] = ()
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
@@ -75,11 +75,11 @@ class Term:
         return self.leader.tables
 
     @property
-    def soft(self) -> Soft:
+    def soft(self) -> EphemeralState:
         """What reports have told."""
         return self.leader.soft
 
-    async def report(self, report: ShardReport) -> Answer:
+    async def report(self, report: ShardReport) -> ReportAnswer:
         """Take a report and answer it. Raises as `Leader.report`."""
         for_leader = taken(report)
         try:
@@ -217,7 +217,7 @@ class Term:
         )
 
 
-def _unadopted(soft: Soft) -> list[Row]:
+def _unadopted(soft: EphemeralState) -> list[Row]:
     """Return the released rows whose machine nobody has adopted since."""
     views = [known.told.rows for known in soft.known.values() if known.told is not None]
     adopted: dict[str, Row] = {}

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bigfleet.coordinator.delivery import Entry, State
-from bigfleet.coordinator.transfers import Move, Plan, Skip, Tier
+from bigfleet.coordinator.transfers import RebalancePlan, Skip, Tier, Transfer
 from bigfleet.model.instructions import KIND_LABELS, Instruction
 from bigfleet.model.ownership import Turn
 
@@ -149,13 +149,13 @@ class CoordinatorMetrics:
             self.instructions.labels(kind_of(entry.instruction), entry.state.value).inc()
         self._counted = set(final)
 
-    def passed(self, plan: Plan, seconds: float) -> None:
+    def passed(self, plan: RebalancePlan, seconds: float) -> None:
         """Count a pass, and the shortfalls that it gave nothing."""
         self.pass_seconds.observe(seconds)
         for reason, count in plan.skips().items():
             self.skipped.labels(reason.label).inc(count)
 
-    def moved(self, moves: Iterable[Move]) -> None:
+    def moved(self, moves: Iterable[Transfer]) -> None:
         """Count what was enqueued."""
         for move in moves:
             self.moves.labels(move.tier.value).inc()

@@ -31,7 +31,7 @@ from bigfleet.model.states import MachineState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class OwnershipView:
     """What the leader knows of one shard's ownership."""
 
     shard_id: ShardId
@@ -53,11 +53,11 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbourhood:
+class PeerViews:
     """The registered shards that could own machines of one provider, and what is known of them."""
 
     #: By shard, of all registered ones whose provider address is this one or not known yet.
-    views: Mapping[ShardId, View]
+    views: Mapping[ShardId, OwnershipView]
     #: Those without a view: they may own anything.
     unseen: frozenset[ShardId] = frozenset()
     domains: Mapping[Domain, DomainRow]
@@ -82,7 +82,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True)
-class Squared:
+class OwnershipPlan:
     """What is to be done for one shard."""
 
     commands: list[Command] = field(default_factory=list)
@@ -95,9 +95,9 @@ class Squared:
     waits_for: tuple[ShardId, ...] = ()
 
 
-def square(shard_id: ShardId, around: Neighbourhood) -> Squared:
+def square(shard_id: ShardId, around: PeerViews) -> OwnershipPlan:
     """Return what is to be done after a report of a shard with a current view; nothing for any other."""
-    done = Squared()
+    done = OwnershipPlan()
     view = around.views.get(shard_id)
     if view is None or not view.is_current:
         return done
@@ -108,7 +108,7 @@ def square(shard_id: ShardId, around: Neighbourhood) -> Squared:
     return done
 
 
-def still_follows(instruction: Instruction, to: ShardId, around: Neighbourhood) -> bool:
+def still_follows(instruction: Instruction, to: ShardId, around: PeerViews) -> bool:
     """Say whether what was enqueued for a shard still follows from what is known, at the moment of its delivery.
 
     An adoption needs its release in some view, and nothing later anywhere: a shard that has lost its disk would
@@ -133,7 +133,7 @@ def still_follows(instruction: Instruction, to: ShardId, around: Neighbourhood) 
 # ---- domains -----------------------------------------------------------------------------------------------------
 
 
-def _square_domains(view: View, around: Neighbourhood, done: Squared) -> None:
+def _square_domains(view: OwnershipView, around: PeerViews, done: OwnershipPlan) -> None:
     me, told, assumed = view.shard_id, view.told, view.assumed
     for domain in sorted(told.domains | told.leaving):
         row = around.domains.get(domain)
@@ -154,22 +154,22 @@ def _square_domains(view: View, around: Neighbourhood, done: Squared) -> None:
             _give(domain, view, around, done)
 
 
-def _still_in(domain: Domain, others: Iterable[View]) -> tuple[ShardId, ...]:
+def _still_in(domain: Domain, others: Iterable[OwnershipView]) -> tuple[ShardId, ...]:
     """Return the other shards that have a domain; it is given to nobody while there is one."""
     return tuple(view.shard_id for view in others if not _has_left(view, domain))
 
 
-def _moved(view: View) -> Iterable[tuple[MachineId, Row]]:
+def _moved(view: OwnershipView) -> Iterable[tuple[MachineId, Row]]:
     """Return a shard's rows, those included that an answer told it to make and no report has shown yet."""
     return view.assumed.rows.items()
 
 
-def _has_left(view: View, domain: Domain) -> bool:
+def _has_left(view: OwnershipView, domain: Domain) -> bool:
     """Say whether a shard has left a domain, told or answered since: judged on an old view it could have two owners."""
     return not _lists(view.told, domain) and not _lists(view.assumed, domain)
 
 
-def _give(domain: Domain, view: View, around: Neighbourhood, done: Squared) -> None:
+def _give(domain: Domain, view: OwnershipView, around: PeerViews, done: OwnershipPlan) -> None:
     """Give a domain once it is known which of its machines are elsewhere, and say so before it."""
     if around.missing:
         done.waits_for = around.missing
@@ -196,7 +196,7 @@ def _give(domain: Domain, view: View, around: Neighbourhood, done: Squared) -> N
 # ---- machines ----------------------------------------------------------------------------------------------------
 
 
-def _square_machine(machine_id: MachineId, view: View, around: Neighbourhood, done: Squared) -> None:
+def _square_machine(machine_id: MachineId, view: OwnershipView, around: PeerViews, done: OwnershipPlan) -> None:
     rows = {
         shard_id: other.told.rows[machine_id]
         for shard_id, other in sorted(around.views.items())
@@ -224,7 +224,7 @@ def _is_nowhere(rows: Iterable[Row]) -> bool:
     return all(row.kind is RowKind.DISOWNED for row in rows)
 
 
-def _assumed_rows(machine_id: MachineId, around: Neighbourhood) -> list[Row]:
+def _assumed_rows(machine_id: MachineId, around: PeerViews) -> list[Row]:
     owned = (view.assumed for view in around.views.values())
     return [each.rows[machine_id] for each in owned if machine_id in each.rows]
 
@@ -233,10 +233,10 @@ def _tell_former(
     machine_id: MachineId,
     latest: Turn,
     holder: ShardId,
-    view: View,
+    view: OwnershipView,
     rows: Mapping[ShardId, Row],
-    around: Neighbourhood,
-    done: Squared,
+    around: PeerViews,
+    done: OwnershipPlan,
 ) -> None:
     """A machine has arrived at its holder: confirm what was released before, and note it where it came from."""
     own = rows[view.shard_id]
@@ -249,7 +249,7 @@ def _tell_former(
             done.instructions.append(_note(machine_id, latest, giver, holder))
 
 
-def _hand_on(machine_id: MachineId, own: Row, view: View, around: Neighbourhood, done: Squared) -> None:
+def _hand_on(machine_id: MachineId, own: Row, view: OwnershipView, around: PeerViews, done: OwnershipPlan) -> None:
     """A machine was given up and has not arrived: send it on, or take it back when its recipient is gone."""
     is_mine = own.turn.term == around.term
     is_known = own.other in around.views or own.other in around.unseen
@@ -264,7 +264,7 @@ def _hand_on(machine_id: MachineId, own: Row, view: View, around: Neighbourhood,
         done.taken_back.append(machine_id)
 
 
-def _adoption(machine_id: MachineId, own: Row, view: View) -> Payload:
+def _adoption(machine_id: MachineId, own: Row, view: OwnershipView) -> Payload:
     record = own.machine
     if record is not None and record.state is MachineState.SPECULATIVE:
         return ReassignSpeculative(from_shard=view.shard_id, to_shard=own.other, machine_ids=(machine_id,))
@@ -275,10 +275,10 @@ def _adoption(machine_id: MachineId, own: Row, view: View) -> Payload:
 def _forget(
     machine_id: MachineId,
     latest: Turn,
-    view: View,
+    view: OwnershipView,
     rows: Mapping[ShardId, Row],
-    around: Neighbourhood,
-    done: Squared,
+    around: PeerViews,
+    done: OwnershipPlan,
 ) -> None:
     """Nobody has a machine but by its domain: forget where it was, everywhere."""
     if around.missing:

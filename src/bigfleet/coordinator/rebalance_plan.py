@@ -15,7 +15,17 @@ from bigfleet.coordinator.donors import Benefit, Cooling, Drains, Flow, Offers, 
 from bigfleet.coordinator.pending_shortfalls import SETTLED, Pending
 from bigfleet.coordinator.reports import Asking, ShardFigures, Shortfall, accepts
 from bigfleet.coordinator.tables import QuotaKey
-from bigfleet.coordinator.transfers import FleetView, Knobs, Memory, Move, Plan, ShortfallKey, Skip, Tier, quota_behind
+from bigfleet.coordinator.transfers import (
+    FleetView,
+    Knobs,
+    Memory,
+    RebalancePlan,
+    ShortfallKey,
+    Skip,
+    Tier,
+    Transfer,
+    quota_behind,
+)
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.ownership import Base
@@ -25,7 +35,7 @@ _DEFAULTS = Knobs()
 _NOTHING = Memory()
 
 
-def plan(view: FleetView, memory: Memory = _NOTHING, knobs: Knobs = _DEFAULTS) -> Plan:
+def plan(view: FleetView, memory: Memory = _NOTHING, knobs: Knobs = _DEFAULTS) -> RebalancePlan:
     """Return the moves of one pass, in the order in which shortfalls are served (§7.1), and why the rest got none.
 
     A donor gives from a row at most what its margin leaves over all moves of the pass; a shortfall never gets more
@@ -42,7 +52,7 @@ class _Pass:
         self._shards = tuple(sorted(view.shards, key=lambda shard: shard.shard_id))
         self._memory = memory
         self._knobs = knobs
-        self._moves: list[Move] = []
+        self._moves: list[Transfer] = []
         self._cooling = Cooling(set(memory.cooling))
         self._draining_donors = set(memory.draining_donors)
         self._drains_left = knobs.drains_max
@@ -59,12 +69,12 @@ class _Pass:
         self._ready = _ready_by_requester(self._donors)
         self._places = {shard.shard_id: n for n, shard in enumerate(self._shards)}
 
-    def run(self) -> Plan:
+    def run(self) -> RebalancePlan:
         """Serve every shortfall in turn."""
         shards = self._shards
         shortfalls = list(chain.from_iterable(shard.shortfalls for shard in shards))
         if not shortfalls:
-            return Plan((), shards, np.zeros(0, np.int8))
+            return RebalancePlan((), shards, np.zeros(0, np.int8))
         askings = list(chain.from_iterable(shard.askings for shard in shards))
         owners = np.repeat(np.arange(len(shards)), [len(shard.shortfalls) for shard in shards])
         reasons = _closed_gates(shards, owners, self._knobs)
@@ -81,7 +91,7 @@ class _Pass:
             if len(self._moves) == before:
                 reasons[place] = reason
                 self._settle(pending, pending.group_of[place], shard.provider_address, asking)
-        return Plan(tuple(self._moves), shards, reasons)
+        return RebalancePlan(tuple(self._moves), shards, reasons)
 
     def _apart(self) -> list[int]:
         """Return the places of the shortfalls for which something is under way or ready."""
@@ -266,12 +276,12 @@ class _Pass:
         quota: QuotaKey | None = None,
         machine_ids: tuple[MachineId, ...] = (),
         told: str = "",
-    ) -> Move:
+    ) -> Transfer:
         """Return a move; without `allocatable` of machines as large as the smallest that is known of their type."""
         if allocatable is None:
             allocatable = self._smallest.get(kind[0], vector.ZERO)
         why = _why(tier, donor, shard.shard_id, shortfall, kind, count)
-        return Move(
+        return Transfer(
             tier=tier,
             donor=donor,
             requester=shard.shard_id,

@@ -10,12 +10,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bigfleet.coordinator.delivery import DONOR_EXPIRY_CYCLES, Entry, Ledger, State
-from bigfleet.coordinator.ephemeral_state import Known, Soft
+from bigfleet.coordinator.ephemeral_state import EphemeralState, Known
 from bigfleet.coordinator.rebalance_plan import plan
 from bigfleet.coordinator.reports import ShardFigures
 from bigfleet.coordinator.shard_report import Holding, ShardReport, ready_in
 from bigfleet.coordinator.tables import Tables
-from bigfleet.coordinator.transfers import FleetView, FlowKey, Knobs, Memory, Move, Plan, ShortfallKey, Tier
+from bigfleet.coordinator.transfers import (
+    FleetView,
+    FlowKey,
+    Knobs,
+    Memory,
+    RebalancePlan,
+    ShortfallKey,
+    Tier,
+    Transfer,
+)
 from bigfleet.model import vector
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -69,13 +78,15 @@ class Rebalancing:
         #: When each flow may move again.
         self._cooling: dict[FlowKey, float] = {}
         #: The last pass: what it proposed, and why each other shortfall got nothing.
-        self.last: Plan | None = None
+        self.last: RebalancePlan | None = None
 
     def is_due(self, now_seconds: float) -> bool:
         """Say whether passes may run in this term yet."""
         return now_seconds >= self._first_seconds
 
-    def run(self, soft: Soft, heard: Mapping[ShardId, Heard], tables: Tables, now_seconds: float) -> Plan:
+    def run(
+        self, soft: EphemeralState, heard: Mapping[ShardId, Heard], tables: Tables, now_seconds: float
+    ) -> RebalancePlan:
         """Plan one pass and remember it; what it proposes has not been enqueued."""
         flying = in_flight(soft, heard, now_seconds)
         self._cooling = {flow: until for flow, until in self._cooling.items() if until > now_seconds}
@@ -90,7 +101,7 @@ class Rebalancing:
         self.last = plan(fleet_view(soft, heard, tables, flying.leaving, now_seconds), memory, self._knobs)
         return self.last
 
-    def emitted(self, moves: Iterable[Move], soft: Soft, now_seconds: float) -> Soft:
+    def emitted(self, moves: Iterable[Transfer], soft: EphemeralState, now_seconds: float) -> EphemeralState:
         """Return what is known after moves were enqueued; each begins its flow's cooldown, whatever becomes of it."""
         ledger = soft.ledger
         sequence = ledger.next_sequence
@@ -109,7 +120,7 @@ class Rebalancing:
             sequence, of_donor[move.donor] = after.next_sequence, after
         return replace(soft, ledger=replace(ledger, entries=(*ledger.entries, *told), next_sequence=sequence))
 
-    def _refused(self, soft: Soft, now_seconds: float) -> Iterable[tuple[ShardId, Fingerprint]]:
+    def _refused(self, soft: EphemeralState, now_seconds: float) -> Iterable[tuple[ShardId, Fingerprint]]:
         """Return the donors in which a drain for a shortfall found nothing, for one cooldown."""
         for entry in soft.ledger.entries:
             move, last = entry.move, entry.last
@@ -120,7 +131,7 @@ class Rebalancing:
                 yield (move.donor, move.fingerprint)
 
 
-def payload_of(move: Move) -> Payload:
+def payload_of(move: Transfer) -> Payload:
     """Return the instruction to the donor that a move stands for."""
     if move.tier is Tier.READY:
         return TransferOwnership(from_shard=move.donor, to_shard=move.requester, machine_ids=move.machine_ids)
@@ -147,7 +158,7 @@ def payload_of(move: Move) -> Payload:
 
 
 def fleet_view(
-    soft: Soft, heard: Mapping[ShardId, Heard], tables: Tables, leaving: set[MachineId], now_seconds: float
+    soft: EphemeralState, heard: Mapping[ShardId, Heard], tables: Tables, leaving: set[MachineId], now_seconds: float
 ) -> FleetView:
     """Return the fleet as the last reports tell it; machines in `leaving` are ready for nobody any more."""
     overlapping = ownership_overlap(soft, tables)
@@ -176,7 +187,7 @@ def base_of(known: Known) -> Base:
     return known.told.base
 
 
-def ownership_overlap(soft: Soft, tables: Tables) -> frozenset[ShardId]:
+def ownership_overlap(soft: EphemeralState, tables: Tables) -> frozenset[ShardId]:
     """Return the shards behind a provider address at which one of several owns everything (§9.1)."""
     behind: defaultdict[str, list[ShardId]] = defaultdict(list)
     for shard_id, known in soft.known.items():
@@ -190,7 +201,7 @@ def ownership_overlap(soft: Soft, tables: Tables) -> frozenset[ShardId]:
     )
 
 
-def in_flight(soft: Soft, heard: Mapping[ShardId, Heard], now_seconds: float) -> InFlight:
+def in_flight(soft: EphemeralState, heard: Mapping[ShardId, Heard], now_seconds: float) -> InFlight:
     """Return what is under way: from emission until failure, expiry, or the report that follows the adoption (§7.1)."""
     flying = InFlight()
     adoptions = {entry.instruction.instruction_id: entry for entry in soft.ledger.entries if entry.move is None}
@@ -207,7 +218,7 @@ def in_flight(soft: Soft, heard: Mapping[ShardId, Heard], now_seconds: float) ->
     return flying
 
 
-def _is_moving(entry: Entry, adoption: Entry | None, soft: Soft, now_seconds: float) -> bool:
+def _is_moving(entry: Entry, adoption: Entry | None, soft: EphemeralState, now_seconds: float) -> bool:
     if not entry.state.is_final:
         return True
     if entry.state is not State.DONE:
@@ -221,7 +232,7 @@ def _is_moving(entry: Entry, adoption: Entry | None, soft: Soft, now_seconds: fl
     return recipient is not None and recipient.received_seconds <= adoption.finished_seconds
 
 
-def _add_drain(entry: Entry, move: Move, donor: Heard | None, flying: InFlight) -> None:
+def _add_drain(entry: Entry, move: Transfer, donor: Heard | None, flying: InFlight) -> None:
     """Note what a drain is to free: all of it until the donor has answered, then what it still drains."""
     count = move.count
     if entry.state is State.DONE:
@@ -237,6 +248,6 @@ def _add_drain(entry: Entry, move: Move, donor: Heard | None, flying: InFlight) 
     flying.drained_for.add(move.shortfall)
 
 
-def _share(move: Move, count: int) -> Vector:
+def _share(move: Transfer, count: int) -> Vector:
     """Return what so many of a move's equal machines bring."""
     return {name: milli * count // move.count for name, milli in move.capacity.items()}

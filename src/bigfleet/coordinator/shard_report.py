@@ -7,7 +7,7 @@ the leader's rules work on. Nothing here judges a report: bounds are checked whe
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bigfleet.coordinator.ephemeral_state import Report
+from bigfleet.coordinator.ephemeral_state import ReceivedReport
 from bigfleet.coordinator.reports import CapacityCount, Reservation, Shortfall, SoldOutPool, prepared
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import Ack
@@ -89,10 +89,10 @@ class ShardReport:
     sold_out: tuple[SoldOutPool, ...] = ()
 
 
-def taken(report: ShardReport) -> Report:
+def taken(report: ShardReport) -> ReceivedReport:
     """Return the report as a leader takes it; base, freshness and ready machines are filled in before each pass."""
     summary = report.summary
-    return Report(
+    return ReceivedReport(
         shard_id=report.shard_id,
         epoch=report.epoch,
         cycle=report.cycle,

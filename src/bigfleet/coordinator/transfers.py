@@ -118,7 +118,7 @@ class FleetView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Transfer:
     """One instruction to a donor."""
 
     tier: Tier
@@ -165,10 +165,12 @@ def quota_behind(
     return None
 
 
-class Plan:
+class RebalancePlan:
     """What a pass proposes, and why the rest got nothing."""
 
-    def __init__(self, moves: tuple[Move, ...], shards: tuple[ShardFigures, ...], reasons: NDArray[np.int8]) -> None:
+    def __init__(
+        self, moves: tuple[Transfer, ...], shards: tuple[ShardFigures, ...], reasons: NDArray[np.int8]
+    ) -> None:
         #: In the order in which shortfalls were served.
         self.moves = moves
         self._shards = shards

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bigfleet.engine.decision import RowResult
-from bigfleet.engine.reference.pool import Pool
+from bigfleet.engine.reference.pool import CandidatePool
 from bigfleet.model import vector
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
@@ -43,14 +43,14 @@ def folded_need(need: Need) -> Need:
     return replace(need, profile=profile, min_unit=need.aggregate, group="", parked=False, shapes=(), waiting=())
 
 
-def proving_shapes(folded: Need, pool: Pool) -> frozenset[int]:
+def proving_shapes(folded: Need, pool: CandidatePool) -> frozenset[int]:
     """Return the shapes that can host the folded row's aggregate alone and carry its strict-spread key, if any."""
     shapes = pool.shapes.fit(folded.profile, folded.min_unit).shapes
     spread = folded.profile.strict_spread
     return frozenset(pool.shapes.values(shapes, spread.topology_key)) if spread is not None else shapes
 
 
-def is_foldable(folded: Need, pool: Pool) -> bool:
+def is_foldable(folded: Need, pool: CandidatePool) -> bool:
     """Say whether some machine proves the fold."""
     proving = proving_shapes(folded, pool)
     return bool(proving) and not (
@@ -60,7 +60,7 @@ def is_foldable(folded: Need, pool: Pool) -> bool:
     )
 
 
-def fold(demand: Sequence[Need], pool: Pool) -> list[FoldedRow]:
+def fold(demand: Sequence[Need], pool: CandidatePool) -> list[FoldedRow]:
     """Return the folded list: list order is kept, a folded row stands where its first member stood.
 
     Folded rows join when cluster, folded fingerprint and aggregate are equal; they never join plain rows.

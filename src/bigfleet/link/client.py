@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.model.clock import Clock
 
@@ -37,7 +37,7 @@ class Coordinators(Protocol):
         """Return what a name stands for, at least one address."""
         ...
 
-    async def report(self, address: str, report: ShardReport) -> Answer:
+    async def report(self, address: str, report: ShardReport) -> ReportAnswer:
         """Return the answer of the coordinator at an address, within CALL_SECONDS. Raises NotAnswered."""
         ...
 
@@ -64,7 +64,7 @@ class Client:
         self._next = 0
         self._warned_at_seconds = float("-inf")
 
-    async def send(self, report: ShardReport) -> Answer | None:
+    async def send(self, report: ShardReport) -> ReportAnswer | None:
         """Return the leader's answer; None when nobody answered, which is told once a minute at most."""
         faults: dict[str, str] = {}
         for address in await self._order():
@@ -85,7 +85,7 @@ class Client:
         ordered = [*expanded[turn:], *expanded[:turn]]
         return list(dict.fromkeys([self._leader, *ordered] if self._leader else ordered))
 
-    async def _ask(self, address: str, report: ShardReport, faults: dict[str, str]) -> Answer | None:
+    async def _ask(self, address: str, report: ShardReport, faults: dict[str, str]) -> ReportAnswer | None:
         """Ask one address, and whom it names; nobody twice in one turn."""
         for _hop in range(1 + HOPS_MAX):
             if address in faults:

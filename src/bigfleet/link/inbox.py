@@ -14,7 +14,7 @@ import structlog
 from bigfleet.model.ids import MachineId
 from bigfleet.model.instructions import Ack, Instruction, Outcome
 from bigfleet.shard.ownership.handover import DoesNotApply as DoesNotApply
-from bigfleet.shard.ownership.handover import Done
+from bigfleet.shard.ownership.handover import HandoverDone
 from bigfleet.shard.ownership.handover import MayYetSucceed as MayYetSucceed
 
 #: Instructions whose answers are remembered, so that a redelivery is answered alike.
@@ -34,7 +34,7 @@ class Handler(Protocol):
         """Note that released machines have arrived."""
         ...
 
-    async def carry_out(self, instruction: Instruction) -> Done | None:
+    async def carry_out(self, instruction: Instruction) -> HandoverDone | None:
         """Carry an instruction out, to its end, and say what there is to tell. Raises DoesNotApply, MayYetSucceed."""
         ...
 
@@ -106,7 +106,7 @@ class Inbox:
         if instruction.payload is None:
             return Ack(instruction_id, Outcome.REJECTED_INVALID, "this version knows no such instruction")
         try:
-            done = await self._handler.carry_out(instruction) or Done()
+            done = await self._handler.carry_out(instruction) or HandoverDone()
         except DoesNotApply as refusal:
             return Ack(instruction_id, Outcome.REJECTED_INVALID, str(refusal))
         except MayYetSucceed as failure:

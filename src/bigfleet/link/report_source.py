@@ -9,7 +9,7 @@ from typing import Protocol
 
 from bigfleet.coordinator.shard_report import Summary
 from bigfleet.link.report_conversion import holding_of, shortfall_of, sold_out_of, summary_of
-from bigfleet.link.reporter import ReportOutcome, Told
+from bigfleet.link.reporter import ReportOutcome, ReportSnapshot
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.instructions import KIND_LABELS, Ack, Instruction
@@ -42,8 +42,8 @@ class HeldTitle(Protocol):
     def reservations(self) -> Mapping[MachineId, Reservation]: ...
 
 
-class ShardSpeaker:
-    """Speaks for one shard; `bigfleet.link.reporter.Speaker`."""
+class ShardReportSource:
+    """Speaks for one shard; `bigfleet.link.reporter.ReportSource`."""
 
     def __init__(self, shard: Reporting, title: HeldTitle, *, provider_address: str) -> None:
         """`provider_address` is the same for all shards between which machines may move."""
@@ -51,15 +51,15 @@ class ShardSpeaker:
         self._title = title
         self._provider_address = provider_address
 
-    def tell(self) -> Told:
+    def tell(self) -> ReportSnapshot:
         """Return what there is to say. Cost: milliseconds for the largest fleet."""
         report = self._shard.report()
         holding = holding_of(self._title.owned, self._title.reservations)
         clusters = frozenset(map(ClusterId, self._shard.reported_clusters))
         if report is None:
             nothing = Summary(provider_address=self._provider_address)
-            return Told(summary=nothing, shortfalls=(), clusters=clusters, holding=holding)
-        return Told(
+            return ReportSnapshot(summary=nothing, shortfalls=(), clusters=clusters, holding=holding)
+        return ReportSnapshot(
             summary=summary_of(report.summary, provider_address=self._provider_address),
             shortfalls=tuple(map(shortfall_of, report.shortfalls)),
             clusters=clusters,

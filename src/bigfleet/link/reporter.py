@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
 from bigfleet.link.client import Client
@@ -30,7 +30,7 @@ _log = structlog.get_logger("bigfleet.link.reporter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ReportSnapshot:
     """What a shard has to say at this moment."""
 
     summary: Summary
@@ -54,10 +54,10 @@ class ReportOutcome(Enum):
     REJECTED = "rejected"
 
 
-class Speaker(Protocol):
+class ReportSource(Protocol):
     """The shard, as far as a report goes."""
 
-    def tell(self) -> Told:
+    def tell(self) -> ReportSnapshot:
         """Return what there is to say. Cost: milliseconds for the largest fleet."""
         ...
 
@@ -72,7 +72,7 @@ class Reporter:
         epoch: int,
         advertised_address: str,
         interval_seconds: float,
-        speaker: Speaker,
+        speaker: ReportSource,
         inbox: Inbox,
         client: Client,
         clock: Clock,
@@ -155,7 +155,7 @@ class Reporter:
             sold_out=told.sold_out,
         )
 
-    async def _handle(self, answer: Answer) -> bool:
+    async def _handle(self, answer: ReportAnswer) -> bool:
         # A new term starts with an empty memory: its leader has no view of ours, whatever another one acknowledged.
         if answer.term > self._inbox.accepted_term:
             self._acknowledged = None

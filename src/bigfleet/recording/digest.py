@@ -17,7 +17,7 @@ from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import ActionKind, Decision, RowResult
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
-from bigfleet.recording.values import Outcome, rows_bytes
+from bigfleet.recording.values import RecordedOutcome, rows_bytes
 
 if TYPE_CHECKING:
     # It loads kernels, which only who has decided with them may do.
@@ -58,7 +58,7 @@ class Digester:
         #: The lists that they are of, and how many of each.
         self._known: list[tuple[Sequence[str], int]] = []
 
-    def outcome(self, decision: Decision, view: ColumnSnapshot, demand: Sequence[Need]) -> Outcome:
+    def outcome(self, decision: Decision, view: ColumnSnapshot, demand: Sequence[Need]) -> RecordedOutcome:
         """Return a decision on a view and a demand as it is recorded.
 
         Cost: passes over the arrays for an answer in columns, else a pass over every action and row in Python.
@@ -67,7 +67,7 @@ class Digester:
         form = _from_objects(decision, view, demand) if answer is None else self._from_columns(answer)
         kinds, machines, places = form.kinds.tobytes(), rows_bytes(form.machines), rows_bytes(form.places)
         rows, claims, domains = (number.to_bytes(8, "little", signed=True) for number in form.numbers.tolist())
-        return Outcome(
+        return RecordedOutcome(
             kinds=kinds,
             machines=machines,
             places=places,
@@ -127,12 +127,12 @@ class Digester:
         self._known = list(zip(values, sizes, strict=True))
 
 
-def outcome_of(decision: Decision, view: ColumnSnapshot, demand: Sequence[Need]) -> Outcome:
+def outcome_of(decision: Decision, view: ColumnSnapshot, demand: Sequence[Need]) -> RecordedOutcome:
     """Return a decision on a view and a demand as it is recorded."""
     return Digester().outcome(decision, view, demand)
 
 
-def digest_text(outcome: Outcome) -> str:
+def digest_text(outcome: RecordedOutcome) -> str:
     """Return 32 hexadecimal digits that stand for the whole decision."""
     return xxhash.xxh3_128_hexdigest(b"".join(outcome.digests))
 

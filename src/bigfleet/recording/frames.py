@@ -64,7 +64,7 @@ class Damage(Exception):
         self.start = start
 
 
-class Packer:
+class FramePacker:
     """Makes the frames of one segment."""
 
     def __init__(self) -> None:

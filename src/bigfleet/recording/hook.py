@@ -11,7 +11,7 @@ from bigfleet.engine.decision import Decision, Options
 from bigfleet.model.need import Need
 
 
-class Asked(NamedTuple):
+class CycleInput(NamedTuple):
     """What one cycle asks the engine, held by reference; nobody changes any of it."""
 
     cycle: int
@@ -26,10 +26,10 @@ class Asked(NamedTuple):
 class CycleTaker(Protocol):
     """Where a shard hands over its cycles; it must return at once and raise nothing. None: the engine failed."""
 
-    def take(self, asked: Asked, decision: Decision | None, /) -> None: ...
+    def take(self, asked: CycleInput, decision: Decision | None, /) -> None: ...
 
 
-async def recorded(taker: CycleTaker | None, asked: Asked, deciding: Awaitable[Decision]) -> Decision:
+async def recorded(taker: CycleTaker | None, asked: CycleInput, deciding: Awaitable[Decision]) -> Decision:
     """Return the decision, having handed over what was asked and what came of it; raises what deciding raises."""
     if taker is None:
         return await deciding

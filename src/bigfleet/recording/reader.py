@@ -25,9 +25,9 @@ from bigfleet.recording.values import (
     FORMAT,
     CycleRecord,
     DemandDelta,
-    Head,
     MachinesDelta,
-    Outcome,
+    RecordedOutcome,
+    RecordingHead,
     VocabularyDelta,
     columns_of,
     need_of,
@@ -49,7 +49,7 @@ _WRONG: Final = (msgspec.MsgspecError, ValueError, IndexError, TypeError, KeyErr
 class RecordedCycle:
     """One cycle as it was recorded."""
 
-    head: Head
+    head: RecordingHead
     cycle: int
     at_unix_nanos: int
     is_timer: bool
@@ -61,7 +61,7 @@ class RecordedCycle:
     demand: ListedRows
     options: Options
     #: None when the engine failed.
-    outcome: Outcome | None
+    outcome: RecordedOutcome | None
 
 
 def read_recording(path: Path) -> Iterator[RecordedCycle | Torn]:
@@ -70,7 +70,7 @@ def read_recording(path: Path) -> Iterator[RecordedCycle | Torn]:
     Raises WrongFile, Damage (naming the byte), and OSError; everything before was yielded then.
     """
     with path.open("rb") as file:
-        head: Head | None = None
+        head: RecordingHead | None = None
         state, unpacker = _State(), Unpacker()
         for frame in frames(file):
             if isinstance(frame, Torn):
@@ -89,7 +89,7 @@ def read_recording(path: Path) -> Iterator[RecordedCycle | Torn]:
             yield cycle
 
 
-def _head_of(frame: Frame) -> Head:
+def _head_of(frame: Frame) -> RecordingHead:
     try:
         head = _HEADS.decode(frame.content)
     except msgspec.MsgspecError as error:
@@ -102,7 +102,7 @@ def _head_of(frame: Frame) -> Head:
     return head
 
 
-_HEADS: Final = msgspec.msgpack.Decoder(Head)
+_HEADS: Final = msgspec.msgpack.Decoder(RecordingHead)
 _CYCLES: Final = msgspec.msgpack.Decoder(CycleRecord)
 
 
@@ -123,7 +123,7 @@ class _State:
         self._demand = ListedRows()
         self._options: Options | None = None
 
-    def next(self, record: CycleRecord, head: Head) -> RecordedCycle:
+    def next(self, record: CycleRecord, head: RecordingHead) -> RecordedCycle:
         """Return the cycle of the next record. Raises one of `_WRONG`."""
         if record.is_fresh:
             self._begin_anew()

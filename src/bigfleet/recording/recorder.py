@@ -18,10 +18,10 @@ from bigfleet.engine.decision import Decision
 from bigfleet.model.compute import Compute
 from bigfleet.recording.digest import Digester
 from bigfleet.recording.file import RecordingFile
-from bigfleet.recording.frames import Packer
-from bigfleet.recording.hook import Asked
+from bigfleet.recording.frames import FramePacker
+from bigfleet.recording.hook import CycleInput
 from bigfleet.recording.tracker import Tracker
-from bigfleet.recording.values import CycleRecord, Head
+from bigfleet.recording.values import CycleRecord, RecordingHead
 
 #: Cycles that wait to be written; another one is left out.
 WAITING_MAX: Final = 8
@@ -37,7 +37,9 @@ class Recorder:
     Invariants: the tracker knows what the file's last record says; one call of `write_waiting` runs at a time.
     """
 
-    def __init__(self, file: RecordingFile, *, head: Head, registry: CollectorRegistry, compute: Compute) -> None:
+    def __init__(
+        self, file: RecordingFile, *, head: RecordingHead, registry: CollectorRegistry, compute: Compute
+    ) -> None:
         self._file = file
         self._head = head
         self._compute = compute
@@ -49,18 +51,18 @@ class Recorder:
         self._is_on = Gauge("bigfleet_shard_recording_on", "1 while cycles are recorded.", registry=registry)
         self._is_on.set(1)
         #: Filled by the loop, emptied by whoever writes.
-        self._waiting: deque[tuple[Asked, Decision | None, int]] = deque()
+        self._waiting: deque[tuple[CycleInput, Decision | None, int]] = deque()
         self._arrived = asyncio.Event()
         #: Cycles that were left out since the last one that was taken.
         self._missed = 0
         self._tracker = Tracker()
         self._digester = Digester()
-        self._packer = Packer()
+        self._packer = FramePacker()
         self._encoder = msgspec.msgpack.Encoder()
         self._fresh_bytes = self._since_fresh_bytes = 0
         self._has_ended = False
 
-    def take(self, asked: Asked, decision: Decision | None) -> None:
+    def take(self, asked: CycleInput, decision: Decision | None) -> None:
         """Have a cycle written some time, or leave it out; on the loop, some microseconds."""
         if self._has_ended:
             return
@@ -109,7 +111,7 @@ class Recorder:
         self._waiting.clear()
         _log.error("recording_ended", error=error, advice=advice)
 
-    def _write(self, asked: Asked, decision: Decision | None, missed: int) -> None:
+    def _write(self, asked: CycleInput, decision: Decision | None, missed: int) -> None:
         is_grown = self._since_fresh_bytes >= _WORTH_OF_FRESH * self._fresh_bytes
         if self._file.is_full and (self._tracker.is_fresh or is_grown):
             self._file.rotate()
@@ -118,7 +120,7 @@ class Recorder:
             self._tracker.begin_anew()
         is_fresh = self._tracker.is_fresh
         if is_fresh:
-            self._packer = Packer()
+            self._packer = FramePacker()
             self._append(self._packer.head(self._encoder.encode(self._head)))
         demand, view = asked.demand, asked.snapshot
         record = CycleRecord(

@@ -38,7 +38,7 @@ _Amounts = tuple[tuple[str, int | str], ...]
 _RequirementEntry = tuple[str, int, tuple[str, ...]]
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class RecordingHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Who writes from here on."""
 
     format: int
@@ -190,7 +190,7 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     awaiting_plan: tuple[str, ...] | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class RecordedOutcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What the shard decided: its actions, and digests of all that it said of rows."""
 
     #: One entry per action in emission order: `ActionKind`, row of the machine, place of the row in the folded list or
@@ -219,7 +219,7 @@ class CycleRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     demand: DemandDelta
     options: OptionsDelta
     #: None when the engine failed.
-    outcome: Outcome | None
+    outcome: RecordedOutcome | None
 
 
 def format_of_head(content: bytes) -> int | None:

@@ -169,7 +169,7 @@ def row_served_by(action: Action) -> RowKey | None:
     return (action.cluster, action.profile.fingerprint, action.group)
 
 
-class Verdict(Enum):
+class QuarantineVerdict(Enum):
     """What the quarantine says of one roll-up."""
 
     ACCEPT = "accept"
@@ -180,11 +180,11 @@ class Verdict(Enum):
     @property
     def is_accepted(self) -> bool:
         """Say whether the roll-up comes into force."""
-        return self in (Verdict.ACCEPT, Verdict.ACCEPT_CONFIRMED)
+        return self in (QuarantineVerdict.ACCEPT, QuarantineVerdict.ACCEPT_CONFIRMED)
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantine:
+class DemandQuarantine:
     """Rail 2 for one cluster: size of the last accepted roll-up, and suspicious ones seen in a row."""
 
     #: None until the first roll-up of this process, which is always accepted.
@@ -195,7 +195,7 @@ class Quarantine:
 
     def admit(
         self, needs: Sequence[Need], largest_supply: Callable[[], Vector] = lambda: ZERO
-    ) -> tuple[Verdict, "Quarantine"]:
+    ) -> tuple[QuarantineVerdict, "DemandQuarantine"]:
         """Judge a roll-up by its rows as received; return the verdict and the state after it.
 
         `largest_supply` is that of `DemandSize.loss`.
@@ -203,14 +203,14 @@ class Quarantine:
         size = DemandSize.of(needs)
         suspicion = "" if self.baseline is None else self.baseline.loss(size, needs, largest_supply)
         if not suspicion:
-            return Verdict.ACCEPT, Quarantine(size)
+            return QuarantineVerdict.ACCEPT, DemandQuarantine(size)
         seen = self.suspicious_in_a_row + 1
         if seen >= STRIKES_TO_BELIEVE:
-            return Verdict.ACCEPT_CONFIRMED, Quarantine(size, suspicion=suspicion)
-        verdict = Verdict.HOLD_1 if seen == 1 else Verdict.HOLD_2
+            return QuarantineVerdict.ACCEPT_CONFIRMED, DemandQuarantine(size, suspicion=suspicion)
+        verdict = QuarantineVerdict.HOLD_1 if seen == 1 else QuarantineVerdict.HOLD_2
         return verdict, replace(self, suspicious_in_a_row=seen, suspicion=suspicion)
 
-    def unchanged(self) -> "Quarantine":
+    def unchanged(self) -> "DemandQuarantine":
         """Return the state after a roll-up that equals the last accepted one: it ends a streak."""
         return replace(self, suspicious_in_a_row=0, suspicion="")
 

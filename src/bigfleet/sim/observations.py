@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.engine.targets import Target
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId, ShardId
@@ -30,7 +30,7 @@ from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.sim.kernel.journal import Journal
 from bigfleet.sim.observed_shard import ObservedShard
 from bigfleet.sim.pods.evictions import Eviction
-from bigfleet.sim.sites.ownership import Title
+from bigfleet.sim.sites.ownership import OwnershipRecord
 
 VIOLATIONS_MAX = 20
 
@@ -43,7 +43,7 @@ class Violation(NamedTuple):
     text: str
 
 
-class Call(NamedTuple):
+class ObservedCall(NamedTuple):
     """One mutating call as it left its shard."""
 
     shard: ObservedShard
@@ -84,7 +84,7 @@ class Hosted:
 class Called:
     """A shard sent a mutating call."""
 
-    call: Call
+    call: ObservedCall
 
 
 class AuditRecord(msgspec.Struct):
@@ -133,8 +133,8 @@ class Titled:
     """A shard's disk took a change of what the shard owns or keeps for others."""
 
     shard_id: ShardId
-    before: Title
-    after: Title
+    before: OwnershipRecord
+    after: OwnershipRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class ShardMemory:
     """What is known of one shard process, from its wires and disks."""
 
     clusters: dict[str, ClusterMemory] = field(default_factory=dict)
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[int, ObservedCall] = field(default_factory=dict)
     #: Of those, the ones that were not answered yet.
     open_calls: set[int] = field(default_factory=set)
     audited: Counter[int] = field(default_factory=Counter)
@@ -209,11 +209,11 @@ class Handed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Moves:
+class ObservedTransfers:
     """What was seen of machines that change shards: on disks, and on the wire between shards and coordinator."""
 
     #: What each shard's disk says; empty in a world of one shard.
-    titles: dict[ShardId, Title] = field(default_factory=dict)
+    titles: dict[ShardId, OwnershipRecord] = field(default_factory=dict)
     #: How long an adopted machine must stay.
     cooldown_nanos: int = 0
     handed: dict[ShardId, Handed] = field(default_factory=dict)
@@ -250,14 +250,14 @@ class Moves:
 
 
 @dataclass(slots=True)
-class Evidence:
+class Observations:
     """Everything that was seen in one run."""
 
     journal: Journal
     now_nanos: Callable[[], int]
     marks: dict[tuple[str, str], Mark] = field(default_factory=dict)
     shards: dict[tuple[str, int], ShardMemory] = field(default_factory=dict)
-    moves: Moves = field(default_factory=Moves)
+    moves: ObservedTransfers = field(default_factory=ObservedTransfers)
     #: What the provider's disk holds.
     records: Mapping[str, Record] = field(default_factory=dict)
     #: Machines that the provider ever held.
@@ -304,7 +304,7 @@ class Evidence:
                 self.mark("gang preempted during a leader change")
         self.moves.terms.append(term)
 
-    def answered(self, shard_id: ShardId, answer: Answer, *, is_old: bool) -> None:
+    def answered(self, shard_id: ShardId, answer: ReportAnswer, *, is_old: bool) -> None:
         """Note what a shard is given as the answer to its report."""
         moves = self.moves
         title = moves.titles[shard_id]

@@ -7,9 +7,9 @@ import pytest
 
 from bigfleet.coordinator import ephemeral_state as soft
 from bigfleet.coordinator import ownership_reconcile as squaring
-from bigfleet.coordinator.ephemeral_state import Report, Soft
+from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport
 from bigfleet.coordinator.leader import Leader
-from bigfleet.coordinator.ownership_reconcile import Neighbourhood, View
+from bigfleet.coordinator.ownership_reconcile import OwnershipView, PeerViews
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.ownership import Owned, Row, RowKind
 
@@ -22,7 +22,7 @@ class Mutant(NamedTuple):
 
 
 def _drop_on_an_old_view(patch: pytest.MonkeyPatch) -> None:
-    def has_left(view: View, domain: Any) -> bool:
+    def has_left(view: OwnershipView, domain: Any) -> bool:
         return domain not in view.told.domains and domain not in view.told.leaving
 
     patch.setattr(squaring, "_has_left", has_left)
@@ -46,7 +46,7 @@ def _forget_what_was_only_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def _answer_a_new_file_without_the_check(patch: pytest.MonkeyPatch) -> None:
-    async def may_instruct(_self: Leader, _report: Report) -> bool:
+    async def may_instruct(_self: Leader, _report: ReceivedReport) -> bool:
         return True
 
     patch.setattr(Leader, "_may_instruct", may_instruct)
@@ -57,19 +57,19 @@ def _deliver_what_no_longer_follows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _any_view_is_current(patch: pytest.MonkeyPatch) -> None:
-    def has_view(self: Soft, shard_id: ShardId, now_seconds: float) -> bool:
+    def has_view(self: EphemeralState, shard_id: ShardId, now_seconds: float) -> bool:
         known = self.known.get(shard_id)
         return known is not None and known.told is not None
 
-    patch.setattr(Soft, "has_current_view", has_view)
+    patch.setattr(EphemeralState, "has_current_view", has_view)
 
 
 def _nobody_is_missing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Neighbourhood, "missing", ())
+    patch.setattr(PeerViews, "missing", ())
 
 
 def _no_order_of_reports(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Soft, "is_in_order", lambda _self, _report: True)
+    patch.setattr(EphemeralState, "is_in_order", lambda _self, _report: True)
 
 
 def _a_lower_turn_replaces_a_row(patch: pytest.MonkeyPatch) -> None:

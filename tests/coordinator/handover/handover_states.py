@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bigfleet.coordinator.ephemeral_state import Report
+from bigfleet.coordinator.ephemeral_state import ReceivedReport
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.ownership import Owned
 from tests.coordinator.handover.handover_world import World
@@ -50,7 +50,7 @@ class State:
 
     world: World
     budget: Budget
-    delayed: list[tuple[int, Report]] = field(default_factory=list)
+    delayed: list[tuple[int, ReceivedReport]] = field(default_factory=list)
 
     def copy(self) -> "State":
         fresh: State = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
@@ -134,7 +134,7 @@ def _compare(left: tuple[int, int], right: tuple[int, int]) -> int:
     return (left > right) - (left < right)
 
 
-def _places(state: State, term: int, report: Report) -> int:
+def _places(state: State, term: int, report: ReceivedReport) -> int:
     """Return how a delayed report compares with the last one that its leader took."""
     for leader in state.world.leaders:
         if leader.term == term and report.shard_id in leader.soft.known:

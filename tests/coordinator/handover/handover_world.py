@@ -18,7 +18,7 @@ from bigfleet.coordinator.commands import (
     RemoveShard,
     apply,
 )
-from bigfleet.coordinator.ephemeral_state import Answer, Report
+from bigfleet.coordinator.ephemeral_state import ReceivedReport, ReportAnswer
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.stores.protocol import TERM_STEP, Leadership, NotLeader, StoreUnavailable
 from bigfleet.coordinator.stores.protocol import Leader as LeaderName
@@ -185,9 +185,9 @@ class ShardSide:
         for domain in sorted(self.disk.owned.leaving):
             self.disk.owned = self.disk.owned.left(domain)
 
-    def report(self) -> Report:
+    def report(self) -> ReceivedReport:
         self.cycle += 1
-        return Report(
+        return ReceivedReport(
             shard_id=self.name,
             epoch=self.disk.epoch,
             cycle=self.cycle,
@@ -268,7 +268,7 @@ class World:
             for name in (ShardId(f"s{number}") for number in range(shards))
         }
         self.leaders: list[Leader] = []
-        self.late: list[tuple[Leader, Report]] = []
+        self.late: list[tuple[Leader, ReceivedReport]] = []
         self.told: list[str] = []
         self.elect()
         for name in self.shards:
@@ -288,7 +288,7 @@ class World:
         fresh = Leader(store, won, clock=self.clock, report_cycle_seconds=REPORT_CYCLE_SECONDS)
         self.leaders = [*self.leaders[-1:], fresh]
 
-    def ask(self, leader: Leader, report: Report) -> Answer | None:
+    def ask(self, leader: Leader, report: ReceivedReport) -> ReportAnswer | None:
         """Let a leader take a report; None when it steps down or cannot write."""
         try:
             return run(leader.report(report))

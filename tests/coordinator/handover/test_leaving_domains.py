@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, State
-from bigfleet.coordinator.ephemeral_state import Soft
-from bigfleet.coordinator.ownership_reconcile import Squared, Wanted
+from bigfleet.coordinator.ephemeral_state import EphemeralState
+from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, Wanted
 from bigfleet.model.ids import ShardId
 from bigfleet.model.instructions import Ack, AssignDomain, Outcome, Payload, UnassignDomain
 from bigfleet.model.ownership import Domain
@@ -15,23 +15,23 @@ ZONE = Domain("zone", "a")
 RETRY_SECONDS = PERSISTENT_RETRY_CYCLES * CYCLE_SECONDS
 
 
-def new_leader() -> Soft:
-    return Soft.of_new_leader(7, CYCLE_SECONDS)
+def new_leader() -> EphemeralState:
+    return EphemeralState.of_new_leader(7, CYCLE_SECONDS)
 
 
-def told(soft: Soft, payload: Payload, now_seconds: float) -> Soft:
+def told(soft: EphemeralState, payload: Payload, now_seconds: float) -> EphemeralState:
     """What squaring wants after a report."""
-    return soft.told_to_do(Squared(instructions=[Wanted(EAST, "", payload)]), EAST, now_seconds)
+    return soft.told_to_do(OwnershipPlan(instructions=[Wanted(EAST, "", payload)]), EAST, now_seconds)
 
 
-def done(soft: Soft, now_seconds: float) -> Soft:
+def done(soft: EphemeralState, now_seconds: float) -> EphemeralState:
     """The shard is told, and acknowledges."""
     due = soft.ledger.due(EAST, now_seconds)
     acks = [Ack(entry.instruction.instruction_id, Outcome.ACCEPTED) for entry in due]
     return replace(soft, ledger=soft.ledger.delivered(due).acked(EAST, acks, now_seconds))
 
 
-def live(soft: Soft) -> list[Payload | None]:
+def live(soft: EphemeralState) -> list[Payload | None]:
     return [entry.instruction.payload for entry in soft.ledger.live()]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.coordinator.commands import AssignDomain as AssignRow
 from bigfleet.coordinator.commands import DropDomain, ReleaseDomain
-from bigfleet.coordinator.ownership_reconcile import Neighbourhood, Squared, View, Wanted, square
+from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, OwnershipView, PeerViews, Wanted, square
 from bigfleet.coordinator.tables import DomainRow, DomainState
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -43,10 +43,12 @@ def around(
     domains: Mapping[Domain, DomainRow] | None = None,
     refused: frozenset[tuple[MachineId, Turn]] = frozenset(),
     answered: Mapping[ShardId, tuple[Instruction, ...]] | None = None,
-) -> Neighbourhood:
-    return Neighbourhood(
+) -> PeerViews:
+    return PeerViews(
         views={
-            name: View(shard_id=name, told=told, is_current=name not in stale, answered=(answered or {}).get(name, ()))
+            name: OwnershipView(
+                shard_id=name, told=told, is_current=name not in stale, answered=(answered or {}).get(name, ())
+            )
             for name, told in views.items()
         },
         unseen=unseen,
@@ -64,11 +66,11 @@ def releasing(by: ShardId) -> dict[Domain, DomainRow]:
     return {ZONE: DomainRow(by, DomainState.RELEASING)}
 
 
-def is_nothing(done: Squared) -> bool:
+def is_nothing(done: OwnershipPlan) -> bool:
     return not (done.commands or done.instructions or done.taken_back or done.confirmed)
 
 
-def told(done: Squared) -> list[object]:
+def told(done: OwnershipPlan) -> list[object]:
     return [wanted.payload for wanted in done.instructions]
 
 

@@ -19,7 +19,7 @@ from bigfleet.model.instructions import CrossShardDrain, Selector
 from bigfleet.model.machine import Host, Machine
 from bigfleet.model.ownership import Base
 from bigfleet.model.states import MachineState
-from bigfleet.shard.ownership.donor_selection import Candidate, chosen, victims
+from bigfleet.shard.ownership.donor_selection import DonorCandidate, chosen, victims
 from tests.engine.proof import Proof, RecordProperty, examples
 
 TYPES = {"small": 4_000, "big": 16_000}
@@ -99,7 +99,7 @@ def test_a_donor_keeps_its_margin_of_every_kind_over_all_moves_of_a_pass(record_
 def test_whatever_it_is_asked_for_a_donor_itself_keeps_a_tenth_and_one(matching: int, asked: int) -> None:
     """A summary may be old: the donor looks again."""
     spare = [
-        Candidate(Machine(id=MachineId(f"m{n}"), state=MachineState.IDLE, host=Host("p", "h")), 0.0)
+        DonorCandidate(Machine(id=MachineId(f"m{n}"), state=MachineState.IDLE, host=Host("p", "h")), 0.0)
         for n in range(matching)
     ]
 

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from bigfleet.coordinator.rebalance_plan import plan
 from bigfleet.coordinator.reports import CapacityCount, Reservation, ShardFigures, Shortfall, asking_of, prepared
 from bigfleet.coordinator.tables import ProviderRow, QuotaKey, QuotaRow
-from bigfleet.coordinator.transfers import FleetView, FlowKey, Knobs, Memory, Move, Plan, ShortfallKey, Tier
+from bigfleet.coordinator.transfers import (
+    FleetView,
+    FlowKey,
+    Knobs,
+    Memory,
+    RebalancePlan,
+    ShortfallKey,
+    Tier,
+    Transfer,
+)
 from bigfleet.model import labels, vector
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
 from bigfleet.model.ownership import Base
@@ -104,7 +113,7 @@ def memory_of(case: Mapping[str, Any], keys: Mapping[str, ShortfallKey]) -> Memo
     )
 
 
-def told(move: Move) -> dict[str, Any]:
+def told(move: Transfer) -> dict[str, Any]:
     fields: dict[str, Any] = {"tier": move.tier.value, "donor": move.donor, "zone": move.zone, "count": move.count}
     if move.quota is not None:
         fields["quota"] = list(move.quota)
@@ -203,7 +212,7 @@ def shards_of(view: FleetView) -> dict[ShardId, ShardFigures]:
     return {shard.shard_id: shard for shard in view.shards}
 
 
-def shortfall_named(view: FleetView, move: Move) -> Shortfall:
+def shortfall_named(view: FleetView, move: Transfer) -> Shortfall:
     return next(s for s in shards_of(view)[move.requester].shortfalls if s.fingerprint == move.fingerprint)
 
 
@@ -212,7 +221,7 @@ def test_the_order_of_the_input_plays_no_part(view: FleetView, seed: int) -> Non
     shuffled = list(view.shards)
     random.Random(seed).shuffle(shuffled)
 
-    def told_all(planned: Plan) -> tuple[object, ...]:
+    def told_all(planned: RebalancePlan) -> tuple[object, ...]:
         return planned.moves, planned.skipped()
 
     assert told_all(plan(view)) == told_all(
@@ -224,7 +233,7 @@ def test_the_order_of_the_input_plays_no_part(view: FleetView, seed: int) -> Non
 def test_who_gives_who_gets_and_how_much(view: FleetView) -> None:
     given_away: Counter[tuple[ShardId, Tier, str, str]] = Counter()
     flows: list[FlowKey] = []
-    got: dict[ShortfallKey, list[Move]] = {}
+    got: dict[ShortfallKey, list[Transfer]] = {}
     for move in plan(view).moves:
         donor, requester = shards_of(view)[move.donor], shards_of(view)[move.requester]
         shortfall = shortfall_named(view, move)

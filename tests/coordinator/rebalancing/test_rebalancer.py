@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from bigfleet.coordinator.commands import SetQuota, UpsertProvider
 from bigfleet.coordinator.delivery import State
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics
@@ -74,7 +74,7 @@ class Fleet:
         term = Term(leader, settings=CoordinatorSettings(**settings), clock=clock, metrics=metrics)
         return cls(term, clock, store, registry)
 
-    async def tell(self, shard: ShardId, *acks: Ack, **fields: Any) -> Answer:
+    async def tell(self, shard: ShardId, *acks: Ack, **fields: Any) -> ReportAnswer:
         """Report for a shard: `idle`, `speculative` and `bound` machines, and a `shortfall`."""
         self.cycles[shard] += 1
         rows = {name: fields.get(name, 0) for name in ("idle", "speculative", "bound")}

@@ -13,8 +13,8 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.records.record import Record
-from bigfleet.provider.storage.change_log import Journal
-from bigfleet.provider.storage.cursor import CURSOR_BYTES, Rejection
+from bigfleet.provider.storage.change_log import ChangeLog
+from bigfleet.provider.storage.cursor import CURSOR_BYTES, CursorRejection
 from bigfleet.provider.storage.view import TOMBSTONES_MAX, Listing, ListKind, Tombstone, View, draw_places
 
 S = MachineState
@@ -135,19 +135,19 @@ def test_a_garbage_cursor_gives_the_full_list() -> None:
     other = View(incarnation=b"87654321", head=3, floor=0, rng=random.Random(1)).list(None, 0, b"")().revision
     ahead = View(incarnation=INCARNATION, head=9, floor=0, rng=random.Random(1)).list(None, 0, b"")().revision
     cases = {
-        b"x": Rejection.MALFORMED,
-        b"\x00" * 4096: Rejection.MALFORMED,
-        good[:-1]: Rejection.MALFORMED,
-        good[:-1] + bytes([good[-1] ^ 1]): Rejection.MALFORMED,
-        other: Rejection.INCARNATION,
-        ahead: Rejection.FUTURE,
+        b"x": CursorRejection.MALFORMED,
+        b"\x00" * 4096: CursorRejection.MALFORMED,
+        good[:-1]: CursorRejection.MALFORMED,
+        good[:-1] + bytes([good[-1] ^ 1]): CursorRejection.MALFORMED,
+        other: CursorRejection.INCARNATION,
+        ahead: CursorRejection.FUTURE,
     }
     for cursor, rejection in cases.items():
         listing = fleet.list(cursor)
         assert (len(listing.records), listing.tombstones, listing.rejection) == (3, False, rejection)
     fleet.view.floor = 4
     fleet.view.head = 5
-    assert fleet.list(good).rejection is Rejection.EXPIRED
+    assert fleet.list(good).rejection is CursorRejection.EXPIRED
 
 
 def test_removed_ids_ignore_states_and_cap() -> None:
@@ -201,7 +201,7 @@ def test_tombstones_are_bounded_in_number_and_age() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_journal_keeps_order_through_many_blocks(seed: int) -> None:
     rng = random.Random(seed)
-    journal = Journal()
+    journal = ChangeLog()
     places: dict[int, int] = {}
     revision = 0
     for _ in range(15_000):

@@ -7,7 +7,7 @@ import pytest
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.states import MachineState
-from bigfleet.shard.actuation.backoff import Refusals, Strikes
+from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
 from tests.shard.world import need
 
 S = MachineState
@@ -52,7 +52,7 @@ FINGERPRINT = need("c1", "4").fingerprint
 
 def test_the_third_refusal_in_a_row_counts(clock: HandClock) -> None:
     """An accepted call in between starts the count again."""
-    strikes = Strikes(clock)
+    strikes = MachineBackoff(clock)
     first = [strikes.refused("m1") for _ in range(2)]
     strikes.accepted("m1")
 
@@ -62,7 +62,7 @@ def test_the_third_refusal_in_a_row_counts(clock: HandClock) -> None:
 
 def test_a_hold_doubles_from_half_an_hour_to_a_day(clock: HandClock) -> None:
     """Each time that the machine is held again without an accepted call in between."""
-    strikes = Strikes(clock)
+    strikes = MachineBackoff(clock)
     held_seconds = []
     for _ in range(8):
         strikes.hold("m1", S.IDLE, until_restart=False)
@@ -80,7 +80,7 @@ def test_a_hold_doubles_from_half_an_hour_to_a_day(clock: HandClock) -> None:
 
 def test_a_hold_ends_early_when_the_provider_shows_another_state(clock: HandClock) -> None:
     """Compared with the state at the hold's start."""
-    strikes = Strikes(clock)
+    strikes = MachineBackoff(clock)
     strikes.hold("m1", S.IDLE, until_restart=True)
     assert (strikes.keeps("m1", S.IDLE), len(strikes), strikes.is_held("m1")) == (True, 1, True)
     assert (strikes.keeps("m1", S.FAILED), len(strikes), strikes.is_held("m1")) == (False, 0, False)
@@ -88,7 +88,7 @@ def test_a_hold_ends_early_when_the_provider_shows_another_state(clock: HandCloc
 
 def test_a_hold_for_good_never_expires(clock: HandClock) -> None:
     """It lasts as long as the process."""
-    strikes = Strikes(clock)
+    strikes = MachineBackoff(clock)
     strikes.hold("good", S.IDLE, until_restart=True)
     strikes.hold("while", S.IDLE, until_restart=False)
     assert strikes.expired() == []
@@ -99,7 +99,7 @@ def test_a_hold_for_good_never_expires(clock: HandClock) -> None:
 
 def test_a_machine_that_is_gone_is_forgotten(clock: HandClock) -> None:
     """Its successor of the same id starts clean."""
-    strikes = Strikes(clock)
+    strikes = MachineBackoff(clock)
     strikes.refused("m1")
     strikes.refused("m1")
     strikes.hold("m2", S.IDLE, until_restart=True)
@@ -114,7 +114,7 @@ def test_a_machine_that_is_gone_is_forgotten(clock: HandClock) -> None:
 
 def test_a_refused_row_is_backed_off_for_twice_as_long_each_time(clock: HandClock) -> None:
     """From 30 s to 10 min; what was refused stays known until the row succeeds."""
-    refusals = Refusals(clock)
+    refusals = DemandBackoff(clock)
     waits = []
     for _ in range(7):
         refusals.refuse("c1", FINGERPRINT, "")
@@ -133,7 +133,7 @@ def test_a_refused_row_is_backed_off_for_twice_as_long_each_time(clock: HandCloc
 
 def test_refusals_of_one_round_count_once(clock: HandClock) -> None:
     """Six machines asked for at the same time are one thing that the operator cannot do."""
-    refusals = Refusals(clock)
+    refusals = DemandBackoff(clock)
     for _ in range(6):
         refusals.refuse("c1", FINGERPRINT, "")
     clock.now_seconds = 30
@@ -143,7 +143,7 @@ def test_refusals_of_one_round_count_once(clock: HandClock) -> None:
 
 def test_only_what_binds_a_machine_to_the_row_is_left_out(clock: HandClock) -> None:
     """Other kinds, other clusters and other groups go on."""
-    refusals = Refusals(clock)
+    refusals = DemandBackoff(clock)
     refusals.refuse("c1", FINGERPRINT, "")
     backed_off = [refusals.is_backed_off(bootstrap(kind=kind)) for kind in ActionKind]
 
@@ -153,7 +153,7 @@ def test_only_what_binds_a_machine_to_the_row_is_left_out(clock: HandClock) -> N
 
 def test_a_new_session_clears_what_is_held_against_its_cluster(clock: HandClock) -> None:
     """Rows and breaker; other clusters keep theirs."""
-    refusals = Refusals(clock)
+    refusals = DemandBackoff(clock)
     for cluster in ("c1", "c2"):
         refusals.refuse(cluster, FINGERPRINT, "")
         for _ in range(3):
@@ -167,7 +167,7 @@ def test_a_new_session_clears_what_is_held_against_its_cluster(clock: HandClock)
 
 def test_a_row_that_left_the_demand_is_forgotten(clock: HandClock) -> None:
     """What is kept is bounded by what is asked for."""
-    refusals = Refusals(clock)
+    refusals = DemandBackoff(clock)
     refusals.refuse("c1", FINGERPRINT, "")
     refusals.keep_only(lambda key: key == ("c1", FINGERPRINT, ""))
     assert refusals.refused() == {("c1", FINGERPRINT, "")}
@@ -180,7 +180,7 @@ def test_a_row_that_left_the_demand_is_forgotten(clock: HandClock) -> None:
 
 def test_the_breaker_lets_one_probe_through_at_a_time(clock: HandClock) -> None:
     """From the third unanswered request in a row until one is answered."""
-    refusals = Refusals(clock)
+    refusals = DemandBackoff(clock)
     for _ in range(2):
         refusals.unanswered("c1")
     refusals.asked("c1")
@@ -204,7 +204,7 @@ def test_the_breaker_lets_one_probe_through_at_a_time(clock: HandClock) -> None:
 
 def test_no_hold_is_longer_than_its_bound(clock: HandClock) -> None:
     """However often a machine is held."""
-    strikes = Strikes(clock)
+    strikes = MachineBackoff(clock)
     for _ in range(2000):
         strikes.hold("m1", S.IDLE, until_restart=False)
 

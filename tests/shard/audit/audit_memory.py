@@ -4,13 +4,13 @@ import errno
 import json
 from typing import Any
 
-from bigfleet.shard.audit.log import START, Head, read_line
+from bigfleet.shard.audit.log import START, AuditHead, read_line
 
 
 class MemoryAuditLog:
     """Implements `bigfleet.shard.audit.log.AuditLog`."""
 
-    def __init__(self, head: Head = START) -> None:
+    def __init__(self, head: AuditHead = START) -> None:
         self.head = head
         self.lines: list[bytes] = []
         self.is_full = False
@@ -34,10 +34,10 @@ class MemoryAuditLog:
         self.lines.append(line)
 
     @property
-    def end(self) -> Head:
+    def end(self) -> AuditHead:
         """The head after what was written."""
         line = read_line(self.lines[-1].removesuffix(b"\n")) if self.lines else None
-        return Head(line.sequence, line.chain) if line is not None else self.head
+        return AuditHead(line.sequence, line.chain) if line is not None else self.head
 
     @property
     def records(self) -> list[dict[str, Any]]:

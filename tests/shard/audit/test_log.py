@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.audit.log import GENESIS, Head, chained, digest, read_line
-from bigfleet.shard.audit.verification import Checked, Fault, check
+from bigfleet.shard.audit.log import GENESIS, AuditHead, chained, digest, read_line
+from bigfleet.shard.audit.verification import AuditFault, Checked, check
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS
 from tests.shard.audit.audit_memory import MemoryAuditLog
@@ -175,7 +175,7 @@ async def test_a_full_disk_is_counted_and_holds_up_nothing() -> None:
     assert world.metric("audit_write_errors_total") == log.refused == 2
     assert [record["sequence"] for record in log.records] == [1, 4]
     (finding,) = check([("log", log.lines)]).findings
-    assert (finding.line, finding.fault) == (2, Fault.GAP)
+    assert (finding.line, finding.fault) == (2, AuditFault.GAP)
     assert finding.text == "records 2 to 3 are not here: they could not be written"
     assert world.metric("cycle_failures_total") == 0
 
@@ -208,11 +208,11 @@ def log_of(count: int, *, first: int = 1, previous: str = GENESIS) -> list[bytes
     return lines
 
 
-def head_of(lines: list[bytes]) -> Head:
+def head_of(lines: list[bytes]) -> AuditHead:
     """Return the number and the chain of the last line."""
     line = read_line(lines[-1].removesuffix(b"\n"))
     assert line is not None
-    return Head(line.sequence, line.chain)
+    return AuditHead(line.sequence, line.chain)
 
 
 def test_a_chain_is_the_digest_of_the_one_before_and_of_the_record_without_its_own() -> None:
@@ -223,7 +223,7 @@ def test_a_chain_is_the_digest_of_the_one_before_and_of_the_record_without_its_o
     assert json.loads(second)["chain"] == digest(json.loads(first)["chain"], body)
 
 
-def faults(*files: list[bytes], anchor: Head | None = None) -> list[tuple[str, int, str]]:
+def faults(*files: list[bytes], anchor: AuditHead | None = None) -> list[tuple[str, int, str]]:
     """Return file, line and fault of each finding."""
     found = check([(f"f{number}", lines) for number, lines in enumerate(files, 1)], anchor)
     return [(finding.file, finding.line, finding.fault.value) for finding in found.findings]

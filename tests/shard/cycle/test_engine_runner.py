@@ -16,7 +16,7 @@ from bigfleet.engine.reference import decide as reference
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.cycle.engine_runner import Divergence, fleet_engine
+from bigfleet.shard.cycle.engine_runner import EngineDivergence, fleet_engine
 from bigfleet.shard.ports import ShardSettings
 from tests.shard.world import ScriptedProvider, World, machine, need
 
@@ -37,7 +37,9 @@ class Found:
 class FakeEngine:
     """Decides like the reference, and finds itself wrong in the cycles that it is told."""
 
-    def __init__(self, on_divergence: Callable[[Divergence], None], diverges_at: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, on_divergence: Callable[[EngineDivergence], None], diverges_at: frozenset[int] = frozenset()
+    ) -> None:
         self.decisions = 0
         self.threads: list[int] = []
         self._on_divergence = on_divergence
@@ -62,7 +64,7 @@ class Makers:
         self.engines: list[FakeEngine] = []
         self._diverges_at = diverges_at
 
-    def __call__(self, *, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> FakeEngine:
+    def __call__(self, *, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> FakeEngine:
         self.asked.append(verify_every_cycles)
         self.engines.append(FakeEngine(on_divergence, self._diverges_at))
         return self.engines[-1]
@@ -163,7 +165,7 @@ async def test_an_engine_without_machines_is_not_ready() -> None:
 async def test_an_engine_that_cannot_be_made_ends_the_shard() -> None:
     """A shard that will never decide must not look like one that has nothing to do."""
 
-    def broken(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> FakeEngine:
+    def broken(*, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> FakeEngine:
         raise OSError("no compiler")
 
     world = idle_world(make_engine=broken)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from bigfleet.engine.decision import Phase
 from bigfleet.model.states import MachineState
-from bigfleet.shard.cycle.phase_timer import SHOWN_AS, Laps
+from bigfleet.shard.cycle.phase_timer import SHOWN_AS, PhaseTimer
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import PHASES, ShardMetrics
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -42,9 +42,9 @@ class Timed:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.watch = Watch()
-        self.laps = Laps(self.watch, ShardMetrics(self.registry, Inventory()))
+        self.laps = PhaseTimer(self.watch, ShardMetrics(self.registry, Inventory()))
 
-    def after(self, seconds: float) -> Laps:
+    def after(self, seconds: float) -> PhaseTimer:
         """Return the laps when so much time has passed."""
         self.watch.seconds += seconds
         return self.laps

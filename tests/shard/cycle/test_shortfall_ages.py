@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columns.store import column_snapshot
-from bigfleet.shard.cycle.shortfall_ages import Ages, KnowsShort, next_ages, short_of_cycle
+from bigfleet.shard.cycle.shortfall_ages import KnowsShort, ShortfallAges, next_ages, short_of_cycle
 from tests.strategies import FleetInput, fleets
 
 
@@ -20,7 +20,7 @@ def test_rows_that_are_short_are_all_that_ages_need(fleet: FleetInput) -> None:
     assert decision.rows.short() == tuple(result for result in decision.rows if not result.satisfied)
     acquiring = frozenset(result.need.key for result in decision.rows if result.acquired)
     for advance, refused in product((True, False), (frozenset(), acquiring)):
-        asked = looked = Ages()
+        asked = looked = ShortfallAges()
         for _ in range(2):
             short, all_short = (short_of_cycle(rows, refused) for rows in (decision.rows, tuple(decision.rows)))
             asked = next_ages(asked, short, snapshot=view, refused=refused, advance=advance)

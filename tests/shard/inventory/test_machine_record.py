@@ -12,7 +12,7 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Host, Machine, PreemptedFor
 from bigfleet.model.states import MachineState
 from bigfleet.shard.inventory import machine_record as kept_module
-from bigfleet.shard.inventory.machine_record import Keeper, Kept, binding_of
+from bigfleet.shard.inventory.machine_record import InventoryRecord, Keeper, binding_of
 from tests.shard.world import World, machine
 from tests.strategies import machines
 
@@ -29,7 +29,7 @@ any_machine = st.builds(
 )
 
 
-def keep(keeper: Keeper, store: ColumnStore, shown: Machine) -> Kept:
+def keep(keeper: Keeper, store: ColumnStore, shown: Machine) -> InventoryRecord:
     """Keep a machine and put it into the columns."""
     kept, numbers = keeper.keep(shown, binding_of(shown), float("nan"), store.vocabulary)
     store.put(shown.id, numbers)

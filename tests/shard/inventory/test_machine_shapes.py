@@ -16,7 +16,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.shard.inventory.machine_shapes import Ask, FleetClasses, classes_of, live_prices
-from bigfleet.shard.status.capacity_hints import Offers
+from bigfleet.shard.status.capacity_hints import HintOffers
 from bigfleet.shard.status.cycle_publisher import claimed_machines, taken_rows
 from bigfleet.shard.status.need_status import unmet_rows
 from bigfleet.shard.status.views import ViewContext, need_views
@@ -67,7 +67,7 @@ def test_offers_claims_and_unmet_rows_equal_what_looking_at_each_finds(fleet: Fl
     by_cluster: dict[str, list[Need]] = {}
     for need in fleet.demand:
         by_cluster.setdefault(need.cluster, []).append(need)
-    offers = Offers()
+    offers = HintOffers()
     offers.update(by_cluster, classes, fitting)
     claimed = {a.machine_id for a in decision.actions if a.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION)}
     machines = fleet.snapshot.machines.values()

@@ -12,7 +12,7 @@ from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.ownership import Base, Owned, Turn
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import Handover
-from bigfleet.shard.ownership.handover_host import ShardGrounds
+from bigfleet.shard.ownership.handover_host import ShardHandoverHost
 from bigfleet.shard.ownership.ownership_file import OwnershipFile, Reservation
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import ShardSettings
@@ -103,7 +103,7 @@ class HandoverShard:
             ownership_file=self.file,
         )
         shard = self.world.shard
-        self.grounds = ShardGrounds(
+        self.grounds = ShardHandoverHost(
             settings=self.settings,
             inventory=shard.inventory,
             ingest=shard.ingest,

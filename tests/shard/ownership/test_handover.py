@@ -12,7 +12,7 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import AssignDomain, ReassignSpeculative, Selector, TransferOwnership, UnassignDomain
 from bigfleet.model.ownership import ADOPTED_MAX, Base, Domain, Row, RowKind, Turn
 from bigfleet.model.states import MachineState
-from bigfleet.shard.ownership.handover import DoesNotApply, Done, MayYetSucceed
+from bigfleet.shard.ownership.handover import DoesNotApply, HandoverDone, MayYetSucceed
 from bigfleet.shard.ports import FenceToken, ProviderRefusal, RefusalKind, ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.ownership.handover_shard import (
@@ -162,7 +162,7 @@ async def test_a_late_instruction_changes_nothing_that_a_later_one_has_settled(m
     await shard.handover.carry_out(instruction(adopt(idle("a")), 5))
     owned = shard.owned
 
-    assert await shard.handover.carry_out(instruction(release("a"), 4)) == Done()
+    assert await shard.handover.carry_out(instruction(release("a"), 4)) == HandoverDone()
     assert shard.owned is owned
     assert not shard.provider.calls
 

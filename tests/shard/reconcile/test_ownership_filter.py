@@ -15,7 +15,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ports import Listing, Record, ShardSettings
-from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, Belonging
+from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, OwnershipFilter
 from bigfleet.sim.kernel.virtual_time import run_virtual
 from tests.shard.ownership.handover_shard import ME, OTHER, HandoverShard, adopt, idle, instruction, release
 from tests.shard.reconcile.test_unchanged_records import CountedRecords, digest_of
@@ -70,7 +70,7 @@ async def test_the_bound_machines_of_a_shard_that_is_gone_for_good_are_its_heirs
 
 
 async def test_a_shard_without_a_file_owns_all_that_nobody_else_has_bound() -> None:
-    belonging = Belonging(
+    belonging = OwnershipFilter(
         me=ME, inherits=frozenset(), title=EVERYTHING, is_known=lambda _id: False, is_busy=lambda _id: False
     )
     bound = machine("m", S.CONFIGURED, cluster="web")

@@ -9,7 +9,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.vector import Vector
-from bigfleet.shard.safety_limits import Quarantine, Verdict
+from bigfleet.shard.safety_limits import DemandQuarantine, QuarantineVerdict
 from bigfleet.shard.sessions.demand_size import DemandSize
 
 #: How a row without a quantity counts.
@@ -66,12 +66,12 @@ def test_a_loss_is_what_the_specification_says(before: list[Need], after: list[N
 @settings(deadline=None)
 def test_a_streak_is_held_twice_and_believed_the_third_time(course: list[list[Need]]) -> None:
     """The baseline is always the last accepted roll-up, and growth is never held."""
-    state, baseline, held = Quarantine(), None, 0
+    state, baseline, held = DemandQuarantine(), None, 0
     for rows in course:
         verdict, state = state.admit(rows)
         suspicious = baseline is not None and is_suspicious(baseline, rows, {})
         assert verdict.is_accepted == (not suspicious or held == 2)
-        assert (verdict is Verdict.ACCEPT_CONFIRMED) == (suspicious and held == 2)
+        assert (verdict is QuarantineVerdict.ACCEPT_CONFIRMED) == (suspicious and held == 2)
         held = 0 if verdict.is_accepted else held + 1
         assert state.suspicious_in_a_row == held
         if verdict.is_accepted:

@@ -22,7 +22,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.operator.rollup import recount
 from bigfleet.provider.records.fence import NO_TOKEN
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.cycle.engine_runner import Engine, fleet_engine
+from bigfleet.shard.cycle.engine_runner import DecisionEngine, fleet_engine
 from bigfleet.sim.pods import cluster_pods as pods
 from bigfleet.sim.scenarios import cluster_agent as agent
 from bigfleet.sim.scenarios import in_process
@@ -202,7 +202,7 @@ Change = Callable[[ColumnSnapshot, Decision], Sequence[Action]]
 class PlantedEngine:
     """The real engine with one defect."""
 
-    def __init__(self, engine: Engine, actions: Change, options: Callable[[Options], Options]) -> None:
+    def __init__(self, engine: DecisionEngine, actions: Change, options: Callable[[Options], Options]) -> None:
         self._engine = engine
         self._actions = actions
         self._options = options
@@ -218,7 +218,7 @@ def with_engine(
 ) -> Callable[..., Shard]:
     """Return a maker of shards whose engine has a defect."""
 
-    def make_engine(**arguments: Any) -> Engine:
+    def make_engine(**arguments: Any) -> DecisionEngine:
         return PlantedEngine(fleet_engine(**arguments), actions, options)
 
     return lambda **arguments: Shard(make_engine=make_engine, **arguments)

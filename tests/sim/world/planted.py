@@ -27,17 +27,17 @@ from bigfleet.shard import safety_limits as rails
 from bigfleet.shard.actuation import backoff, executors
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.executors import Executors
-from bigfleet.shard.actuation.stuck_transitions import StuckWatch
+from bigfleet.shard.actuation.stuck_transitions import StuckTransitions
 from bigfleet.shard.audit.log import Audit
 from bigfleet.shard.cycle import controller, reclaim_delay
-from bigfleet.shard.cycle.engine_runner import Decider
+from bigfleet.shard.cycle.engine_runner import EngineRunner
 from bigfleet.shard.inventory import inventory
 from bigfleet.shard.ports import FenceToken, TokenSource
-from bigfleet.shard.safety_limits import Disposition, Quarantine, Verdict
+from bigfleet.shard.safety_limits import DemandQuarantine, Disposition, QuarantineVerdict
 from bigfleet.shard.sessions.demand import Intake, NeedsTable
 from bigfleet.shard.sessions.demand_size import DemandSize
 from bigfleet.shard.sessions.registry import Sessions
-from bigfleet.shard.status.cycle_publisher import Telling
+from bigfleet.shard.status.cycle_publisher import CyclePublisher
 from bigfleet.sim.plan_generator import KindPlan, Plan, PoolPlan
 from bigfleet.sim.pods.cluster_pods import PodCluster
 
@@ -181,7 +181,7 @@ def _lost_verdict(patch: pytest.MonkeyPatch) -> None:
             await before(self, job, verdict)
 
     patch.setattr(provider_work.Work, "_settle", settle)
-    patch.setattr(StuckWatch, "look", lambda *_arguments: None)
+    patch.setattr(StuckTransitions, "look", lambda *_arguments: None)
 
 
 @defect("fixed capacity is deleted when asked", "S16", posture="execute")
@@ -213,14 +213,14 @@ def _fixed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _decides(patch: pytest.MonkeyPatch, change: Callable[[Decision, Any], Decision]) -> None:
-    before: Callable[..., Any] = Decider.decide
+    before: Callable[..., Any] = EngineRunner.decide
 
     async def decide(self: Any, *given: Any, **named: Any) -> Decision:
         decision: Decision = await before(self, *given, **named)
         assert decision.basis is not None
         return change(decision, decision.basis.snapshot())
 
-    patch.setattr(Decider, "decide", decide)
+    patch.setattr(EngineRunner, "decide", decide)
 
 
 @defect("the incremental engine forgets an action", "S18")
@@ -366,7 +366,11 @@ def _dry(patch: pytest.MonkeyPatch) -> None:
 
 @defect("the quarantine is off", "S10", "rollup-empty", "rollup-truncated")
 def _quarantine(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Quarantine, "admit", lambda _self, needs, _supply: (Verdict.ACCEPT, Quarantine(DemandSize.of(needs))))
+    patch.setattr(
+        DemandQuarantine,
+        "admit",
+        lambda _self, needs, _supply: (QuarantineVerdict.ACCEPT, DemandQuarantine(DemandSize.of(needs))),
+    )
 
 
 @defect("the second suspicious roll-up is believed", "S10", "rollup-empty", "rollup-truncated")
@@ -552,11 +556,11 @@ def _ghost(patch: pytest.MonkeyPatch) -> None:
 
 @defect("a cycle breaks now and then", "S0")
 def _breaks(patch: pytest.MonkeyPatch) -> None:
-    before, turn = Telling.tell_verdicts, every(4)
+    before, turn = CyclePublisher.tell_verdicts, every(4)
 
     def tell(self: Any, aftermath: Any) -> None:
         if turn():
             raise RuntimeError("planted")
         before(self, aftermath)
 
-    patch.setattr(Telling, "tell_verdicts", tell)
+    patch.setattr(CyclePublisher, "tell_verdicts", tell)

@@ -22,10 +22,10 @@ from bigfleet.link.reporter import Reporter
 from bigfleet.model.ownership import RowKind
 from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.shard import safety_limits as rails
-from bigfleet.shard.ownership.handover import Done, Handover
-from bigfleet.shard.ownership.handover_host import ShardGrounds
+from bigfleet.shard.ownership.handover import Handover, HandoverDone
+from bigfleet.shard.ownership.handover_host import ShardHandoverHost
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
-from bigfleet.shard.reconcile.ownership_filter import Belonging
+from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
 from bigfleet.sim.plan_generator import GONE, LIVE, KindPlan, Plan, PoolPlan
 from tests.sim.world.planted import DEFECTS, Defect, Plant
 
@@ -91,8 +91,8 @@ def defect(name: str, invariant: str, *faults: str, found_by: int = 1, **changes
 
 @defect("ownership is not asked for by reconcile", "S5")
 def _not_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Belonging, "owns", lambda _self, _record: True)
-    patch.setattr(Belonging, "foreign", lambda _self, _records: set())
+    patch.setattr(OwnershipFilter, "owns", lambda _self, _record: True)
+    patch.setattr(OwnershipFilter, "foreign", lambda _self, _records: set())
 
 
 def _gives_up(before: Any, after: Any) -> bool:
@@ -153,7 +153,7 @@ def _open_doors(patch: pytest.MonkeyPatch) -> None:
     async def close_door(_self: Any, _machine_id: Any, _instruction_id: Any) -> None:
         return None
 
-    patch.setattr(ShardGrounds, "close_door", close_door)
+    patch.setattr(ShardHandoverHost, "close_door", close_door)
 
 
 @defect("what was given up is handed to nobody", "S5")
@@ -166,7 +166,7 @@ def _to_nobody(patch: pytest.MonkeyPatch) -> None:
 
 @defect("an instruction that comes again acts again", "S15", "answer-again", "coordinator-partition-one-way")
 def _again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Handover, "_given_up_at", lambda _self, _turn: Done())
+    patch.setattr(Handover, "_given_up_at", lambda _self, _turn: HandoverDone())
     patch.setattr(Inbox, "_answer", Inbox._judged)
 
 

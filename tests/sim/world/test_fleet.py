@@ -17,10 +17,10 @@ from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
 from bigfleet.sim.checkers.handovers import remember, what_has_come_stays_for_a_while
 from bigfleet.sim.kernel.journal import Journal
 from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, run_kernel
-from bigfleet.sim.observations import Evidence, Titled
+from bigfleet.sim.observations import Observations, Titled
 from bigfleet.sim.plan_generator import GONE, LEASE_LOST_OVER_PREEMPTION, NONE, draw
 from bigfleet.sim.sites.etcd import KeptEtcd
-from bigfleet.sim.sites.ownership import ShardDisk, Title
+from bigfleet.sim.sites.ownership import OwnershipRecord, ShardDisk
 from bigfleet.sim.world.run import run_plan
 from bigfleet.sim.world.shrink import shrink
 from tests.sim.world.planted_fleet import fleet
@@ -83,13 +83,13 @@ def test_a_smaller_world_keeps_a_home_for_each_cluster() -> None:
 def test_a_machine_that_is_given_on_before_its_cooldown_is_over_is_told() -> None:
     """S17 on what disks say: within the cooldown it is a breach, whoever gets the machine, and after it none."""
     now_nanos, machine_id, donor = [0], MachineId("m"), ShardId("a")
-    evidence = Evidence(Journal(), lambda: now_nanos[0])
+    evidence = Observations(Journal(), lambda: now_nanos[0])
     evidence.moves.cooldown_nanos = 80_000_000_000
-    nothing = Title(owned=Owned(base=Base.DOMAINS))
-    came = Title(owned=nothing.owned.adopted(machine_id, Turn(1, 1), by_gift_of=ShardId("b")))
+    nothing = OwnershipRecord(owned=Owned(base=Base.DOMAINS))
+    came = OwnershipRecord(owned=nothing.owned.adopted(machine_id, Turn(1, 1), by_gift_of=ShardId("b")))
     remember(Titled(donor, nothing, came), evidence)
     machine = Machine(id=machine_id, state=MachineState.IDLE, host=Host("p", "h"), capacity_type=CapacityType.RESERVED)
-    gone = Titled(donor, came, Title(owned=came.owned.released(machine, Turn(1, 2), to=ShardId("b"))))
+    gone = Titled(donor, came, OwnershipRecord(owned=came.owned.released(machine, Turn(1, 2), to=ShardId("b"))))
 
     now_nanos[0] = 79_000_000_000
     assert list(what_has_come_stays_for_a_while(gone, evidence)) == ["m came from b to a and goes to b after 79.0 s"]
@@ -100,7 +100,7 @@ def test_a_machine_that_is_given_on_before_its_cooldown_is_over_is_told() -> Non
 # ---- disks ------------------------------------------------------------------------------------------------------
 
 
-def disk_of(clock: KernelClock, seen: list[tuple[Title, Title]]) -> ShardDisk:
+def disk_of(clock: KernelClock, seen: list[tuple[OwnershipRecord, OwnershipRecord]]) -> ShardDisk:
     """Return a disk that holds a zone."""
     return ShardDisk(
         ShardId("s"),
@@ -113,7 +113,7 @@ def disk_of(clock: KernelClock, seen: list[tuple[Title, Title]]) -> ShardDisk:
 
 def test_a_disk_has_one_holder_and_its_successor_finds_what_was_committed() -> None:
     async def main(clock: KernelClock) -> None:
-        seen: list[tuple[Title, Title]] = []
+        seen: list[tuple[OwnershipRecord, OwnershipRecord]] = []
         disk = disk_of(clock, seen)
         first = disk.open()
         first.accept_term(7)

@@ -15,7 +15,7 @@ from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
-    from bigfleet.shard.audit.log import Head
+    from bigfleet.shard.audit.log import AuditHead
     from bigfleet.shard.audit.verification import Checked
 
 #: A longer line is none of ours; a device without line feeds must not fill the memory.
@@ -65,15 +65,15 @@ def _sound(checked: "Checked", files: Sequence[Path]) -> str:
     return f"OK: {what}, number {span}{older}\nhead: {checked.head}"
 
 
-def _read_anchor(text: str) -> "Head":
-    from bigfleet.shard.audit.log import Head
+def _read_anchor(text: str) -> "AuditHead":
+    from bigfleet.shard.audit.log import AuditHead
 
     number, colon, chain = text.partition(":")
     is_number = number.isascii() and number.isdigit() and len(number) <= 19
     is_chain = len(chain) == 64 and set(chain) <= set("0123456789abcdef")
     if not colon or not is_number or not is_chain:
         raise UsageFault(f"--anchor: {text!r} is no head; write the SEQUENCE:CHAIN that an earlier check printed")
-    return Head(int(number), chain)
+    return AuditHead(int(number), chain)
 
 
 def _open(path: Path) -> IO[bytes]:

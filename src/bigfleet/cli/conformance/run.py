@@ -10,7 +10,7 @@ from rich.console import Console
 from bigfleet.cli.conformance.launching import CommandSites
 from bigfleet.cli.conformance.reports import prepare, write_reports
 from bigfleet.cli.conformance.settings import Settings
-from bigfleet.cli.conformance.view import View, print_summary
+from bigfleet.cli.conformance.view import RunView, print_summary
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.runtime.system import SystemClock, SystemIds
 from bigfleet.conformance.catalogue import behaviours_of
@@ -29,7 +29,7 @@ async def run_conformance(settings: Settings, console: Console) -> int:
     total = len(behaviours_of(plan.profiles) if plan.only is None else plan.only)
     clock = SystemClock()
     try:
-        with View(console, total) as view:
+        with RunView(console, total) as view:
             report = await Runner(
                 plan,
                 CommandSites(settings, clock),

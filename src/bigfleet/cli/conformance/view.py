@@ -23,7 +23,7 @@ _STYLES = {
 _VERDICT_STYLES = {Verdict.CERTIFIED: "bold green", Verdict.FAILED: "bold red", Verdict.INCOMPLETE: "bold yellow"}
 
 
-class View:
+class RunView:
     """A listener that prints; a context, because a terminal shows a bar meanwhile."""
 
     def __init__(self, console: Console, total: int) -> None:
@@ -39,7 +39,7 @@ class View:
         )
         self._task = self._progress.add_task("", total=total)
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> "RunView":
         self._progress.start()
         return self
 

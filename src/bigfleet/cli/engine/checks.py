@@ -28,7 +28,7 @@ from bigfleet.engine.decision import Decision, ParkingKey, RowResult, Weights
 from bigfleet.engine.folding import fold
 from bigfleet.engine.parking import next_ages, stamp_parked
 from bigfleet.engine.reference.domains import Domain, rank_domains
-from bigfleet.engine.reference.pool import Pool
+from bigfleet.engine.reference.pool import CandidatePool
 from bigfleet.engine.reference.preempt import grace_seconds, score_terms
 from bigfleet.engine.shortfalls import Ledger, Shortfall, record, report
 from bigfleet.model.machine import Machine, invariant_fault
@@ -156,7 +156,7 @@ def _prepare(fleet: Fleet, step: Entry, entries: Sequence[Entry]) -> None:
 
 def _fold(case: Case, decide: Decide) -> None:
     fleet, demand = fleet_of(case.data), _Demand.of(case.data["needs"])
-    folded = fold(demand.needs, Pool(fleet.snapshot(), fleet.options(demand.needs, case.data)))
+    folded = fold(demand.needs, CandidatePool(fleet.snapshot(), fleet.options(demand.needs, case.data)))
     expected = case.data["expect"]["rows"]
     expect_equal(len(expected), len(folded), "number of rows")
     for number, (want, row) in enumerate(zip(expected, folded, strict=True)):

@@ -17,7 +17,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.compute import Compute
 from bigfleet.recording.file import RecordingFault, RecordingFile
 from bigfleet.recording.recorder import Recorder
-from bigfleet.recording.values import FORMAT, Head
+from bigfleet.recording.values import FORMAT, RecordingHead
 from bigfleet.shard.ports import ShardSettings
 
 
@@ -43,7 +43,7 @@ async def kept_recorder(
         file = await compute(lambda: RecordingFile(path, size_bytes_max=place.record_bytes_max))
     except RecordingFault as fault:
         raise RunFault(f"--record {fault}") from fault
-    head = Head(
+    head = RecordingHead(
         format=FORMAT,
         bigfleet=bigfleet.installed_version(),
         shard_id=place.shard_id,

@@ -6,7 +6,7 @@ from bigfleet.cli.get.records import time_text
 from bigfleet.cli.plan.document import plain
 from bigfleet.cli.replay.replaying import Replayed, cost_usd_per_hour, counts_of, machines_of
 from bigfleet.recording.digest import digest_text
-from bigfleet.recording.values import Outcome
+from bigfleet.recording.values import RecordedOutcome
 
 Record = dict[str, Any]
 
@@ -42,5 +42,5 @@ def cycle_record(replayed: Replayed) -> Record:
     return record
 
 
-def _counts(outcome: Outcome) -> dict[str, int]:
+def _counts(outcome: RecordedOutcome) -> dict[str, int]:
     return {kind.name.lower(): count for kind, count in counts_of(outcome).items()}

@@ -23,7 +23,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.recording.digest import NO_ROW, PARTS, Digester
 from bigfleet.recording.reader import RecordedCycle
-from bigfleet.recording.values import Outcome, rows_of
+from bigfleet.recording.values import RecordedOutcome, rows_of
 
 Decide = Callable[[ColumnSnapshot, Sequence[Need], Options], Decision]
 Change = Callable[[Options], Options]
@@ -58,7 +58,7 @@ def new_engine(name: str) -> Decide:
 class Changed:
     """What changed settings make of a cycle."""
 
-    outcome: Outcome
+    outcome: RecordedOutcome
     #: Actions that are decided only with the settings, and only without them.
     added: int
     dropped: int
@@ -74,7 +74,7 @@ class Replayed:
     difference: str
     #: None when the engine fails now, as `error` says.
     decision: Decision | None
-    outcome: Outcome | None
+    outcome: RecordedOutcome | None
     error: str
     changed: Changed | None
 
@@ -98,7 +98,7 @@ class Replayer:
     def replay(self, recorded: RecordedCycle) -> Replayed:
         """Decide one cycle again. Raises what the engine raises on changed settings alone."""
         decision: Decision | None = None
-        outcome: Outcome | None = None
+        outcome: RecordedOutcome | None = None
         error = ""
         try:
             decision = self._decide(recorded.view, recorded.demand, recorded.options)
@@ -116,7 +116,7 @@ class Replayer:
             changed=None if self._change is None or outcome is None else self._changed(recorded, self._change, outcome),
         )
 
-    def _changed(self, recorded: RecordedCycle, change: Change, base: Outcome) -> Changed:
+    def _changed(self, recorded: RecordedCycle, change: Change, base: RecordedOutcome) -> Changed:
         decision = self._decide_changed(recorded.view, recorded.demand, change(recorded.options))
         outcome = self._digester.outcome(decision, recorded.view, recorded.demand)
         mine, theirs = _keys(outcome), _keys(base)
@@ -131,7 +131,7 @@ class Replayer:
 
 
 def _compared(
-    recorded: RecordedCycle, decision: Decision | None, outcome: Outcome | None, error: str
+    recorded: RecordedCycle, decision: Decision | None, outcome: RecordedOutcome | None, error: str
 ) -> tuple[Verdict, str]:
     then = recorded.outcome
     if decision is None or outcome is None:
@@ -162,14 +162,14 @@ def differing_actions(replayed: Replayed) -> tuple[list[str], list[str]]:
         return [], []
     mine, theirs = _keys(then), _keys(now)
 
-    def texts(outcome: Outcome, differs: npt.NDArray[np.bool_]) -> list[str]:
+    def texts(outcome: RecordedOutcome, differs: npt.NDArray[np.bool_]) -> list[str]:
         actions, places = _actions(outcome), np.flatnonzero(differs).tolist()
         return [_action_text(actions, place, replayed.recorded, decision) for place in places]
 
     return texts(then, ~np.isin(mine, theirs)), texts(now, ~np.isin(theirs, mine))
 
 
-def _first_difference(left: Outcome, right: Outcome) -> int | None:
+def _first_difference(left: RecordedOutcome, right: RecordedOutcome) -> int | None:
     """Return the place of the first action that differs, None when all are the same."""
     if (left.kinds, left.machines, left.places) == (right.kinds, right.machines, right.places):
         return None
@@ -179,13 +179,13 @@ def _first_difference(left: Outcome, right: Outcome) -> int | None:
     return int(differing[0]) if len(differing) else shared
 
 
-def _actions(outcome: Outcome) -> npt.NDArray[np.int64]:
+def _actions(outcome: RecordedOutcome) -> npt.NDArray[np.int64]:
     """Return kind, machine and row of demand of every action, one action a column."""
     kinds = np.frombuffer(outcome.kinds, np.uint8).astype(np.int64)
     return np.stack([kinds, rows_of(outcome.machines), rows_of(outcome.places)])
 
 
-def _keys(outcome: Outcome) -> npt.NDArray[np.int64]:
+def _keys(outcome: RecordedOutcome) -> npt.NDArray[np.int64]:
     """Return a number per action: equal for the same kind, machine and row of demand."""
     kinds, machines, places = _actions(outcome)
     keys: npt.NDArray[np.int64] = (kinds << 60) | (machines << 30) | (places + 1)
@@ -210,7 +210,7 @@ def _action_text(actions: npt.NDArray[np.int64], place: int, recorded: RecordedC
 # ---- figures -----------------------------------------------------------------------------------------------------
 
 
-def counts_of(outcome: Outcome) -> dict[ActionKind, int]:
+def counts_of(outcome: RecordedOutcome) -> dict[ActionKind, int]:
     """Return how many actions there are of each kind."""
     counts = np.bincount(np.frombuffer(outcome.kinds, np.uint8), minlength=max(ActionKind) + 1)
     return {kind: int(counts[kind]) for kind in ActionKind}
@@ -221,7 +221,7 @@ def machines_of(view: ColumnSnapshot) -> int:
     return int((view.columns.state != REMOVED).sum())
 
 
-def cost_usd_per_hour(view: ColumnSnapshot, outcome: Outcome | None = None) -> float:
+def cost_usd_per_hour(view: ColumnSnapshot, outcome: RecordedOutcome | None = None) -> float:
     """Return what machines cost by the hour, once the actions of an outcome are done where one is given.
 
     As a plan counts: Speculative, Deleting and Failed machines cost nothing.

@@ -15,7 +15,7 @@ from bigfleet.cli.get.records import time_text
 from bigfleet.cli.replay.records import Record
 from bigfleet.cli.replay.replaying import Replayed, Verdict, differing_actions
 from bigfleet.engine.explain.sentences import dollars_text
-from bigfleet.recording.values import Head
+from bigfleet.recording.values import RecordingHead
 
 #: Cycles that are laid out together, so that a long replay is seen to go on.
 BLOCK_MAX: Final = 20
@@ -29,7 +29,7 @@ _STYLES: Final = {Verdict.SAME.value: "green", Verdict.DIFFERENT.value: "bold re
 _WORDS: Final = {Verdict.SAME.value: "same", Verdict.DIFFERENT.value: "DIFFERENT", Verdict.FAILS.value: "fails again"}
 
 
-def head_text(head: Head) -> str:
+def head_text(head: RecordingHead) -> str:
     """Return who recorded what comes."""
     checked = f", every {head.verify_every_cycles:,}th decision checked" if head.verify_every_cycles else ""
     started = time_text(head.started_unix_nanos)

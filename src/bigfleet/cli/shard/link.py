@@ -12,7 +12,7 @@ from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
-from bigfleet.link.report_source import LinkCounts, ShardSpeaker
+from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import Reporter
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
 from bigfleet.shard.cycle.controller import Shard
@@ -34,7 +34,7 @@ def make_reporter(
         epoch=shard.epoch,
         advertised_address=place.advertised_address or f"{socket.gethostname()}:{port}",
         interval_seconds=settings.report_interval_seconds,
-        speaker=ShardSpeaker(shard, ownership.file, provider_address=address_text(*place.provider_address)),
+        speaker=ShardReportSource(shard, ownership.file, provider_address=address_text(*place.provider_address)),
         inbox=Inbox(ownership.handover, accepted_term=ownership.file.accepted_term, on_answer=counts.answered),
         client=Client(place.coordinators, GrpcCoordinator(tls=place.tls), clock, on_redirect=counts.redirected),
         clock=clock,

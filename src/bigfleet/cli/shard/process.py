@@ -35,7 +35,7 @@ from bigfleet.rpc.servers import shardread as shardread_server
 from bigfleet.shard.audit.log_file import AuditFile, AuditFileFault
 from bigfleet.shard.cluster_policy import PolicyFile
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.cycle.engine_runner import Divergence, Engine, EngineMaker, fleet_engine
+from bigfleet.shard.cycle.engine_runner import DecisionEngine, EngineDivergence, EngineMaker, fleet_engine
 from bigfleet.shard.ownership.state_file import StateFile, StateFileFault
 from bigfleet.shard.ports import ShardSettings
 
@@ -52,7 +52,7 @@ async def compute_in_thread(work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-def make_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
+def make_engine(*, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> DecisionEngine:
     """Return the engine, its kernels kept on disk for the next start where a directory can be written."""
     # Before the import that loads the kernels, and not on the loop: finding the compiler takes a second.
     if keep_kernels() is None:

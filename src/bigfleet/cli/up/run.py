@@ -28,7 +28,7 @@ from bigfleet.cli.up.several import SeveralObserver
 from bigfleet.cli.up.shard_tables import move_line, moves_told, shard_table, shards_over_time
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.cli.up.supervisor import Supervisor
-from bigfleet.cli.up.view import Status, View, look_words, look_words_of_several
+from bigfleet.cli.up.view import LiveView, Status, look_words, look_words_of_several
 from bigfleet.demo.cluster import SimulatedCluster
 from bigfleet.demo.fleet import Fleet, default_fleet, trace_fleet
 from bigfleet.demo.trace import TraceReplay
@@ -308,7 +308,7 @@ async def _look(parts: _Parts) -> None:
 async def _show(parts: _Parts, console: Console) -> None:
     # On a terminal it lies below the screen of the view, and is there again when the run is over.
     console.print(parts.look, highlight=False, markup=False, soft_wrap=True)
-    view = View(parts.observer, lambda: _status(parts), parts.clock)
+    view = LiveView(parts.observer, lambda: _status(parts), parts.clock)
     if console.is_terminal:
         with Live(
             view, console=console, screen=True, refresh_per_second=SCREENS_PER_SECOND, auto_refresh=False

@@ -91,7 +91,7 @@ class Status:
     moves: Sequence[Move] = ()
 
 
-class View:
+class LiveView:
     """Renders one run."""
 
     def __init__(self, observer: Watcher, status: Callable[[], Status], clock: Clock) -> None:

@@ -29,7 +29,7 @@ from bigfleet.engine.columnar.arrays import (
     Work,
 )
 from bigfleet.engine.columnar.earmarks import Earmarks, earmarks_of, start_replay
-from bigfleet.engine.columnar.incremental_state import Credits, Flags, Kept
+from bigfleet.engine.columnar.incremental_state import Credits, Flags, IncrementalState
 from bigfleet.engine.columnar.kernels.credit import credit
 from bigfleet.engine.columnar.segments import Segments, spans
 from bigfleet.engine.columnar.setup import again, make_listings, statuses
@@ -57,7 +57,7 @@ class Pass:
     hidden: Int64s
     #: Clusters to be credited from the start; grows while the pass runs.
     fresh: Flags
-    kept: Kept | None
+    kept: IncrementalState | None
     #: The row's number in the last decision, for rows of clusters that are not fresh.
     source: Int64s
     memo_room: int
@@ -79,7 +79,7 @@ class Pass:
                 return work, memo, earmarks_of(replay, self.gangs, self.rows, self.order, self.fits_version)
         raise AssertionError("a pass over fresh clusters disputes nothing")
 
-    def _has_room(self, kept: Kept) -> bool:
+    def _has_room(self, kept: IncrementalState) -> bool:
         return kept.credited_used + self._claims_max() <= len(kept.credited)
 
     def _claims_max(self) -> int:

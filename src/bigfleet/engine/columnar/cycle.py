@@ -19,7 +19,7 @@ from bigfleet.engine.columnar.folds import Arranged, arrange, fold, free_proofs,
 from bigfleet.engine.columnar.incremental_state import (
     Excess,
     Flags,
-    Kept,
+    IncrementalState,
     Spliced,
     mark_changed_proofs,
     mark_changed_rows,
@@ -68,10 +68,10 @@ class Cycle:
     orders: Orders
     #: Clusters that must be folded and credited anew.
     fresh: Flags
-    kept: Kept | None
+    kept: IncrementalState | None
     memo_room: int
     on_phase: PhaseListener
-    keeps: Kept | None = None
+    keeps: IncrementalState | None = None
     _is_tied: bool = field(init=False)
     _hidden: Int64s = field(init=False)
     _values: list[list[str]] = field(init=False)
@@ -214,7 +214,7 @@ class Cycle:
         if memo.size[1]:
             self.memo_room = 2 * len(memo.domain)
         elif not (is_volatile or self._is_tied):
-            self.keeps = Kept(
+            self.keeps = IncrementalState(
                 numbers=self.numbers,
                 arranged=self._arranged,
                 hidden=self._hidden,

@@ -15,7 +15,7 @@ from bigfleet.engine.columnar.answer import Answer
 from bigfleet.engine.columnar.arrays import Int64s
 from bigfleet.engine.columnar.cycle import Cycle
 from bigfleet.engine.columnar.demand import Demand
-from bigfleet.engine.columnar.incremental_state import Flags, Kept
+from bigfleet.engine.columnar.incremental_state import Flags, IncrementalState
 from bigfleet.engine.columnar.machine_orders import Orders
 from bigfleet.engine.columnar.phases import releases
 from bigfleet.engine.columnar.setup import check_quantities
@@ -79,7 +79,7 @@ class _Knowledge:
         self._tables: Tables | None = None
         self._demand: Demand | None = None
         self._orders: Orders | None = None
-        self._kept: Kept | None = None
+        self._kept: IncrementalState | None = None
         self._memo_room = 0
         #: What the last call was given and came to.
         self._last: tuple[ColumnSnapshot, Int64s, Options, Answer] | None = None

@@ -33,7 +33,7 @@ class Credits(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Kept:
+class IncrementalState:
     """The rows, folds and credits of the last decision."""
 
     numbers: Int64s
@@ -76,7 +76,7 @@ class Excess:
         self.start, self.stop = np.concatenate([self.start, missing]), np.concatenate([self.stop, missing])
 
 
-def mark_changed_rows(kept: Kept, arranged: Arranged, followed: Followed | None, fresh: Flags) -> None:
+def mark_changed_rows(kept: IncrementalState, arranged: Arranged, followed: Followed | None, fresh: Flags) -> None:
     """Mark the clusters whose rows are not, object for object and in the same order, those of the last decision."""
     old = kept.arranged
     if arranged is old:
@@ -95,7 +95,9 @@ def mark_changed_rows(kept: Kept, arranged: Arranged, followed: Followed | None,
     fresh[cluster[differs]] = True
 
 
-def mark_changed_proofs(kept: Kept, by_free: Bytes, arranged: Arranged, demand: Demand, fresh: Flags) -> None:
+def mark_changed_proofs(
+    kept: IncrementalState, by_free: Bytes, arranged: Arranged, demand: Demand, fresh: Flags
+) -> None:
     """Mark the clusters with gangs whose fold free machines prove now and did not, or the other way round."""
     known = min(len(by_free), len(kept.by_free))
     changed = np.zeros(len(by_free) + 1, np.bool_)
@@ -105,7 +107,7 @@ def mark_changed_proofs(kept: Kept, by_free: Bytes, arranged: Arranged, demand: 
         fresh[arranged.cluster[changed[demand.need_columns.folded_ask[arranged.numbers]]]] = True
 
 
-def mark_changed_visibility(kept: Kept, hidden: Int64s, segments: Segments, fresh: Flags) -> None:
+def mark_changed_visibility(kept: IncrementalState, hidden: Int64s, segments: Segments, fresh: Flags) -> None:
     """Mark the clusters whose machines came into sight or left it."""
     if not np.array_equal(hidden, kept.hidden):
         places = segments.bound.place_of[np.setxor1d(hidden, kept.hidden)]
@@ -121,7 +123,7 @@ class Spliced(NamedTuple):
     source: Int64s
 
 
-def splice(kept: Kept, part: Folded, part_start: Int64s, fresh: Flags) -> Spliced:
+def splice(kept: IncrementalState, part: Folded, part_start: Int64s, fresh: Flags) -> Spliced:
     """Return the rows of all clusters: `part` has those of the fresh ones."""
     clusters = len(fresh)
     old_rows = len(kept.folded.local)

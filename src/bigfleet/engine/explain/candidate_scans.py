@@ -19,7 +19,7 @@ from bigfleet.engine.explain.records import (
     Stage,
 )
 from bigfleet.engine.explain.rejections import LATE_REASONS, Rejections, ref
-from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.engine.reference.spread import Preference, SpreadPick, spread_picks
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
@@ -30,11 +30,11 @@ OrderKey = Callable[[Machine], tuple[float, ...]]
 TakenRecord = Callable[[Machine, Vector], RowRecord]
 
 
-class Walk:
+class CandidateScan:
     """One stage of one row: the machines in walking order, what the row wanted before, and what it took."""
 
     def __init__(
-        self, row: Row, stage: Stage, machines: Sequence[Machine], *, start: Vector, taken: Collection[Machine]
+        self, row: DemandRow, stage: Stage, machines: Sequence[Machine], *, start: Vector, taken: Collection[Machine]
     ) -> None:
         self.row = row
         self.stage = stage
@@ -45,18 +45,18 @@ class Walk:
         self.taken_ids = frozenset(machine.id for machine in taken)
 
 
-class Teller:
+class TraceEmitter:
     """Turns walks into records for one reporter."""
 
-    def __init__(self, reporter: Reporter, options: Options, book: Book) -> None:
+    def __init__(self, reporter: Reporter, options: Options, book: Allocations) -> None:
         self._reporter = reporter
         self._rejections = Rejections(options, book)
 
-    def wants(self, row: Row) -> bool:
+    def wants(self, row: DemandRow) -> bool:
         """Say whether the reporter wants records about the row."""
         return self._reporter.wants_row(ref(row))
 
-    def tell(self, walk: Walk, *, order_key: OrderKey, taken_record: TakenRecord) -> None:
+    def tell(self, walk: CandidateScan, *, order_key: OrderKey, taken_record: TakenRecord) -> None:
         """Report every machine of a walk that takes whatever helps, in walking order."""
         remaining, position = walk.start, 0
         for machine in walk.machines:
@@ -73,7 +73,7 @@ class Teller:
                 self._rejected(walk, machine, *why)
 
     def tell_spread(
-        self, walk: Walk, picks: Sequence[SpreadPick], *, order_key: OrderKey, taken_record: TakenRecord
+        self, walk: CandidateScan, picks: Sequence[SpreadPick], *, order_key: OrderKey, taken_record: TakenRecord
     ) -> None:
         """Report the picks of a strict spread in pick order, then the others in walking order.
 
@@ -95,7 +95,7 @@ class Teller:
                 position += 1
             self._rejected(walk, machine, *why)
 
-    def candidates(self, walk: Walk) -> list[Machine]:
+    def candidates(self, walk: CandidateScan) -> list[Machine]:
         """Return the machines that could have been taken when the walk began, in walking order."""
         return [
             machine
@@ -104,7 +104,7 @@ class Teller:
             or (walk.start and self._rejections.reason(walk.row, walk.stage, machine, walk.start) is None)
         ]
 
-    def _counts(self, walk: Walk) -> Counter[str]:
+    def _counts(self, walk: CandidateScan) -> Counter[str]:
         row = walk.row
         spread = row.need.profile.strict_spread
         assert spread is not None, "only a strict spread counts"
@@ -120,7 +120,7 @@ class Teller:
 
     def _taken(
         self,
-        walk: Walk,
+        walk: CandidateScan,
         machine: Machine,
         position: int,
         order_key: OrderKey,
@@ -132,7 +132,7 @@ class Teller:
             self._considered(walk, machine, position, order_key)
             self._report(machine, taken_record(machine, remaining))
 
-    def _considered(self, walk: Walk, machine: Machine, position: int, order_key: OrderKey) -> None:
+    def _considered(self, walk: CandidateScan, machine: Machine, position: int, order_key: OrderKey) -> None:
         record = CandidateConsidered(
             row=ref(walk.row),
             stage=walk.stage,
@@ -142,7 +142,7 @@ class Teller:
         )
         self._report(machine, record)
 
-    def _rejected(self, walk: Walk, machine: Machine, reason: Rejection, detail: Detail) -> None:
+    def _rejected(self, walk: CandidateScan, machine: Machine, reason: Rejection, detail: Detail) -> None:
         record = CandidateRejected(
             row=ref(walk.row), stage=walk.stage, machine=machine.id, reason=reason, detail=detail
         )
@@ -153,7 +153,7 @@ class Teller:
             self._reporter.report(record)
 
 
-def _skew_detail(row: Row, machine: Machine, counts: Counter[str]) -> Detail:
+def _skew_detail(row: DemandRow, machine: Machine, counts: Counter[str]) -> Detail:
     spread = row.need.profile.strict_spread
     assert spread is not None, "only a strict spread has a skew"
     domain = machine.attribute(spread.topology_key)
@@ -164,7 +164,7 @@ def _skew_detail(row: Row, machine: Machine, counts: Counter[str]) -> Detail:
 class RunnersUp:
     """Finds what a walk that takes whatever helps would have taken in a machine's place."""
 
-    def __init__(self, walk: Walk, candidates: Sequence[Machine]) -> None:
+    def __init__(self, walk: CandidateScan, candidates: Sequence[Machine]) -> None:
         """Add up once what the walk took; `candidates` are in walking order."""
         #: Candidates that were not taken, each with how many were taken before it.
         self._others: list[Machine] = []
@@ -199,7 +199,7 @@ class RunnersUp:
 
 
 def spread_runner_up(
-    walk: Walk,
+    walk: CandidateScan,
     candidates: Sequence[Machine],
     machine: Machine,
     *,

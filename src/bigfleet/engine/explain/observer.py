@@ -8,7 +8,14 @@ phases; a decision is the same with and without it. What happens to machines in 
 from collections.abc import Mapping, Sequence
 
 from bigfleet.engine.decision import ActionKind, Options
-from bigfleet.engine.explain.candidate_scans import OrderKey, RunnersUp, TakenRecord, Teller, Walk, spread_runner_up
+from bigfleet.engine.explain.candidate_scans import (
+    CandidateScan,
+    OrderKey,
+    RunnersUp,
+    TakenRecord,
+    TraceEmitter,
+    spread_runner_up,
+)
 from bigfleet.engine.explain.records import (
     BEST_DOMAINS_MAX,
     MATCHING_COUNT_MAX,
@@ -40,7 +47,7 @@ from bigfleet.engine.reference.acquire import cheapest_domain
 from bigfleet.engine.reference.credit import Candidates, incumbents_first, is_own
 from bigfleet.engine.reference.domains import Coverage, Domain, deciding_rule
 from bigfleet.engine.reference.preempt import Victims, grace_seconds
-from bigfleet.engine.reference.rows import Book, Row, supply_of
+from bigfleet.engine.reference.rows import Allocations, DemandRow, supply_of
 from bigfleet.engine.reference.spread import SpreadPick
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
@@ -57,16 +64,16 @@ class Observer:
     """Reports the steps of one decision."""
 
     def __init__(
-        self, reporter: Reporter, *, snapshot: Snapshot, options: Options, book: Book, victims: Victims
+        self, reporter: Reporter, *, snapshot: Snapshot, options: Options, book: Allocations, victims: Victims
     ) -> None:
         self._reporter = reporter
         self._snapshot = snapshot
         self._book = book
         self._pool = book.pool
         self._victims = victims
-        self._teller = Teller(reporter, options, book)
+        self._teller = TraceEmitter(reporter, options, book)
         #: Domains among which each Same row chose.
-        self._domains: dict[Row, Sequence[Domain]] = {}
+        self._domains: dict[DemandRow, Sequence[Domain]] = {}
 
     # ---- folding and the start of a row ------------------------------------------------------------------------
 
@@ -109,7 +116,7 @@ class Observer:
         )
         return sum(1 for _, _ in zip(small, range(MATCHING_COUNT_MAX), strict=False))
 
-    def row_started(self, row: Row, rank: int) -> None:
+    def row_started(self, row: DemandRow, rank: int) -> None:
         """Report that a row's turn in the credit pass has come; `rank` is its place in processing order."""
         if not self._teller.wants(row):
             return
@@ -130,12 +137,12 @@ class Observer:
 
     # ---- credit ------------------------------------------------------------------------------------------------
 
-    def credited_plain(self, row: Row) -> None:
+    def credited_plain(self, row: DemandRow) -> None:
         """Report the credit walk of a row without Same."""
         if self._teller.wants(row):
             self._tell_credit(row, self._credit_order(row))
 
-    def credited_same(self, row: Row, candidates: Candidates) -> None:
+    def credited_same(self, row: DemandRow, candidates: Candidates) -> None:
         """Report how a Same row chose its domain, what it was credited with and what it earmarked."""
         self._domains[row] = candidates.domains
         if not self._teller.wants(row):
@@ -144,7 +151,7 @@ class Observer:
         seen: list[Machine] = [*self._credit_order(row)]
         if not row.need.parked:
             seen += [*self._state_order(row, MachineState.IDLE), *self._state_order(row, MachineState.SPECULATIVE)]
-        among = Walk(row, Stage.DOMAIN, seen, start=aggregate, taken=())
+        among = CandidateScan(row, Stage.DOMAIN, seen, start=aggregate, taken=())
         self._teller.tell(among, order_key=self._order_key(row), taken_record=self._credited(row))
         self._report_domains(row, candidates)
         if row.domain is None:
@@ -160,11 +167,11 @@ class Observer:
                 if self._reporter.wants_machine(machine.id):
                     self._reporter.report(Earmarked(row=ref(row), machine=machine.id, remaining=remaining))
 
-    def _tell_credit(self, row: Row, machines: Sequence[Machine]) -> None:
-        walk = Walk(row, Stage.CREDIT, machines, start=row.need.aggregate, taken=row.claimed)
+    def _tell_credit(self, row: DemandRow, machines: Sequence[Machine]) -> None:
+        walk = CandidateScan(row, Stage.CREDIT, machines, start=row.need.aggregate, taken=row.claimed)
         self._teller.tell(walk, order_key=self._order_key(row), taken_record=self._credited(row))
 
-    def _credited(self, row: Row) -> TakenRecord:
+    def _credited(self, row: DemandRow) -> TakenRecord:
         def record(machine: Machine, before: Vector) -> Credited:
             return Credited(
                 row=ref(row),
@@ -177,7 +184,7 @@ class Observer:
 
         return record
 
-    def _report_domains(self, row: Row, candidates: Candidates) -> None:
+    def _report_domains(self, row: DemandRow, candidates: Candidates) -> None:
         key, domains = row.need.profile.same_key, candidates.domains
         assert key is not None, "only a Same row has domains"
         aggregate = row.need.aggregate
@@ -187,13 +194,13 @@ class Observer:
 
     # ---- acquisition and the end of Phase 1 --------------------------------------------------------------------
 
-    def acquired(self, row: Row, state: MachineState, *, before: Vector, picks: Sequence[SpreadPick]) -> None:
+    def acquired(self, row: DemandRow, state: MachineState, *, before: Vector, picks: Sequence[SpreadPick]) -> None:
         """Report the walk over one state; `before` is what the row wanted when it began."""
         if not self._teller.wants(row):
             return
         held_before = [machine for machine in row.claimed if machine.state is not state]
         taken = [machine for machine in row.claimed if machine.state is state]
-        walk = Walk(row, _STAGE_OF_STATE[state], self._state_order(row, state), start=before, taken=taken)
+        walk = CandidateScan(row, _STAGE_OF_STATE[state], self._state_order(row, state), start=before, taken=taken)
         candidates = self._teller.candidates(walk) if taken else []
         runners_up = RunnersUp(walk, candidates)
         order_key = self._order_key(row)
@@ -211,7 +218,7 @@ class Observer:
         else:
             self._teller.tell_spread(walk, picks, order_key=order_key, taken_record=record)
 
-    def row_finished(self, row: Row) -> None:
+    def row_finished(self, row: DemandRow) -> None:
         """Report what Phase 1 gave the row, and for a short row what there would be to match."""
         if not self._teller.wants(row):
             return
@@ -231,7 +238,7 @@ class Observer:
             )
         )
 
-    def _matching_counts(self, row: Row) -> MatchingCounts:
+    def _matching_counts(self, row: DemandRow) -> MatchingCounts:
         pool = self._pool
         found = (
             len(pool.idle_fitting(row.fit)),
@@ -246,7 +253,7 @@ class Observer:
             is_capped=any(count > MATCHING_COUNT_MAX for count in found),
         )
 
-    def _best_domains(self, row: Row) -> tuple[BestDomain, ...]:
+    def _best_domains(self, row: DemandRow) -> tuple[BestDomain, ...]:
         aggregate = row.need.aggregate
         best = [
             BestDomain(value=domain.value, coverage_per_mille=coverage_per_mille(aggregate, domain.total))
@@ -257,12 +264,12 @@ class Observer:
 
     # ---- preemption --------------------------------------------------------------------------------------------
 
-    def coming_counted(self, row: Row, *, before: Vector) -> None:
+    def coming_counted(self, row: DemandRow, *, before: Vector) -> None:
         """Report what drains for the row already; `before` is its deficit."""
         if not self._teller.wants(row):
             return
         draining = [m for m in self._snapshot.of_state(MachineState.DRAINING) if m.preempted_for is not None]
-        walk = Walk(row, Stage.COMING, draining, start=before, taken=row.coming)
+        walk = CandidateScan(row, Stage.COMING, draining, start=before, taken=row.coming)
 
         def record(machine: Machine, remaining: Vector) -> VictimComing:
             return VictimComing(
@@ -274,7 +281,7 @@ class Observer:
 
         self._teller.tell(walk, order_key=lambda machine: (), taken_record=record)
 
-    def victims_picked(self, row: Row, *, before: Vector, picks: Sequence[SpreadPick]) -> None:
+    def victims_picked(self, row: DemandRow, *, before: Vector, picks: Sequence[SpreadPick]) -> None:
         """Report who could be preempted for the row and who is; `before` is what was wanted when it began."""
         if not self._teller.wants(row):
             return
@@ -283,7 +290,7 @@ class Observer:
             self._snapshot.of_state(MachineState.CONFIGURED),
             key=lambda machine: (-self._victims.score(priority, machine), machine.id),
         )
-        walk = Walk(row, Stage.VICTIM, everyone, start=before, taken=row.victims)
+        walk = CandidateScan(row, Stage.VICTIM, everyone, start=before, taken=row.victims)
         candidates = self._teller.candidates(walk)
         if before:
             ranked = tuple(self._ranked_victim(row, machine) for machine in candidates)
@@ -312,7 +319,7 @@ class Observer:
         else:
             self._teller.tell_spread(walk, picks, order_key=order_key, taken_record=record)
 
-    def row_unresolved(self, row: Row) -> None:
+    def row_unresolved(self, row: DemandRow) -> None:
         """Report a row that Phase 2 left short."""
         if self._teller.wants(row):
             self._reporter.report(
@@ -325,7 +332,7 @@ class Observer:
         holder = self._book.claims.get(machine.id)
         return None if holder is None else ref(holder)
 
-    def _ranked_victim(self, row: Row, machine: Machine) -> RankedVictim:
+    def _ranked_victim(self, row: DemandRow, machine: Machine) -> RankedVictim:
         priority = row.need.profile.priority
         terms = self._victims.terms(priority, machine)
         return RankedVictim(
@@ -340,7 +347,7 @@ class Observer:
             reclamation_term=terms[3],
         )
 
-    def _picked(self, row: Row, machine: Machine, remaining: Vector, second: Machine | None) -> VictimPicked:
+    def _picked(self, row: DemandRow, machine: Machine, remaining: Vector, second: Machine | None) -> VictimPicked:
         priority = row.need.profile.priority
         score = self._victims.score(priority, machine)
         return VictimPicked(
@@ -357,7 +364,7 @@ class Observer:
 
     # ---- orders of the walks -----------------------------------------------------------------------------------
 
-    def _credit_order(self, row: Row) -> list[Machine]:
+    def _credit_order(self, row: DemandRow) -> list[Machine]:
         """Return everything that the credit walk could have looked at, what the pool hides included."""
         cluster = row.need.cluster
         own = self._pool.own_creating(row.need)
@@ -370,12 +377,12 @@ class Observer:
             *(machine for machine in creating if machine.id not in own_ids),
         ]
 
-    def _state_order(self, row: Row, state: MachineState) -> list[Machine]:
+    def _state_order(self, row: DemandRow, state: MachineState) -> list[Machine]:
         """Return every machine of a state in the row's acquisition order, what the pool hides included."""
         order_key = self._order_key(row)
         return sorted(self._snapshot.of_state(state), key=lambda machine: (order_key(machine), machine.id))
 
-    def _order_key(self, row: Row) -> OrderKey:
+    def _order_key(self, row: DemandRow) -> OrderKey:
         dollars = bucket_upper_dollars(row.need.profile.interruption_bucket)
 
         def order_key(machine: Machine) -> tuple[float, ...]:
@@ -422,7 +429,7 @@ def _ranked(domain: Domain, aggregate: Vector) -> RankedDomain:
 
 
 def _acquired(
-    row: Row,
+    row: DemandRow,
     machine: Machine,
     remaining: Vector,
     second: Machine | None,

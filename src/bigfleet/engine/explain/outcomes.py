@@ -23,7 +23,7 @@ from bigfleet.engine.explain.records import (
 )
 from bigfleet.engine.explain.rejections import ref
 from bigfleet.engine.reference.reclaim import clusters_with_machines, hold_seconds, hold_seconds_left, short_row_of
-from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import RowKey
@@ -35,15 +35,15 @@ def report_outcomes(
     *,
     snapshot: Snapshot,
     options: Options,
-    book: Book,
-    rows: Sequence[Row],
-    short: Mapping[RowKey, Row],
+    book: Allocations,
+    rows: Sequence[DemandRow],
+    short: Mapping[RowKey, DemandRow],
 ) -> None:
     """Report Configured machines by cluster and keep-priority, then Idle ones by id.
 
     `short` is the result of `bigfleet.engine.reference.reclaim.rows_by_stamp_when_short`.
     """
-    rows_of: defaultdict[str, list[Row]] = defaultdict(list)
+    rows_of: defaultdict[str, list[DemandRow]] = defaultdict(list)
     for row in rows:
         rows_of[row.need.cluster].append(row)
     for cluster in clusters_with_machines(snapshot):
@@ -58,9 +58,9 @@ def _report_cluster(
     cluster: str,
     snapshot: Snapshot,
     options: Options,
-    book: Book,
-    rows: Sequence[Row],
-    short: Mapping[RowKey, Row],
+    book: Allocations,
+    rows: Sequence[DemandRow],
+    short: Mapping[RowKey, DemandRow],
 ) -> None:
     last_kept: Machine | None = None
     for position, machine in enumerate(snapshot.of_cluster(cluster, MachineState.CONFIGURED)):
@@ -84,7 +84,7 @@ def _report_cluster(
             reporter.report(record)
 
 
-def spared_for(machine: Machine, row: Row) -> MachineSpared:
+def spared_for(machine: Machine, row: DemandRow) -> MachineSpared:
     """Return the record of a machine that stays because the row that it is stamped for is short."""
     return MachineSpared(
         machine=machine.id,
@@ -95,7 +95,7 @@ def spared_for(machine: Machine, row: Row) -> MachineSpared:
     )
 
 
-def reclaim_reason(machine: Machine, options: Options, book: Book, rows: Sequence[Row]) -> ReclaimReason:
+def reclaim_reason(machine: Machine, options: Options, book: Allocations, rows: Sequence[DemandRow]) -> ReclaimReason:
     """Return why a machine is given back; `rows` are those of its cluster."""
     if machine.id in options.unjoined:
         return ReclaimReason.UNJOINED
@@ -124,7 +124,7 @@ def reclaimed_record(
     )
 
 
-def idle_record(machine: Machine, snapshot: Snapshot, options: Options, book: Book) -> MachineRecord:
+def idle_record(machine: Machine, snapshot: Snapshot, options: Options, book: Allocations) -> MachineRecord:
     """Return what becomes of an Idle machine; the snapshot tells since when it is Idle, the book who claims it."""
     if machine.id in book.claims:
         return MachineHeld(machine=machine.id, reason=HeldReason.CLAIMED)

@@ -10,7 +10,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.explain.records import Detail, Rejection, RowRef, Stage
 from bigfleet.engine.reference.credit import is_own
 from bigfleet.engine.reference.pool import RESERVABLE_STATES, is_set_aside, is_sold_out
-from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
@@ -23,7 +23,7 @@ _DRAIN_STAGES = frozenset({Stage.COMING, Stage.VICTIM})
 LATE_REASONS = frozenset({Rejection.NOT_USEFUL, Rejection.SKEW, Rejection.COVERED})
 
 
-def ref(row: Row) -> RowRef:
+def ref(row: DemandRow) -> RowRef:
     """Return the reference of a row in records."""
     return RowRef.of(row.need, row.position)
 
@@ -31,10 +31,10 @@ def ref(row: Row) -> RowRef:
 class Rejections:
     """Finds the reason for one machine of one walk."""
 
-    def __init__(self, options: Options, book: Book) -> None:
+    def __init__(self, options: Options, book: Allocations) -> None:
         self._options = options
         self._book = book
-        self._checks: tuple[Callable[[Row, Stage, Machine], Reason | None], ...] = (
+        self._checks: tuple[Callable[[DemandRow, Stage, Machine], Reason | None], ...] = (
             self._hidden,
             self._not_own,
             self._held,
@@ -42,7 +42,7 @@ class Rejections:
             self._unfit,
         )
 
-    def reason(self, row: Row, stage: Stage, machine: Machine, remaining: Vector) -> Reason | None:
+    def reason(self, row: DemandRow, stage: Stage, machine: Machine, remaining: Vector) -> Reason | None:
         """Return why the machine cannot serve what remains, or None for one that can.
 
         `remaining` is what the row still wanted on the machine's turn; when it is empty the last reason is `covered`.
@@ -55,7 +55,7 @@ class Rejections:
             return Rejection.NOT_USEFUL, {"remaining": remaining}
         return self._misplaced(row, stage, machine) or (None if remaining else (Rejection.COVERED, {}))
 
-    def _hidden(self, row: Row, stage: Stage, machine: Machine) -> Reason | None:
+    def _hidden(self, row: DemandRow, stage: Stage, machine: Machine) -> Reason | None:
         if machine.id in self._options.unjoined:
             return Rejection.UNJOINED, {}
         if machine.id in self._options.reserved and machine.state in RESERVABLE_STATES:
@@ -66,7 +66,7 @@ class Rejections:
             return Rejection.SET_ASIDE, {}
         return None
 
-    def _not_own(self, row: Row, stage: Stage, machine: Machine) -> Reason | None:
+    def _not_own(self, row: DemandRow, stage: Stage, machine: Machine) -> Reason | None:
         need = row.need
         if stage is Stage.COMING:
             wanted = machine.preempted_for or ("", "", "")
@@ -83,12 +83,12 @@ class Rejections:
             return None
         return (Rejection.NOT_OWN, {"differs": tuple(differs)}) if differs else None
 
-    def _stamps_that_differ(self, row: Row, machine: Machine) -> list[str]:
+    def _stamps_that_differ(self, row: DemandRow, machine: Machine) -> list[str]:
         fingerprint = [] if machine.assigned_need_fingerprint == row.need.fingerprint else ["fingerprint"]
         group = [] if machine.assigned_group == row.need.group else ["group"]
         return fingerprint + group
 
-    def _held(self, row: Row, stage: Stage, machine: Machine) -> Reason | None:
+    def _held(self, row: DemandRow, stage: Stage, machine: Machine) -> Reason | None:
         if stage in _FREE_STAGES:
             holder = self._book.claims.get(machine.id)
             if holder is not None and holder is not row:
@@ -103,7 +103,7 @@ class Rejections:
                 return Rejection.TAKEN, {"row": ref(holder)}
         return None
 
-    def _protected(self, row: Row, stage: Stage, machine: Machine) -> Reason | None:
+    def _protected(self, row: DemandRow, stage: Stage, machine: Machine) -> Reason | None:
         if stage is not Stage.VICTIM:
             return None
         priority = row.need.profile.priority
@@ -114,7 +114,7 @@ class Rejections:
             return Rejection.CLAIMED_BY_PEER, {"row": ref(holder), "precedence": holder.need.profile.precedence}
         return None
 
-    def _unfit(self, row: Row, stage: Stage, machine: Machine) -> Reason | None:
+    def _unfit(self, row: DemandRow, stage: Stage, machine: Machine) -> Reason | None:
         for requirement in row.need.profile.requirements:
             value = machine.attribute(requirement.key)
             if not requirement.holds(value):
@@ -130,7 +130,7 @@ class Rejections:
                 return Rejection.MIN_UNIT, {"dimension": name, "have": have, "want": want}
         return None
 
-    def _misplaced(self, row: Row, stage: Stage, machine: Machine) -> Reason | None:
+    def _misplaced(self, row: DemandRow, stage: Stage, machine: Machine) -> Reason | None:
         if stage is Stage.DOMAIN:
             return None
         profile = row.need.profile

@@ -35,10 +35,10 @@ from bigfleet.engine.folding import FoldedRow
 from bigfleet.engine.matching import Fit, fits
 from bigfleet.engine.reference.credit import Candidates, candidates_of, credit_domain, credit_plain
 from bigfleet.engine.reference.decide import acquire_row, preempt_row
-from bigfleet.engine.reference.pool import Pool
+from bigfleet.engine.reference.pool import CandidatePool
 from bigfleet.engine.reference.preempt import Victims, count_coming
 from bigfleet.engine.reference.reclaim import rows_by_stamp_when_short, short_row_of
-from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
@@ -48,7 +48,7 @@ from bigfleet.model.vector import Vector
 _FREE: Final = (MachineState.IDLE, MachineState.SPECULATIVE)
 
 
-class NotRetold(Exception):
+class ExplainMismatch(Exception):
     """A row came to something else than the decision says; the text says where."""
 
 
@@ -65,14 +65,14 @@ class _RowAgain:
         self._machines = {int(row): fleet.view.ids[row] for row in rows.tolist()}
         snapshot = fleet.objects(rows)
         self._snapshot = snapshot
-        self._pool = Pool(snapshot, fleet.options)
-        self._book = Book(self._pool)
+        self._pool = CandidatePool(snapshot, fleet.options)
+        self._book = Allocations(self._pool)
         self._victims = Victims(self._pool, drain_seconds=fleet.options.drain_seconds, weights=fleet.options.weights)
         self._observer = Observer(
             reporter, snapshot=snapshot, options=fleet.options, book=self._book, victims=self._victims
         )
         self._reporter = reporter
-        self._others: dict[int, Row] = {}
+        self._others: dict[int, DemandRow] = {}
         self.row = self._row_at(scope.place, scope.result)
         #: What the row wanted when each of its walks began.
         self.starts: dict[Stage, Vector] = {
@@ -80,10 +80,10 @@ class _RowAgain:
             Stage.CREDIT: self.row.need.aggregate,
         }
 
-    def _row_at(self, place: int, result: RowResult) -> Row:
+    def _row_at(self, place: int, result: RowResult) -> DemandRow:
         need = result.need
         fit = self._pool.shapes.fit(need.profile, need.min_unit)
-        return Row(
+        return DemandRow(
             need=need,
             members=result.members,
             folded=result.folded,
@@ -93,12 +93,12 @@ class _RowAgain:
             remaining=need.aggregate,
         )
 
-    def _other(self, place: int) -> Row:
+    def _other(self, place: int) -> DemandRow:
         """Return a row that only stands in the book."""
         known = self._others.get(place)
         if known is None:
             need = self._fleet.needs[place]
-            known = self._others[place] = Row(
+            known = self._others[place] = DemandRow(
                 need=need,
                 members=(),
                 folded=False,
@@ -109,7 +109,7 @@ class _RowAgain:
             )
         return known
 
-    def _fill(self, book: dict[str, Row], rows: Ints, places: Ints) -> None:
+    def _fill(self, book: dict[str, DemandRow], rows: Ints, places: Ints) -> None:
         for row in rows.tolist():
             place = int(places[row])
             if place >= 0 and place != self.row.position:
@@ -183,7 +183,7 @@ class _RowAgain:
                     [scope.coming_taken, fleet.rows_of(machine.id for machine in earlier.coming)]
                 )
 
-    def _allowed(self, row: Row, result: RowResult) -> frozenset[int]:
+    def _allowed(self, row: DemandRow, result: RowResult) -> frozenset[int]:
         key, shapes = row.need.profile.same_key, self._pool.shapes
         if key is None:
             return row.fit.shapes
@@ -207,7 +207,7 @@ class _RowAgain:
             result.unresolved,
         )
         if came_to != said:
-            raise NotRetold(f"row {row.need.key} came to {came_to}, the decision says {said}")
+            raise ExplainMismatch(f"row {row.need.key} came to {came_to}, the decision says {said}")
 
     def tell_kept(self) -> None:
         """Retell which Configured machines stay because the row holds them."""
@@ -347,7 +347,7 @@ def _outcome(fleet: DecidedFleet, machine: int) -> MachineRecord | None:
     """Return what became of a Configured or Idle machine, None in other states."""
     snapshot = fleet.objects(np.array([machine]))
     (one,) = snapshot.machines.values()
-    book = Book(Pool(snapshot, fleet.options))
+    book = Allocations(CandidatePool(snapshot, fleet.options))
     holder = int(fleet.holder[machine])
     if one.state is MachineState.IDLE:
         if holder >= 0:
@@ -373,12 +373,12 @@ def _outcome(fleet: DecidedFleet, machine: int) -> MachineRecord | None:
     return reclaimed_record(one, position, reclaim_reason(one, fleet.options, book, rows), last_kept)
 
 
-def _standing(fleet: DecidedFleet, place: int, book: Book) -> Row:
+def _standing(fleet: DecidedFleet, place: int, book: Allocations) -> DemandRow:
     """Return a row as it stood when everybody had been served."""
     result = fleet.results[place]
     need = result.need
     fit = book.pool.shapes.fit(need.profile, need.min_unit)
-    return Row(
+    return DemandRow(
         need=need,
         members=result.members,
         folded=result.folded,

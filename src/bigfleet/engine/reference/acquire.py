@@ -7,19 +7,19 @@ that is processed earlier.
 
 from collections.abc import Sequence
 
-from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.engine.reference.spread import SpreadPick, spread_picks
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 
 
-def may_acquire(row: Row) -> bool:
+def may_acquire(row: DemandRow) -> bool:
     """Say whether the row may take machines that it does not hold yet."""
     return not row.need.parked and not (row.is_same and row.domain is None)
 
 
-def acquire_from(row: Row, book: Book, state: MachineState) -> list[SpreadPick]:
+def acquire_from(row: DemandRow, book: Allocations, state: MachineState) -> list[SpreadPick]:
     """Claim machines of one state, Idle or Speculative, until nothing remains; returns the picks of a strict spread."""
     fitting = book.pool.idle_fitting if state is MachineState.IDLE else book.pool.speculative_fitting
     if row.need.profile.strict_spread is not None:
@@ -28,7 +28,7 @@ def acquire_from(row: Row, book: Book, state: MachineState) -> list[SpreadPick]:
     return []
 
 
-def _acquire_plain(row: Row, book: Book, machines: Sequence[Machine]) -> None:
+def _acquire_plain(row: DemandRow, book: Allocations, machines: Sequence[Machine]) -> None:
     shape_of = book.pool.shapes.of
     for machine in machines:
         if not row.remaining:
@@ -46,7 +46,7 @@ def cheapest_domain(machine: Machine, domain: str) -> tuple[float, str]:
     return (machine.price_usd_per_hour, domain)
 
 
-def _acquire_spread(row: Row, book: Book, machines: Sequence[Machine]) -> list[SpreadPick]:
+def _acquire_spread(row: DemandRow, book: Allocations, machines: Sequence[Machine]) -> list[SpreadPick]:
     spread = row.need.profile.strict_spread
     assert spread is not None, "the row has no strict spread"
     picks = spread_picks(

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigfleet.engine.reference.domains import Domain, rank_domains
-from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
 from bigfleet.model.vector import Vector
 
 
-def credit_plain(row: Row, book: Book) -> None:
+def credit_plain(row: DemandRow, book: Allocations) -> None:
     """Claim what is bound to the cluster, then the row's own machines in creation, while something remains."""
     _claim_useful(row, book, book.pool.creditable(row.need, row.fit))
 
 
-def _claim_useful(row: Row, book: Book, machines: Iterable[Machine]) -> None:
+def _claim_useful(row: DemandRow, book: Allocations, machines: Iterable[Machine]) -> None:
     for machine in machines:
         if not row.remaining:
             return
@@ -42,12 +42,12 @@ class Candidates:
     value_of: Mapping[int, str]
 
 
-def is_own(row: Row, machine: Machine) -> bool:
+def is_own(row: DemandRow, machine: Machine) -> bool:
     """Say whether the machine carries the row's fingerprint and group."""
     return machine.assigned_need_fingerprint == row.need.fingerprint and machine.assigned_group == row.need.group
 
 
-def credit_same(row: Row, book: Book) -> Candidates:
+def credit_same(row: DemandRow, book: Allocations) -> Candidates:
     """Choose the row's domain, claim its creditable members, own first, and earmark what the row will still want.
 
     Returns what the choice was made among. Without a domain nothing is recorded or claimed.
@@ -57,7 +57,7 @@ def credit_same(row: Row, book: Book) -> Candidates:
     return candidates
 
 
-def credit_domain(row: Row, book: Book, candidates: Candidates) -> None:
+def credit_domain(row: DemandRow, book: Allocations, candidates: Candidates) -> None:
     """Serve a Same row from the best of its domains: claim, and earmark what it will still want."""
     if not candidates.domains:
         row.satisfiable = False
@@ -72,7 +72,7 @@ def credit_domain(row: Row, book: Book, candidates: Candidates) -> None:
         _earmark(row, book, candidates)
 
 
-def incumbents_first(row: Row, book: Book, candidates: Candidates) -> list[Machine]:
+def incumbents_first(row: DemandRow, book: Allocations, candidates: Candidates) -> list[Machine]:
     """Return the chosen domain's creditable members: the row's own, then the others, each in credit order.
 
     A machine that just finished configuring can therefore never push out one that serves the gang already.
@@ -82,7 +82,7 @@ def incumbents_first(row: Row, book: Book, candidates: Candidates) -> list[Machi
     return sorted(members, key=lambda machine: not is_own(row, machine))
 
 
-def candidates_of(row: Row, book: Book, counts: Sequence[Counter[int]] | None = None) -> Candidates:
+def candidates_of(row: DemandRow, book: Allocations, counts: Sequence[Counter[int]] | None = None) -> Candidates:
     """Return what a Same row chooses among on its turn.
 
     `counts` says how many machines of each shape there are, creditable, acquirable, and creditable with the row's
@@ -113,7 +113,7 @@ def _sum_by_domain(
     acquirable: Mapping[int, int],
     own: Mapping[int, int],
     value_of: Mapping[int, str],
-    book: Book,
+    book: Allocations,
 ) -> list[Domain]:
     """Sum supply by domain from counts by shape: there are far fewer shapes than machines."""
 
@@ -141,7 +141,7 @@ def _sum_by_domain(
     ]
 
 
-def _earmark(row: Row, book: Book, candidates: Candidates) -> None:
+def _earmark(row: DemandRow, book: Allocations, candidates: Candidates) -> None:
     shape_of = book.pool.shapes.of
     remaining = row.remaining
     for machine in candidates.acquirable:

@@ -27,10 +27,10 @@ from bigfleet.engine.folding import FoldedRow, fold
 from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.reference.acquire import acquire_from, may_acquire
 from bigfleet.engine.reference.credit import credit_plain, credit_same
-from bigfleet.engine.reference.pool import Pool
+from bigfleet.engine.reference.pool import CandidatePool
 from bigfleet.engine.reference.preempt import Victims, count_coming, grace_seconds, may_preempt, pick_victims
 from bigfleet.engine.reference.reclaim import reclaims, releases, rows_by_stamp_when_short
-from bigfleet.engine.reference.rows import Book, Row, supply_of
+from bigfleet.engine.reference.rows import Allocations, DemandRow, supply_of
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
@@ -49,8 +49,8 @@ def decide(
     `demand` is in list order (docs/spec/model.md §8). All phases see the one snapshot; a machine has at most one
     action.
     """
-    pool = Pool(snapshot, options)
-    book = Book(pool)
+    pool = CandidatePool(snapshot, options)
+    book = Allocations(pool)
     victims = Victims(pool, drain_seconds=options.drain_seconds, weights=options.weights)
     observer = None
     if reporter is not None:
@@ -85,18 +85,18 @@ def decide(
     return decision
 
 
-def processing_order(rows: Sequence[Row]) -> list[Row]:
+def processing_order(rows: Sequence[DemandRow]) -> list[DemandRow]:
     """Return the rows by precedence, highest first; equals in list order (docs/spec/engine.md §2.2)."""
     return sorted(rows, key=lambda row: row.need.profile.precedence, reverse=True)
 
 
-def _rows(folded: Sequence[FoldedRow], pool: Pool, options: Options) -> list[Row]:
+def _rows(folded: Sequence[FoldedRow], pool: CandidatePool, options: Options) -> list[DemandRow]:
     needs = stamp_parked([row.need for row in folded], options.parking_ages)
     rows = []
     for position, (need, origin) in enumerate(zip(needs, folded, strict=True)):
         fit = pool.shapes.fit(need.profile, need.min_unit)
         rows.append(
-            Row(
+            DemandRow(
                 need=need,
                 members=tuple(origin.members),
                 folded=origin.folded,
@@ -109,7 +109,7 @@ def _rows(folded: Sequence[FoldedRow], pool: Pool, options: Options) -> list[Row
     return rows
 
 
-def _assign(in_order: Sequence[Row], book: Book, observer: Observer | None) -> None:
+def _assign(in_order: Sequence[DemandRow], book: Allocations, observer: Observer | None) -> None:
     """Phase 1: credit every row, then let every row acquire; no claim is ever taken back."""
     for rank, row in enumerate(in_order):
         if observer is not None:
@@ -119,7 +119,7 @@ def _assign(in_order: Sequence[Row], book: Book, observer: Observer | None) -> N
         acquire_row(row, book, observer)
 
 
-def credit_row(row: Row, book: Book, observer: Observer | None) -> None:
+def credit_row(row: DemandRow, book: Allocations, observer: Observer | None) -> None:
     """Claim what serves the row already."""
     if row.is_same:
         candidates = credit_same(row, book)
@@ -131,7 +131,7 @@ def credit_row(row: Row, book: Book, observer: Observer | None) -> None:
             observer.credited_plain(row)
 
 
-def acquire_row(row: Row, book: Book, observer: Observer | None) -> None:
+def acquire_row(row: DemandRow, book: Allocations, observer: Observer | None) -> None:
     """Take from Idle, then from Speculative, however cheap that is, if the row may; what remains is its deficit."""
     for state in (MachineState.IDLE, MachineState.SPECULATIVE) if may_acquire(row) else ():
         before = row.remaining
@@ -143,13 +143,13 @@ def acquire_row(row: Row, book: Book, observer: Observer | None) -> None:
         observer.row_finished(row)
 
 
-def _preempt(in_order: Sequence[Row], book: Book, victims: Victims, observer: Observer | None) -> None:
+def _preempt(in_order: Sequence[DemandRow], book: Allocations, victims: Victims, observer: Observer | None) -> None:
     """Phase 2: what drains for a short row counts first, then victims are picked until nothing remains."""
     for row in in_order:
         preempt_row(row, book, victims, observer)
 
 
-def preempt_row(row: Row, book: Book, victims: Victims, observer: Observer | None) -> None:
+def preempt_row(row: DemandRow, book: Allocations, victims: Victims, observer: Observer | None) -> None:
     """Count what drains for a short row and pick its victims, if it may have any."""
     if row.deficit and may_preempt(row):
         count_coming(row, book)
@@ -163,7 +163,7 @@ def preempt_row(row: Row, book: Book, victims: Victims, observer: Observer | Non
         observer.row_unresolved(row)
 
 
-def _acquisitions(row: Row) -> list[Action]:
+def _acquisitions(row: DemandRow) -> list[Action]:
     kinds = (
         (MachineState.IDLE, ActionKind.BOOTSTRAP, "phase1.idle"),
         (MachineState.SPECULATIVE, ActionKind.PROVISION, "phase1.speculative"),
@@ -182,7 +182,7 @@ def _acquisitions(row: Row) -> list[Action]:
     ]
 
 
-def _preemptions(row: Row) -> list[Action]:
+def _preemptions(row: DemandRow) -> list[Action]:
     need = row.need
     return [
         Action(
@@ -198,7 +198,7 @@ def _preemptions(row: Row) -> list[Action]:
     ]
 
 
-def _result(row: Row) -> RowResult:
+def _result(row: DemandRow) -> RowResult:
     return RowResult(
         need=row.need,
         members=row.members,

@@ -36,7 +36,7 @@ def is_set_aside(machine: Machine, options: Options) -> bool:
     return machine.state is MachineState.IDLE and machine.id in options.set_aside
 
 
-class Pool:
+class CandidatePool:
     """The candidates of every stage. All sequences are complete and ordered; claims are the caller's business."""
 
     def __init__(self, snapshot: Snapshot, options: Options) -> None:

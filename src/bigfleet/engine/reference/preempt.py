@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from bigfleet.engine.decision import Weights
 from bigfleet.engine.matching import Fit
-from bigfleet.engine.reference.pool import Pool
-from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.pool import CandidatePool
+from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.engine.reference.spread import SpreadPick, spread_picks
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
@@ -48,7 +48,7 @@ def score_terms(
 class Victims:
     """Every machine that a kind of row may ask for, best first; claims are looked at when a row comes."""
 
-    def __init__(self, pool: Pool, *, drain_seconds: float, weights: Weights) -> None:
+    def __init__(self, pool: CandidatePool, *, drain_seconds: float, weights: Weights) -> None:
         self._pool = pool
         self._drain_seconds = drain_seconds
         self._weights = weights
@@ -84,12 +84,12 @@ class Victims:
         return known
 
 
-def may_preempt(row: Row) -> bool:
+def may_preempt(row: DemandRow) -> bool:
     """Say whether a short row looks for victims: it is not parked and knows where it wants machines."""
     return not row.need.parked and not (row.is_same and row.domain is None)
 
 
-def count_coming(row: Row, book: Book) -> None:
+def count_coming(row: DemandRow, book: Allocations) -> None:
     """Subtract what drains for the row already: it only reduces what Phase 2 still looks for."""
     shapes = _allowed_shapes(row, book)
     for machine in book.pool.coming(row.need):
@@ -101,7 +101,7 @@ def count_coming(row: Row, book: Book) -> None:
             book.take(row, machine, row.coming)
 
 
-def pick_victims(row: Row, book: Book, victims: Victims) -> list[SpreadPick]:
+def pick_victims(row: DemandRow, book: Allocations, victims: Victims) -> list[SpreadPick]:
     """Take victims until nothing remains or none is left; returns the spread's picks, empty for other rows."""
     spread = row.need.profile.strict_spread
     if spread is None:
@@ -125,7 +125,7 @@ def pick_victims(row: Row, book: Book, victims: Victims) -> list[SpreadPick]:
     return picks
 
 
-def possible_victims(row: Row, book: Book, victims: Victims) -> Iterator[Machine]:
+def possible_victims(row: DemandRow, book: Allocations, victims: Victims) -> Iterator[Machine]:
     """Yield, best first, what the row may take: allowed, not taken, and held by nobody whom it may not disturb."""
     shapes, shape_of = _allowed_shapes(row, book), book.pool.shapes.of
     precedence = row.need.profile.precedence
@@ -137,7 +137,7 @@ def possible_victims(row: Row, book: Book, victims: Victims) -> Iterator[Machine
             yield machine
 
 
-def _allowed_shapes(row: Row, book: Book) -> frozenset[int]:
+def _allowed_shapes(row: DemandRow, book: Allocations) -> frozenset[int]:
     spread = row.need.profile.strict_spread
     if spread is None:
         return row.shapes

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Options
 from bigfleet.engine.folding import folded_need
-from bigfleet.engine.reference.rows import Book, Row
+from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
@@ -25,14 +25,14 @@ def clusters_with_machines(snapshot: Snapshot) -> list[str]:
     return sorted(cluster for cluster, state in snapshot.by_cluster if state is MachineState.CONFIGURED)
 
 
-def rows_by_stamp_when_short(rows: Iterable[Row]) -> dict[RowKey, Row]:
+def rows_by_stamp_when_short(rows: Iterable[DemandRow]) -> dict[RowKey, DemandRow]:
     """Return the rows that Phase 1 left with a deficit, by every key that a machine bound for them may be stamped with.
 
     The keys are the row's own, of a folded row those of its members, and of a gang that is not folded the one that it
     would have: a gang may fold in one cycle and not in another. If several rows have one key, the first in list order
     is returned.
     """
-    short: dict[RowKey, Row] = {}
+    short: dict[RowKey, DemandRow] = {}
     for row in sorted((row for row in rows if row.deficit), key=lambda row: row.position):
         for need in (row.need, *row.members):
             short.setdefault(need.key, row)
@@ -41,7 +41,7 @@ def rows_by_stamp_when_short(rows: Iterable[Row]) -> dict[RowKey, Row]:
     return short
 
 
-def short_row_of(machine: Machine, options: Options, short: Mapping[RowKey, Row]) -> Row | None:
+def short_row_of(machine: Machine, options: Options, short: Mapping[RowKey, DemandRow]) -> DemandRow | None:
     """Return the short row of its cluster that a machine is stamped for, None without one.
 
     `short` is the result of `rows_by_stamp_when_short`. A machine that never joined its cluster protects no pod, so it
@@ -52,7 +52,9 @@ def short_row_of(machine: Machine, options: Options, short: Mapping[RowKey, Row]
     return short.get((machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group))
 
 
-def reclaims(snapshot: Snapshot, options: Options, book: Book, short: Mapping[RowKey, Row]) -> Iterator[Action]:
+def reclaims(
+    snapshot: Snapshot, options: Options, book: Allocations, short: Mapping[RowKey, DemandRow]
+) -> Iterator[Action]:
     """Yield a Reclaim for each Configured machine that no row holds, in clusters that have reported.
 
     A machine that is stamped for a short row stays (`short` is the result of `rows_by_stamp_when_short`): the row may
@@ -77,7 +79,7 @@ def reclaims(snapshot: Snapshot, options: Options, book: Book, short: Mapping[Ro
             )
 
 
-def releases(snapshot: Snapshot, options: Options, book: Book) -> Iterator[Action]:
+def releases(snapshot: Snapshot, options: Options, book: Allocations) -> Iterator[Action]:
     """Yield a Delete for each Idle machine that nobody claims and whose hold is over, by id."""
     for machine in snapshot.of_state(MachineState.IDLE):
         if machine.id in book.claims or machine.id in options.reserved:

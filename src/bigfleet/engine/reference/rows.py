@@ -1,14 +1,14 @@
 """The working state of one decision: rows while they are served, and who holds which machine.
 
-A `Row` and the `Book` live for one call of `decide` and are thrown away with it; nothing here survives a cycle, and
-nothing outside the engine may see them.
+A `DemandRow` and the `Allocations` live for one call of `decide` and are thrown away with it; nothing here survives a
+cycle, and nothing outside the engine may see them.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bigfleet.engine.matching import Fit
-from bigfleet.engine.reference.pool import Pool
+from bigfleet.engine.reference.pool import CandidatePool
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
@@ -17,7 +17,7 @@ from bigfleet.model.vector import Vector
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Row:
+class DemandRow:
     """One row after folding, on its way through the phases."""
 
     need: Need
@@ -52,25 +52,25 @@ class Row:
 
 
 @dataclass(slots=True, eq=False)
-class Book:
+class Allocations:
     """Who holds what. A machine has at most one claim, at most one earmark, and serves at most one row in Phase 2."""
 
-    pool: Pool
+    pool: CandidatePool
     #: Machine id → the row that holds the machine in this cycle; never taken back.
-    claims: dict[str, Row] = field(default_factory=dict)
+    claims: dict[str, DemandRow] = field(default_factory=dict)
     #: Machine id → the Same row that counts on acquiring it; earmarks hide a machine from later domain choices only.
-    earmarks: dict[str, Row] = field(default_factory=dict)
+    earmarks: dict[str, DemandRow] = field(default_factory=dict)
     #: Machine id → the row that it drains for, or is a victim of.
-    taken: dict[str, Row] = field(default_factory=dict)
+    taken: dict[str, DemandRow] = field(default_factory=dict)
 
-    def claim(self, row: Row, machine: Machine) -> None:
+    def claim(self, row: DemandRow, machine: Machine) -> None:
         """Give the machine to the row and count its supply."""
         assert machine.id not in self.claims, f"{machine.id} has a claim already"
         self.claims[machine.id] = row
         row.claimed.append(machine)
         row.remaining = vector.subtract(row.remaining, machine.supply)
 
-    def take(self, row: Row, machine: Machine, into: list[Machine]) -> None:
+    def take(self, row: DemandRow, machine: Machine, into: list[Machine]) -> None:
         """Count a machine that will be free for the row, `into` its coming machines or its victims."""
         assert machine.id not in self.taken, f"{machine.id} serves another row already"
         self.taken[machine.id] = row

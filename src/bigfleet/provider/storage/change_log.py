@@ -25,7 +25,7 @@ class _Block:
         self.live = 0
 
 
-class Journal:
+class ChangeLog:
     """Records by revision, ascending."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ CURSOR_BYTES = _BODY.size + _CHECKSUM.size
 INCARNATION_BYTES = 8
 
 
-class Rejection(Enum):
+class CursorRejection(Enum):
     """Why a cursor is not taken; the values are metric labels."""
 
     MALFORMED = "malformed"
@@ -38,15 +38,15 @@ class Cursor(NamedTuple):
         return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
-def decode_cursor(text: bytes, *, incarnation: bytes, head: int, floor: int) -> Cursor | Rejection:
+def decode_cursor(text: bytes, *, incarnation: bytes, head: int, floor: int) -> Cursor | CursorRejection:
     """Return the cursor when it is one of this store and its removals are still known, else why not."""
     if len(text) != CURSOR_BYTES or _CHECKSUM.unpack(text[_BODY.size :])[0] != zlib.crc32(text[: _BODY.size]):
-        return Rejection.MALFORMED
+        return CursorRejection.MALFORMED
     cursor = Cursor(*_BODY.unpack(text[: _BODY.size]))
     if cursor.incarnation != incarnation:
-        return Rejection.INCARNATION
+        return CursorRejection.INCARNATION
     if cursor.position > head or cursor.removals > head:
-        return Rejection.FUTURE
+        return CursorRejection.FUTURE
     if cursor.removals < floor:
-        return Rejection.EXPIRED
+        return CursorRejection.EXPIRED
     return cursor

@@ -12,8 +12,8 @@ from enum import Enum
 from bigfleet.model.ids import Rng
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.records.record import Record
-from bigfleet.provider.storage.change_log import Journal
-from bigfleet.provider.storage.cursor import Cursor, Rejection, decode_cursor
+from bigfleet.provider.storage.change_log import ChangeLog
+from bigfleet.provider.storage.cursor import Cursor, CursorRejection, decode_cursor
 
 TOMBSTONES_MAX = 200_000
 TOMBSTONE_SECONDS_MAX = 24 * 3600.0
@@ -48,7 +48,7 @@ class Listing:
     #: This answer is a delta and its removals are complete.
     tombstones: bool
     kind: ListKind
-    rejection: Rejection | None
+    rejection: CursorRejection | None
 
 
 class _StateIndex:
@@ -90,7 +90,7 @@ class View:
         #: Removals up to here may be forgotten.
         self.floor = floor
         self._records: dict[str, Record] = {}
-        self._journal = Journal()
+        self._journal = ChangeLog()
         self._states: defaultdict[MachineState, _StateIndex] = defaultdict(_StateIndex)
         #: By id, in revision order.
         self._tombstones: dict[str, Tombstone] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.link.client import CALL_SECONDS, NotAnswered
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
@@ -51,7 +51,7 @@ class GrpcCoordinator:
         numbers = (str(place[0]) for _family, _type, _protocol, _name, place in found)
         return tuple(dict.fromkeys(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in numbers))
 
-    async def report(self, address: str, report: ShardReport) -> Answer:
+    async def report(self, address: str, report: ShardReport) -> ReportAnswer:
         """Return a coordinator's answer to a report. Raises NotAnswered."""
         async with self._channel(address) as channel:
             stub = coordinator_pb2_grpc.CoordinatorStub(channel)

@@ -9,7 +9,7 @@ from bigfleet.coordinator.delivery import Entry, State
 from bigfleet.coordinator.leader_term import Term
 from bigfleet.coordinator.rebalancer import payload_of
 from bigfleet.coordinator.tables import DomainState
-from bigfleet.coordinator.transfers import Move
+from bigfleet.coordinator.transfers import Transfer
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.instructions import (
     AssignDomain,
@@ -157,7 +157,7 @@ def instructions(
     return coordinator_pb2.ListInstructionsResponse(instructions=statuses)
 
 
-def _dry(term: Term, moves: Iterable[Move]) -> list[coordinator_pb2.InstructionStatus]:
+def _dry(term: Term, moves: Iterable[Transfer]) -> list[coordinator_pb2.InstructionStatus]:
     """Return a dry run's proposals as cancelled instructions; they were never enqueued and have no number."""
     return [
         _Status(

@@ -37,7 +37,7 @@ from bigfleet.engine.explain.records import (
     VictimPicked,
     VictimsRanked,
 )
-from bigfleet.engine.explain.replay import NotRetold, retell_machine, retell_row
+from bigfleet.engine.explain.replay import ExplainMismatch, retell_machine, retell_row
 from bigfleet.engine.explain.sentences import default_row_name
 from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
@@ -228,7 +228,7 @@ def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
     heads = EVENTS_MAX + 1
     try:
         victims = retell_row(fleet, decided_on.demand, position, heard, heads=heads, listed=LISTED_MAX + 1)
-    except NotRetold as fault:
+    except ExplainMismatch as fault:
         _tell_not_retold(fault)
         return row_events_in_full(decided_on, position)
     return heard.events.told(possible_victims=victims)
@@ -242,13 +242,13 @@ def _machine_events(decided_on: DecidedOn, machine_id: MachineId) -> tuple[Machi
     heard = _MachineEar(machine_id)
     try:
         retell_machine(fleet, machine_id, heard)
-    except NotRetold as fault:
+    except ExplainMismatch as fault:
         _tell_not_retold(fault)
         return machine, machine_events_in_full(decided_on, machine)
     return machine, heard.events.told()
 
 
-def _tell_not_retold(fault: NotRetold) -> None:
+def _tell_not_retold(fault: ExplainMismatch) -> None:
     _log.error("not_retold", difference=str(fault), advice="the whole cycle was decided again; report this line")
 
 

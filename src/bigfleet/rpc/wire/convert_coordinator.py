@@ -8,7 +8,7 @@ message or leave a part of it out.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from bigfleet.coordinator.ephemeral_state import SOLD_OUT_MAX, Answer
+from bigfleet.coordinator.ephemeral_state import SOLD_OUT_MAX, ReportAnswer
 from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.model.frames import MalformedMessage
@@ -373,7 +373,7 @@ def _turn(instruction_id: str, place: str) -> Turn:
 # ---- answers -----------------------------------------------------------------------------------------------------
 
 
-def answer_to_wire(answer: Answer) -> coordinator_pb2.ReportAck:
+def answer_to_wire(answer: ReportAnswer) -> coordinator_pb2.ReportAck:
     """Return the message of an answer."""
     return coordinator_pb2.ReportAck(
         coordinator_term=answer.term,
@@ -385,9 +385,9 @@ def answer_to_wire(answer: Answer) -> coordinator_pb2.ReportAck:
     )
 
 
-def answer_from_wire(message: coordinator_pb2.ReportAck) -> Answer:
+def answer_from_wire(message: coordinator_pb2.ReportAck) -> ReportAnswer:
     """Return an answer; an instruction of a kind that this version does not know has no payload."""
-    return Answer(
+    return ReportAnswer(
         term=message.coordinator_term,
         acknowledged=message.acknowledged,
         instructions=tuple(map(instruction_from_wire, message.instructions)),

@@ -28,7 +28,7 @@ class _Hold:
     provider_state: MachineState | None
 
 
-class Strikes:
+class MachineBackoff:
     """Refusals in a row per machine, and the machines that this shard set to Failed because of them."""
 
     def __init__(self, clock: Clock) -> None:
@@ -99,7 +99,7 @@ class _RowBackoff:
     text: str
 
 
-class Refusals:
+class DemandBackoff:
     """Rows whose operator said that they cannot be bootstrapped, and operators that answer nothing."""
 
     def __init__(self, clock: Clock) -> None:

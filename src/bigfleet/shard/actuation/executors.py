@@ -31,7 +31,7 @@ from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.actuation.action_queue import GOAL_STATE, REDRIVEN_STATE, REQUIRED_STATE, Actuator
-from bigfleet.shard.actuation.backoff import Refusals, Strikes
+from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
 from bigfleet.shard.actuation.stockouts import Stockouts
 from bigfleet.shard.cycle.reclaim_delay import FitHolds, is_delayable
 from bigfleet.shard.inventory.ingest import Ingest, node_labels, node_taints, provider_id
@@ -79,8 +79,8 @@ class Executors:
         metrics: ShardMetrics,
         clock: Clock,
         ids: IdSource,
-        strikes: Strikes,
-        refusals: Refusals,
+        strikes: MachineBackoff,
+        refusals: DemandBackoff,
         stockouts: Stockouts,
         fit_holds: FitHolds,
         revisit: Callable[[MachineId], None],

@@ -47,7 +47,7 @@ class _Stay:
     is_stuck: bool = False
 
 
-class StuckWatch:
+class StuckTransitions:
     """Remembers how long machines have been on their way.
 
     Invariant: one stay of all and only the machines that were in a transitional state at the last look.

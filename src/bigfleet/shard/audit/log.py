@@ -30,7 +30,7 @@ _CHAIN = re.compile(rb',"chain":"([0-9a-f]{64})"\}\Z')
 _log = structlog.get_logger("bigfleet.shard.audit.log")
 
 
-class Head(NamedTuple):
+class AuditHead(NamedTuple):
     """A place in the chain: the newest record's number and its chain."""
 
     sequence: int
@@ -41,14 +41,14 @@ class Head(NamedTuple):
 
 
 #: Before the first record of all.
-START = Head(0, GENESIS)
+START = AuditHead(0, GENESIS)
 
 
 class AuditLog(Protocol):
     """Where lines go: an append-only file in production, values in tests. Every method may raise OSError."""
 
     @property
-    def head(self) -> Head:
+    def head(self) -> AuditHead:
         """The last record that the log held when it was opened."""
         ...
 
@@ -66,7 +66,7 @@ class AuditLog(Protocol):
         ...
 
 
-class Line(NamedTuple):
+class AuditLine(NamedTuple):
     """One line taken apart, as far as the chain is concerned."""
 
     sequence: int
@@ -96,7 +96,7 @@ def digest(previous: str, body: bytes) -> str:
     return hashlib.sha256(previous.encode() + body).hexdigest()
 
 
-def read_line(line: bytes) -> Line | None:
+def read_line(line: bytes) -> AuditLine | None:
     """Take a line without its line feed apart; None when it is no record of an audit log."""
     found = _CHAIN.search(line)
     if found is None:
@@ -106,7 +106,7 @@ def read_line(line: bytes) -> Line | None:
         link = _LINKS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return Line(link.sequence, link.previous, found.group(1).decode(), body)
+    return AuditLine(link.sequence, link.previous, found.group(1).decode(), body)
 
 
 def chained(record: dict[str, object], sequence: int, previous: str, *, tells_previous: bool) -> tuple[bytes, str]:

@@ -18,7 +18,7 @@ import structlog
 from bigfleet.model.clock import Clock
 from bigfleet.model.compute import Compute
 from bigfleet.recording.growing_file import append_whole, begin_fresh, numbered, open_locked
-from bigfleet.shard.audit.log import START, Head, read_line
+from bigfleet.shard.audit.log import START, AuditHead, read_line
 
 SYNC_INTERVAL_SECONDS = 1.0
 #: A record is bounded by its texts; this is far above any.
@@ -118,7 +118,7 @@ class AuditFile:
         self._is_regular = stat.S_ISREG(status.st_mode)
         self._size_bytes = status.st_size if self._is_regular else 0
 
-    def _find_head(self) -> Head:
+    def _find_head(self) -> AuditHead:
         if not self._is_regular:
             return START
         last = _last_line(self._file, self._path)
@@ -126,11 +126,11 @@ class AuditFile:
             line = read_line(last)
             if line is None:
                 raise AuditFileFault(f"{self._path}: its last line is no record of an audit log; move the file away")
-            return Head(line.sequence, line.chain)
+            return AuditHead(line.sequence, line.chain)
         # A process may have ended between beginning a new file and writing its first line.
         with suppress(OSError), numbered(self._path, 1).open("rb") as older:
             line = read_line(_tail(older.fileno()).removesuffix(b"\n").rpartition(b"\n")[2])
-            return Head(line.sequence, line.chain) if line is not None else START
+            return AuditHead(line.sequence, line.chain) if line is not None else START
         return START
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from bigfleet.shard.audit.log import Head, Line, digest, read_line
+from bigfleet.shard.audit.log import AuditHead, AuditLine, digest, read_line
 
 #: After so many a log is not looked at any further.
 FINDINGS_MAX = 20
 
 
-class Fault(Enum):
+class AuditFault(Enum):
     """What is wrong at a place."""
 
     GAP = "gap"
@@ -29,7 +29,7 @@ class Finding:
 
     file: str
     line: int
-    fault: Fault
+    fault: AuditFault
     text: str
 
 
@@ -42,7 +42,7 @@ class Checked:
     #: Number of the first record, 0 when there is none.
     first_sequence: int
     #: The last record; None when there is none.
-    head: Head | None
+    head: AuditHead | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Place:
     has_end: bool
 
 
-def check(files: Iterable[tuple[str, Iterable[bytes]]], anchor: Head | None = None) -> Checked:
+def check(files: Iterable[tuple[str, Iterable[bytes]]], anchor: AuditHead | None = None) -> Checked:
     """Check files, oldest first, each a name and its lines with their line feeds.
 
     `anchor` is a head that an earlier check returned; its record must be there. At most FINDINGS_MAX are returned.
@@ -78,13 +78,13 @@ def _places(name: str, lines: Iterable[bytes]) -> Iterator[_Place]:
 class _Checker:
     """Goes along the lines with the chains that the next one may follow."""
 
-    def __init__(self, anchor: Head | None) -> None:
+    def __init__(self, anchor: AuditHead | None) -> None:
         self.findings: list[Finding] = []
         self._anchor = anchor
         self._is_anchored = anchor is None
         self._records = 0
         self._first_sequence = 0
-        self._head: Head | None = None
+        self._head: AuditHead | None = None
         #: One chain after a good line; after a bad one every chain that the true next line may go on from.
         self._chains: frozenset[str] = frozenset()
         self._sequences = _Numbers()
@@ -103,15 +103,17 @@ class _Checker:
         line = read_line(place.content)
         if not place.has_end:
             # Also when it reads like a record: what wrote it always ends a line.
-            self._find(place, Fault.TRUNCATED, "the last line has no end: its record was cut off")
+            self._find(place, AuditFault.TRUNCATED, "the last line has no end: its record was cut off")
         elif line is None:
-            self._find(place, Fault.EDITED, "the line is no record of an audit log")
+            self._find(place, AuditFault.EDITED, "the line is no record of an audit log")
         else:
             self._take_record(place, line, is_first)
 
-    def _take_record(self, place: _Place, line: Line, is_first: bool) -> None:
+    def _take_record(self, place: _Place, line: AuditLine, is_first: bool) -> None:
         if is_first and self._head is None and line.previous is None:
-            self._find(place, Fault.TRUNCATED, f"the file begins with record {line.sequence}, and not at its beginning")
+            self._find(
+                place, AuditFault.TRUNCATED, f"the file begins with record {line.sequence}, and not at its beginning"
+            )
         elif self._head is None and line.previous is not None:
             # The first record of all that were given: what it goes on from is what it says itself.
             self._chains = frozenset({line.previous})
@@ -119,7 +121,9 @@ class _Checker:
         follows = any(line.follows(chain) for chain in self._chains)
         if follows and line.sequence > last:
             if line.sequence > last + 1:
-                self._find(place, Fault.GAP, f"{_records(last + 1, line.sequence)} not here: they could not be written")
+                self._find(
+                    place, AuditFault.GAP, f"{_records(last + 1, line.sequence)} not here: they could not be written"
+                )
             self._accept(line, frozenset({line.chain}))
             return
         # Whatever of the three it was, the true next line goes on from one of these.
@@ -130,26 +134,26 @@ class _Checker:
         else:
             self._chains = chains
 
-    def _tell_break(self, place: _Place, line: Line, last: int) -> None:
+    def _tell_break(self, place: _Place, line: AuditLine, last: int) -> None:
         if line.sequence in self._sequences:
-            self._find(place, Fault.REORDERED, f"record {line.sequence} stands here again")
+            self._find(place, AuditFault.REORDERED, f"record {line.sequence} stands here again")
         elif line.sequence <= last:
-            self._find(place, Fault.REORDERED, f"record {line.sequence} stands after record {last}")
+            self._find(place, AuditFault.REORDERED, f"record {line.sequence} stands after record {last}")
         elif line.sequence > last + 1:
             self._gaps.append((range(last + 1, line.sequence), len(self.findings)))
-            self._find(place, Fault.GAP, f"{_records(last + 1, line.sequence)} missing before this line")
+            self._find(place, AuditFault.GAP, f"{_records(last + 1, line.sequence)} missing before this line")
         elif not self._chains:
             pass  # the missing beginning was told already
         else:
-            self._find(place, Fault.EDITED, f"record {line.sequence} is not as it was written after record {last}")
+            self._find(place, AuditFault.EDITED, f"record {line.sequence} is not as it was written after record {last}")
 
-    def _accept(self, line: Line, chains: frozenset[str]) -> None:
+    def _accept(self, line: AuditLine, chains: frozenset[str]) -> None:
         self._records += 1
         self._first_sequence = self._first_sequence or line.sequence
         self._sequences.add(line.sequence)
         self._chains = chains
         if self._head is None or line.sequence > self._head.sequence:
-            self._head = Head(line.sequence, line.chain)
+            self._head = AuditHead(line.sequence, line.chain)
         if self._anchor is not None and line.sequence == self._anchor.sequence:
             self._is_anchored = line.chain == self._anchor.chain
 
@@ -159,15 +163,15 @@ class _Checker:
             if all(number in self._sequences for number in missing):
                 found = self.findings[position]
                 text = f"{_records(missing.start, missing.stop)} further down: the lines were moved"
-                self.findings[position] = Finding(found.file, found.line, Fault.REORDERED, text)
+                self.findings[position] = Finding(found.file, found.line, AuditFault.REORDERED, text)
         if not self._is_anchored and self._anchor is not None:
             number = self._anchor.sequence
             is_there = number in self._sequences
             text = f"record {number} is another one than was noted" if is_there else f"record {number} is missing"
-            fault = Fault.EDITED if is_there else Fault.TRUNCATED
+            fault = AuditFault.EDITED if is_there else AuditFault.TRUNCATED
             self.findings.append(Finding(self._file, 0, fault, f"{text}: a log with it was verified before"))
 
-    def _find(self, place: _Place, fault: Fault, text: str) -> None:
+    def _find(self, place: _Place, fault: AuditFault, text: str) -> None:
         self.findings.append(Finding(place.file, place.number, fault, text))
 
     def result(self) -> Checked:

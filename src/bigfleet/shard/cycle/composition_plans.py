@@ -67,7 +67,7 @@ class _Plan:
     settings: PlanSettings = field(default_factory=PlanSettings)
 
 
-class Plans:
+class CompositionPlans:
     """The compositions of one shard's clusters. All of it is touched by the shard's loop alone."""
 
     def __init__(

@@ -21,36 +21,36 @@ from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.frames import NodeStateUpdate
 from bigfleet.model.ids import IdSource, MachineId, ShardId
-from bigfleet.recording.hook import Asked, CycleTaker, recorded
+from bigfleet.recording.hook import CycleInput, CycleTaker, recorded
 from bigfleet.shard.actuation.action_queue import Actuator
-from bigfleet.shard.actuation.backoff import Refusals, Strikes
+from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
 from bigfleet.shard.actuation.executors import Executors
 from bigfleet.shard.actuation.stockouts import Stockouts
-from bigfleet.shard.actuation.stuck_transitions import StuckWatch
+from bigfleet.shard.actuation.stuck_transitions import StuckTransitions
 from bigfleet.shard.audit.log import Audit, AuditLog
 from bigfleet.shard.cluster_policy import ClusterPolicies
-from bigfleet.shard.cycle.composition_plans import Plans, PlanWorkers
-from bigfleet.shard.cycle.engine_runner import Decider, EngineMaker, fleet_engine
+from bigfleet.shard.cycle.composition_plans import CompositionPlans, PlanWorkers
+from bigfleet.shard.cycle.engine_runner import EngineMaker, EngineRunner, fleet_engine
 from bigfleet.shard.cycle.guardrails import Guardrails
-from bigfleet.shard.cycle.phase_timer import Laps
+from bigfleet.shard.cycle.phase_timer import PhaseTimer
 from bigfleet.shard.cycle.reclaim_delay import FitHolds
-from bigfleet.shard.cycle.shortfall_ages import Ages, next_ages, short_of_cycle
+from bigfleet.shard.cycle.shortfall_ages import ShortfallAges, next_ages, short_of_cycle
 from bigfleet.shard.cycle.waiting_growth import WaitingGrowth
 from bigfleet.shard.inventory.fleet_queries import largest_supply
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import MachineRows
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ownership.handover_host import ShardGrounds
+from bigfleet.shard.ownership.handover_host import ShardHandoverHost
 from bigfleet.shard.ownership.ownership import Ownership, rows_with
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
 from bigfleet.shard.ports import Provider, ProviderRefusal, ShardSettings, TokenSource
-from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, Belonging, Title
+from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, OwnedResources, OwnershipFilter
 from bigfleet.shard.reconcile.reconciler import Reconciler
 from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
-from bigfleet.shard.sessions.rollup_intake import RollUpLane
-from bigfleet.shard.status.cycle_publisher import Aftermath, Audience, Telling
+from bigfleet.shard.sessions.rollup_intake import RollUpIntake
+from bigfleet.shard.status.cycle_publisher import CycleEffects, CyclePublisher, Subscribers
 from bigfleet.shard.status.reports import Report, report_of
 from bigfleet.shard.status.session_views import SessionViews
 from bigfleet.shard.status.views import CycleView, ViewContext, build_view
@@ -103,8 +103,8 @@ class Shard:
         self.metrics = ShardMetrics(registry, self.inventory)
         self.intake = Intake(guard=settings.empty_rollup_guard)
         self.sessions = Sessions(epoch=epoch, outbox_frames_max=settings.outbox_frames_max)
-        self.strikes = Strikes(clock)
-        self.refusals = Refusals(clock)
+        self.strikes = MachineBackoff(clock)
+        self.refusals = DemandBackoff(clock)
         self.stockouts = Stockouts(clock, self.metrics)
         self.fit_holds = FitHolds(clock)
         self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
@@ -115,7 +115,7 @@ class Shard:
         self._compute = compute
         #: Is told what every cycle asked its engine, and what it was answered.
         self.recorder = recorder
-        self._decider = Decider(
+        self._decider = EngineRunner(
             make_engine=make_engine,
             verify_every_cycles=settings.engine_verify_every_cycles,
             compute=compute,
@@ -123,8 +123,8 @@ class Shard:
         )
         self.plans = self._make_plans(plan_workers)
         self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
-        self.stuck = StuckWatch(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
-        self._title: Title = ownership_file or EVERYTHING
+        self.stuck = StuckTransitions(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
+        self._title: OwnedResources = ownership_file or EVERYTHING
         self._make_hands(provider, ids)
         self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
         #: The last finished cycle, and the machines that could not be given away after it, as rows of its snapshot;
@@ -138,11 +138,11 @@ class Shard:
         self._has_decided = False
         self._wakeup = asyncio.Event()
         self._inspecting = asyncio.Lock()
-        self._ages = Ages()
+        self._ages = ShortfallAges()
         self._connect_parts()
 
-    def _make_plans(self, workers: PlanWorkers | None) -> Plans:
-        return Plans(
+    def _make_plans(self, workers: PlanWorkers | None) -> CompositionPlans:
+        return CompositionPlans(
             clock=self._clock,
             compute=self._compute,
             metrics=self.metrics,
@@ -195,7 +195,7 @@ class Shard:
             compute=self._compute,
             awaited=lambda: self.waiting_growth.awaited,
         )
-        self.belonging = Belonging(
+        self.belonging = OwnershipFilter(
             me=self.shard_id,
             inherits=self.settings.inherits,
             title=self._title,
@@ -217,7 +217,7 @@ class Shard:
 
     def _make_ownership(self, file: OwnershipFile, provider: Provider, ids: IdSource) -> Ownership:
         """Make what carries out a coordinator's instructions; who brings them is not known here."""
-        grounds = ShardGrounds(
+        grounds = ShardHandoverHost(
             settings=self.settings,
             inventory=self.inventory,
             ingest=self.ingest,
@@ -243,7 +243,7 @@ class Shard:
         )
 
     def _connect_parts(self) -> None:
-        self.telling = Telling(
+        self.telling = CyclePublisher(
             settings=self.settings,
             inventory=self.inventory,
             sessions=self.sessions,
@@ -258,7 +258,7 @@ class Shard:
             has_failed=self.telling.joins.is_unjoined,
         )
         self.intake.bounded = self.waiting_growth.reported
-        self._rollups = RollUpLane(
+        self._rollups = RollUpIntake(
             intake=self.intake,
             sessions=self.sessions,
             telling=self.telling,
@@ -371,7 +371,7 @@ class Shard:
         return report
 
     async def _one_cycle(self, is_timer: bool) -> CycleReport:
-        lap = Laps(self._clock, self.metrics)
+        lap = PhaseTimer(self._clock, self.metrics)
         await self._reconcile()
         lap.end("reconcile")
         if not self.is_ready:
@@ -391,7 +391,7 @@ class Shard:
         by_cluster, judged = table.by_cluster(), self.telling.judged()
         options = self._options(snapshot, unjoined)
         options = await self.plans.options_with(snapshot, demand, by_cluster, options)
-        asked = Asked(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
+        asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
         decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, lap.decided))
         self._has_decided = True
         lap.end_decision()
@@ -399,7 +399,7 @@ class Shard:
         self.refusals.keep_only(self.intake.table.wants)
         self.stockouts.keep_only(self.intake.table.wants)
         self.waiting_growth.decided(decision.rows)
-        audience = Audience(
+        audience = Subscribers(
             demand=by_cluster,
             buckets=buckets,
             judged=judged,
@@ -478,12 +478,12 @@ class Shard:
         return self.inventory.snapshot()
 
     async def _conclude(
-        self, decision: Decision, context: ViewContext, audience: Audience, is_timer: bool
-    ) -> tuple[ViewContext, Aftermath]:
+        self, decision: Decision, context: ViewContext, audience: Subscribers, is_timer: bool
+    ) -> tuple[ViewContext, CycleEffects]:
         """Work out, off the loop, the ages after a decision and what there is to tell of it."""
         before = self._ages
 
-        def conclude() -> tuple[Ages, ViewContext, Aftermath]:
+        def conclude() -> tuple[ShortfallAges, ViewContext, CycleEffects]:
             refused, failing = context.refused, context.failing
             short = short_of_cycle(decision.rows, refused, failing)
             ages = next_ages(

@@ -25,7 +25,7 @@ _log = structlog.get_logger("bigfleet.shard.cycle.engine_runner")
 _TOLD_MAX = 16
 
 
-class Divergence(Protocol):
+class EngineDivergence(Protocol):
     """Two ways to decide the same cycle that came to different answers."""
 
     @property
@@ -44,7 +44,7 @@ class Divergence(Protocol):
         ...
 
 
-class Engine(Protocol):
+class DecisionEngine(Protocol):
     """Decides cycle after cycle, from any thread, for one caller at a time."""
 
     def decide(
@@ -55,10 +55,12 @@ class Engine(Protocol):
 class EngineMaker(Protocol):
     """Makes a ready engine, however long that takes; it is called off the loop."""
 
-    def __call__(self, *, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine: ...
+    def __call__(
+        self, *, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]
+    ) -> DecisionEngine: ...
 
 
-def fleet_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergence], None]) -> Engine:
+def fleet_engine(*, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> DecisionEngine:
     """Return the engine for large fleets with its kernels loaded, compiled when no compiled form is at hand.
 
     `on_divergence` hears, in the thread that decides, of a check that failed; the answer of the full pass is then used.
@@ -71,7 +73,7 @@ def fleet_engine(*, verify_every_cycles: int, on_divergence: Callable[[Divergenc
     return FleetEngine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
 
 
-class Decider:
+class EngineRunner:
     """Asks the shard's engine."""
 
     def __init__(
@@ -81,10 +83,10 @@ class Decider:
         self._verify_every_cycles = verify_every_cycles
         self._compute = compute
         self._metrics = metrics
-        self._engine: Engine | None = None
+        self._engine: DecisionEngine | None = None
         self._making = asyncio.Lock()
         #: Filled by the thread that decides, emptied by the loop.
-        self._diverged: deque[Divergence] = deque(maxlen=_TOLD_MAX)
+        self._diverged: deque[EngineDivergence] = deque(maxlen=_TOLD_MAX)
 
     @property
     def is_ready(self) -> bool:

@@ -17,7 +17,7 @@ from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId
 from bigfleet.shard import safety_limits as rails
 from bigfleet.shard.actuation.action_queue import Actuator
-from bigfleet.shard.actuation.backoff import Refusals
+from bigfleet.shard.actuation.backoff import DemandBackoff
 from bigfleet.shard.cycle.reclaim_delay import Excess, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
 from bigfleet.shard.metrics import ShardMetrics
@@ -27,7 +27,7 @@ _log = structlog.get_logger("bigfleet.shard.cycle.guardrails")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
+class AdmittedActions:
     """How many of one cycle's actions the rails held back, and how many were enqueued."""
 
     capped: int = 0
@@ -46,7 +46,7 @@ class Guardrails:
         clock: Clock,
         fit_holds: FitHolds,
         actuator: Actuator,
-        refusals: Refusals,
+        refusals: DemandBackoff,
         metrics: ShardMetrics,
         compute: Compute,
         awaited: Callable[[], Set[MachineId]] = frozenset,
@@ -68,7 +68,7 @@ class Guardrails:
 
     async def enqueue(
         self, decision: Decision, snapshot: ColumnSnapshot, *, cycle: int, now_seconds: float, is_timer: bool
-    ) -> Passed:
+    ) -> AdmittedActions:
         """Enqueue what the rails admit, or set all of it aside under a pause or a dry run."""
         posture = rails.disposition(paused=self._settings.actuation_paused, dry_run=self._settings.dry_run)
         if is_timer:
@@ -79,7 +79,7 @@ class Guardrails:
             open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
             self._metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))
             await self._actuator.suppress(open_actions, cycle, posture)
-            return Passed()
+            return AdmittedActions()
         chosen = await self._choose(decision, snapshot, in_flight, now_seconds=now_seconds, is_timer=is_timer)
         self._reclaims_spent = dict(chosen.spent)
         metrics = self._metrics
@@ -89,7 +89,7 @@ class Guardrails:
         metrics.reclaims_capped.inc(chosen.capped)
         metrics.actions_deferred.inc(chosen.postponed)
         counts = self._actuator.enqueue(chosen.actions, cycle)
-        return Passed(
+        return AdmittedActions(
             capped=chosen.capped, delayed=chosen.delayed, postponed=chosen.postponed, enqueued=counts.enqueued
         )
 

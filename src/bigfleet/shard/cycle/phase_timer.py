@@ -19,7 +19,7 @@ SHOWN_AS: Final[Mapping[Phase, str]] = MappingProxyType(
 )
 
 
-class Laps:
+class PhaseTimer:
     """The phases of one cycle, from the moment at which it is made."""
 
     def __init__(self, clock: Clock, metrics: ShardMetrics) -> None:

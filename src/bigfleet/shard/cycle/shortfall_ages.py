@@ -17,7 +17,7 @@ from bigfleet.shard.status.views import NO_FAILURES, Failing, short_of, split_re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ages:
+class ShortfallAges:
     """What one cycle hands to the next; each part is replaced, never changed."""
 
     parking: Mapping[ParkingKey, int] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class KnowsShort(Protocol):
 
 
 def next_ages(
-    ages: Ages,
+    ages: ShortfallAges,
     short_rows: Sequence[RowResult],
     *,
     snapshot: ColumnSnapshot,
     refused: Set[RowKey],
     failing: Failing = NO_FAILURES,
     advance: bool,
-) -> Ages:
+) -> ShortfallAges:
     """Return the ages after a cycle; they rise when `advance` is True (a timer cycle) and are only reset otherwise.
 
     `short_rows` are those of `short_of_cycle`. `refused` names the rows whose operator cannot bootstrap them: what such
@@ -68,7 +68,7 @@ def next_ages(
             if residual:
                 known = ages.rows.get(member.key)
                 row_ages[member.key] = 1 if known is None else known + int(advance)
-    return Ages(
+    return ShortfallAges(
         parking=parking.next_ages(ages.parking, short_rows, advance=advance),
         rows=row_ages,
         ledger=shortfalls.record(ages.ledger, lacking, advance=advance),

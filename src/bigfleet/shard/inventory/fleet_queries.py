@@ -24,7 +24,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.shard.inventory.machine_record import Kept
+from bigfleet.shard.inventory.machine_record import InventoryRecord
 
 _STATES = len(MachineState)
 
@@ -185,7 +185,7 @@ class Wanted:
     states: frozenset[int] = frozenset()
     capacity_types: frozenset[int] = frozenset()
 
-    def holds(self, machine: Machine | Kept) -> bool:
+    def holds(self, machine: Machine | InventoryRecord) -> bool:
         """Say whether one machine is asked for."""
         return (
             self.cluster in ("", machine.cluster)

@@ -22,7 +22,7 @@ from bigfleet.model.metadata import decode_metadata
 from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
 from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
-from bigfleet.shard.inventory.machine_record import Binding, Kept
+from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Record
 from bigfleet.shard.sessions.registry import Sessions
@@ -63,7 +63,7 @@ class _Told(NamedTuple):
     last_error: str
 
     @classmethod
-    def of(cls, machine: Machine | Kept) -> "_Told":
+    def of(cls, machine: Machine | InventoryRecord) -> "_Told":
         return cls(machine.state, machine.cluster, machine.last_error)
 
 
@@ -264,7 +264,7 @@ class Ingest:
             taints=tuple(node_taints(machine)),
         )
 
-    def _merged(self, record: Record, known: Kept | None) -> tuple[Machine, Binding | None]:
+    def _merged(self, record: Record, known: InventoryRecord | None) -> tuple[Machine, Binding | None]:
         """Return what our view will be: a machine, and the binding whose stamps it has where those are not its own."""
         machine, metadata = record
         if machine.state in UNBOUND_STATES:
@@ -291,7 +291,7 @@ class Ingest:
             _log.warning("metadata_unreadable", machine=machine.id, key=key)
         return restored
 
-    def _tell(self, machine_id: MachineId, before: Kept | None, after: Machine) -> None:
+    def _tell(self, machine_id: MachineId, before: InventoryRecord | None, after: Machine) -> None:
         """Tell listeners and the cluster of a change; of the stamps of `after` nobody asks here."""
         former = None
         ours = None if before is None else before.binding

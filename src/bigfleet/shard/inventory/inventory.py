@@ -16,7 +16,7 @@ from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.states import MachineState, is_legal_transition
-from bigfleet.shard.inventory.machine_record import Binding, Keeper, Kept, binding_of
+from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord, Keeper, binding_of
 
 
 class InventoryRefusal(Exception):
@@ -36,7 +36,7 @@ class Inventory:
     """
 
     def __init__(self) -> None:
-        self._machines: dict[MachineId, Kept] = {}
+        self._machines: dict[MachineId, InventoryRecord] = {}
         self._idle_since_seconds: dict[MachineId, float] = {}
         #: Of all and only the machines whose stamp is not `_first_unix_nanos`, which the first List gives to most.
         self._state_since_unix_nanos: dict[MachineId, int] = {}
@@ -68,7 +68,7 @@ class Inventory:
         """Return the machine, made for the caller. Raises InventoryRefusal when it is unknown."""
         return self._known(machine_id).machine(machine_id)
 
-    def kept(self, machine_id: MachineId) -> Kept | None:
+    def kept(self, machine_id: MachineId) -> InventoryRecord | None:
         """Return what is kept of a machine, None when it is not known."""
         return self._machines.get(machine_id)
 
@@ -102,7 +102,7 @@ class Inventory:
             raise InventoryRefusal("exists", f"{machine.id}: a machine with this id exists already")
         self._replace(machine, None, now_seconds, now_unix_nanos)
 
-    def apply(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> Kept:
+    def apply(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> InventoryRecord:
         """Replace a machine by a driven transition or an update, and return what was kept before.
 
         Raises InventoryRefusal when it is unknown, the transition is not in the table, or the invariant is broken.
@@ -117,7 +117,7 @@ class Inventory:
 
     def observe(
         self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0, binding: Binding | None = None
-    ) -> Kept:
+    ) -> InventoryRecord:
         """Replace a machine by what its provider reports, whatever the table says, and return what was kept before.
 
         `binding` holds its stamps when they are not those of the machine; state and cluster are the same in both.
@@ -127,7 +127,7 @@ class Inventory:
         self._replace(machine, before, now_seconds, now_unix_nanos, binding)
         return before
 
-    def remove(self, machine_id: str) -> Kept:
+    def remove(self, machine_id: str) -> InventoryRecord:
         """Forget a machine and return what was kept of it. Raises InventoryRefusal when it is unknown."""
         known = MachineId(machine_id)
         before = self._known(known)
@@ -181,7 +181,7 @@ class Inventory:
         """Return the machines that have a row, but for some rows, ids ascending."""
         return self._store.rows_without(rows)
 
-    def _known(self, machine_id: MachineId) -> Kept:
+    def _known(self, machine_id: MachineId) -> InventoryRecord:
         kept = self._machines.get(machine_id)
         if kept is None:
             raise InventoryRefusal("unknown", f"{machine_id}: no machine with this id is known")
@@ -190,7 +190,7 @@ class Inventory:
     def _replace(
         self,
         machine: Machine,
-        before: Kept | None,
+        before: InventoryRecord | None,
         now_seconds: float,
         now_unix_nanos: int,
         binding: Binding | None = None,

@@ -54,7 +54,7 @@ class Binding(NamedTuple):
         return self._replace(state=state, cluster=cluster, preempted_for=preempted_for)
 
 
-class Kept(NamedTuple):
+class InventoryRecord(NamedTuple):
     """A machine but for its id."""
 
     facts: Facts
@@ -175,7 +175,7 @@ class Keeper:
 
     def keep(
         self, machine: Machine, binding: Binding, idle_since_seconds: float, vocabulary: Vocabulary
-    ) -> tuple[Kept, Numbers]:
+    ) -> tuple[InventoryRecord, Numbers]:
         """Return what to keep of a machine whose state, cluster and stamps are those of `binding`, and its numbers."""
         if vocabulary is not self._vocabulary:
             self._vocabulary = vocabulary
@@ -197,7 +197,7 @@ class Keeper:
         facts, shape, offer = self._facts.get(key) or self._numbered_facts(key, machine)
         binding, state, cluster, stamp = bound
         return (
-            Kept(facts, binding, host_ref, machine.node_name, machine.last_error),
+            InventoryRecord(facts, binding, host_ref, machine.node_name, machine.last_error),
             (state, cluster, shape, offer, stamp, idle_since_seconds),
         )
 

@@ -21,7 +21,7 @@ KEPT_ONE_IN = 10
 _DEFAULTS = Options(now_seconds=0.0, reported=frozenset())
 
 
-class Candidate(NamedTuple):
+class DonorCandidate(NamedTuple):
     """A machine that could be given up."""
 
     machine: Machine
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     idle_since_seconds: float
 
 
-class Victim(NamedTuple):
+class DrainCandidate(NamedTuple):
     """A machine that is drained for another shard, and the notice that it gets."""
 
     machine: Machine
@@ -46,7 +46,7 @@ def matches(selector: Selector, machine: Machine) -> bool:
     )
 
 
-def chosen(selector: Selector, matching: Iterable[Candidate]) -> list[MachineId]:
+def chosen(selector: Selector, matching: Iterable[DonorCandidate]) -> list[MachineId]:
     """Return what is given of all that match: cheapest to lose first, then idle longest, then by id.
 
     max(1, ceil(0.1 × matching)) of them stay, so of one or none nothing is given.
@@ -56,12 +56,12 @@ def chosen(selector: Selector, matching: Iterable[Candidate]) -> list[MachineId]
     return [candidate.machine.id for candidate in ordered[: max(0, min(selector.count, len(ordered) - kept))]]
 
 
-def _order(candidate: Candidate) -> tuple[float, float, MachineId]:
+def _order(candidate: DonorCandidate) -> tuple[float, float, MachineId]:
     machine = candidate.machine
     return machine.assigned_reclamation_penalty_dollars, candidate.idle_since_seconds, machine.id
 
 
-def victims(drain: CrossShardDrain, matching: Iterable[Machine]) -> list[Victim]:
+def victims(drain: CrossShardDrain, matching: Iterable[Machine]) -> list[DrainCandidate]:
     """Return what is drained of all that match, best first as Phase 2 has it, at most the selector's count.
 
     Both gates are strict: a machine serves less urgent work, and work that is cheaper to interrupt.
@@ -75,7 +75,7 @@ def victims(drain: CrossShardDrain, matching: Iterable[Machine]) -> list[Victim]
     ]
     cheaper.sort(key=lambda machine: (-_score(priority, machine), machine.id))
     return [
-        Victim(machine, grace_seconds(priority - machine.assigned_priority))
+        DrainCandidate(machine, grace_seconds(priority - machine.assigned_priority))
         for machine in cheaper[: max(0, drain.selector.count)]
     ]
 

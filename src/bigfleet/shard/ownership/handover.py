@@ -30,7 +30,7 @@ from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, RowKind, Turn
 from bigfleet.model.states import RESTING_STATES, TRANSITIONAL_STATES, MachineState
 from bigfleet.shard.outcomes import COORDINATOR_REASON
-from bigfleet.shard.ownership.donor_selection import Candidate, Victim, chosen, victims
+from bigfleet.shard.ownership.donor_selection import DonorCandidate, DrainCandidate, chosen, victims
 from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten, Reservation
 from bigfleet.shard.ports import ProviderRefusal, Record, RefusalKind
 
@@ -55,7 +55,7 @@ class MayYetSucceed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class HandoverDone:
     """What there is to tell of an instruction that was carried out."""
 
     #: Resolved, adopted or being drained.
@@ -64,7 +64,7 @@ class Done:
     machines: tuple[Machine, ...] = ()
 
 
-class Grounds(Protocol):
+class HandoverHost(Protocol):
     """What a handover sees and moves of the shard; all of it on the shard's loop."""
 
     @property
@@ -80,7 +80,7 @@ class Grounds(Protocol):
         """Say whether an action of the machine waits or runs."""
         ...
 
-    def giveable(self, state: MachineState, selector: Selector) -> Sequence[Candidate]:
+    def giveable(self, state: MachineState, selector: Selector) -> Sequence[DonorCandidate]:
         """Return what a selector means of the unbound machines of a state, without busy ones and claimed ones."""
         ...
 
@@ -121,7 +121,7 @@ class Handover:
     """One shard's side of all instructions; they come one after the other."""
 
     def __init__(
-        self, *, me: ShardId, file: OwnershipFile, grounds: Grounds, clock: Clock, report_interval_seconds: float
+        self, *, me: ShardId, file: OwnershipFile, grounds: HandoverHost, clock: Clock, report_interval_seconds: float
     ) -> None:
         self._me = me
         self._file = file
@@ -147,7 +147,7 @@ class Handover:
         if owned is not self._file.owned:
             self._commit(owned)
 
-    async def carry_out(self, instruction: Instruction) -> Done:
+    async def carry_out(self, instruction: Instruction) -> HandoverDone:
         """Carry an instruction out, to its end. Raises DoesNotApply and MayYetSucceed, and nothing else."""
         try:
             return await self._carry_out(instruction)
@@ -157,7 +157,7 @@ class Handover:
             _log.exception("instruction_failed", instruction=instruction.instruction_id)
             raise MayYetSucceed(f"{type(error).__name__}: {error}") from error
 
-    async def _carry_out(self, instruction: Instruction) -> Done:
+    async def _carry_out(self, instruction: Instruction) -> HandoverDone:
         payload = instruction.payload
         if isinstance(payload, CrossShardDrain):
             return self._drain(payload, instruction)
@@ -170,11 +170,11 @@ class Handover:
             return self._take_note(payload, instruction, meant)
         self._commit(self._after(instruction))
         self._grounds.widened()
-        return Done()
+        return HandoverDone()
 
     # ---- giving up ----------------------------------------------------------------------------------------------
 
-    async def _release(self, payload: Transfer, instruction: Instruction) -> Done:
+    async def _release(self, payload: Transfer, instruction: Instruction) -> HandoverDone:
         turn = instruction.row_turn
         if not payload.to_shard:
             raise DoesNotApply("it does not say which shard gets the machines")
@@ -184,7 +184,7 @@ class Handover:
         named = [machine_id for machine_id in ids_of(payload) if not self._is_past(machine_id, turn)]
         if ids_of(payload) and not named:
             # What a later instruction has settled is left as it is.
-            return Done()
+            return HandoverDone()
         if self._grounds.pause:
             raise MayYetSucceed(self._grounds.pause)
         state = MachineState.IDLE if isinstance(payload, TransferOwnership) else MachineState.SPECULATIVE
@@ -201,9 +201,9 @@ class Handover:
         self._commit(owned, {m: each for m, each in self._file.reservations.items() if m not in gone})  # H4
         self._grounds.leave(sorted(gone))
         _log.info("machines_given_up", instruction=instruction.instruction_id, to=payload.to_shard, machines=len(gone))
-        return Done(machine_ids=tuple(machine.id for machine in going), machines=tuple(going))
+        return HandoverDone(machine_ids=tuple(machine.id for machine in going), machines=tuple(going))
 
-    def _given_up_at(self, turn: Turn) -> Done:
+    def _given_up_at(self, turn: Turn) -> HandoverDone:
         """Return what was given up under a turn before: the instruction comes again."""
         rows = {
             machine_id: row
@@ -211,7 +211,7 @@ class Handover:
             if row.turn == turn and row.kind is not RowKind.ADOPTED
         }
         records = tuple(row.machine for row in rows.values() if row.machine is not None)
-        return Done(machine_ids=tuple(rows), machines=records)
+        return HandoverDone(machine_ids=tuple(rows), machines=records)
 
     def _is_past(self, machine_id: MachineId, turn: Turn) -> bool:
         row = self._file.owned.rows.get(machine_id)
@@ -314,7 +314,7 @@ class Handover:
 
     # ---- taking over, and hearing where machines are ------------------------------------------------------------
 
-    def _take_note(self, payload: Transfer, instruction: Instruction, meant: Reading) -> Done:
+    def _take_note(self, payload: Transfer, instruction: Instruction, meant: Reading) -> HandoverDone:
         before, owned = self._file.owned, self._after(instruction)
         if meant is Reading.ADOPT and owned.adopted_count > max(ADOPTED_MAX, before.adopted_count):
             raise DoesNotApply(f"{before.adopted_count} machines were adopted here already, at most {ADOPTED_MAX} are")
@@ -322,13 +322,13 @@ class Handover:
         concerned = ids_of(payload)
         if meant is Reading.NOTE:
             self._grounds.leave(each for each in concerned if self._is_elsewhere(each))
-            return Done()
+            return HandoverDone()
         if meant is Reading.ADOPT and isinstance(payload, TransferOwnership):
             fresh = {each for each in concerned if owned.rows.get(each) is not before.rows.get(each)}
             self._grounds.arrive(machine.without_binding() for machine in payload.machines if machine.id in fresh)
         self._grounds.widened()
         here = (each for each in concerned if (row := owned.rows.get(each)) and row.kind is RowKind.ADOPTED)
-        return Done(machine_ids=tuple(here))
+        return HandoverDone(machine_ids=tuple(here))
 
     def _is_elsewhere(self, machine_id: MachineId) -> bool:
         """Say whether a machine of the inventory is not ours any more; one that is bound is always its binder's."""
@@ -341,7 +341,7 @@ class Handover:
 
     # ---- draining for others ------------------------------------------------------------------------------------
 
-    def _drain(self, payload: CrossShardDrain, instruction: Instruction) -> Done:
+    def _drain(self, payload: CrossShardDrain, instruction: Instruction) -> HandoverDone:
         if payload.to_shard in ("", self._me):
             raise DoesNotApply("it does not say for which other shard")
         if self._grounds.pause:
@@ -353,7 +353,7 @@ class Handover:
             self._preempt(
                 victims(payload, [machine for machine in at_hand if machine.id in begun]), payload, instruction
             )
-            return Done(machine_ids=tuple(sorted(begun)))
+            return HandoverDone(machine_ids=tuple(sorted(begun)))
         allowed = set(payload.machine_ids)
         free = [
             each
@@ -371,9 +371,9 @@ class Handover:
             self._commit(self._file.owned, {**before, **queued})
         if not queued:
             raise MayYetSucceed("the action queue has no room")
-        return Done(machine_ids=tuple(sorted(queued)))
+        return HandoverDone(machine_ids=tuple(sorted(queued)))
 
-    def _preempt(self, picked: Sequence[Victim], payload: CrossShardDrain, instruction: Instruction) -> None:
+    def _preempt(self, picked: Sequence[DrainCandidate], payload: CrossShardDrain, instruction: Instruction) -> None:
         self._grounds.preempt([_preempt(victim, payload, instruction) for victim in picked])
 
     def tend(self) -> None:
@@ -443,7 +443,7 @@ def _reservation(machine: Machine, payload: CrossShardDrain, instruction: Instru
     )
 
 
-def _preempt(victim: Victim, payload: CrossShardDrain, instruction: Instruction) -> Action:
+def _preempt(victim: DrainCandidate, payload: CrossShardDrain, instruction: Instruction) -> Action:
     return Action(
         kind=ActionKind.PREEMPT,
         machine_id=victim.machine.id,

@@ -1,8 +1,8 @@
 """What a handover sees and moves of a running shard: its inventory, its actions, its provider, its audit log.
 
-docs/spec/coordinator.md §9.3, H2 to H4 and H7; the Protocol is `bigfleet.shard.ownership.handover.Grounds`. Candidates
-are found by shape, so that a question costs the machines that match and not the fleet. Nothing here may decide who owns
-one.
+docs/spec/coordinator.md §9.3, H2 to H4 and H7; the Protocol is `bigfleet.shard.ownership.handover.HandoverHost`.
+Candidates are found by shape, so that a question costs the machines that match and not the fleet. Nothing here may
+decide who owns one.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import MachineRows
 from bigfleet.shard.outcomes import COORDINATOR_REASON, REFUSAL_OUTCOMES, ActionRecord, Outcome
-from bigfleet.shard.ownership.donor_selection import Candidate, matches
+from bigfleet.shard.ownership.donor_selection import DonorCandidate, matches
 from bigfleet.shard.ports import Provider, ProviderRefusal, Record, RefusalKind, ShardSettings, TokenSource
 
 T = TypeVar("T")
 
 
-class ShardGrounds:
+class ShardHandoverHost:
     """The parts of one shard that a handover works on."""
 
     def __init__(
@@ -83,11 +83,11 @@ class ShardGrounds:
         """Say whether an action of the machine waits or runs."""
         return self._actuator.is_pending(machine_id)
 
-    def giveable(self, state: MachineState, selector: Selector) -> Sequence[Candidate]:
+    def giveable(self, state: MachineState, selector: Selector) -> Sequence[DonorCandidate]:
         """Return what a selector means of the unbound machines of a state, without busy ones and claimed ones."""
         claimed = self._claimed()
         return [
-            Candidate(machine, self._inventory.idle_since_seconds(machine.id) or 0.0)
+            DonorCandidate(machine, self._inventory.idle_since_seconds(machine.id) or 0.0)
             for machine in self._fitting(state, lambda machine: matches(selector, machine))
             if not machine.cluster and machine.id not in claimed
         ]

@@ -16,7 +16,7 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.ownership import Base, RowKind
 from bigfleet.shard.inventory.machine_shapes import MachineRows
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ownership.handover import Grounds, Handover
+from bigfleet.shard.ownership.handover import Handover, HandoverHost
 from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
 from bigfleet.shard.reconcile.reconciler import ReconcileResult
 
@@ -34,7 +34,7 @@ class Ownership:
         *,
         me: ShardId,
         file: OwnershipFile,
-        grounds: Grounds,
+        grounds: HandoverHost,
         metrics: ShardMetrics,
         clock: Clock,
         report_interval_seconds: float,

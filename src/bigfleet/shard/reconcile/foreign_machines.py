@@ -12,16 +12,16 @@ from bigfleet.engine.columns.store import NOTE_BYTES
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.ownership import Owned, RowKind
-from bigfleet.shard.reconcile.ownership_filter import Belonging
+from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
 
 #: Digests that are looked up before other tasks get their turn, a few milliseconds of work.
 LOOKED_UP_PER_TURN_MAX: Final = 20_000
 
 
-class Others:
+class ForeignMachines:
     """The records of one provider that are not this shard's, from one full List to the next."""
 
-    def __init__(self, belonging: Belonging) -> None:
+    def __init__(self, belonging: OwnershipFilter) -> None:
         self._belonging = belonging
         #: What was owned when the last full List was judged; None before it.
         self._judged: Owned | None = None

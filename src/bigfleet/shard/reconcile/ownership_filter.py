@@ -18,7 +18,7 @@ from bigfleet.shard.ownership.ownership_file import Reservation
 from bigfleet.shard.ports import Record
 
 
-class Title(Protocol):
+class OwnedResources(Protocol):
     """What a shard owns, and what it keeps for others, at this moment."""
 
     @property
@@ -31,17 +31,17 @@ class Title(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class OwnsAll:
     """The title of a shard that keeps none: nobody can tell it to give anything up."""
 
     owned: Owned = field(default_factory=lambda: Owned(base=Base.ALL))
     reservations: Mapping[MachineId, Reservation] = field(default_factory=dict)
 
 
-EVERYTHING: Final = Everything()
+EVERYTHING: Final = OwnsAll()
 
 
-class Belonging:
+class OwnershipFilter:
     """What of a provider's machines is one shard's."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Belonging:
         *,
         me: ShardId,
         inherits: frozenset[ShardId],
-        title: Title,
+        title: OwnedResources,
         is_known: Callable[[MachineId], bool],
         is_busy: Callable[[MachineId], bool],
     ) -> None:

@@ -16,15 +16,15 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
 from bigfleet.shard.actuation.action_queue import Actuator
-from bigfleet.shard.actuation.backoff import Strikes
+from bigfleet.shard.actuation.backoff import MachineBackoff
 from bigfleet.shard.actuation.executors import Executors
 from bigfleet.shard.inventory.ingest import Ingest, Moment
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import Listing, Provider, ProviderRefusal, Record, RefusalKind, ShardSettings
-from bigfleet.shard.reconcile.foreign_machines import Others
-from bigfleet.shard.reconcile.ownership_filter import Belonging
-from bigfleet.shard.reconcile.unchanged_records import Recognised, doubtful, recognise
+from bigfleet.shard.reconcile.foreign_machines import ForeignMachines
+from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
+from bigfleet.shard.reconcile.unchanged_records import UnchangedRecords, doubtful, recognise
 from bigfleet.shard.safety_limits import RemovalBrake
 
 _log = structlog.get_logger("bigfleet.shard.reconcile.reconciler")
@@ -62,7 +62,7 @@ class _Shown:
     records: Sequence[Record]
     #: Where these records stand in the answer; empty when no digests are to be noted.
     places: Sequence[int] = ()
-    recognised: Recognised | None = None
+    recognised: UnchangedRecords | None = None
 
     def digests(self, places: Sequence[int]) -> list[bytes]:
         """Return the digests of the records at these places."""
@@ -81,10 +81,10 @@ class Reconciler:
         inventory: Inventory,
         ingest: Ingest,
         executors: Executors,
-        strikes: Strikes,
+        strikes: MachineBackoff,
         metrics: ShardMetrics,
         clock: Clock,
-        belonging: Belonging,
+        belonging: OwnershipFilter,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -104,7 +104,7 @@ class Reconciler:
         self._held_removals: set[MachineId] = set()
         #: Ids to read with Get as soon as they are not pending: a state that did not move makes no delta.
         self._revisit: set[MachineId] = set()
-        self._others = Others(belonging)
+        self._others = ForeignMachines(belonging)
         self._belonging = belonging
         #: How often more became ours, and of how many of these times a full answer has told since.
         self._widenings, self._widenings_read = 0, 0

@@ -30,7 +30,7 @@ Digests = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recognised:
+class UnchangedRecords:
     """What is known of the records of one answer without reading them."""
 
     #: Row of the machine that each record tells of, -1 for a record that must be read.
@@ -48,7 +48,7 @@ class Recognised:
         return places
 
 
-async def recognise(listing: Listing, inventory: Inventory, clock: Clock) -> Recognised | None:
+async def recognise(listing: Listing, inventory: Inventory, clock: Clock) -> UnchangedRecords | None:
     """Return which records of a full answer are known, None when it has no digests or rows do not hold still."""
     if not listing.digests or not len(inventory):
         return None
@@ -59,11 +59,11 @@ async def recognise(listing: Listing, inventory: Inventory, clock: Clock) -> Rec
         rows = await _rows(inventory.noted(), digests, clock)
         if inventory.layout == layout:
             unseen = inventory.ids_without(rows[rows >= 0])
-            return Recognised(rows=rows, digests=digests, layout=layout, unseen=unseen)
+            return UnchangedRecords(rows=rows, digests=digests, layout=layout, unseen=unseen)
     return None
 
 
-async def doubtful(recognised: Recognised, inventory: Inventory, marked: Set[str], clock: Clock) -> list[int]:
+async def doubtful(recognised: UnchangedRecords, inventory: Inventory, marked: Set[str], clock: Clock) -> list[int]:
     """Return the places of recognised records whose machine is marked, or has changed since; ascending."""
     places = np.flatnonzero(recognised.rows >= 0)
     rows, digests, layout = recognised.rows[places], recognised.digests[places], recognised.layout

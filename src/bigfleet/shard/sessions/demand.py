@@ -16,7 +16,7 @@ from bigfleet.model.need import Need, RowKey, new_need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.vector import ZERO, Vector
-from bigfleet.shard.safety_limits import Quarantine, Verdict
+from bigfleet.shard.safety_limits import DemandQuarantine, QuarantineVerdict
 
 _FirstSight = tuple[int, int]
 #: Priority negated, arrival, cluster, rank of first sight, how many rows of its identity the message had before it; no
@@ -283,7 +283,7 @@ class RollUpOutcome(Enum):
 
 @dataclass(slots=True)
 class _ClusterIntake:
-    quarantine: Quarantine = field(default_factory=Quarantine)
+    quarantine: DemandQuarantine = field(default_factory=DemandQuarantine)
     #: Digest of the last accepted roll-up without its timestamp.
     digest: bytes | None = None
 
@@ -338,14 +338,14 @@ class Intake:
         digest: bytes,
         now_unix_nanos: int,
         largest_supply: Callable[[], Vector] = lambda: ZERO,
-    ) -> Verdict:
+    ) -> QuarantineVerdict:
         """Judge a valid roll-up and, when it is accepted, put it in force. Either way the cluster has reported.
 
         `largest_supply` returns the largest supply, per dimension, among the machines bound to the cluster.
         """
         self.reported.add(cluster)
         intake = self._clusters.setdefault(cluster, _ClusterIntake())
-        verdict, judged = Verdict.ACCEPT, intake.quarantine
+        verdict, judged = QuarantineVerdict.ACCEPT, intake.quarantine
         if self._guard:
             verdict, judged = intake.quarantine.admit(rows, largest_supply)
         intake.quarantine = judged

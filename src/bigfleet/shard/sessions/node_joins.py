@@ -16,7 +16,7 @@ from bigfleet.model.frames import CAPABILITY_NODE_STATUS, NodeStatus
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
-from bigfleet.shard.inventory.machine_record import Kept
+from bigfleet.shard.inventory.machine_record import InventoryRecord
 from bigfleet.shard.ports import JoinGate
 from bigfleet.shard.sessions.registry import Sessions
 
@@ -27,7 +27,7 @@ SESSION_SECONDS_MIN = 60.0
 _NOT_CONFIGURED = float("inf")
 
 
-class Joins:
+class NodeJoins:
     """Which bound machines have not been seen Ready. Touched by the loop alone.
 
     Invariants: `_missing` holds all and only bound machines without a ready status since they were bound, with the
@@ -115,7 +115,11 @@ class Joins:
         return self._judged if self._gate is JoinGate.ENFORCE else frozenset()
 
     def judge(
-        self, sessions: Sessions, machine_of: Callable[[MachineId], Machine | Kept | None], *, now_seconds: float
+        self,
+        sessions: Sessions,
+        machine_of: Callable[[MachineId], Machine | InventoryRecord | None],
+        *,
+        now_seconds: float,
     ) -> frozenset[str]:
         """Return the machines that are unjoined at this moment; logs those that have become so."""
         while self._due and now_seconds - self._due[0][0] > self._deadline_seconds:

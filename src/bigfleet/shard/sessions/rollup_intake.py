@@ -19,7 +19,7 @@ from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
 from bigfleet.shard.sessions.rollup_reader import read_offer
-from bigfleet.shard.status.cycle_publisher import Telling
+from bigfleet.shard.status.cycle_publisher import CyclePublisher
 
 _log = structlog.get_logger("bigfleet.shard")
 
@@ -27,7 +27,7 @@ _log = structlog.get_logger("bigfleet.shard")
 ROWS_ON_LOOP_MAX = 256
 
 
-class RollUpLane:
+class RollUpIntake:
     """The way of every roll-up of one shard."""
 
     def __init__(
@@ -35,7 +35,7 @@ class RollUpLane:
         *,
         intake: Intake,
         sessions: Sessions,
-        telling: Telling,
+        telling: CyclePublisher,
         metrics: ShardMetrics,
         clock: Clock,
         compute: Compute,
@@ -96,7 +96,7 @@ class RollUpLane:
             _log.warning("rollup_held", cluster=session.cluster, verdict=verdict.value, rows=len(needs), reason=why)
             self._sessions.acknowledge_rollup(session, offer, held=True)
             return RollUpOutcome.HELD
-        if verdict is rails.Verdict.ACCEPT_CONFIRMED:
+        if verdict is rails.QuarantineVerdict.ACCEPT_CONFIRMED:
             _log.warning("rollup_believed", cluster=session.cluster, rows=len(needs), reason=why)
         rows = self._intake.table.rows_of(session.cluster)
         self._telling.rollup_accepted(session.cluster, rows, offer.timestamp_unix_nanos)

@@ -12,7 +12,7 @@ from bigfleet.shard.sessions.registry import Sessions
 _log = structlog.get_logger("bigfleet.shard.sessions.stale_clusters")
 
 
-class Silence:
+class StaleClusters:
     """Since when each cluster that matters has had no session. Cost: the clusters, once per cycle."""
 
     def __init__(self, *, alert_seconds: float) -> None:

@@ -29,7 +29,7 @@ REFRESH_SECONDS = 300.0
 HintKey = tuple[str, str]
 
 
-class Offer(NamedTuple):
+class HintOffer(NamedTuple):
     """What is free for one ask."""
 
     machines: int
@@ -44,7 +44,7 @@ class _Asked:
     ask: Ask
 
 
-class Offers:
+class HintOffers:
     """What each cluster asks for, and what is free for it. Used off the loop, by one caller at a time."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Offers:
         self._rows: dict[str, Sequence[Need]] = {}
         #: Who asks it: all and only the asks of `_asked`.
         self._askers: defaultdict[Ask, set[HintKey]] = defaultdict(set)
-        self._offers: dict[Ask, tuple[Offer, Vector]] = {}
+        self._offers: dict[Ask, tuple[HintOffer, Vector]] = {}
         self._made_from: Classes | None = None
 
     def update(self, demand: Mapping[str, Sequence[Need]], classes: Classes, fits: Fits) -> set[HintKey]:
@@ -134,24 +134,24 @@ def _asked(rows: Sequence[Need]) -> dict[str, _Asked]:
     }
 
 
-def _offer(ask: Ask, classes: Classes, fits: Fits) -> tuple[Offer, Vector]:
+def _offer(ask: Ask, classes: Classes, fits: Fits) -> tuple[HintOffer, Vector]:
     """Return what is free for an ask, and what the machine that is priced offers."""
     places = np.flatnonzero(fits.fitting(ask))
     idle, speculative = int(classes.idle[places].sum()), int(classes.speculative[places].sum())
     if not idle + speculative:
-        return Offer(0, Confidence.NONE, 0.0), vector.ZERO
+        return HintOffer(0, Confidence.NONE, 0.0), vector.ZERO
     prices = (classes.idle_price_usd_per_hour if idle else classes.speculative_price_usd_per_hour)[places]
     cheapest = int(prices.argmin())
     confidence = Confidence.HIGH if idle else Confidence.MEDIUM
-    return Offer(idle + speculative, confidence, float(prices[cheapest])), fits.supply(int(places[cheapest]))
+    return HintOffer(idle + speculative, confidence, float(prices[cheapest])), fits.supply(int(places[cheapest]))
 
 
 class _Sent(NamedTuple):
-    offer: Offer
+    offer: HintOffer
     at_seconds: float
 
 
-class Hints:
+class CapacityHints:
     """What each connected operator was told, and what it is to be told next. Touched by the loop alone.
 
     Invariants: only clusters with a session have a memory; what waits in `_due` is asked for by some cluster, once.
@@ -177,7 +177,7 @@ class Hints:
         self._sent.pop(cluster, None)
         self._fresh.discard(cluster)
 
-    def tell(self, changed: Set[HintKey], offers: Offers, sessions: Sessions, *, now_seconds: float) -> int:
+    def tell(self, changed: Set[HintKey], offers: HintOffers, sessions: Sessions, *, now_seconds: float) -> int:
         """Send what differs from what was told, as far as rate and room allow; return how many hints were sent."""
         self._gather(changed, offers, now_seconds)
         rooms: dict[str, int] = {}
@@ -190,7 +190,7 @@ class Hints:
             if session is None or hint is None:
                 self._sent.get(cluster, {}).pop(fingerprint, None)
                 continue
-            offer = Offer(hint.available_count, hint.confidence, hint.price_usd_per_hour)
+            offer = HintOffer(hint.available_count, hint.confidence, hint.price_usd_per_hour)
             told = self._sent.get(cluster, {}).get(fingerprint)
             age_seconds = now_seconds - told.at_seconds if told is not None else float("inf")
             if told is not None and told.offer == offer and age_seconds < REFRESH_SECONDS:
@@ -207,7 +207,7 @@ class Hints:
         self._due = later
         return sent
 
-    def _gather(self, changed: Set[HintKey], offers: Offers, now_seconds: float) -> None:
+    def _gather(self, changed: Set[HintKey], offers: HintOffers, now_seconds: float) -> None:
         while self._ageing and now_seconds - self._ageing[0][0] >= REFRESH_SECONDS:
             at_seconds, key = self._ageing.popleft()
             told = self._sent.get(key[0], {}).get(key[1])

@@ -27,13 +27,13 @@ from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import FleetClasses, MachineRows, live_prices
 from bigfleet.shard.metrics import UNMET_REASONS, ShardMetrics
 from bigfleet.shard.ports import ShardSettings
-from bigfleet.shard.sessions.node_joins import Joins
+from bigfleet.shard.sessions.node_joins import NodeJoins
 from bigfleet.shard.sessions.registry import Session, Sessions
-from bigfleet.shard.sessions.stale_clusters import Silence
-from bigfleet.shard.status.capacity_hints import HintKey, Hints, Offers
+from bigfleet.shard.sessions.stale_clusters import StaleClusters
+from bigfleet.shard.status.capacity_hints import CapacityHints, HintKey, HintOffers
 from bigfleet.shard.status.latency import PhaseTimes, ProvisioningLatency
 from bigfleet.shard.status.need_status import (
-    Verdicts,
+    NeedStatusPublisher,
     coming_needs,
     missing_machines,
     shortfall_counts,
@@ -60,7 +60,7 @@ class _KnowsClaims(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audience:
+class Subscribers:
     """Who may be told what, taken on the loop before the work begins."""
 
     #: Each cluster's rows in force.
@@ -77,7 +77,7 @@ class Audience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aftermath:
+class CycleEffects:
     """What a decision means to those outside."""
 
     #: Machines that could not be given away after the decision, as rows of its snapshot.
@@ -122,7 +122,7 @@ def claimed_machines(rows: Sequence[RowResult], buckets: bytes) -> Counter[int]:
     return claims
 
 
-class Telling:
+class CyclePublisher:
     """One shard's word to the outside, and what it remembers of having said."""
 
     def __init__(
@@ -139,10 +139,10 @@ class Telling:
         self._sessions = sessions
         self._metrics = metrics
         self._clock = clock
-        self.joins = Joins(gate=settings.join_gate, deadline_seconds=settings.join_deadline_seconds)
-        self.silence = Silence(alert_seconds=settings.cluster_silence_seconds)
-        self._hints = Hints(interval_seconds=settings.available_capacity_interval_seconds)
-        self._verdicts = Verdicts()
+        self.joins = NodeJoins(gate=settings.join_gate, deadline_seconds=settings.join_deadline_seconds)
+        self.silence = StaleClusters(alert_seconds=settings.cluster_silence_seconds)
+        self._hints = CapacityHints(interval_seconds=settings.available_capacity_interval_seconds)
+        self._verdicts = NeedStatusPublisher()
         self._latency = ProvisioningLatency(metrics.provisioning_latency.observe)
         self._phases = PhaseTimes(lambda state, seconds: metrics.phase_seconds[state].observe(seconds))
         #: Timestamp of the roll-up in force, by cluster.
@@ -150,7 +150,7 @@ class Telling:
         #: The same of all and only the clusters whose operators understand a verdict.
         self._judged: dict[str, int] = {}
         #: Used off the loop, by one cycle at a time.
-        self._offers = Offers()
+        self._offers = HintOffers()
         self._classes = FleetClasses()
         ingest.on_change = self._changed
         ingest.on_remove = self._removed
@@ -237,8 +237,8 @@ class Telling:
         return dict(self._judged)
 
     def aftermath_of(
-        self, decision: Decision, short: Sequence[RowResult], context: ViewContext, audience: Audience
-    ) -> Aftermath:
+        self, decision: Decision, short: Sequence[RowResult], context: ViewContext, audience: Subscribers
+    ) -> CycleEffects:
         """Work out what a decision means to those outside. It may run in any thread, for one caller at a time."""
         taken = taken_rows(decision, context, audience.busy)
         classes, fits = self._classes.of(context.snapshot, taken)
@@ -253,7 +253,7 @@ class Telling:
         due = self._verdicts.due(
             told, audience.judged, coming_by_cluster=coming, context=context, now_seconds=audience.now_seconds
         )
-        return Aftermath(
+        return CycleEffects(
             taken=taken,
             hints_changed=changed,
             verdicts=list(due),
@@ -261,12 +261,12 @@ class Telling:
             shortfall_rows=shortfall_counts(unmet),
         )
 
-    def tell_hints(self, aftermath: Aftermath) -> None:
+    def tell_hints(self, aftermath: CycleEffects) -> None:
         """Send the hints that are due."""
         now_seconds = self._clock.monotonic_seconds()
         self._hints.tell(aftermath.hints_changed, self._offers, self._sessions, now_seconds=now_seconds)
 
-    def tell_verdicts(self, aftermath: Aftermath) -> None:
+    def tell_verdicts(self, aftermath: CycleEffects) -> None:
         """Send the verdicts that are due, to sessions that still stand and have room; the others hear it later."""
         now_seconds = self._clock.monotonic_seconds()
         for cluster, update in aftermath.verdicts:
@@ -275,7 +275,7 @@ class Telling:
                 session.outbox.put(update)
                 self._verdicts.sent(cluster, update, now_seconds)
 
-    def show(self, aftermath: Aftermath, ledger: Ledger, *, demand_rows: int) -> None:
+    def show(self, aftermath: CycleEffects, ledger: Ledger, *, demand_rows: int) -> None:
         """Set the gauges of demand and shortfall."""
         metrics = self._metrics
         metrics.demand_rows.set(demand_rows)

@@ -201,7 +201,7 @@ class _Told(NamedTuple):
     at_seconds: float
 
 
-class Verdicts:
+class NeedStatusPublisher:
     """What each operator was told last, so that it hears of what changed, and not too often."""
 
     def __init__(self) -> None:

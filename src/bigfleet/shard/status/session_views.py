@@ -13,7 +13,7 @@ from typing import TypedDict
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.shard.sessions.demand import Intake
 from bigfleet.shard.sessions.registry import Session, Sessions
-from bigfleet.shard.sessions.stale_clusters import Silence
+from bigfleet.shard.sessions.stale_clusters import StaleClusters
 
 
 class SessionState(StrEnum):
@@ -57,7 +57,13 @@ class SessionViews:
     """Makes the views of one shard's operators."""
 
     def __init__(
-        self, *, sessions: Sessions, intake: Intake, silence: Silence, last_rollups: Mapping[str, int], clock: Clock
+        self,
+        *,
+        sessions: Sessions,
+        intake: Intake,
+        silence: StaleClusters,
+        last_rollups: Mapping[str, int],
+        clock: Clock,
     ) -> None:
         """Look at these from now on; `last_rollups` is the wall clock of each cluster's last roll-up."""
         self._sessions = sessions

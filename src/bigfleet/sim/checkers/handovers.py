@@ -14,27 +14,27 @@ from bigfleet.model.ownership import Row, RowKind
 from bigfleet.sim.checkers.invariants import INVARIANTS as INVARIANTS
 from bigfleet.sim.checkers.invariants import by_event as by_event
 from bigfleet.sim.checkers.invariants import invariant
-from bigfleet.sim.observations import Called, Committed, Cycled, Evidence, Marked, Titled
-from bigfleet.sim.sites.ownership import Title, owners
+from bigfleet.sim.observations import Called, Committed, Cycled, Marked, Observations, Titled
+from bigfleet.sim.sites.ownership import OwnershipRecord, owners
 
 # ---- one owner --------------------------------------------------------------------------------------------------
 
 
 @invariant("S5", Titled)
-def never_two_owners(_event: Titled, evidence: Evidence) -> Iterator[str]:
+def never_two_owners(_event: Titled, evidence: Observations) -> Iterator[str]:
     """No machine is owned by two shards, whatever their disks come to say."""
     for machine_id in sorted(evidence.records):
         yield from _two_owners(machine_id, evidence)
 
 
 @invariant("S5", Committed)
-def never_two_owners_of_what_is_bound(event: Committed, evidence: Evidence) -> Iterator[str]:
+def never_two_owners_of_what_is_bound(event: Committed, evidence: Observations) -> Iterator[str]:
     """No machine is owned by two shards, whatever becomes of it at its provider."""
     if event.after is not None and evidence.moves.titles:
         yield from _two_owners(event.after.id, evidence)
 
 
-def _two_owners(machine_id: str, evidence: Evidence) -> Iterator[str]:
+def _two_owners(machine_id: str, evidence: Observations) -> Iterator[str]:
     record = evidence.records[machine_id]
     found = owners(evidence.moves.titles, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
     if len(found) > 1:
@@ -43,7 +43,7 @@ def _two_owners(machine_id: str, evidence: Evidence) -> Iterator[str]:
 
 
 @invariant("S5", Cycled)
-def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Evidence) -> Iterator[str]:
+def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Observations) -> Iterator[str]:
     """A shard decides on no machine that its disk says is another's."""
     shard = event.shard
     title = evidence.moves.titles.get(shard.shard_id)
@@ -61,7 +61,7 @@ def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Evidence) -> It
 
 
 @invariant("S5", Called)
-def a_shard_calls_for_its_own_machines(event: Called, evidence: Evidence) -> Iterator[str]:
+def a_shard_calls_for_its_own_machines(event: Called, evidence: Observations) -> Iterator[str]:
     """A shard sends no call for an unbound machine that its disk says is another's."""
     shard, call = event.call.shard, event.call
     title = evidence.moves.titles.get(shard.shard_id)
@@ -73,7 +73,7 @@ def a_shard_calls_for_its_own_machines(event: Called, evidence: Evidence) -> Ite
 
 
 @invariant("S5", Marked)
-def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Evidence) -> Iterator[str]:
+def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Observations) -> Iterator[str]:
     """A provider takes no token of a shard for a machine that this shard has given up."""
     mark, me = event.mark, ShardId(event.mark.shard_id)
     title = evidence.moves.titles.get(me)
@@ -85,7 +85,7 @@ def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Evidence) -> It
 # ---- each instruction once --------------------------------------------------------------------------------------
 
 
-def _fresh_rows(before: Title, after: Title) -> Mapping[MachineId, Row]:
+def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[MachineId, Row]:
     """Return the rows that a change made anew, by machine; one that only became disowned is no new one."""
     known = before.owned.rows
     return {
@@ -96,7 +96,7 @@ def _fresh_rows(before: Title, after: Title) -> Mapping[MachineId, Row]:
 
 
 @invariant("S15", Titled)
-def an_instruction_acts_once(event: Titled, evidence: Evidence) -> Iterator[str]:
+def an_instruction_acts_once(event: Titled, evidence: Observations) -> Iterator[str]:
     """An instruction redelivered acts once."""
     moves, me = evidence.moves, event.shard_id
     for machine_id, row in _fresh_rows(event.before, event.after).items():
@@ -112,7 +112,7 @@ def an_instruction_acts_once(event: Titled, evidence: Evidence) -> Iterator[str]
 
 
 @invariant("S15", Titled)
-def a_former_leader_is_not_obeyed(event: Titled, evidence: Evidence) -> Iterator[str]:
+def a_former_leader_is_not_obeyed(event: Titled, evidence: Observations) -> Iterator[str]:
     """What a leader of a lower term than the accepted one tells acts not at all."""
     handed = evidence.moves.handed.get(event.shard_id)
     if handed is None or handed.term >= handed.accepted_term:
@@ -136,7 +136,7 @@ def _drained(event: Titled) -> dict[tuple[ShardId, str], set[MachineId]]:
 
 
 @invariant("S17", Titled)
-def what_has_come_stays_for_a_while(event: Titled, evidence: Evidence) -> Iterator[str]:
+def what_has_come_stays_for_a_while(event: Titled, evidence: Observations) -> Iterator[str]:
     """No B→A→B move within the cooldown: a machine that has come is not given on before its cooldown is over."""
     moves, me, now_nanos = evidence.moves, event.shard_id, evidence.now_nanos()
     for machine_id, row in _fresh_rows(event.before, event.after).items():
@@ -149,7 +149,7 @@ def what_has_come_stays_for_a_while(event: Titled, evidence: Evidence) -> Iterat
             yield f"{machine_id} came from {giver} to {me} and goes to {row.other} after {seconds:.1f} s"
 
 
-def remember(event: Titled, evidence: Evidence) -> None:
+def remember(event: Titled, evidence: Observations) -> None:
     """Keep what a change of a disk means for later ones; called once it was judged."""
     moves, me = evidence.moves, event.shard_id
     fresh = _fresh_rows(event.before, event.after)

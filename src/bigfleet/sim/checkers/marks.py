@@ -10,7 +10,7 @@ from bigfleet.engine.decision import ActionKind
 from bigfleet.model.ownership import RowKind
 from bigfleet.model.states import MachineState
 from bigfleet.shard.sessions.demand import RollUpOutcome
-from bigfleet.sim.observations import Committed, Cycled, Died, Event, Evicted, Evidence, RolledUp, Stranded, Titled
+from bigfleet.sim.observations import Committed, Cycled, Died, Event, Evicted, Observations, RolledUp, Stranded, Titled
 from bigfleet.sim.pods.evictions import Cause
 
 S = MachineState
@@ -83,7 +83,7 @@ _KIND_MARKS = {
 _HELD = (S.CONFIGURED, S.DRAINING)
 
 
-def observe(event: Event, evidence: Evidence) -> None:
+def observe(event: Event, evidence: Observations) -> None:
     """Mark what an event shows."""
     match event:
         case Cycled():
@@ -113,7 +113,7 @@ def observe(event: Event, evidence: Evidence) -> None:
                 evidence.mark("a shard died over an instruction")
 
 
-def _titled(event: Titled, evidence: Evidence) -> None:
+def _titled(event: Titled, evidence: Observations) -> None:
     before, after = event.before, event.after
     for machine_id, row in after.owned.rows.items():
         known = before.owned.rows.get(machine_id)
@@ -131,7 +131,7 @@ def _titled(event: Titled, evidence: Evidence) -> None:
         evidence.mark("a domain left")
 
 
-def _cycled(event: Cycled, evidence: Evidence) -> None:
+def _cycled(event: Cycled, evidence: Observations) -> None:
     shard, decision = event.shard, event.report.decision
     for record in event.actions:
         if record.disposition:
@@ -168,7 +168,7 @@ def _cycled(event: Cycled, evidence: Evidence) -> None:
                 evidence.mark("a gang that cannot be placed")
 
 
-def _targets(event: Cycled, evidence: Evidence) -> None:
+def _targets(event: Cycled, evidence: Observations) -> None:
     decision, memory = event.report.decision, evidence.memory(event.shard)
     if decision is None or decision.basis is None:
         return

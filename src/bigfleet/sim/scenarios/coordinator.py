@@ -13,7 +13,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from bigfleet.coordinator.commands import Command, CommandRefused, apply
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import NotTheLeader, Replica
@@ -30,7 +30,7 @@ from bigfleet.coordinator.tables import Tables
 from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
-from bigfleet.link.report_source import ShardSpeaker
+from bigfleet.link.report_source import ShardReportSource
 from bigfleet.link.reporter import Reporter, ReportOutcome
 from bigfleet.model import labels
 from bigfleet.model.clock import Clock
@@ -164,7 +164,7 @@ class Coordinator:
         """Return the name: there is no resolver."""
         return (name,)
 
-    async def report(self, address: str, report: ShardReport) -> Answer:
+    async def report(self, address: str, report: ShardReport) -> ReportAnswer:
         """Return the replica's answer. Raises NotAnswered."""
         if self._replica is None:
             await self._clock.sleep(CALL_SECONDS)
@@ -183,7 +183,7 @@ class Coordinator:
             epoch=shard.epoch,
             advertised_address=f"{shard.shard_id}:7780",
             interval_seconds=REPORT_SECONDS,
-            speaker=ShardSpeaker(shard, file, provider_address=PROVIDER_ADDRESS),
+            speaker=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(shard.ownership.handover, accepted_term=file.accepted_term),
             client=Client([ADDRESS], self, self._clock),
             clock=self._clock,

@@ -18,7 +18,7 @@ from bigfleet.model.need import RowKey
 from bigfleet.model.quantity import MILLI
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.provider.records.record import Record
-from bigfleet.shard.audit.log import START, Head
+from bigfleet.shard.audit.log import START, AuditHead
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.sim.scenarios import checks
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure
@@ -58,7 +58,7 @@ class _Reclaiming(NamedTuple):
 class HeardAudit:
     """One process's audit log, which a watch reads; implements `bigfleet.shard.audit.log.AuditLog`."""
 
-    head: Head = START
+    head: AuditHead = START
 
     def __init__(self, watch: "Watch", world: World, process: str) -> None:
         self._watch = watch

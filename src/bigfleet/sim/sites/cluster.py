@@ -39,7 +39,7 @@ from bigfleet.rpc.wire.gen import shard_pb2
 from bigfleet.sim.kernel.network import Connection, ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.observations import Event, Evicted, Evidence, Stranded
+from bigfleet.sim.observations import Event, Evicted, Observations, Stranded
 from bigfleet.sim.pods.cluster_pods import Displaced, PodCluster
 from bigfleet.sim.pods.evictions import Cause, Eviction, cause_of, is_voluntary
 from bigfleet.sim.pods.scheduler import Template
@@ -122,7 +122,7 @@ class ClusterSite:
         shard: ShardSite,
         clock: Clock,
         make_rng: Callable[[str], Random],
-        evidence: Evidence,
+        evidence: Observations,
         tell: Callable[[Event], None],
         hidden_cpu_milli: int = 0,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from bigfleet.coordinator.ephemeral_state import Answer
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import Replica
@@ -32,7 +32,7 @@ from bigfleet.rpc.wire.gen import coordinator_pb2
 from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.observations import Evidence
+from bigfleet.sim.observations import Observations
 from bigfleet.sim.sites.etcd import EtcdWire, KeptEtcd
 
 LEASE_SECONDS: Final = 10
@@ -53,7 +53,7 @@ class CallFailed(Exception):
 class WatchedReplica(Replica):
     """One replica's process."""
 
-    evidence: Evidence
+    evidence: Observations
     name: str
 
     async def _lead(self, term: Term) -> None:
@@ -66,7 +66,7 @@ class CoordinatorSite:
     """One replica's place, and its process of the moment."""
 
     def __init__(
-        self, name: str, *, store: KeptEtcd, network: Network, clock: Clock, rng: Random, evidence: Evidence
+        self, name: str, *, store: KeptEtcd, network: Network, clock: Clock, rng: Random, evidence: Observations
     ) -> None:
         self.name = name
         self.process = Process(name)
@@ -171,7 +171,7 @@ class RemoteCoordinators:
         clock: Clock,
         rng: Random,
         faults: set[str],
-        on_answer: Callable[[Answer, bool], None],
+        on_answer: Callable[[ReportAnswer, bool], None],
     ) -> None:
         """`faults` are those of the moment. `on_answer` hears of each answer, and whether it came before."""
         self._shard_id = shard_id
@@ -186,7 +186,7 @@ class RemoteCoordinators:
         """Return the name: there is no resolver."""
         return (name,)
 
-    async def report(self, address: str, report: ShardReport) -> Answer:
+    async def report(self, address: str, report: ShardReport) -> ReportAnswer:
         """Return the answer of the replica at an address. Raises NotAnswered."""
         site = self._sites.get(address)
         if site is None:
@@ -201,7 +201,7 @@ class RemoteCoordinators:
             raise NotAnswered(str(failed), leader=failed.leader if is_follower else "") from failed
         return self._heard(answer)
 
-    def _heard(self, content: bytes) -> Answer:
+    def _heard(self, content: bytes) -> ReportAnswer:
         is_old = bool(self._earlier) and "answer-again" in self._faults and self._rng.random() < _AGAIN_SHARE
         chosen = self._rng.choice(list(self._earlier)) if is_old else content
         self._earlier.append(content)

@@ -16,12 +16,12 @@ from bigfleet.shard.ownership.handover import COOLDOWN_REPORT_CYCLES
 from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.observations import Event, Evidence, Titled
+from bigfleet.sim.observations import Event, Observations, Titled
 from bigfleet.sim.plan_generator import GONE, LIVE, NONE, Plan
 from bigfleet.sim.sites.coordinator import CoordinatorSite, asked
 from bigfleet.sim.sites.etcd import KeptEtcd
 from bigfleet.sim.sites.link import ShardLink
-from bigfleet.sim.sites.ownership import ShardDisk, Title
+from bigfleet.sim.sites.ownership import OwnershipRecord, ShardDisk
 
 ADMIN: Final = "admin"
 #: Between two looks of the administrator at the tables.
@@ -47,7 +47,7 @@ class Fleet:
         *,
         clock: Clock,
         make_rng: Callable[[str], Random],
-        evidence: Evidence,
+        evidence: Observations,
         tell: Callable[[Event], None],
     ) -> None:
         self.plan = plan
@@ -96,7 +96,7 @@ class Fleet:
     def _disk(self, name: ShardId) -> ShardDisk:
         own = [zone_domain(zone) for zone, shard in self.wanted.items() if shard == name and self.plan.is_settled]
 
-        def changed(before: Title, after: Title) -> None:
+        def changed(before: OwnershipRecord, after: OwnershipRecord) -> None:
             self._evidence.moves.titles[name] = after
             self._tell(Titled(name, before, after))
 

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
-from bigfleet.link.report_source import LinkCounts, ShardSpeaker
+from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import Reporter
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Ack, Instruction
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.ownership.handover import Done, Handover
+from bigfleet.shard.ownership.handover import Handover, HandoverDone
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.observations import Evidence
+from bigfleet.sim.observations import Observations
 from bigfleet.sim.sites.coordinator import CoordinatorSite, RemoteCoordinators
 
 #: The same for every shard of a world: machines may go from each to each.
@@ -31,7 +31,7 @@ class WatchedHandover:
     """A shard's side of instructions, watched; implements `bigfleet.link.inbox.Handler`."""
 
     def __init__(
-        self, handover: Handover, shard_id: ShardId, evidence: Evidence, on_instruction: Callable[[], None]
+        self, handover: Handover, shard_id: ShardId, evidence: Observations, on_instruction: Callable[[], None]
     ) -> None:
         self._handover = handover
         self._shard_id = shard_id
@@ -46,7 +46,7 @@ class WatchedHandover:
         """Note that released machines have arrived."""
         await self._handover.confirm(machine_ids)
 
-    async def carry_out(self, instruction: Instruction) -> Done:
+    async def carry_out(self, instruction: Instruction) -> HandoverDone:
         """Carry an instruction out."""
         busy = self._evidence.moves.busy
         busy.add(self._shard_id)
@@ -70,7 +70,7 @@ class ShardLink:
         rng: Random,
         faults: set[str],
         interval_seconds: float,
-        evidence: Evidence,
+        evidence: Observations,
         is_aside: bool,
     ) -> None:
         """`sites` may all be empty places: then nobody ever answers."""
@@ -126,7 +126,7 @@ class ShardLink:
             epoch=shard.epoch,
             advertised_address=f"{shard_id}:7780",
             interval_seconds=self._interval_seconds,
-            speaker=ShardSpeaker(shard, file, provider_address=PROVIDER_ADDRESS),
+            speaker=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(handler, accepted_term=file.accepted_term, on_answer=answered),
             client=Client([site.name for site in self._sites], coordinators, self._clock),
             clock=self._clock,

@@ -20,7 +20,7 @@ _PATH = Path("/simulated/shard.db")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Title:
+class OwnershipRecord:
     """What one shard's disk says."""
 
     owned: Owned
@@ -39,7 +39,7 @@ class Title:
         return frozenset(m for m, row in self.owned.rows.items() if row.kind is RowKind.RELEASED)
 
 
-def owners(titles: Mapping[ShardId, Title], machine: Machine, assigned_shard: str) -> list[ShardId]:
+def owners(titles: Mapping[ShardId, OwnershipRecord], machine: Machine, assigned_shard: str) -> list[ShardId]:
     """Return the shards whose disks say that the machine is theirs."""
     return [shard_id for shard_id, title in titles.items() if title.owns(shard_id, machine, assigned_shard)]
 
@@ -74,7 +74,7 @@ class ShardDisk:
         *,
         domains: Iterable[Domain],
         clock: Clock,
-        on_change: Callable[[Title, Title], None],
+        on_change: Callable[[OwnershipRecord, OwnershipRecord], None],
         on_full: Callable[[], None],
     ) -> None:
         """`domains` are those that it holds at first. `on_change` hears what the disk said, and what it says now."""
@@ -114,9 +114,9 @@ class ShardDisk:
         before, self.title = self.title, self._read()
         self._on_change(before, self.title)
 
-    def _read(self) -> Title:
+    def _read(self) -> OwnershipRecord:
         file = OwnershipFile(self._connection, _PATH)
-        return Title(
+        return OwnershipRecord(
             owned=file.owned,
             reservations=dict(file.reservations),
             accepted_term=file.accepted_term,

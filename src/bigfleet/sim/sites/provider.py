@@ -33,7 +33,7 @@ from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, R
 from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.observations import Evidence
+from bigfleet.sim.observations import Observations
 from bigfleet.sim.sites.stores import KeptStore, WatchedBook
 
 PROVIDER = "provider"
@@ -53,7 +53,7 @@ class ProviderSite:
         clock: Clock,
         ids: IdSource,
         rng: Random,
-        evidence: Evidence,
+        evidence: Observations,
     ) -> None:
         self.store = KeptStore()
         self.book = WatchedBook()

@@ -29,13 +29,13 @@ from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.observations import (
     Audited,
     AuditRecord,
-    Call,
     Called,
     ClusterMemory,
     Cycled,
     Died,
     Event,
-    Evidence,
+    Observations,
+    ObservedCall,
     RolledUp,
     content_of,
     has_collapsed,
@@ -52,7 +52,7 @@ class WatchedShard(ObservedShard):
     """One shard process."""
 
     tell: Callable[[Event], None]
-    evidence: Evidence
+    evidence: Observations
 
     async def step(self, *, is_timer: bool = True) -> CycleReport:
         """Run one cycle, and tell of it."""
@@ -138,7 +138,7 @@ class ShardSite:
         provider: ProviderSite,
         clock: Clock,
         make_ids: Callable[[str], IdSource],
-        evidence: Evidence,
+        evidence: Observations,
         tell: Callable[[Event], None],
         disk: ShardDisk | None = None,
         link: ShardLink | None = None,
@@ -192,7 +192,7 @@ class ShardSite:
                 self._evidence.memory(shard).audited[record.token_sequence] += 1
 
         def on_call(method: str, machine_id: str, token: FenceToken, answer: str) -> None:
-            self._called(shard, Call(shard, method, machine_id, token.epoch, token.sequence), answer)
+            self._called(shard, ObservedCall(shard, method, machine_id, token.epoch, token.sequence), answer)
 
         log = KeptAudit(on_line)
         self.logs.append(log)
@@ -225,7 +225,7 @@ class ShardSite:
         self._tell(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
         self._evidence.moves.busy.discard(self.name)
 
-    def _called(self, shard: WatchedShard, call: Call, answer: str) -> None:
+    def _called(self, shard: WatchedShard, call: ObservedCall, answer: str) -> None:
         name = f"{call.method} {call.epoch}/{call.sequence} {answer}".rstrip()
         self._evidence.note("call", call.machine_id, name)
         memory = self._evidence.memory(shard)

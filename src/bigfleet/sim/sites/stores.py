@@ -13,7 +13,7 @@ from bigfleet.provider.records.refusal import StoreDown
 from bigfleet.provider.storage.blob_encryption import Sealed
 from bigfleet.provider.storage.store import Batch, Loaded
 from bigfleet.provider.storage.view import Tombstone
-from bigfleet.shard.audit.log import START, Head, read_line
+from bigfleet.shard.audit.log import START, AuditHead, read_line
 
 
 class KeptStore:
@@ -110,10 +110,10 @@ class KeptAudit:
         self._on_line = on_line
 
     @property
-    def head(self) -> Head:
+    def head(self) -> AuditHead:
         """The last record."""
         line = read_line(self.lines[-1].removesuffix(b"\n")) if self.lines else None
-        return START if line is None else Head(line.sequence, line.chain)
+        return START if line is None else AuditHead(line.sequence, line.chain)
 
     @property
     def is_new_file(self) -> bool:

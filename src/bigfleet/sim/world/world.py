@@ -18,7 +18,7 @@ from bigfleet.sim.kernel.loop import KernelClock, KernelLoop
 from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Streams
-from bigfleet.sim.observations import Committed, Event, Evidence, Hosted, Marked, Titled
+from bigfleet.sim.observations import Committed, Event, Hosted, Marked, Observations, Titled
 from bigfleet.sim.plan_generator import SHORT_QUEUES, Plan
 from bigfleet.sim.sites.cluster import ClusterSite
 from bigfleet.sim.sites.fleet import Fleet, shard_name
@@ -45,7 +45,7 @@ class World:
         self.loop = loop
         self.clock = KernelClock(loop)
         self.journal = Journal()
-        self.evidence = Evidence(self.journal, lambda: loop.now_nanos)
+        self.evidence = Observations(self.journal, lambda: loop.now_nanos)
         self.rng = streams.of("faults")
         self.network = Network(self.clock, streams.of("network"))
         self.demand_rng = streams.of("workload")

@@ -48,7 +48,7 @@ from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector, scale
-from bigfleet.operator.drains import Drain
+from bigfleet.operator.drains import DrainRecord
 from bigfleet.operator.ports import SessionEnded
 from bigfleet.operator.session import SessionClient
 from bigfleet.provider.backend import ConfigureWaits
@@ -489,10 +489,10 @@ class WantingCluster:
     def need_status(self, update: NeedStatusUpdate) -> None:
         """Nothing follows from it here."""
 
-    def drain_started(self, drain: Drain) -> None:
+    def drain_started(self, drain: DrainRecord) -> None:
         """Nothing is ever drained here."""
 
-    def drain_ended(self, drain: Drain, *, withdrawn: bool) -> None:
+    def drain_ended(self, drain: DrainRecord, *, withdrawn: bool) -> None:
         """Nothing is ever drained here."""
 
 

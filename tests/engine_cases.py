@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.cli.engine.case_fleet import Fleet
+from bigfleet.cli.engine.case_fleet import CaseFleet
 from bigfleet.cli.engine.cases import (
     Case,
     Entry,
@@ -31,7 +31,7 @@ from bigfleet.cli.engine.fleets import (
 __all__ = [
     "Case",
     "Entry",
-    "Fleet",
+    "CaseFleet",
     "all_cases",
     "cases_of",
     "decide_fleet",

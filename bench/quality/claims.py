@@ -6,7 +6,7 @@ Every rule is checked in plain integers on single machines, with no code of any 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench.quality.values import MILLI, PODS, Cluster, Holding, Instance, Offer, Row, Settled
+from bench.quality.values import MILLI, PODS, Holding, Instance, Offer, PackingCluster, PackingRow, Settled
 
 
 def violations(instance: Instance, settled: Settled) -> list[str]:
@@ -43,7 +43,7 @@ def _supply_faults(instance: Instance, settled: Settled) -> Iterator[str]:
             yield f"{offer.id}: {number} machines are held, the stock is {offer.stock}"
 
 
-def _machine_faults(cluster: Cluster, holding: Holding, offer: Offer) -> Iterator[str]:
+def _machine_faults(cluster: PackingCluster, holding: Holding, offer: Offer) -> Iterator[str]:
     """Yield what is wrong with the claims on one machine."""
     rows = {row.id: row for row in cluster.rows}
     room = dict(offer.allocatable)
@@ -78,7 +78,11 @@ def _machine_faults(cluster: Cluster, holding: Holding, offer: Offer) -> Iterato
 
 
 def _row_faults(
-    offers: Sequence[Offer], cluster: Cluster, row: Row, held: Sequence[Holding], short: Mapping[int, int]
+    offers: Sequence[Offer],
+    cluster: PackingCluster,
+    row: PackingRow,
+    held: Sequence[Holding],
+    short: Mapping[int, int],
 ) -> Iterator[str]:
     """Yield what is wrong with one row over all machines of its cluster."""
     name = f"{cluster.id}/{row.id}"

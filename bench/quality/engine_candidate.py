@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 from bench.quality.values import (
     MEMORY,
     MILLI,
-    Cluster,
     Holding,
     Instance,
     Offer,
-    Row,
+    PackingCluster,
+    PackingRequirement,
+    PackingRow,
     RowReport,
     Scheduler,
     Settled,
     Start,
 )
-from bench.quality.values import Requirement as RowRequirement
 from bigfleet.engine.columnar.engine import ColumnarEngine, warm_up
 from bigfleet.engine.columns.store import ColumnStore, Numbers
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, ParkingKey
@@ -71,7 +71,7 @@ class EngineWorld:
     """The machines of an instance, and the engine that decides about them."""
 
     def __init__(
-        self, instance: Instance, demands: Sequence[Sequence[Cluster]], *, has_all_slots: bool = False
+        self, instance: Instance, demands: Sequence[Sequence[PackingCluster]], *, has_all_slots: bool = False
     ) -> None:
         """Make the world of some demands; slots that no row could use exist with `has_all_slots` alone."""
         self._store = ColumnStore()
@@ -117,7 +117,7 @@ class EngineWorld:
         known = self._machines.get(machine_id)
         return known or replace(self._models[self._offer_of[machine_id]], id=machine_id)
 
-    def live(self, clusters: Sequence[Cluster]) -> Settled:
+    def live(self, clusters: Sequence[PackingCluster]) -> Settled:
         """Decide and apply until two cycles in a row, an hour apart, decide nothing."""
         demand = _needs(clusters)
         self._before.clear()
@@ -150,7 +150,7 @@ class EngineWorld:
     def _pass(self, seconds: float) -> None:
         self._now += seconds
 
-    def cycle(self, clusters: Sequence[Cluster], refuses: Container[str] = ()) -> Counter[ActionKind]:
+    def cycle(self, clusters: Sequence[PackingCluster], refuses: Container[str] = ()) -> Counter[ActionKind]:
         """Decide one cycle and apply it; return how many actions there were of each kind.
 
         `refuses` names instance types of which every creation fails: the slot stays as it is, and after three
@@ -174,7 +174,7 @@ class EngineWorld:
         of_type = (m for m in self._machines.values() if m.instance_type == instance_type)
         return sum(machine.state is MachineState.CONFIGURED for machine in of_type)
 
-    def _decide(self, clusters: Sequence[Cluster], demand: Sequence[Need]) -> tuple[Decision, float]:
+    def _decide(self, clusters: Sequence[PackingCluster], demand: Sequence[Need]) -> tuple[Decision, float]:
         options = Options(
             now_seconds=self._now,
             reported=frozenset(cluster.id for cluster in clusters),
@@ -297,11 +297,11 @@ def _quantity(name: str, milli: int) -> str:
     return f"{milli // MILLI}" if name == MEMORY or milli % MILLI == 0 else f"{milli}m"
 
 
-def _needs(clusters: Sequence[Cluster]) -> tuple[Need, ...]:
+def _needs(clusters: Sequence[PackingCluster]) -> tuple[Need, ...]:
     return tuple(need_of(cluster.id, row) for cluster in clusters for row in cluster.rows)
 
 
-def need_of(cluster: str, row: Row) -> Need:
+def need_of(cluster: str, row: PackingRow) -> Need:
     """Return the row as a row of demand without shapes."""
     aggregate: Vector = {}
     min_unit: Vector = {}
@@ -314,12 +314,12 @@ def need_of(cluster: str, row: Row) -> Need:
     )
 
 
-def requirement_of(requirement: RowRequirement) -> Requirement:
+def requirement_of(requirement: PackingRequirement) -> Requirement:
     """Return a requirement as the engine's."""
     return Requirement(requirement.key, _OPERATORS[requirement.operator], requirement.values)
 
 
-def _profile(row: Row) -> Profile:
+def _profile(row: PackingRow) -> Profile:
     modes = {True: SpreadMode.DO_NOT_SCHEDULE, False: SpreadMode.SCHEDULE_ANYWAY}
     return Profile(
         requirements=tuple(requirement_of(r) for r in row.requirements),
@@ -354,7 +354,7 @@ def _usable(offer: Offer, need: Need) -> int:
     return max(covered, default=0)
 
 
-def _reports(clusters: Sequence[Cluster], decision: Decision) -> tuple[RowReport, ...]:
+def _reports(clusters: Sequence[PackingCluster], decision: Decision) -> tuple[RowReport, ...]:
     """Return each row's report; a row that is short is short of all its pods, because the engine counts no pods."""
     satisfied: dict[RowKey, bool] = {}
     for result in decision.rows:

@@ -18,13 +18,13 @@ from bench.quality.values import (
     MILLI,
     PINNED_BUCKET,
     PODS,
-    Cluster,
     Offer,
-    Overhead,
-    Requirement,
-    Row,
-    Shape,
-    Spread,
+    PackingCluster,
+    PackingOverhead,
+    PackingRequirement,
+    PackingRow,
+    PackingShape,
+    PackingSpread,
 )
 from bigfleet.demo.trace import GPU_MILLI
 from bigfleet.model import labels as keys
@@ -44,8 +44,8 @@ SMALL_CLUSTERS: Final = {"small": 12, "medium": 60, "large": 200}
 
 IMPOSSIBLE_CPU_MILLI: Final = 1000 * MILLI
 
-AMD64: Final = Requirement(keys.ARCH, "In", ("amd64",))
-OVERHEAD: Final = Overhead({CPU: 120, MEMORY: 250 * MIB, PODS: 3 * MILLI})
+AMD64: Final = PackingRequirement(keys.ARCH, "In", ("amd64",))
+OVERHEAD: Final = PackingOverhead({CPU: 120, MEMORY: 250 * MIB, PODS: 3 * MILLI})
 
 
 def stock_of(pods: int) -> int:
@@ -110,15 +110,15 @@ def request(rng: Random, cpu_milli: int | None = None) -> dict[str, int]:
     return {CPU: cpu, MEMORY: memory_mib * MIB}
 
 
-def services(rng: Random, pods: int, number: int = DEPLOYMENTS, prefix: str = "app") -> list[Row]:
+def services(rng: Random, pods: int, number: int = DEPLOYMENTS, prefix: str = "app") -> list[PackingRow]:
     """Return the Deployments of one cluster."""
     rows = []
     for index, count in enumerate(pareto_counts(rng, number, pods)):
-        pinned = (Requirement(keys.ZONE, "In", (rng.choice(ZONES),)),) if rng.random() < 0.15 else ()
+        pinned = (PackingRequirement(keys.ZONE, "In", (rng.choice(ZONES),)),) if rng.random() < 0.15 else ()
         rows.append(
-            Row(
+            PackingRow(
                 id=f"{prefix}-{index:03d}",
-                shapes=(Shape(request(rng), count),),
+                shapes=(PackingShape(request(rng), count),),
                 requirements=(AMD64, *pinned),
                 priority=rng.choice(PRIORITIES),
                 interruption_bucket=rng.choice(PENALTY_BUCKETS),
@@ -128,27 +128,27 @@ def services(rng: Random, pods: int, number: int = DEPLOYMENTS, prefix: str = "a
     return rows
 
 
-def service_clusters(rng: Random, size: str) -> list[Cluster]:
+def service_clusters(rng: Random, size: str) -> list[PackingCluster]:
     """Return the clusters of F1 at a size."""
     pods, clusters = SERVICES[size]
-    return [Cluster(f"c{number}", tuple(services(rng, pods)), (OVERHEAD,)) for number in range(clusters)]
+    return [PackingCluster(f"c{number}", tuple(services(rng, pods)), (OVERHEAD,)) for number in range(clusters)]
 
 
-def f1(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f1(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return services on demand."""
     return on_demand(data.types, stock_of(SERVICES[size][0])), service_clusters(rng, size)
 
 
-def f2(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f2(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return services on demand and on spot."""
     offers = on_demand(data.types, stock_of(SERVICES[size][0]))
     return [*offers, *spot(offers)], service_clusters(rng, size)
 
 
-def f7(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f7(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return many clusters of 5 to 30 pods in 2 to 6 Deployments."""
     clusters = [
-        Cluster(f"c{n:03d}", tuple(services(rng, rng.randint(5, 30), rng.randint(2, 6))), (OVERHEAD,))
+        PackingCluster(f"c{n:03d}", tuple(services(rng, rng.randint(5, 30), rng.randint(2, 6))), (OVERHEAD,))
         for n in range(SMALL_CLUSTERS[size])
     ]
     return on_demand(data.types, stock_of(sum(cluster.pods for cluster in clusters))), clusters
@@ -157,11 +157,11 @@ def f7(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
 # ---- adversarial -------------------------------------------------------------------------------------------------
 
 
-def _with_rows(clusters: Sequence[Cluster], change: "dict[str, list[Row]]") -> list[Cluster]:
+def _with_rows(clusters: Sequence[PackingCluster], change: "dict[str, list[PackingRow]]") -> list[PackingCluster]:
     return [replace(cluster, rows=tuple(change.get(cluster.id, cluster.rows))) for cluster in clusters]
 
 
-def f8a(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f8a(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return rows of two opposite shapes: 60 cpu and 400 GiB in one row."""
     offers, clusters = f1(rng, size, data)
     changed = {}
@@ -170,32 +170,32 @@ def f8a(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
         for index in range(4):
             count = max(1, rows[index].pods // 20)
             shapes = (
-                Shape({CPU: 60 * MILLI, MEMORY: 4 * 1024 * MIB}, count),
-                Shape({CPU: 1 * MILLI, MEMORY: 400 * 1024 * MIB}, count),
+                PackingShape({CPU: 60 * MILLI, MEMORY: 4 * 1024 * MIB}, count),
+                PackingShape({CPU: 1 * MILLI, MEMORY: 400 * 1024 * MIB}, count),
             )
             rows[index] = replace(rows[index], shapes=shapes)
         changed[cluster.id] = rows
     return offers, _with_rows(clusters, changed)
 
 
-def f8b(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f8b(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return services where one impossible pod joins the largest row of each cluster."""
     offers, clusters = f1(rng, size, data)
     return offers, [with_impossible_pod(cluster) for cluster in clusters]
 
 
-def with_impossible_pod(cluster: Cluster) -> Cluster:
+def with_impossible_pod(cluster: PackingCluster) -> PackingCluster:
     """Return the cluster with one pod of 1,000 cpu in its largest row: a typo for 1000m."""
     if not cluster.rows:
         return cluster
     largest = max(range(len(cluster.rows)), key=lambda index: (cluster.rows[index].pods, -index))
     rows = list(cluster.rows)
-    typo = Shape({CPU: IMPOSSIBLE_CPU_MILLI, MEMORY: 1024 * MIB}, 1)
+    typo = PackingShape({CPU: IMPOSSIBLE_CPU_MILLI, MEMORY: 1024 * MIB}, 1)
     rows[largest] = replace(rows[largest], shapes=(*rows[largest].shapes, typo))
     return replace(cluster, rows=tuple(rows))
 
 
-def f8c(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f8c(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return services of which nearly all want one dimension: 16 GiB a core, above every ratio on offer."""
     offers, clusters = f1(rng, size, data)
     changed = {}
@@ -203,12 +203,14 @@ def f8c(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
         rows = []
         for row in cluster.rows:
             cpu = rng.choice((100, 250, 500, 1000))
-            rows.append(replace(row, shapes=(Shape({CPU: cpu, MEMORY: cpu * 16 * 1024 // 1000 * MIB}, row.pods),)))
+            rows.append(
+                replace(row, shapes=(PackingShape({CPU: cpu, MEMORY: cpu * 16 * 1024 // 1000 * MIB}, row.pods),))
+            )
         changed[cluster.id] = rows
     return offers, _with_rows(clusters, changed)
 
 
-def f8d(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f8d(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return a few rows of 64 shapes each."""
     pods, number = SERVICES[size]
     clusters = []
@@ -216,12 +218,12 @@ def f8d(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
         rows = []
         for row in services(rng, pods, max(2, pods // 250)):
             counts = pareto_counts(rng, 64, row.pods) if row.pods > 64 else [1] * row.pods
-            rows.append(replace(row, shapes=tuple(Shape(request(rng), count) for count in counts)))
-        clusters.append(Cluster(f"c{index}", tuple(rows), (OVERHEAD,)))
+            rows.append(replace(row, shapes=tuple(PackingShape(request(rng), count) for count in counts)))
+        clusters.append(PackingCluster(f"c{index}", tuple(rows), (OVERHEAD,)))
     return on_demand(data.types, stock_of(pods)), clusters
 
 
-def f8e(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f8e(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return small pods on machines that admit at most 29 pods each."""
     offers, clusters = f1(rng, size, data)
     limited = [
@@ -230,7 +232,7 @@ def f8e(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
     ]
     changed = {
         cluster.id: [
-            replace(row, shapes=tuple(Shape(request(rng, rng.choice((100, 250))), s.count) for s in row.shapes))
+            replace(row, shapes=tuple(PackingShape(request(rng, rng.choice((100, 250))), s.count) for s in row.shapes))
             for row in cluster.rows
         ]
         for cluster in clusters
@@ -238,7 +240,7 @@ def f8e(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
     return limited, _with_rows(clusters, changed)
 
 
-def f8f(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f8f(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return services of which every second one allows one pod per machine."""
     offers, clusters = f1(rng, size, data)
     changed = {
@@ -251,10 +253,10 @@ def f8f(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]
     return offers, _with_rows(clusters, changed)
 
 
-def f8g(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f8g(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return services of which every second one that is not pinned spreads strictly over zones, with a skew of 1."""
     offers, clusters = f1(rng, size, data)
-    over_zones = (Spread(keys.ZONE, 1, True),)
+    over_zones = (PackingSpread(keys.ZONE, 1, True),)
     changed = {
         cluster.id: [
             replace(row, spreads=over_zones) if n % 2 and row.requirements == (AMD64,) else row

@@ -11,7 +11,18 @@ from typing import Final
 
 from bench.quality.catalogue import Data, model_counts
 from bench.quality.families import AMD64, OVERHEAD, SERVICES, ZONES, is_gpu, on_demand, service_clusters, stock_of
-from bench.quality.values import CPU, MEMORY, MIB, MILLI, PODS, Cluster, Offer, Requirement, Row, Shape
+from bench.quality.values import (
+    CPU,
+    MEMORY,
+    MIB,
+    MILLI,
+    PODS,
+    Offer,
+    PackingCluster,
+    PackingRequirement,
+    PackingRow,
+    PackingShape,
+)
 from bigfleet.demo.trace import GPU_MILLI, PRIORITY_BY_QOS, TracePod
 from bigfleet.model import labels as keys
 
@@ -33,7 +44,7 @@ GANG_PRIORITY: Final = 3000
 GANGS: Final = {"small": 3, "medium": 8, "large": 8}
 
 
-def f3(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f3(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return random pods of the trace on the trace's own nodes, which are there and cost nothing."""
     offers = []
     for (model, gpus, cpu_milli, memory_mib), count in model_counts(data.nodes):
@@ -56,21 +67,21 @@ def f3(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
                 is_existing=True,
             )
         )
-    return offers, [Cluster("c0", trace_rows(_sample(rng, data.pods, TRACE_PODS[size]), {}))]
+    return offers, [PackingCluster("c0", trace_rows(_sample(rng, data.pods, TRACE_PODS[size]), {}))]
 
 
-def f4(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f4(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return random pods of the trace on the catalogue's types, on demand."""
     pods = _sample(rng, data.pods, CLOUD_TRACE_PODS[size])
     offers = on_demand(data.types, stock_of(len(pods)))
-    return offers, [Cluster("c0", trace_rows(pods, CLOUD_MODELS), (OVERHEAD,))]
+    return offers, [PackingCluster("c0", trace_rows(pods, CLOUD_MODELS), (OVERHEAD,))]
 
 
 def _sample(rng: Random, pods: Sequence[TracePod], number: int) -> list[TracePod]:
     return rng.sample([pod for pod in pods if pod.lives], min(number, sum(pod.lives for pod in pods)))
 
 
-def trace_rows(pods: Sequence[TracePod], models: dict[str, str]) -> tuple[Row, ...]:
+def trace_rows(pods: Sequence[TracePod], models: dict[str, str]) -> tuple[PackingRow, ...]:
     """Return the rows of trace pods: one per GPU requirement and priority, one shape per distinct request.
 
     `models` renames GPU models; a model that it does not name keeps its name. A pod with any GPU requires that there
@@ -92,9 +103,11 @@ def trace_rows(pods: Sequence[TracePod], models: dict[str, str]) -> tuple[Row, .
         requirements = () if models_wanted is None else (_gpu_requirement(models_wanted),)
         name = "cpu" if models_wanted is None else f"gpu-{'-'.join(models_wanted) or 'any'}"
         rows.append(
-            Row(
+            PackingRow(
                 id=f"{name}-{priority}",
-                shapes=tuple(Shape(dict(request), count) for request, count in sorted(shapes.items()) if request),
+                shapes=tuple(
+                    PackingShape(dict(request), count) for request, count in sorted(shapes.items()) if request
+                ),
                 requirements=requirements,
                 priority=priority,
             )
@@ -102,14 +115,16 @@ def trace_rows(pods: Sequence[TracePod], models: dict[str, str]) -> tuple[Row, .
     return tuple(rows)
 
 
-def _gpu_requirement(models: tuple[str, ...]) -> Requirement:
-    return Requirement(keys.GPU_PRODUCT, "In", models) if models else Requirement(keys.GPU_PRODUCT, "Exists")
+def _gpu_requirement(models: tuple[str, ...]) -> PackingRequirement:
+    return (
+        PackingRequirement(keys.GPU_PRODUCT, "In", models) if models else PackingRequirement(keys.GPU_PRODUCT, "Exists")
+    )
 
 
 # ---- machines that are paid for ----------------------------------------------------------------------------------
 
 
-def f5(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f5(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return services and GPU rows on a mixed fleet.
 
     Bare metal has 60 % of the demand's cpu and reserved machines 20 %, the offers hold the rest. One in eight of the
@@ -154,13 +169,13 @@ def _paid(rng: Random, offers: Sequence[Offer], cpu_milli: int, capacity_type: s
     ]
 
 
-def _gpu_row(rng: Random, number: int, gpus: int) -> Row:
+def _gpu_row(rng: Random, number: int, gpus: int) -> PackingRow:
     cpu = rng.choice((2000, 4000))
     request = {CPU: cpu, MEMORY: 4 * cpu * 1024 // 1000 * MIB, GPU_MILLI: MILLI * MILLI}
-    return Row(
+    return PackingRow(
         id=f"gpu-{number}",
-        shapes=(Shape(request, gpus),),
-        requirements=(AMD64, Requirement(keys.GPU_PRODUCT, "Exists")),
+        shapes=(PackingShape(request, gpus),),
+        requirements=(AMD64, PackingRequirement(keys.GPU_PRODUCT, "Exists")),
         priority=100,
         interruption_bucket=5,
         reclamation_bucket=3,
@@ -170,7 +185,7 @@ def _gpu_row(rng: Random, number: int, gpus: int) -> Row:
 # ---- gangs -------------------------------------------------------------------------------------------------------
 
 
-def f6(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
+def f6(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[PackingCluster]]:
     """Return gangs in racks beside services: machines with four GPUs or more are offered in six racks, ten a rack.
 
     A gang has 2 to 8 pods of 4 or 8 GPUs and wants one rack; its GPUs fit an empty rack.
@@ -193,13 +208,13 @@ def f6(rng: Random, size: str, data: Data) -> tuple[list[Offer], list[Cluster]]:
     return offers, changed
 
 
-def _gang(rng: Random, number: int) -> Row:
+def _gang(rng: Random, number: int) -> PackingRow:
     gpus, pods = rng.choice((4, 8)), rng.randint(2, 8)
     request = {CPU: 10 * gpus * MILLI, MEMORY: 40 * gpus * 1024 * MIB, GPU_MILLI: gpus * MILLI * MILLI}
-    return Row(
+    return PackingRow(
         id=f"gang-{number}",
-        shapes=(Shape(request, pods),),
-        requirements=(AMD64, Requirement(keys.GPU_PRODUCT, "Exists"), Requirement(keys.RACK, "Same")),
+        shapes=(PackingShape(request, pods),),
+        requirements=(AMD64, PackingRequirement(keys.GPU_PRODUCT, "Exists"), PackingRequirement(keys.RACK, "Same")),
         priority=GANG_PRIORITY,
         interruption_bucket=9,
         reclamation_bucket=6,

@@ -14,7 +14,7 @@ from typing import Final
 
 from bench.quality import families, gpu_families
 from bench.quality.catalogue import Data
-from bench.quality.values import CPU, Cluster, Instance, Offer, Row, Shape
+from bench.quality.values import CPU, Instance, Offer, PackingCluster, PackingRow, PackingShape
 
 SIZES: Final = ("small", "medium", "large")
 SEEDS: Final = 10
@@ -24,7 +24,7 @@ SHAPES_MAX: Final = 64
 #: Milli-units: coarser than any request.
 GRID_MAX: Final = 1 << 60
 
-Builder = Callable[[Random, str, Data], tuple[list[Offer], list[Cluster]]]
+Builder = Callable[[Random, str, Data], tuple[list[Offer], list[PackingCluster]]]
 
 FAMILIES: Final[dict[str, tuple[str, Builder]]] = {
     "F1": ("services, on demand", families.f1),
@@ -60,13 +60,13 @@ def build(family: str, size: str, seed: int, data: Data) -> Instance:
     )
 
 
-def merged(rows: Sequence[Row]) -> tuple[Row, ...]:
+def merged(rows: Sequence[PackingRow]) -> tuple[PackingRow, ...]:
     """Return the rows as a roll-up carries them: rows of equal profile and group are one row with all their shapes.
 
     The row keeps the id of the first. Shapes of equal request without a limit become one; beyond 64 shapes requests
     are rounded up to coarser powers of two until 64 are left, so that what fits the shapes fits the pods.
     """
-    by_profile: dict[object, Row] = {}
+    by_profile: dict[object, PackingRow] = {}
     for row in rows:
         profile = (
             tuple(sorted((r.key, r.operator, r.values) for r in row.requirements)),
@@ -79,19 +79,19 @@ def merged(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(replace(row, shapes=_at_most(row.shapes, SHAPES_MAX)) for row in by_profile.values())
 
 
-def _at_most(shapes: Sequence[Shape], number: int) -> tuple[Shape, ...]:
+def _at_most(shapes: Sequence[PackingShape], number: int) -> tuple[PackingShape, ...]:
     """Return the shapes with equal ones added up, requests rounded up as far as it takes to have so many."""
     grid = 1
     while True:
         counts: Counter[tuple[tuple[str, int], ...]] = Counter()
-        limited: list[Shape] = []
+        limited: list[PackingShape] = []
         for shape in shapes:
             resources = {name: -(-milli // grid) * grid for name, milli in shape.resources.items()}
             if shape.max_per_machine:
                 limited.append(replace(shape, resources=resources))
             else:
                 counts[tuple(sorted(resources.items()))] += shape.count
-        result = (*(Shape(dict(request), count) for request, count in counts.items()), *limited)
+        result = (*(PackingShape(dict(request), count) for request, count in counts.items()), *limited)
         if len(result) <= number:
             return result
         if grid > GRID_MAX:
@@ -99,7 +99,7 @@ def _at_most(shapes: Sequence[Shape], number: int) -> tuple[Shape, ...]:
         grid *= 2
 
 
-def _steps(clusters: Sequence[Cluster], rng: Random) -> list[tuple[Cluster, ...]]:
+def _steps(clusters: Sequence[PackingCluster], rng: Random) -> list[tuple[PackingCluster, ...]]:
     """Return the ten demands before the last one."""
     places = {(cluster.id, row.id): rng.randrange(len(_LADDER)) for cluster in clusters for row in cluster.rows}
     steps = []
@@ -117,7 +117,7 @@ def _steps(clusters: Sequence[Cluster], rng: Random) -> list[tuple[Cluster, ...]
     return steps
 
 
-def _scaled(row: Row, numerator: int, denominator: int) -> Row:
+def _scaled(row: PackingRow, numerator: int, denominator: int) -> PackingRow:
     if row.same_key is not None:
         return row
     shapes = (

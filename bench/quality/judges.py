@@ -15,7 +15,7 @@ from bench.quality.claims import violations
 from bench.quality.packer import pack
 from bench.quality.placement import Machines, Placement, place
 from bench.quality.scheduler import ORDERS, simulate
-from bench.quality.values import Claim, Cluster, Holding, Instance, RowReport, Scheduler, Settled
+from bench.quality.values import Claim, Holding, Instance, PackingCluster, RowReport, Scheduler, Settled
 from bigfleet.sim.packing.arrays import Bool, ClusterArrays, Int
 from bigfleet.sim.packing.packer import Packer, stock_of
 
@@ -232,7 +232,7 @@ def _ratios(judged: Sequence[_Judged]) -> dict[str, float]:
 # ---- the packer as an answer -------------------------------------------------------------------------------------
 
 
-def packed(instance: Instance, clusters: Sequence[Cluster] | None = None) -> Settled:
+def packed(instance: Instance, clusters: Sequence[PackingCluster] | None = None) -> Settled:
     """Return the packer's fleet as an answer, with its claims; what it cannot host is short."""
     chosen = instance.clusters if clusters is None else clusters
     used: Counter[int] = Counter()

@@ -18,7 +18,17 @@ from bench.quality.engine_candidate import (
     requirement_of,
     until_rest,
 )
-from bench.quality.values import Claim, Cluster, Holding, Instance, Offer, RowReport, Scheduler, Settled, Start
+from bench.quality.values import (
+    Claim,
+    Holding,
+    Instance,
+    Offer,
+    PackingCluster,
+    RowReport,
+    Scheduler,
+    Settled,
+    Start,
+)
 from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, ParkingKey
 from bigfleet.engine.parking import next_ages
@@ -48,7 +58,7 @@ class ShapesCandidate:
 class _World:
     """The machines of an instance, decided on cycle after cycle."""
 
-    def __init__(self, instance: Instance, demands: Sequence[Sequence[Cluster]], order: SchedulerOrder) -> None:
+    def __init__(self, instance: Instance, demands: Sequence[Sequence[PackingCluster]], order: SchedulerOrder) -> None:
         self._order = order
         self._machines: dict[MachineId, Machine] = {}
         self._idle_since: dict[MachineId, float] = {}
@@ -62,7 +72,7 @@ class _World:
                 self._offer_of[machine_id] = position
                 self._put(replace(model, id=machine_id))
 
-    def live(self, clusters: Sequence[Cluster]) -> Settled:
+    def live(self, clusters: Sequence[PackingCluster]) -> Settled:
         """Decide and apply until two cycles in a row, an hour apart, decide nothing."""
         demand = _demand(clusters)
         before = {machine_id: level(machine) for machine_id, machine in self._machines.items()}
@@ -91,11 +101,11 @@ class _World:
     def _pass(self, seconds: float) -> None:
         self._now += seconds
 
-    def _targets(self, clusters: Sequence[Cluster], demand: Sequence[Need]) -> dict[str, Target]:
+    def _targets(self, clusters: Sequence[PackingCluster], demand: Sequence[Need]) -> dict[str, Target]:
         settings = {cluster.id: PlanSettings(order=self._order) for cluster in clusters}
         return targets_of(self._snapshot(), demand, self._options(clusters, {}), settings=settings)
 
-    def _options(self, clusters: Sequence[Cluster], targets: Mapping[str, Target]) -> Options:
+    def _options(self, clusters: Sequence[PackingCluster], targets: Mapping[str, Target]) -> Options:
         return Options(
             now_seconds=self._now,
             reported=frozenset(cluster.id for cluster in clusters),
@@ -121,7 +131,7 @@ class _World:
         else:
             self._idle_since.pop(machine.id, None)
 
-    def _holdings(self, clusters: Sequence[Cluster], decision: Decision) -> tuple[Holding, ...]:
+    def _holdings(self, clusters: Sequence[PackingCluster], decision: Decision) -> tuple[Holding, ...]:
         names = {need_of(cluster.id, row).key: row.id for cluster in clusters for row in cluster.rows}
         claims: dict[str, list[Claim]] = {}
         for result in decision.rows:
@@ -149,7 +159,7 @@ def _actions_between(before: tuple[int, str], after: tuple[int, str]) -> int:
     return before[0] - after[0]
 
 
-def _demand(clusters: Sequence[Cluster]) -> list[Need]:
+def _demand(clusters: Sequence[PackingCluster]) -> list[Need]:
     """Return the rows in list order; shapes stand in the instance's order, which claims refer to."""
     needs: list[Need] = []
     for cluster in clusters:
@@ -162,14 +172,14 @@ def _demand(clusters: Sequence[Cluster]) -> list[Need]:
     return sorted(needs, key=lambda need: -need.profile.priority)
 
 
-def _overheads(cluster: Cluster) -> tuple[Overhead, ...]:
+def _overheads(cluster: PackingCluster) -> tuple[Overhead, ...]:
     return canonical_overheads(
         Overhead(tuple(requirement_of(r) for r in overhead.requirements), dict(overhead.resources))
         for overhead in cluster.overheads
     )
 
 
-def _slots(offer: Offer, demands: Sequence[Sequence[Cluster]]) -> int:
+def _slots(offer: Offer, demands: Sequence[Sequence[PackingCluster]]) -> int:
     """Return how many machines of a class to offer: the stock, or as many as pods that one could host, if fewer."""
     if offer.is_existing:
         return offer.stock
@@ -186,7 +196,7 @@ def _slots(offer: Offer, demands: Sequence[Sequence[Cluster]]) -> int:
     return min(offer.stock, max(hosted, default=0))
 
 
-def _reports(clusters: Sequence[Cluster], decision: Decision) -> tuple[RowReport, ...]:
+def _reports(clusters: Sequence[PackingCluster], decision: Decision) -> tuple[RowReport, ...]:
     results = {result.need.key: result for result in decision.rows}
     reports = []
     for cluster in clusters:

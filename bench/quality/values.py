@@ -14,12 +14,12 @@ from bigfleet.sim.packing.values import MEMORY as MEMORY
 from bigfleet.sim.packing.values import MILLI as MILLI
 from bigfleet.sim.packing.values import PINNED_BUCKET as PINNED_BUCKET
 from bigfleet.sim.packing.values import PODS as PODS
-from bigfleet.sim.packing.values import Cluster as Cluster
-from bigfleet.sim.packing.values import Overhead as Overhead
-from bigfleet.sim.packing.values import Requirement as Requirement
-from bigfleet.sim.packing.values import Row as Row
-from bigfleet.sim.packing.values import Shape as Shape
-from bigfleet.sim.packing.values import Spread as Spread
+from bigfleet.sim.packing.values import PackingCluster as PackingCluster
+from bigfleet.sim.packing.values import PackingOverhead as PackingOverhead
+from bigfleet.sim.packing.values import PackingRequirement as PackingRequirement
+from bigfleet.sim.packing.values import PackingRow as PackingRow
+from bigfleet.sim.packing.values import PackingShape as PackingShape
+from bigfleet.sim.packing.values import PackingSpread as PackingSpread
 from bigfleet.sim.packing.values import Vec as Vec
 
 #: Milli-units of one MiB.
@@ -45,7 +45,7 @@ class Scheduler(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer(packing.Offer):
+class Offer(packing.PackingOffer):
     """A class of machines; bare metal and reservations are paid for whether they serve or not."""
 
     @property
@@ -63,7 +63,7 @@ class Instance:
     seed: int
     offers: tuple[Offer, ...]
     #: Each step's clusters, same clusters in the same order; "from nothing" uses the last step alone.
-    steps: tuple[tuple[Cluster, ...], ...]
+    steps: tuple[tuple[PackingCluster, ...], ...]
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Instance:
         return f"{self.family}/{self.size}/{self.seed}"
 
     @property
-    def clusters(self) -> tuple[Cluster, ...]:
+    def clusters(self) -> tuple[PackingCluster, ...]:
         """The demand that is judged."""
         return self.steps[-1]
 
@@ -80,7 +80,7 @@ class Instance:
         """Number of pods that is judged."""
         return sum(cluster.pods for cluster in self.clusters)
 
-    def demands(self, start: Start) -> tuple[tuple[Cluster, ...], ...]:
+    def demands(self, start: Start) -> tuple[tuple[PackingCluster, ...], ...]:
         """Return the demands that a candidate lives through, in order."""
         return self.steps if start is Start.STEPS else self.steps[-1:]
 

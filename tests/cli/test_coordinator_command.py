@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bigfleet.cli.coordinator.command import Flags
+from bigfleet.cli.coordinator.command import CoordinatorFlags
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.rpc.servers.coordinator import SERVICE_NAME
 from tests.cli.live_fleet import run_here
@@ -178,7 +178,7 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
     """docs/spec/coordinator.md §1, but for what every process has."""
     section = SPEC.read_text(encoding="utf-8").split("## 1. Process")[1].split("\n---")[0]
     cells = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| --")]
-    ours = {"--" + field.name.replace("_", "-") for field in fields(Flags)}
+    ours = {"--" + field.name.replace("_", "-") for field in fields(CoordinatorFlags)}
     told: set[str] = set()
     for cell in cells:
         first, *others = cell.split(", ")
@@ -192,9 +192,9 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
 
     assert ours - told == {"--log-level"}
     assert told <= ours
-    assert Flags().listen == ":7790"
-    assert Flags().metrics_addr == ":8790"
-    assert Flags(store="sqlite:///x").settings() == CoordinatorSettings()
+    assert CoordinatorFlags().listen == ":7790"
+    assert CoordinatorFlags().metrics_addr == ":8790"
+    assert CoordinatorFlags(store="sqlite:///x").settings() == CoordinatorSettings()
 
 
 @pytest.mark.parametrize(

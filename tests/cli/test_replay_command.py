@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from bigfleet.cli.main import app
-from bigfleet.cli.plan.planning import Plan, make_plan
+from bigfleet.cli.plan.planning import FleetPlan, make_plan
 from bigfleet.cli.replay.replaying import Replayer, cost_usd_per_hour, with_machines
 from bigfleet.cli.replay.single import plan_of
 from bigfleet.cli.runtime.failures import UsageFault
@@ -120,7 +120,7 @@ def altered(file: Path, to: Path, cycle: int, **changes: Any) -> Path:
     return to
 
 
-def planned(cycle: RecordedCycle, engine: str) -> Plan:
+def planned(cycle: RecordedCycle, engine: str) -> FleetPlan:
     """Return a cycle, decided again, as a plan."""
     replayed = Replayer(engine).replay(with_machines(cycle))
     assert replayed.decision is not None, replayed.error

@@ -30,7 +30,7 @@ from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage import cursor, view
 from bigfleet.provider.storage.change_log import ChangeLog
 from bigfleet.provider.storage.cursor import Cursor, CursorRejection
-from bigfleet.provider.storage.view import View
+from bigfleet.provider.storage.view import CommittedView
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.conformance.bench import (
     Bent,
@@ -93,7 +93,7 @@ def delete_keeps_metadata(before: Record, after: Record) -> Record:
 
 def listed(mutant: Callable[..., Any]) -> Callable[[], AbstractContextManager[None]]:
     """Return a patch of View.list; the mutant gets the sound method, the view, states, cap and cursor."""
-    return lambda: method(View, "list", mutant)
+    return lambda: method(CommittedView, "list", mutant)
 
 
 def cut(mutant: Callable[..., Any]) -> Callable[[], AbstractContextManager[None]]:
@@ -114,21 +114,21 @@ def decoded(
     return lambda: replaced(sound, decode)
 
 
-def idle_means_configuring_too(sound: Any, self: View, states: Any, results_max: int, since: bytes) -> Any:
+def idle_means_configuring_too(sound: Any, self: CommittedView, states: Any, results_max: int, since: bytes) -> Any:
     if states == frozenset({S.IDLE}):
         states = frozenset({S.IDLE, S.CONFIGURED})
     return sound(self, states, results_max, since)
 
 
-def first_state_only(sound: Any, self: View, states: Any, results_max: int, since: bytes) -> Any:
+def first_state_only(sound: Any, self: CommittedView, states: Any, results_max: int, since: bytes) -> Any:
     return sound(self, None if states is None else frozenset({min(states)}), results_max, since)
 
 
-def unbounded(sound: Any, self: View, states: Any, results_max: int, since: bytes) -> Any:
+def unbounded(sound: Any, self: CommittedView, states: Any, results_max: int, since: bytes) -> Any:
     return sound(self, states, 0 if results_max == 3 else results_max, since)
 
 
-def hundred_at_most(sound: Any, self: View, states: Any, results_max: int, since: bytes) -> Any:
+def hundred_at_most(sound: Any, self: CommittedView, states: Any, results_max: int, since: bytes) -> Any:
     return sound(self, states, 100 if results_max <= 0 else results_max, since)
 
 

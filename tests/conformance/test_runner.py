@@ -7,7 +7,7 @@ import pytest
 from bigfleet.conformance.behaviour import Behaviour
 from bigfleet.conformance.calls import CALLS_KEPT_MAX
 from bigfleet.conformance.catalogue import BY_ID
-from bigfleet.conformance.draws import Draws
+from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import Broken
 from bigfleet.conformance.in_process import ClientSite, OneSite
 from bigfleet.conformance.lab import side_by_side
@@ -180,7 +180,7 @@ def test_fault_slots_are_set_apart() -> None:
 
     assert slots.free == ["a", "b"]
     assert slots.faulty == {"create=error": ["f"]}
-    assert slots.take_faulty("create=error", Draws(random.Random(1))) == "f"
+    assert slots.take_faulty("create=error", BehaviourDraws(random.Random(1))) == "f"
 
 
 def test_a_report_counts_every_outcome() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bigfleet.coordinator.delivery import ANSWER_MAX, FINISHED_MAX, Entry, Ledger, State
+from bigfleet.coordinator.delivery import ANSWER_MAX, FINISHED_MAX, InstructionEntry, InstructionLedger, State
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import (
     Ack,
@@ -26,19 +26,19 @@ TAKE_BACK = TransferOwnership(from_shard=EAST, to_shard=EAST, machine_ids=(Machi
 PERSISTENT = (AssignDomain(ZONE), UnassignDomain(ZONE), ADOPT, TAKE_BACK)
 
 
-def told(*payloads: Payload, now_seconds: float = 0.0) -> Ledger:
-    ledger = Ledger(report_cycle_seconds=CYCLE_SECONDS)
+def told(*payloads: Payload, now_seconds: float = 0.0) -> InstructionLedger:
+    ledger = InstructionLedger(report_cycle_seconds=CYCLE_SECONDS)
     for payload in payloads:
         ledger = ledger.enqueued(EAST, payload, term=7, now_seconds=now_seconds)
     return ledger
 
 
-def only(ledger: Ledger) -> Entry:
+def only(ledger: InstructionLedger) -> InstructionEntry:
     (entry,) = ledger.entries
     return entry
 
 
-def answered(ledger: Ledger, outcome: Outcome, now_seconds: float) -> Ledger:
+def answered(ledger: InstructionLedger, outcome: Outcome, now_seconds: float) -> InstructionLedger:
     entry = next(iter(ledger.live()))
     return ledger.acked(EAST, [Ack(entry.instruction.instruction_id, outcome, "why")], now_seconds)
 

@@ -26,7 +26,7 @@ from bigfleet.provider.kit.core import Ack, CapacityCore
 from bigfleet.provider.records.fence import NO_TOKEN, Token
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage.sqlite import SqliteStore
-from bigfleet.provider.storage.view import Listing
+from bigfleet.provider.storage.view import ListAnswer
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.servers.provider import SERVICE, ProviderServicer, encode_list_entry
 from bigfleet.rpc.wire.gen import (
@@ -108,7 +108,7 @@ class FaultyService:
     async def get(self, machine_id: str) -> Record:
         return self._shown(await self._core.get(machine_id))
 
-    async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> Listing:
+    async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> ListAnswer:
         self._faults.cursors.append(since)
         listing = await self._core.list(states, results_max, b"" if self._faults.forgets_cursors else since)
         if self._faults.answers_noise:

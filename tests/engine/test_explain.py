@@ -36,7 +36,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import ZERO, parse_vector
-from tests.engine_cases import Entry, Fleet, fingerprints_of, need_of
+from tests.engine_cases import CaseFleet, Entry, fingerprints_of, need_of
 from tests.strategies import CLUSTERS, NOW_SECONDS, FleetInput, fleets, machines, needs
 
 EXAMPLES = settings(max_examples=70, deadline=None)
@@ -48,7 +48,7 @@ class World:
     """A fleet written as in tests/cases/engine, and its explanations."""
 
     def __init__(self, machines: Sequence[Entry], needs: Sequence[Entry], **options: Any) -> None:
-        fleet = Fleet()
+        fleet = CaseFleet()
         fleet.add(machines, fingerprints_of(needs))
         self.snapshot = fleet.snapshot()
         self.demand = [need_of(entry) for entry in needs]

@@ -9,7 +9,7 @@ from bigfleet.engine.decision import ParkingKey, RowResult
 from bigfleet.engine.parking import next_ages, parking_key, stamp_parked
 from bigfleet.engine.reference.decide import decide
 from bigfleet.model.need import Need
-from tests.engine_cases import Fleet, fingerprints_of, need_of
+from tests.engine_cases import CaseFleet, fingerprints_of, need_of
 
 GANG = need_of({"t": "SR", "cluster": "k", "group": "g", "agg": {"gpu": "64"}})
 KEY = parking_key(GANG)
@@ -66,7 +66,7 @@ def test_a_row_that_is_parked_stays_parked() -> None:
 
 
 def test_decide_parks_by_the_ages_it_is_given() -> None:
-    fleet = Fleet()
+    fleet = CaseFleet()
     fleet.add([{"ids": ["b0", "b1"], "t": "G8", "st": "Idle", "labels": {"R": "rb"}}], fingerprints_of([]))
 
     trying = decide(fleet.snapshot(), [GANG], fleet.options([GANG], {}))
@@ -78,7 +78,7 @@ def test_decide_parks_by_the_ages_it_is_given() -> None:
 
 def test_a_gang_that_folds_is_never_parked() -> None:
     small = need_of({"t": "SR", "cluster": "k", "group": "g", "agg": {"gpu": "8"}, "parked": True})
-    fleet = Fleet()
+    fleet = CaseFleet()
     fleet.add([{"id": "b0", "t": "G8", "st": "Idle", "labels": {"R": "rb"}}], fingerprints_of([]))
 
     (row,) = decide(fleet.snapshot(), [small], fleet.options([small], {}, parking_ages={parking_key(small): 8})).rows

@@ -39,7 +39,7 @@ from bigfleet.engine.explain.records import (
 )
 from bigfleet.engine.reference.decide import decide
 from bigfleet.model.states import CapacityType, MachineState
-from tests.engine_cases import Entry, Fleet, fingerprints_of, need_of
+from tests.engine_cases import CaseFleet, Entry, fingerprints_of, need_of
 from tests.strategies import FleetInput, fleets
 
 R = TypeVar("R")
@@ -48,7 +48,7 @@ GPU_8 = {"gpu": 8000}
 
 def heard(machines: Sequence[Entry], needs: Sequence[Entry], **options: Any) -> list[Record]:
     """Decide one cycle of a fleet written as in tests/cases/engine and return every record."""
-    fleet = Fleet()
+    fleet = CaseFleet()
     fleet.add(machines, fingerprints_of(needs))
     rows = [need_of(entry) for entry in needs]
     log = RecordLog()
@@ -472,7 +472,7 @@ def test_records_tell_the_decision(fleet: FleetInput) -> None:
 
 
 def test_a_full_log_counts_what_it_drops() -> None:
-    fleet = Fleet()
+    fleet = CaseFleet()
     fleet.add([{"ids": ["a", "b"], "t": "T4", "st": "Idle"}], {})
     rows = [need_of(PLAIN)]
     log = RecordLog(records_max=3)

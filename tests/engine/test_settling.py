@@ -18,7 +18,7 @@ from bigfleet.model.states import MachineState
 from tests.engine.closed_loop import Course, Pace, rotated, run, trades_domains, trading_gangs
 from tests.engine.crowds import crowds
 from tests.engine.proof import Proof, RecordProperty, examples
-from tests.engine_cases import Entry, Fleet, fingerprints_of, need_of
+from tests.engine_cases import CaseFleet, Entry, fingerprints_of, need_of
 from tests.strategies import FleetInput, fleets
 
 #: Cycles within which a small fleet must come to rest: gangs look again at 32, 64 and 96, and may move others then.
@@ -116,7 +116,7 @@ def free(rack: str, ids: Sequence[str], **fields: Any) -> Entry:
 
 def scene(machines: Sequence[Entry], needs: Sequence[Entry]) -> FleetInput:
     """Return the fleet of entries that are written as in tests/cases/engine."""
-    fleet = Fleet()
+    fleet = CaseFleet()
     fleet.add(machines, fingerprints_of(needs))
     demand = [need_of(entry) for entry in needs]
     return FleetInput(fleet.snapshot(), tuple(demand), fleet.options(demand, {}))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bigfleet.model.frames import BootstrapResponse, DrainOutcome, DrainResult, NodeStatus, ReclaimAck, RollUp
-from bigfleet.operator.outbox import BOOTSTRAP_ANSWERS_MAX, Outbox
+from bigfleet.operator.outbox import BOOTSTRAP_ANSWERS_MAX, OperatorOutbox
 
 ANSWER = BootstrapResponse(request_id="r")
 ACK = ReclaimAck(instruction_id="i", nodes_started=1)
@@ -18,7 +18,7 @@ def status(machine: str, node: str = "n") -> NodeStatus:
 
 
 async def test_urgent_frames_leave_first() -> None:
-    outbox = Outbox()
+    outbox = OperatorOutbox()
     for frame in (ROLL_UP, status("m"), RESULT, ACK, ANSWER):
         outbox.put(frame)
 
@@ -26,7 +26,7 @@ async def test_urgent_frames_leave_first() -> None:
 
 
 async def test_the_newest_roll_up_and_status_win() -> None:
-    outbox = Outbox()
+    outbox = OperatorOutbox()
     newer = RollUp(cluster_id="c", timestamp_unix_nanos=2, needs=())
     for frame in (ROLL_UP, status("m", "old"), status("n"), newer, status("m", "new")):
         outbox.put(frame)
@@ -35,7 +35,7 @@ async def test_the_newest_roll_up_and_status_win() -> None:
 
 
 async def test_answers_beyond_the_bound_are_dropped_and_counted() -> None:
-    outbox = Outbox()
+    outbox = OperatorOutbox()
     kept = [outbox.put(BootstrapResponse(request_id=str(number))) for number in range(BOOTSTRAP_ANSWERS_MAX + 3)]
 
     assert kept.count(False) == outbox.dropped_total == 3
@@ -43,7 +43,7 @@ async def test_answers_beyond_the_bound_are_dropped_and_counted() -> None:
 
 
 async def test_what_only_this_session_understands_ends_with_it() -> None:
-    outbox = Outbox()
+    outbox = OperatorOutbox()
     for frame in (ROLL_UP, status("m"), ANSWER, RESULT, ACK):
         outbox.put(frame)
     outbox.session_ended()
@@ -53,7 +53,7 @@ async def test_what_only_this_session_understands_ends_with_it() -> None:
 
 @pytest.mark.virtual_time
 async def test_an_empty_outbox_waits() -> None:
-    outbox = Outbox()
+    outbox = OperatorOutbox()
     taker = asyncio.create_task(outbox.take())
     await asyncio.sleep(5)
     assert not taker.done()

@@ -23,7 +23,7 @@ from bigfleet.model.frames import (
 )
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.states import MachineState
-from bigfleet.operator.drains import Drain
+from bigfleet.operator.drains import DrainRecord
 from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.operator.session import BOOTSTRAPS_AT_ONCE_MAX, SessionClient, SessionSettings, backoff_ceiling_seconds
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -88,10 +88,10 @@ class RecordingAgent:
     def need_status(self, update: frames.NeedStatusUpdate) -> None:
         self.heard.append(update)
 
-    def drain_started(self, drain: Drain) -> None:
+    def drain_started(self, drain: DrainRecord) -> None:
         self.heard.append(("drain", drain.machine_id))
 
-    def drain_ended(self, drain: Drain, *, withdrawn: bool) -> None:
+    def drain_ended(self, drain: DrainRecord, *, withdrawn: bool) -> None:
         self.heard.append(("ended", drain.machine_id, withdrawn))
 
 

@@ -7,22 +7,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigfleet.partition.allocator import Allocator, NoSuchInstance, NothingToTry
-from bigfleet.partition.cluster import Cluster, read_cluster, read_instance
+from bigfleet.partition.cluster import GanetiCluster, read_cluster, read_instance
 from bigfleet.partition.document import decode
-from bigfleet.partition.hosts import Host, Role, as_primary
+from bigfleet.partition.hosts import PartitionedHost, Role, as_primary
 from bigfleet.partition.instance import Instance
-from bigfleet.partition.policy import Refusal
+from bigfleet.partition.policy import PolicyRefusal
 from tests.partition.messages import Dice, Object, dice, dumped, host, instance, messages, policy
 
 USUAL = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 
 
-def cluster_of(message: Object) -> Cluster:
+def cluster_of(message: Object) -> GanetiCluster:
     """Return the cluster of a message."""
     return read_cluster(decode(dumped(message).encode()))
 
 
-def simple_cluster(*states: str) -> Cluster:
+def simple_cluster(*states: str) -> GanetiCluster:
     """Return empty hosts, one for each state: `up`, `offline` or `drained`."""
     die = Dice(bytes(1_000))
     nodes = Object()
@@ -51,7 +51,7 @@ def an_instance(name: str, die: Dice | None = None, **changes: object) -> Instan
     return read_instance(name, decode(dumped(Object({**body, **changes}.items())).encode()))
 
 
-def state_of(host: Host) -> object:
+def state_of(host: PartitionedHost) -> object:
     """Return everything about a host that a placement changes."""
     reserves = {index: mib for index, mib in host.reserves_mib.items() if mib}
     return host.room, reserves, +host.exclusion_tags, list(host.instances), host.allocation_vector()
@@ -95,7 +95,7 @@ def test_an_offer_is_as_often_as_the_instance_can_really_be_placed(message: Obje
         placed = 0
         while there.is_candidate and placed <= offered:
             room = there.group.policy.refusal(one, is_exclusive=there.is_exclusive) or as_primary(there, one)
-            if isinstance(room, Refusal):
+            if isinstance(room, PolicyRefusal):
                 break
             there.take_primary(one, room)
             placed += 1

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from bigfleet.partition.cluster import read_cluster, read_instance
 from bigfleet.partition.document import decode
-from bigfleet.partition.hosts import Host
+from bigfleet.partition.hosts import PartitionedHost
 from bigfleet.partition.instance import Instance
 from bigfleet.partition.policy import Policy
-from bigfleet.partition.search import Outcome, choose_host, choose_pair
+from bigfleet.partition.search import SearchOutcome, choose_host, choose_pair
 from tests.partition.counting import Tried, try_hosts, try_pairs
 from tests.partition.messages import Dice, Object, dice, dumped, instance, messages
 
@@ -19,7 +19,7 @@ USUAL = settings(
 )
 
 
-def candidates_of(message: Object) -> list[Host]:
+def candidates_of(message: Object) -> list[PartitionedHost]:
     """Return the candidates of the first group that has two."""
     cluster = read_cluster(decode(dumped(message).encode()))
     for group in cluster.groups:
@@ -36,7 +36,7 @@ def wanted(die: Dice) -> Instance:
     return read.with_exclusion_tags([tag for tag in read.tags if tag.startswith("service")])
 
 
-def assert_same(outcome: Outcome, tried: Tried) -> None:
+def assert_same(outcome: SearchOutcome, tried: Tried) -> None:
     """Compare what was chosen and what was counted."""
     best = None if outcome.choice is None else (outcome.choice.key, outcome.choice.hosts)
     assert best == tried.best
@@ -45,9 +45,9 @@ def assert_same(outcome: Outcome, tried: Tried) -> None:
 
 
 def check(
-    choose: Callable[..., Outcome],
+    choose: Callable[..., SearchOutcome],
     try_all: Callable[..., Tried],
-    hosts: Sequence[Host],
+    hosts: Sequence[PartitionedHost],
     one: Instance,
     force: bool,
 ) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bigfleet.partition.answer import Options, answer
+from bigfleet.partition.answer import AllocationOptions, answer
 from tests.partition.messages import Dice, Object, dice, instance, messages, plain
 
 
@@ -61,7 +61,7 @@ def test_each_instance_goes_where_it_would_go_if_asked_for_by_itself(message: Ob
     base["enabled_hypervisors"] = ["xen-pvm"]
     bodies = [wanted(die, number) for number, die in enumerate(several)]
     request = {"type": "multi-allocate", "instances": bodies}
-    said = answer(json.dumps({**base, "request": request}).encode(), Options(is_sequential=True)).line
+    said = answer(json.dumps({**base, "request": request}).encode(), AllocationOptions(is_sequential=True)).line
     assert said is not None
     reply = json.loads(said)
     placed = [(name, hosts) for name, hosts in reply["result"][0]]

@@ -5,7 +5,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from bigfleet.planner import MachineClass, Problem, SchedulerOrder, Shape, Spread, mask_of
+from bigfleet.planner import MachineClass, PlannerShape, PlannerSpread, Problem, SchedulerOrder, mask_of
 
 DIMENSIONS = ("cpu", "memory", "pods")
 ZONES = ("a", "b", "c")
@@ -55,11 +55,11 @@ def shape(
     penalty: float = 0.0,
     is_pinned: bool = False,
     gang: str = "",
-    spread: Spread | None = None,
-) -> Shape:
+    spread: PlannerSpread | None = None,
+) -> PlannerShape:
     """Return a shape that matches all classes, or those at the positions `on`."""
     number = classes if isinstance(classes, int) else len(classes)
-    return Shape(
+    return PlannerShape(
         row=row,
         request=(cpu, memory, 1) if gpu is None else (cpu, memory, 1, gpu),
         count=count,
@@ -77,7 +77,7 @@ def shape(
 
 def problem(
     classes: Sequence[MachineClass],
-    shapes: Sequence[Shape],
+    shapes: Sequence[PlannerShape],
     *,
     order: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED,
     dimensions: tuple[str, ...] = DIMENSIONS,
@@ -101,7 +101,7 @@ CLOUD = tuple(
 )
 
 
-def services(seed: int, pods: int) -> list[Shape]:
+def services(seed: int, pods: int) -> list[PlannerShape]:
     """Return Deployments of mixed ratios, some of them pinned to a zone."""
     rng = Random(seed)
     shapes = []
@@ -151,7 +151,7 @@ def small_problems(draw: st.DrawFn, most_pods: int = 24) -> Problem:
                 penalty=draw(st.sampled_from((0.0, 4.0, 1000.0))),
                 is_pinned=feature == "pinned",
                 gang=f"g{row}" if feature == "gang" else "",
-                spread=Spread("zone") if feature == "spread" else None,
+                spread=PlannerSpread("zone") if feature == "spread" else None,
             )
         )
     order = draw(st.sampled_from(list(SchedulerOrder)))

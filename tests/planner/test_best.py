@@ -4,7 +4,7 @@ from itertools import permutations, product
 from random import Random
 from statistics import median
 
-from bigfleet.planner import MachineClass, Problem, Shape, plan
+from bigfleet.planner import MachineClass, PlannerShape, Problem, plan
 from tests.planner.building import kind, problem, shape
 from tests.planner.checking import faults
 
@@ -42,14 +42,14 @@ def best_cost(asked: Problem, rng: Random) -> int:
     raise AssertionError("no fleet hosts the pods")
 
 
-def queue(asked: Problem, rng: Random) -> list[Shape]:
+def queue(asked: Problem, rng: Random) -> list[PlannerShape]:
     """Return the pods by priority, at random within one."""
     pods = [each for each in asked.shapes for _ in range(each.count)]
     rng.shuffle(pods)
     return sorted(pods, key=lambda pod: -pod.priority)
 
 
-def lost(machines: list[MachineClass], pods: list[Shape], rng: Random) -> int:
+def lost(machines: list[MachineClass], pods: list[PlannerShape], rng: Random) -> int:
     """Return the pods that a least-allocated scheduler leaves over; it cannot tell scores apart within one point."""
     free = [list(each.supply) for each in machines]
     left = 0
@@ -77,7 +77,7 @@ def packs(asked: Problem, machines: list[MachineClass]) -> bool:
     return False
 
 
-def first_fit(free: list[list[int]], pod: Shape) -> bool:
+def first_fit(free: list[list[int]], pod: PlannerShape) -> bool:
     """Take the first room that is large enough."""
     for room in free:
         if all(has >= wants for has, wants in zip(room, pod.request, strict=True)):

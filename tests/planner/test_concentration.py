@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.planner import Composition, Effort, MachineClass, Problem, Shape, plan
+from bigfleet.planner import Composition, Effort, MachineClass, PlannerShape, Problem, plan
 from bigfleet.planner.concentration import pool_shares
 from tests.planner.building import kind, problem, shape, small_problems
 from tests.planner.checking import faults
@@ -22,13 +22,15 @@ def spot(key: str, dollars: float, *, held: int = 0, stock: int | None = None) -
     return replace(kind(key, 4000, 16384, dollars, probability=1000, held=held, stock=stock), pool=key)
 
 
-def answer(classes: Sequence[MachineClass], shapes: Sequence[Shape], percent: int = 50) -> tuple[Problem, Composition]:
+def answer(
+    classes: Sequence[MachineClass], shapes: Sequence[PlannerShape], percent: int = 50
+) -> tuple[Problem, Composition]:
     """Return the problem with the limit, and its composition."""
     asked = replace(problem(classes, shapes), pool_percent_max=percent)
     return asked, plan(asked, LITTLE)
 
 
-def services(classes: Sequence[MachineClass], penalty: float = 4.0, count: int = 60) -> list[Shape]:
+def services(classes: Sequence[MachineClass], penalty: float = 4.0, count: int = 60) -> list[PlannerShape]:
     """Return pods of 1 cpu and 4 GiB."""
     return [shape(1000, 4096, count, classes, penalty=penalty)]
 

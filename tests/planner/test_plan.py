@@ -11,17 +11,17 @@ from bigfleet.planner import (
     Composition,
     Effort,
     MachineClass,
+    PlannerShape,
+    PlannerSpread,
     Problem,
     ProblemFault,
     SchedulerOrder,
-    Shape,
-    Spread,
     UnhostedReason,
     closed_form,
     plan,
 )
 from bigfleet.planner.plain import PLAIN
-from bigfleet.planner.search import Candidate, Search
+from bigfleet.planner.search import FleetCandidate, Search
 from tests.planner.building import CLOUD, DIMENSIONS, DOLLAR, kind, problem, services, shape, small_problems
 from tests.planner.checking import faults, reasons
 
@@ -63,7 +63,7 @@ def test_order_of_shapes_and_classes_changes_nothing(asked: Problem, seed: int) 
     assert _by_key(mixed, plan(mixed, LITTLE), shapes) == _by_key(asked, plan(asked, LITTLE), range(len(shapes)))
 
 
-def _renamed(asked: Shape, classes: list[int]) -> Shape:
+def _renamed(asked: PlannerShape, classes: list[int]) -> PlannerShape:
     return replace(asked, matches=sum((asked.matches >> c & 1) << n for n, c in enumerate(classes)))
 
 
@@ -204,7 +204,7 @@ def test_gang_without_a_domain_is_set_aside_whole() -> None:
 def test_strict_spread_is_even_over_zones() -> None:
     """Seven pods spread over three zones as 3, 2 and 2, also where one zone is dearer."""
     classes = [kind(zone, 1000, 4096, price, zone=zone) for zone, price in (("a", 0.1), ("b", 0.1), ("c", 0.5))]
-    found = plan(problem(classes, [shape(1000, 1024, 7, 3, spread=Spread("zone"))]))
+    found = plan(problem(classes, [shape(1000, 1024, 7, 3, spread=PlannerSpread("zone"))]))
 
     assert found.added == (3, 2, 2)
 
@@ -293,7 +293,7 @@ def test_a_fleet_that_is_planned_again_loses_no_machine(seed: int) -> None:
 def test_a_part_of_what_is_held_counts_only_where_simple_packers_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fleets are compared by their expected cost; the cheapest one may leave over pods in every order of first-fit."""
     asked = problem([kind("held", 4000, 16384, 0.2, held=4)], [shape(1000, 4096, 12, 1)])
-    scant = Candidate(value=0, fleet=((0, 2),), lost_millipods=0)
+    scant = FleetCandidate(value=0, fleet=((0, 2),), lost_millipods=0)
     monkeypatch.setattr(Search, "prune", lambda search, fleet: [scant])
 
     assert plan(asked).kept == (4,)
@@ -330,11 +330,11 @@ M = kind("m", 1000, 4096, 0.1)
         ([M], [replace(shape(1, 1, 1, 1), request=(1,))], r"shapes\[0\] \(row 0\)\.request: 1 entries"),
         ([M], [replace(shape(1, 1, 1, 1), gang="g")], r"gang 'g' with same_key ''"),
         ([M], [shape(1, 1, 1 << 25, 1)], r"shapes: 33554432 pods"),
-        ([M], [shape(1, 1, 1, 1, spread=Spread("zone", 0))], r"spread\.skew: 0"),
+        ([M], [shape(1, 1, 1, 1, spread=PlannerSpread("zone", 0))], r"spread\.skew: 0"),
         ([replace(M, held=2, held_use=(1,))], [], r"held_use: 1 entries for 2 held machines"),
     ],
 )
-def test_wrong_problems_are_named(classes: list[MachineClass], shapes: list[Shape], text: str) -> None:
+def test_wrong_problems_are_named(classes: list[MachineClass], shapes: list[PlannerShape], text: str) -> None:
     """The fault names the place, the value and what to do."""
     with pytest.raises(ProblemFault, match=text):
         plan(problem(classes, shapes))

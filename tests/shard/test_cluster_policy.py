@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.cli.shard import process as shard_process
-from bigfleet.cli.shard.command import Flags
+from bigfleet.cli.shard.command import ShardFlags
 from bigfleet.planner.problem import SchedulerOrder
 from bigfleet.shard.cluster_policy import (
     PATTERNS_MAX,
@@ -120,7 +120,7 @@ WRONG = {
 def test_a_fault_names_file_line_and_remedy_and_ends_the_start(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path / "p.yaml", text)
     with pytest.raises(UsageFault) as fault:
-        Flags(provider_addr=":1", cluster_policy=path).place()
+        ShardFlags(provider_addr=":1", cluster_policy=path).place()
 
     assert str(fault.value).startswith(f"--cluster-policy {path}{said}")
     assert "\n" not in str(fault.value)

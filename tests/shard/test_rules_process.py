@@ -17,7 +17,7 @@ from bigfleet.cli import main
 from bigfleet.cli.runtime import system as runtime
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.shard import process as shard_process
-from bigfleet.cli.shard.command import Flags
+from bigfleet.cli.shard.command import ShardFlags
 from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.cli.shard.process import STREAM_GRACE_SECONDS, compute_in_thread, serve_shard
 from bigfleet.model.ids import ShardId
@@ -58,7 +58,7 @@ def flag_of(field: str) -> str:
 def test_the_flags_and_defaults_are_those_of_the_page() -> None:
     """All and only: what the page does not name (weights, holds, guard, parking) is no setting."""
     wanted = specified() | IN_WORDS
-    defaults = {flag_of(name): value for name, value in vars_of(Flags()).items()}
+    defaults = {flag_of(name): value for name, value in vars_of(ShardFlags()).items()}
 
     assert set(defaults) - OF_THE_COMMAND == set(wanted)
     for flag, text in wanted.items():
@@ -68,19 +68,19 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
         )
 
 
-def vars_of(flags: Flags) -> dict[str, object]:
+def vars_of(flags: ShardFlags) -> dict[str, object]:
     """Return the fields of the flags."""
-    return {name: getattr(flags, name) for name in Flags.__dataclass_fields__}
+    return {name: getattr(flags, name) for name in ShardFlags.__dataclass_fields__}
 
 
 def test_the_defaults_of_the_flags_are_those_of_a_shard() -> None:
     """Tests and simulation decide under the same settings as a process that was told nothing."""
-    assert Flags(provider_addr="127.0.0.1:1").settings() == ShardSettings()
+    assert ShardFlags(provider_addr="127.0.0.1:1").settings() == ShardSettings()
 
 
 def test_off_closes_an_endpoint_or_leaves_the_timer_alone() -> None:
     """`--metrics-addr off` and `--wake-min-gap off`."""
-    flags = Flags(provider_addr=":1", metrics_addr="off", wake_min_gap="off")
+    flags = ShardFlags(provider_addr=":1", metrics_addr="off", wake_min_gap="off")
 
     assert (flags.place().metrics_address, flags.settings().wake_gap_seconds) == (None, None)
 
@@ -184,7 +184,7 @@ async def test_a_provider_at_an_ipv6_address_is_dialled_there(tmp_path: Path, mo
         raise Dialled(address)
 
     monkeypatch.setattr(shard_process, "GrpcProvider", dial)
-    place = Flags(provider_addr="[::1]:9100", data_dir=tmp_path, listen="127.0.0.1:0", metrics_addr="off").place()
+    place = ShardFlags(provider_addr="[::1]:9100", data_dir=tmp_path, listen="127.0.0.1:0", metrics_addr="off").place()
     with pytest.raises(Dialled, match=r"^\[::1\]:9100$"):
         await serve_shard(place, ShardSettings())
 

@@ -190,7 +190,7 @@ def test_a_replay_of_a_failing_run_fails_though_its_course_is_the_same(
 ) -> None:
     breach = Violation("S1", 5_000_000_000, "two clusters have it")
     sound = run_plan(plan_of(2, 1))
-    monkeypatch.setattr("bigfleet.sim.world.world.run_plan", lambda _plan: replace(sound, violations=(breach,) * 12))
+    monkeypatch.setattr("bigfleet.sim.world.run.run_plan", lambda _plan: replace(sound, violations=(breach,) * 12))
     write_trace(tmp_path / "t.gz", sound)
 
     again = RUNNER.invoke(app, ["replay", str(tmp_path / "t.gz")])

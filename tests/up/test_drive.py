@@ -11,7 +11,7 @@ import pytest
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.drive import SAMPLES, DemoDriver, ReplayDriver
 from bigfleet.cli.up.observer import ClusterFigures, FleetFigures
-from bigfleet.cli.up.settings import Identity, UpSettings
+from bigfleet.cli.up.settings import RunIdentity, UpSettings
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.demo.cluster import RollUpRejected
 from bigfleet.demo.fleet import default_fleet
@@ -126,7 +126,7 @@ class Bench:
 
 
 def open_state(path: Path) -> StateDir:
-    return StateDir.open(path, identity=Identity(2, 40, 1, "x"), fresh=False)
+    return StateDir.open(path, identity=RunIdentity(2, 40, 1, "x"), fresh=False)
 
 
 def expected_cores(second: float) -> float:

@@ -8,7 +8,7 @@ import pytest
 from grpc import aio
 
 from bigfleet.cli.runtime.system import SystemClock
-from bigfleet.cli.up.observer import LOST, RUNNING, ActionTally, Observer, SeenAction, gpu_models
+from bigfleet.cli.up.observer import LOST, RUNNING, ActionTally, SeenAction, ShardObserver, gpu_models
 from bigfleet.model import labels
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shardread_pb2, shardread_pb2_grpc
@@ -121,7 +121,7 @@ class Bench:
         self.server = aio.server()
         shardread_pb2_grpc.add_ShardReadServicer_to_server(self.shard, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
-        self.observer = Observer(f"127.0.0.1:{port}", CLUSTERS, SystemClock())
+        self.observer = ShardObserver(f"127.0.0.1:{port}", CLUSTERS, SystemClock())
 
 
 @pytest.fixture

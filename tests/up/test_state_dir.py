@@ -8,16 +8,16 @@ import msgspec
 import pytest
 
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
-from bigfleet.cli.up.settings import Identity
+from bigfleet.cli.up.settings import RunIdentity
 from bigfleet.cli.up.state_dir import Progress, ShardPoint, StateDir, TimelinePoint
 
-IDENTITY = Identity(clusters=3, machines=120, seed=1, trace_digest="")
+IDENTITY = RunIdentity(clusters=3, machines=120, seed=1, trace_digest="")
 POINT = TimelinePoint(
     seconds=5, demand={"cpu": 1.5}, bound={}, shortfall={}, bound_machines=0, shortfall_by_model={"": {"cpu": 1.5}}
 )
 
 
-def open_dir(path: Path, identity: Identity = IDENTITY, *, fresh: bool = False) -> StateDir:
+def open_dir(path: Path, identity: RunIdentity = IDENTITY, *, fresh: bool = False) -> StateDir:
     return StateDir.open(path, identity=identity, fresh=fresh)
 
 
@@ -44,14 +44,14 @@ def test_progress_is_kept_over_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (Identity(4, 120, 1, ""), "--clusters: the run in .* was started with 3, not 4"),
-        (Identity(3, 60, 1, ""), "--machines"),
-        (Identity(3, 120, 2, ""), "--seed"),
-        (Identity(3, 120, 1, "abc"), "--nodes and --pods: the run in .* replays no trace"),
-        (Identity(5, 120, 1, "", shards=5, store="sqlite"), "--shards: the run in .* was started with 1, not 5"),
+        (RunIdentity(4, 120, 1, ""), "--clusters: the run in .* was started with 3, not 4"),
+        (RunIdentity(3, 60, 1, ""), "--machines"),
+        (RunIdentity(3, 120, 2, ""), "--seed"),
+        (RunIdentity(3, 120, 1, "abc"), "--nodes and --pods: the run in .* replays no trace"),
+        (RunIdentity(5, 120, 1, "", shards=5, store="sqlite"), "--shards: the run in .* was started with 1, not 5"),
     ],
 )
-def test_another_run_is_not_resumed(tmp_path: Path, changed: Identity, said: str) -> None:
+def test_another_run_is_not_resumed(tmp_path: Path, changed: RunIdentity, said: str) -> None:
     open_dir(tmp_path / "s").close()
     with pytest.raises(UsageFault, match=said) as caught:
         open_dir(tmp_path / "s", changed)
@@ -61,10 +61,10 @@ def test_another_run_is_not_resumed(tmp_path: Path, changed: Identity, said: str
 
 
 def test_several_shards_stay_on_their_store(tmp_path: Path) -> None:
-    open_dir(tmp_path / "s", Identity(3, 120, 1, "", shards=3, store="sqlite")).close()
+    open_dir(tmp_path / "s", RunIdentity(3, 120, 1, "", shards=3, store="sqlite")).close()
 
     with pytest.raises(UsageFault, match=r"--store: the run in .* was started with sqlite, not etcd; --fresh"):
-        open_dir(tmp_path / "s", Identity(3, 120, 1, "", shards=3, store="etcd"))
+        open_dir(tmp_path / "s", RunIdentity(3, 120, 1, "", shards=3, store="etcd"))
 
 
 def test_fresh_forgets_everything_of_ours(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_directory_of_a_version_that_knew_one_shard_goes_on_with_one(tmp_path:
     open_dir(tmp_path).close()
 
     with pytest.raises(UsageFault, match=r"--shards: the run in .* was started with 1, not 3; --fresh starts over"):
-        open_dir(tmp_path, Identity(3, 120, 1, "", shards=3, store="sqlite"))
+        open_dir(tmp_path, RunIdentity(3, 120, 1, "", shards=3, store="sqlite"))
 
 
 def test_a_point_tells_of_shards_where_there_are_several(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from bench.quality.values import (
     MEMORY,
     MILLI,
     Instance,
-    Row,
+    PackingRow,
+    PackingShape,
     Scheduler,
     Settled,
-    Shape,
     Start,
 )
 from bigfleet.demo.trace import GPU_MILLI
@@ -110,7 +110,9 @@ def idle_gpu(candidate: Candidate, _data: Data) -> Finding:
     metal = {"capacity_type": "BareMetal", "stock": 1, "is_existing": True}
     gpu = offer("a-gpu", 64, 256, 0.0, **metal)
     gpu = replace(gpu, allocatable={**gpu.allocatable, GPU_MILLI: 8 * MILLI * MILLI})
-    wants = Row(id="gpu", shapes=(Shape({CPU: 8 * MILLI, MEMORY: 8 * GIB, GPU_MILLI: 8 * MILLI * MILLI}, 1),))
+    wants = PackingRow(
+        id="gpu", shapes=(PackingShape({CPU: 8 * MILLI, MEMORY: 8 * GIB, GPU_MILLI: 8 * MILLI * MILLI}, 1),)
+    )
     rows = [row("cpu", [(8, 8, 7)], priority=10), wants]
     _, verdict = _settled(candidate, instance([gpu, offer("b-cpu", 64, 256, 0.0, **metal)], {"c": rows}))
     measured = f"{verdict.short} of 1 GPU pods starve"

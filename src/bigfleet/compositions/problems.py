@@ -11,7 +11,7 @@ from typing import Final
 
 from bigfleet.engine.shapes.choice import RELEASABLE, is_paid_for
 from bigfleet.engine.shapes.fleet import Fleet
-from bigfleet.engine.shapes.state import UNLIMITED, Cluster, Host, Offer, PodGroup, Row
+from bigfleet.engine.shapes.state import UNLIMITED, ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim, class_key
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
@@ -21,10 +21,10 @@ from bigfleet.planner.problem import (
     NANO,
     QUANTITY_MAX,
     MachineClass,
+    PlannerShape,
+    PlannerSpread,
     PlanSettings,
     Problem,
-    Shape,
-    Spread,
     mask_of,
 )
 
@@ -52,7 +52,7 @@ class ClusterProblem:
 
 
 def problem_of(
-    cluster: Cluster,
+    cluster: ClusterState,
     fleet: Fleet,
     settings: PlanSettings,
     *,
@@ -86,11 +86,11 @@ def problem_of(
 
 
 def _kinds(
-    cluster: Cluster, fleet: Fleet, left: Mapping[int, int] | None
-) -> tuple[list[_Kind], Mapping[_Kind, list[Host]], Mapping[_Kind, int]]:
+    cluster: ClusterState, fleet: Fleet, left: Mapping[int, int] | None
+) -> tuple[list[_Kind], Mapping[_Kind, list[HostState]], Mapping[_Kind, int]]:
     """Return the classes, ordered by their first id; held machines and stock of each."""
     found: dict[tuple[ClassKey, bool], _Kind] = {}
-    held: defaultdict[_Kind, list[Host]] = defaultdict(list)
+    held: defaultdict[_Kind, list[HostState]] = defaultdict(list)
     stock: Counter[_Kind] = Counter()
     for host in cluster.hosts:
         key = class_key(host.machine)
@@ -109,17 +109,17 @@ def _kinds(
     return sorted(usable, key=lambda kind: (kind.key, kind.is_idle)), held, stock
 
 
-def _topology_keys(rows: Sequence[Row]) -> tuple[str, ...]:
+def _topology_keys(rows: Sequence[RowState]) -> tuple[str, ...]:
     keys = {row.same_key for row in rows} | {s.topology_key for row in rows if (s := row.need.profile.strict_spread)}
     return tuple(sorted(key for key in keys if key is not None))
 
 
 def _machine_class(
     kind: _Kind,
-    held: Sequence[Host],
+    held: Sequence[HostState],
     stock: int,
     fleet: Fleet,
-    cluster: Cluster,
+    cluster: ClusterState,
     keys: Sequence[str],
     number: int,
 ) -> MachineClass:
@@ -131,7 +131,7 @@ def _machine_class(
     held_cost = price if machine.capacity_type in RELEASABLE else 0
     cost = price
     if kind.is_idle:
-        offer = Offer(example=machine, shape=kind.shape, machines=[machine])
+        offer = OfferState(example=machine, shape=kind.shape, machines=[machine])
         cost = 0 if is_paid_for(offer) else int(price / fleet.options.idle_head_start)
     values = ((key, machine.attribute(key)) for key in keys)
     source = "idle" if kind.is_idle else "offer"
@@ -157,14 +157,14 @@ def _nanos(dollars: float) -> int:
     return round(min(max(dollars, 0.0), DOLLARS_MAX) * NANO)
 
 
-def _shape(group: PodGroup, kinds: Sequence[_Kind], rank: int, dimensions: int) -> Shape:
+def _shape(group: PodGroup, kinds: Sequence[_Kind], rank: int, dimensions: int) -> PlannerShape:
     row = group.row
     request = [0] * dimensions
     for d, milli in group.request:
         request[d] = min(milli, QUANTITY_MAX)
     penalty = row.penalty_dollars
     spread = row.need.profile.strict_spread
-    return Shape(
+    return PlannerShape(
         row=row.position,
         request=tuple(request),
         count=group.count,
@@ -177,7 +177,9 @@ def _shape(group: PodGroup, kinds: Sequence[_Kind], rank: int, dimensions: int) 
         is_pinned=penalty == float("inf"),
         gang="" if row.same_key is None else str(row.position),
         same_key=row.same_key or "",
-        spread=None if spread is None or row.same_key is not None else Spread(spread.topology_key, spread.skew_max),
+        spread=None
+        if spread is None or row.same_key is not None
+        else PlannerSpread(spread.topology_key, spread.skew_max),
     )
 
 

@@ -16,7 +16,7 @@ _UNICODE_END = 0x110000
 _ALPHABETS: tuple[range, ...] = (range(0x20, 0x7F), range(0x80, 0x250), range(0x250, _UNICODE_END), range(0x20))
 
 
-class Draws:
+class BehaviourDraws:
     """Draws of one stream."""
 
     def __init__(self, rng: Rng) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from bigfleet.conformance.calls import CallLog, told_machine
-from bigfleet.conformance.draws import Draws
+from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import broken, expect, expect_ok
 from bigfleet.conformance.ports import (
     Answer,
@@ -116,7 +116,7 @@ class Lab:
     site: Site
     calls: CallLog
     clock: Clock
-    draws: Draws
+    draws: BehaviourDraws
     ids: IdSource
     slots: Slots
     patience: Patience

@@ -12,7 +12,7 @@ from typing import Protocol
 from bigfleet.conformance.behaviour import Behaviour
 from bigfleet.conformance.calls import CallLog
 from bigfleet.conformance.catalogue import behaviours_of
-from bigfleet.conformance.draws import Draws
+from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import Broken, Skipped, how
 from bigfleet.conformance.lab import Lab, Patience
 from bigfleet.conformance.ports import List, Site, SiteFault, SiteMissing
@@ -238,7 +238,7 @@ class Runner:
             site=site,
             calls=CallLog(site.connections, self._clock),
             clock=self._clock,
-            draws=Draws(self._make_rng(f"{self._plan.seed}/{behaviour.id}")),
+            draws=BehaviourDraws(self._make_rng(f"{self._plan.seed}/{behaviour.id}")),
             ids=self._ids,
             slots=slots,
             patience=self._plan.patience,

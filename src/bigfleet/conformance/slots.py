@@ -7,7 +7,7 @@ behaviours that ask for an idle one. Nothing here may lend a machine that was no
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bigfleet.conformance.draws import Draws
+from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.ports import MachineSeen, SiteFault
 from bigfleet.conformance.profiles import Profile
 from bigfleet.model.states import MachineState
@@ -48,15 +48,15 @@ class Slots:
                 slots.faulty.setdefault(selector, []).append(machine.id)
         return slots
 
-    def take_free(self, draws: Draws) -> str:
+    def take_free(self, draws: BehaviourDraws) -> str:
         """Return a slot, drawn from the free ones. Raises NoSlots."""
         return _drawn(self.free, draws)
 
-    def take_idle(self, draws: Draws) -> str | None:
+    def take_idle(self, draws: BehaviourDraws) -> str | None:
         """Return a machine that the suite left IDLE, None when there is none."""
         return _drawn(self.idle, draws) if self.idle else None
 
-    def take_faulty(self, selector: str, draws: Draws) -> str:
+    def take_faulty(self, selector: str, draws: BehaviourDraws) -> str:
         """Return a slot that carries the selector. Raises NoSlots."""
         if not self.faulty.get(selector):
             raise NoSlots(f"no free slot with the label {FAULT_LABEL_PREFIX}{selector} is left")
@@ -71,7 +71,7 @@ def fault_selector(labels: Mapping[str, str]) -> str | None:
     return None
 
 
-def _drawn(ids: list[str], draws: Draws) -> str:
+def _drawn(ids: list[str], draws: BehaviourDraws) -> str:
     if not ids:
         raise NoSlots("no free slot is left")
     return ids.pop(draws.below(len(ids)))

@@ -53,7 +53,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class InstructionEntry:
     """One instruction to one shard."""
 
     to: ShardId
@@ -87,11 +87,11 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class InstructionLedger:
     """All instructions of one leader, in the order in which they were enqueued."""
 
     report_cycle_seconds: float
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[InstructionEntry, ...] = ()
     next_sequence: int = 1
 
     # ---- enqueuing ----------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Ledger:
         instruction_id: str = "",
         move: Transfer | None = None,
         why: str = "",
-    ) -> "Ledger":
+    ) -> "InstructionLedger":
         """Return the ledger with one more, unless one with the same effect lives, or an opposite one is cancelled.
 
         An empty id is the next of this leader.
@@ -118,7 +118,7 @@ class Ledger:
             return self._changed(opposite, lambda entry: _ended(entry, State.CANCELLED, now_seconds))
         turn = Turn(term, self.next_sequence)
         instruction = Instruction(instruction_id=instruction_id or turn.instruction_id, turn=turn, payload=payload)
-        entry = Entry(
+        entry = InstructionEntry(
             to=to,
             instruction=instruction,
             state=State.PENDING,
@@ -131,11 +131,11 @@ class Ledger:
 
     # ---- delivering ---------------------------------------------------------------------------------------------
 
-    def live(self) -> Iterable[Entry]:
+    def live(self) -> Iterable[InstructionEntry]:
         """Return what is not final, in order."""
         return (entry for entry in self.entries if not entry.state.is_final)
 
-    def due(self, to: ShardId, now_seconds: float) -> tuple[Entry, ...]:
+    def due(self, to: ShardId, now_seconds: float) -> tuple[InstructionEntry, ...]:
         """Return what the next answer to a shard carries, by sequence."""
         ready = [
             entry
@@ -144,7 +144,7 @@ class Ledger:
         ]
         return tuple(sorted(ready, key=lambda entry: entry.instruction.turn)[:ANSWER_MAX])
 
-    def delivered(self, entries: Iterable[Entry]) -> "Ledger":
+    def delivered(self, entries: Iterable[InstructionEntry]) -> "InstructionLedger":
         """Return the ledger after an answer carried some."""
         ids = {(entry.to, entry.instruction.turn) for entry in entries}
         return replace(
@@ -157,7 +157,7 @@ class Ledger:
 
     # ---- answers ------------------------------------------------------------------------------------------------
 
-    def acked(self, by: ShardId, acks: Iterable[Ack], now_seconds: float) -> "Ledger":
+    def acked(self, by: ShardId, acks: Iterable[Ack], now_seconds: float) -> "InstructionLedger":
         """Return the ledger after a shard's answers; ids that are not known are ignored."""
         answered = {ack.instruction_id: ack for ack in acks}
         return replace(
@@ -170,7 +170,7 @@ class Ledger:
             ),
         )
 
-    def _answered(self, entry: Entry, ack: Ack, now_seconds: float) -> Entry:
+    def _answered(self, entry: InstructionEntry, ack: Ack, now_seconds: float) -> InstructionEntry:
         entry = replace(entry, last=ack)
         if ack.outcome is Outcome.ACCEPTED:
             return _ended(entry, State.DONE, now_seconds)
@@ -186,7 +186,7 @@ class Ledger:
         again_seconds = now_seconds + wait_cycles * self.report_cycle_seconds
         return replace(entry, state=State.PENDING, failures=failures, next_delivery_seconds=again_seconds)
 
-    def at(self, now_seconds: float) -> "Ledger":
+    def at(self, now_seconds: float) -> "InstructionLedger":
         """Return the ledger as time has left it: unanswered instructions to donors expired, old final ones gone."""
         expiry_seconds = DONOR_EXPIRY_CYCLES * self.report_cycle_seconds
         entries = [
@@ -202,7 +202,7 @@ class Ledger:
         gone = set(map(id, final[: max(0, len(final) - FINISHED_MAX)]))
         return replace(self, entries=tuple(entry for entry in kept if id(entry) not in gone))
 
-    def cancelled(self, entries: Iterable[Entry], now_seconds: float) -> "Ledger":
+    def cancelled(self, entries: Iterable[InstructionEntry], now_seconds: float) -> "InstructionLedger":
         """Return the ledger after some turned out to be about what is no longer so."""
         gone = {(entry.to, entry.instruction.turn) for entry in entries}
         return replace(
@@ -213,7 +213,7 @@ class Ledger:
             ),
         )
 
-    def without_shard(self, shard_id: ShardId, now_seconds: float) -> "Ledger":
+    def without_shard(self, shard_id: ShardId, now_seconds: float) -> "InstructionLedger":
         """Return the ledger after a shard was removed: what was on its way there is cancelled."""
         return replace(
             self,
@@ -225,15 +225,17 @@ class Ledger:
             ),
         )
 
-    def _changed(self, entry: Entry, change: Callable[[Entry], Entry]) -> "Ledger":
+    def _changed(
+        self, entry: InstructionEntry, change: Callable[[InstructionEntry], InstructionEntry]
+    ) -> "InstructionLedger":
         return replace(self, entries=tuple(change(each) if each is entry else each for each in self.entries))
 
 
-def _ended(entry: Entry, state: State, now_seconds: float) -> Entry:
+def _ended(entry: InstructionEntry, state: State, now_seconds: float) -> InstructionEntry:
     return replace(entry, state=state, finished_seconds=now_seconds)
 
 
-def _undo_each_other(entry: Entry, payload: Payload) -> bool:
+def _undo_each_other(entry: InstructionEntry, payload: Payload) -> bool:
     match entry.instruction.payload, payload:
         case (AssignDomain(first), UnassignDomain(second)) | (UnassignDomain(first), AssignDomain(second)):
             return first == second

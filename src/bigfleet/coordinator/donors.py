@@ -131,7 +131,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Batch:
+class DonorBatch:
     """Rows of one kind with equal machines, of which something is left to give."""
 
     #: Most available first.
@@ -161,17 +161,17 @@ class Most:
 
 
 @dataclass(slots=True)
-class Offers:
+class DonorOffers:
     """What the donors behind one provider address could give in one tier."""
 
     knobs: Knobs
-    _batches: dict[_Kind, Batch] = field(default_factory=dict)
+    _batches: dict[_Kind, DonorBatch] = field(default_factory=dict)
     #: By type, each with the row that stands for its machines.
-    _of_type: dict[str, list[tuple[CapacityCount, Batch]]] = field(default_factory=dict)
-    _serving: dict[Asking, list[tuple[Vector, Batch]]] = field(default_factory=dict)
+    _of_type: dict[str, list[tuple[CapacityCount, DonorBatch]]] = field(default_factory=dict)
+    _serving: dict[Asking, list[tuple[Vector, DonorBatch]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, donors: Iterable[ShardFigures], knobs: Knobs, *, is_speculative: bool) -> "Offers":
+    def of(cls, donors: Iterable[ShardFigures], knobs: Knobs, *, is_speculative: bool) -> "DonorOffers":
         """Return the offers of one tier."""
         offers = cls(knobs)
         for shard in donors:
@@ -182,7 +182,7 @@ class Offers:
                 key = _batch_key(row)
                 batch = offers._batches.get(key)
                 if batch is None:
-                    batch = offers._batches[key] = Batch()
+                    batch = offers._batches[key] = DonorBatch()
                     offers._of_type.setdefault(row.instance_type, []).append((row, batch))
                 giveable = Giveable(shard.shard_id, row, row.count - margin(row.count, knobs))
                 if (row.instance_type, row.zone) in wanted:
@@ -195,7 +195,7 @@ class Offers:
             batch.rows.sort(key=_order)
         return offers
 
-    def serving(self, asking: Asking) -> list[tuple[Vector, Batch]]:
+    def serving(self, asking: Asking) -> list[tuple[Vector, DonorBatch]]:
         """Return the batches that serve an asking, each with the allocatable of its machines."""
         known = self._serving.get(asking)
         if known is None:
@@ -207,7 +207,7 @@ class Offers:
             ]
         return known
 
-    def most(self, asking: Asking, slots: "Slots | None") -> "Most":
+    def most(self, asking: Asking, slots: "DonorSlots | None") -> "Most":
         """Return what any row could still bring to whoever asks."""
         most = Most()
         for allocatable, batch in self.serving(asking):
@@ -228,7 +228,7 @@ class Offers:
                 most.milli[name] = max(most.milli.get(name, 0), count * allocatable.get(name, 0))
         return most
 
-    def best(self, wish: Wish, cooling: "Cooling", slots: "Slots | None") -> Flow | None:
+    def best(self, wish: Wish, cooling: "Cooling", slots: "DonorSlots | None") -> Flow | None:
         """Return the best flow that may be used now, or None; the wish is told how far the others came."""
         found: Flow | None = None
         for allocatable, batch in self.serving(wish.asking):
@@ -244,7 +244,7 @@ class Offers:
         return found
 
     def _best_of_equals(
-        self, rows: list[Giveable], needed: int, wish: Wish, cooling: "Cooling", slots: "Slots | None"
+        self, rows: list[Giveable], needed: int, wish: Wish, cooling: "Cooling", slots: "DonorSlots | None"
     ) -> Flow | None:
         found: Flow | None = None
         for giveable in rows:
@@ -346,7 +346,7 @@ class Cooling:
 
 
 @dataclass(slots=True)
-class Slots:
+class DonorSlots:
     """The provider's slots of each shard in one region, less what the pass plans to move."""
 
     slots_of: dict[ShardId, int]

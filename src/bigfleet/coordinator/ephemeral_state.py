@@ -7,7 +7,7 @@ number. Nothing here writes to the store.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, Entry, Ledger, State
+from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, InstructionEntry, InstructionLedger, State
 from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, OwnershipView, PeerViews, Wanted, still_follows
 from bigfleet.coordinator.reports import ShardFigures, SoldOutPool
 from bigfleet.coordinator.tables import Tables
@@ -95,7 +95,7 @@ class EphemeralState:
     """Everything that a leader knows from reports."""
 
     term: int
-    ledger: Ledger
+    ledger: InstructionLedger
     known: Mapping[ShardId, Known] = field(default_factory=dict)
     #: Adoptions that their recipient has refused for good.
     refused: frozenset[tuple[MachineId, Turn]] = frozenset()
@@ -103,7 +103,7 @@ class EphemeralState:
     @classmethod
     def of_new_leader(cls, term: int, report_cycle_seconds: float) -> "EphemeralState":
         """Return what a leader knows at first: nothing."""
-        return cls(term=term, ledger=Ledger(report_cycle_seconds=report_cycle_seconds))
+        return cls(term=term, ledger=InstructionLedger(report_cycle_seconds=report_cycle_seconds))
 
     # ---- reports ------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class EphemeralState:
         return tuple(SoldOutPool(*pool, seconds) for pool, seconds in longest[:SOLD_OUT_MAX])
 
 
-def _takes_back(entry: Entry, to: ShardId, machine_ids: list[MachineId]) -> bool:
+def _takes_back(entry: InstructionEntry, to: ShardId, machine_ids: list[MachineId]) -> bool:
     payload = entry.instruction.payload
     if entry.to != to or not isinstance(payload, TransferOwnership) or entry.state is State.DONE:
         return False

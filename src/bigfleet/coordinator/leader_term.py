@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from bigfleet.coordinator.commands import AssignDomain, Command, RemoveShard
-from bigfleet.coordinator.delivery import Entry
+from bigfleet.coordinator.delivery import InstructionEntry
 from bigfleet.coordinator.ephemeral_state import FRESH_CYCLES, EphemeralState, ReportAnswer
 from bigfleet.coordinator.leader import BadReport, Leader
 from bigfleet.coordinator.metrics import KINDS, CoordinatorMetrics, Figures, kind_of
@@ -165,7 +165,7 @@ class Term:
         """Say whether a shard reported within three report cycles."""
         return self.soft.is_fresh(shard_id, self._clock.monotonic_seconds())
 
-    def instructions(self) -> tuple[Entry, ...]:
+    def instructions(self) -> tuple[InstructionEntry, ...]:
         """Return every instruction that is remembered, expired ones as such."""
         return self.soft.ledger.at(self._clock.monotonic_seconds()).entries
 

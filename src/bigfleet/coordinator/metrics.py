@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bigfleet.coordinator.delivery import Entry, State
+from bigfleet.coordinator.delivery import InstructionEntry, State
 from bigfleet.coordinator.transfers import RebalancePlan, Skip, Tier, Transfer
 from bigfleet.model.instructions import KIND_LABELS, Instruction
 from bigfleet.model.ownership import Turn
@@ -141,7 +141,7 @@ class CoordinatorMetrics:
         """Count a report."""
         self.reports.labels(outcome).inc()
 
-    def ended(self, entries: Iterable[Entry]) -> None:
+    def ended(self, entries: Iterable[InstructionEntry]) -> None:
         """Count each final entry of a ledger once; what is listed no more is forgotten."""
         final = {(entry.to, entry.instruction.turn): entry for entry in entries if entry.state.is_final}
         for key in final.keys() - self._counted:

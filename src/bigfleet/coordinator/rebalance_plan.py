@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from bigfleet.coordinator.donors import Benefit, Cooling, Drains, Flow, Offers, Slots, Wish, machines_needed
+from bigfleet.coordinator.donors import Benefit, Cooling, DonorOffers, DonorSlots, Drains, Flow, Wish, machines_needed
 from bigfleet.coordinator.pending_shortfalls import SETTLED, Pending
 from bigfleet.coordinator.reports import Asking, ShardFigures, Shortfall, accepts
 from bigfleet.coordinator.tables import QuotaKey
@@ -61,8 +61,8 @@ class _Pass:
             if shard.is_fresh and shard.base is Base.DOMAINS and shard.provider_address:
                 donors[shard.provider_address].append(shard)
         self._donors = dict(donors)
-        self._idle = {at: Offers.of(shards, knobs, is_speculative=False) for at, shards in donors.items()}
-        self._speculative = {at: Offers.of(shards, knobs, is_speculative=True) for at, shards in donors.items()}
+        self._idle = {at: DonorOffers.of(shards, knobs, is_speculative=False) for at, shards in donors.items()}
+        self._speculative = {at: DonorOffers.of(shards, knobs, is_speculative=True) for at, shards in donors.items()}
         self._drains = {at: Drains(shards) for at, shards in donors.items()}
         self._quotas = {address: self._quota_behind(address) for address in donors}
         self._smallest = _smallest_allocatables(view)
@@ -220,10 +220,10 @@ class _Pass:
             if slots is not None:
                 slots.take(flow.giveable.donor, flow.give)
 
-    def _quota_behind(self, address: str) -> tuple[QuotaKey | None, Slots | None]:
+    def _quota_behind(self, address: str) -> tuple[QuotaKey | None, DonorSlots | None]:
         """Return the quota row of the provider at an address, None without one."""
         key = quota_behind(address, self._view.providers, self._view.quotas)
-        return (None, None) if key is None else (key, Slots(dict(self._view.quotas[key].slots_of)))
+        return (None, None) if key is None else (key, DonorSlots(dict(self._view.quotas[key].slots_of)))
 
     # ---- tier 3 -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bigfleet.coordinator.delivery import DONOR_EXPIRY_CYCLES, Entry, Ledger, State
+from bigfleet.coordinator.delivery import DONOR_EXPIRY_CYCLES, InstructionEntry, InstructionLedger, State
 from bigfleet.coordinator.ephemeral_state import EphemeralState, Known
 from bigfleet.coordinator.rebalance_plan import plan
 from bigfleet.coordinator.reports import ShardFigures
@@ -105,9 +105,9 @@ class Rebalancing:
         """Return what is known after moves were enqueued; each begins its flow's cooldown, whatever becomes of it."""
         ledger = soft.ledger
         sequence = ledger.next_sequence
-        told: list[Entry] = []
+        told: list[InstructionEntry] = []
         # Only what its donor has already can bar a move, so each donor's part is looked at alone.
-        of_donor: dict[ShardId, Ledger] = {}
+        of_donor: dict[ShardId, InstructionLedger] = {}
         for move in moves:
             self._cooling[move.flow] = now_seconds + self._cooldown_seconds
             own = of_donor.get(move.donor)
@@ -218,7 +218,9 @@ def in_flight(soft: EphemeralState, heard: Mapping[ShardId, Heard], now_seconds:
     return flying
 
 
-def _is_moving(entry: Entry, adoption: Entry | None, soft: EphemeralState, now_seconds: float) -> bool:
+def _is_moving(
+    entry: InstructionEntry, adoption: InstructionEntry | None, soft: EphemeralState, now_seconds: float
+) -> bool:
     if not entry.state.is_final:
         return True
     if entry.state is not State.DONE:
@@ -232,7 +234,7 @@ def _is_moving(entry: Entry, adoption: Entry | None, soft: EphemeralState, now_s
     return recipient is not None and recipient.received_seconds <= adoption.finished_seconds
 
 
-def _add_drain(entry: Entry, move: Transfer, donor: Heard | None, flying: InFlight) -> None:
+def _add_drain(entry: InstructionEntry, move: Transfer, donor: Heard | None, flying: InFlight) -> None:
     """Note what a drain is to free: all of it until the donor has answered, then what it still drains."""
     count = move.count
     if entry.state is State.DONE:

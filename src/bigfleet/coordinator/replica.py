@@ -18,7 +18,7 @@ from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
 from bigfleet.coordinator.stores.protocol import Leader as Known
 from bigfleet.coordinator.stores.protocol import RevisedStore, StoreUnavailable
-from bigfleet.coordinator.stores.snapshot import Snapshot, SnapshotFault, content_digest, export, snapshot_of
+from bigfleet.coordinator.stores.snapshot import SnapshotFault, TablesSnapshot, content_digest, export, snapshot_of
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 
 _log = structlog.get_logger("bigfleet.coordinator.replica")
@@ -207,14 +207,14 @@ class Replica:
                 raise NotTheLeader(self._store.leader())
             return answer
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> TablesSnapshot:
         """Return a snapshot of what the store holds now. Raises NotTheLeader, StoreUnavailable."""
         term = self.leading()
         async with self._lock:
             term.leader.tables = await self._store.load()
             return self._snapshot(term)
 
-    def _snapshot(self, term: Term) -> Snapshot:
+    def _snapshot(self, term: Term) -> TablesSnapshot:
         return snapshot_of(
             term.tables,
             term=term.term,

@@ -16,7 +16,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainOutcome, DrainResult, NodeStatus, RollUp
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.states import UNBOUND_STATES, MachineState
-from bigfleet.operator.drains import Drain
+from bigfleet.operator.drains import DrainRecord
 from bigfleet.operator.ports import SessionDialer, SessionEnded
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.operator.rollup import RollUpBuilder
@@ -214,7 +214,7 @@ class SimulatedCluster:
         """Keep the verdict; nothing in a simulated cluster acts on it."""
         self._verdict = update
 
-    def drain_started(self, drain: Drain) -> None:
+    def drain_started(self, drain: DrainRecord) -> None:
         """Begin to drain, or hasten; a machine without a node here is told as not found at once."""
         running = self._draining.pop(drain.machine_id, None)
         if running is not None:
@@ -224,7 +224,7 @@ class SimulatedCluster:
             return
         self._draining[drain.machine_id] = asyncio.create_task(self._drain(drain))
 
-    def drain_ended(self, drain: Drain, *, withdrawn: bool) -> None:
+    def drain_ended(self, drain: DrainRecord, *, withdrawn: bool) -> None:
         """Stop draining: the machine is gone or free, or the drain was given up."""
         self._counts["drains_withdrawn"] += withdrawn
         running = self._draining.pop(drain.machine_id, None)
@@ -239,7 +239,7 @@ class SimulatedCluster:
             machine_id=machine_id, node_name=node_name, ready=True, observed_unix_nanos=self._clock.unix_nanos()
         )
 
-    async def _drain(self, drain: Drain) -> None:
+    async def _drain(self, drain: DrainRecord) -> None:
         dwell_seconds = self._drain_dwell_seconds * self._rng.uniform(0.5, 1.5)
         left_seconds = max(0.0, drain.deadline_seconds - self._clock.monotonic_seconds())
         await self._clock.sleep(min(dwell_seconds, left_seconds))
@@ -249,7 +249,7 @@ class SimulatedCluster:
         else:
             self._finish(drain, DrainOutcome.GRACE_EXPIRED, "pods were left when the grace ended")
 
-    def _finish(self, drain: Drain, outcome: DrainOutcome, message: str) -> None:
+    def _finish(self, drain: DrainRecord, outcome: DrainOutcome, message: str) -> None:
         self._counts["drains_done"] += 1
         self._client.drain_finished(
             DrainResult(

@@ -22,7 +22,7 @@ _ENDING_STATES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class DrainRecord:
     """One machine to be drained for one instruction."""
 
     instruction_id: str
@@ -42,16 +42,16 @@ class DrainTable:
     """The drains that are not over; at most one per machine that the shard has named."""
 
     def __init__(self) -> None:
-        self._by_machine: dict[str, Drain] = {}
+        self._by_machine: dict[str, DrainRecord] = {}
 
     def __len__(self) -> int:
         return len(self._by_machine)
 
-    def get(self, machine_id: str) -> Drain | None:
+    def get(self, machine_id: str) -> DrainRecord | None:
         """Return the machine's drain, or None."""
         return self._by_machine.get(machine_id)
 
-    def begin(self, instruction: ReclaimInstruction, *, now_seconds: float) -> list[Drain]:
+    def begin(self, instruction: ReclaimInstruction, *, now_seconds: float) -> list[DrainRecord]:
         """Note an instruction; return the drains to start or to hasten, in its order.
 
         One that has its result already is left alone, as is one whose deadline would move later.
@@ -67,7 +67,7 @@ class DrainTable:
                     continue
                 drain = replace(known, deadline_seconds=deadline_seconds)
             else:
-                drain = Drain(
+                drain = DrainRecord(
                     instruction_id=instruction.instruction_id,
                     machine_id=machine_id,
                     node=_at(instruction.nodes, position) or machine_id,
@@ -96,7 +96,7 @@ class DrainTable:
             for drain in self._by_machine.values()
         )
 
-    def observe(self, machine_id: str, state: MachineState) -> Drain | None:
+    def observe(self, machine_id: str, state: MachineState) -> DrainRecord | None:
         """Note a machine's state; return the drain that it ends, or None.
 
         Configured ends it as withdrawn, any state in which the machine is not the cluster's ends it as done.
@@ -105,7 +105,7 @@ class DrainTable:
             return self._by_machine.pop(machine_id, None)
         return None
 
-    def forget_all_but(self, machine_ids: Iterable[str]) -> list[Drain]:
+    def forget_all_but(self, machine_ids: Iterable[str]) -> list[DrainRecord]:
         """End the drains of machines that a resync did not name; return them in machine order."""
         kept = frozenset(machine_ids)
         return [self._by_machine.pop(machine_id) for machine_id in sorted(self._by_machine.keys() - kept)]

@@ -16,7 +16,7 @@ T = TypeVar("T")
 BOOTSTRAP_ANSWERS_MAX = 256
 
 
-class Outbox:
+class OperatorOutbox:
     """Frames of one operator, over its sessions."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from bigfleet.model.frames import (
     RollUp,
     ShardFrame,
 )
-from bigfleet.operator.drains import Drain
+from bigfleet.operator.drains import DrainRecord
 
 
 class EndKind(Enum):
@@ -109,13 +109,13 @@ class ClusterAgent(Protocol):
         """Hear the shard's verdict on the needs of one roll-up; a later one takes its place."""
         ...
 
-    def drain_started(self, drain: Drain) -> None:
+    def drain_started(self, drain: DrainRecord) -> None:
         """Hear of a drain to begin, or of an earlier deadline for one that runs.
 
         Its result is told to `SessionClient.drain_finished`, a node that cannot be found at once.
         """
         ...
 
-    def drain_ended(self, drain: Drain, *, withdrawn: bool) -> None:
+    def drain_ended(self, drain: DrainRecord, *, withdrawn: bool) -> None:
         """Hear that a drain is moot: its machine is gone or free, or the drain was given up (`withdrawn`)."""
         ...

@@ -17,7 +17,7 @@ from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainResu
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.states import MachineState
 from bigfleet.operator.drains import DrainTable
-from bigfleet.operator.outbox import Outbox
+from bigfleet.operator.outbox import OperatorOutbox
 from bigfleet.operator.ports import ClusterAgent, EndKind, SessionDialer, SessionEnded, SessionStream
 
 log = structlog.get_logger(__name__)
@@ -69,7 +69,7 @@ class SessionClient:
         self._clock = clock
         self._rng = rng
         self._settings = settings or SessionSettings()
-        self._outbox = Outbox()
+        self._outbox = OperatorOutbox()
         self._drains = DrainTable()
         self._demand_changed = asyncio.Event()
         #: What the shard can do; None while no session stands.

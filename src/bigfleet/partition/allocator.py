@@ -8,12 +8,12 @@ This module never does I/O and never tells anybody anything: it returns choices,
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from bigfleet.partition.cluster import Cluster
-from bigfleet.partition.hosts import Group, Host, Role, as_primary
+from bigfleet.partition.cluster import GanetiCluster
+from bigfleet.partition.hosts import HostGroup, PartitionedHost, Role, as_primary
 from bigfleet.partition.instance import Instance
 from bigfleet.partition.metric import Room, Size, Vector, allocation_vector
-from bigfleet.partition.policy import Refusal
-from bigfleet.partition.search import Choice, Outcome, choose_host, choose_pair
+from bigfleet.partition.policy import PolicyRefusal
+from bigfleet.partition.search import PlacementChoice, SearchOutcome, choose_host, choose_pair
 
 #: Above whatever a host can have in use.
 _NO_USE_LIMIT: Final = 1 << 62
@@ -34,13 +34,13 @@ class Allocator:
     Not safe for concurrent calls: placements are serial by nature.
     """
 
-    def __init__(self, cluster: Cluster, *, force: bool = False) -> None:
+    def __init__(self, cluster: GanetiCluster, *, force: bool = False) -> None:
         self.cluster = cluster
         self._force = force
-        self._taken: dict[str, tuple[Instance, tuple[Host, ...]]] = {}
+        self._taken: dict[str, tuple[Instance, tuple[PartitionedHost, ...]]] = {}
         self._by_name = {host.name: host for host in cluster.hosts}
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> PartitionedHost:
         """Return a host by its name; of equal names the last. Raises KeyError."""
         return self._by_name[name]
 
@@ -60,7 +60,7 @@ class Allocator:
         host = self._by_name[name]
         if not host.is_candidate or host.group.policy.refusal(instance, is_exclusive=host.is_exclusive) is not None:
             return 0
-        if isinstance(as_primary(host, instance), Refusal):
+        if isinstance(as_primary(host, instance), PolicyRefusal):
             return 0
         if instance.exclusion_tags:
             return 1
@@ -78,13 +78,13 @@ class Allocator:
 
     def choose(
         self,
-        group: Group,
+        group: HostGroup,
         instance: Instance,
         *,
         hosts: int = 1,
         among: Collection[str] | None = None,
-        of: Iterable[Host] | None = None,
-    ) -> Outcome:
+        of: Iterable[PartitionedHost] | None = None,
+    ) -> SearchOutcome:
         """Return the host, or the pair (`hosts` = 2), of a group on which the instance loses least.
 
         `among` limits the candidates to these names, `of` to these hosts (both: to what is in both); the order stays
@@ -107,7 +107,7 @@ class Allocator:
         choose = choose_host if hosts == 1 else choose_pair
         return choose(candidates, instance, group.policy, force=self._force)
 
-    def take(self, instance: Instance, choice: Choice) -> None:
+    def take(self, instance: Instance, choice: PlacementChoice) -> None:
         """Carve the instance out of the chosen hosts, which must not have changed since."""
         primary = choice.hosts[0]
         primary.take_primary(instance, choice.rooms[0])
@@ -115,7 +115,7 @@ class Allocator:
             host.take_secondary(instance, room, primary.index)
         self._taken[instance.name] = (instance, choice.hosts)
 
-    def restore(self, instance: Instance, *names: str) -> tuple[Host, ...]:
+    def restore(self, instance: Instance, *names: str) -> tuple[PartitionedHost, ...]:
         """Put an instance back where it is known to be, primary host first, whether it fits or not.
 
         For an allocator that is made anew from a cluster's message, which does not count what was taken since. Raises
@@ -127,7 +127,7 @@ class Allocator:
         self._taken[instance.name] = (instance, hosts)
         return hosts
 
-    def release(self, name: str) -> tuple[Host, ...]:
+    def release(self, name: str) -> tuple[PartitionedHost, ...]:
         """Give the room of a taken instance back and return its hosts. Raises NoSuchInstance."""
         try:
             instance, hosts = self._taken.pop(name)

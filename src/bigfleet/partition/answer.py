@@ -9,19 +9,19 @@ import json
 from typing import Final, NamedTuple
 
 from bigfleet.partition.allocator import Allocator, NothingToTry
-from bigfleet.partition.cluster import MESSAGE, STATIC_KVM_MIB, Cluster, read_cluster
+from bigfleet.partition.cluster import MESSAGE, STATIC_KVM_MIB, GanetiCluster, read_cluster
 from bigfleet.partition.document import WrongInput, decode, take_object
-from bigfleet.partition.hosts import Group, Host
+from bigfleet.partition.hosts import HostGroup, PartitionedHost
 from bigfleet.partition.metric import Key, UnlimitedSize
-from bigfleet.partition.policy import AllocationPolicy, Refusal
+from bigfleet.partition.policy import AllocationPolicy, PolicyRefusal
 from bigfleet.partition.request import ALLOCATE, Request, Wanted, is_dedicated, read_request
-from bigfleet.partition.search import Choice, Outcome
+from bigfleet.partition.search import PlacementChoice, SearchOutcome
 
 #: Ganeti's order of reasons; those between are never met here.
-_REASONS: Final = tuple(Refusal)
+_REASONS: Final = tuple(PolicyRefusal)
 
 
-class Options(NamedTuple):
+class AllocationOptions(NamedTuple):
     """What the command line adds to a message."""
 
     #: Leave out the soft checks of primaries.
@@ -33,7 +33,7 @@ class Options(NamedTuple):
     is_sequential: bool = False
 
 
-class Answer(NamedTuple):
+class HailAnswer(NamedTuple):
     """What goes to standard output, and what Ganeti's log should know."""
 
     #: One line of JSON; None where the request is not for the dedicated metric.
@@ -43,14 +43,14 @@ class Answer(NamedTuple):
     kind: str
 
 
-_USUAL = Options()
+_USUAL = AllocationOptions()
 
 
 class _Failed(Exception):
     """The request is refused with this text."""
 
 
-def answer(content: bytes, options: Options = _USUAL) -> Answer:
+def answer(content: bytes, options: AllocationOptions = _USUAL) -> HailAnswer:
     """Return the answer to a message. Raises WrongInput when it is not understood or its policy has no measure."""
     message = decode(content)
     take_object(message, "request", MESSAGE)
@@ -58,11 +58,11 @@ def answer(content: bytes, options: Options = _USUAL) -> Answer:
     request = read_request(message, cluster)
     warnings = cluster.warnings()
     if not is_dedicated(request, cluster):
-        return Answer(None, warnings, request.kind)
-    return Answer(_line(request, cluster, options), warnings, request.kind)
+        return HailAnswer(None, warnings, request.kind)
+    return HailAnswer(_line(request, cluster, options), warnings, request.kind)
 
 
-def _line(request: Request, cluster: Cluster, options: Options) -> str:
+def _line(request: Request, cluster: GanetiCluster, options: AllocationOptions) -> str:
     allocator = Allocator(cluster, force=options.force)
     among = options.among
     result: object
@@ -92,7 +92,7 @@ def _reply(is_success: bool, info: str, result: object) -> str:
 # ---- one group -------------------------------------------------------------------------------------------------------
 
 
-def _group_called(cluster: Cluster, name: str) -> Group:
+def _group_called(cluster: GanetiCluster, name: str) -> HostGroup:
     found = [group for group in cluster.groups if name in (group.name, group.uuid)]
     if len(found) != 1:
         raise _Failed(f"Wrong number of elems found with name {name}")
@@ -100,8 +100,12 @@ def _group_called(cluster: Cluster, name: str) -> Group:
 
 
 def _choose(
-    allocator: Allocator, group: Group, wanted: Wanted, among: frozenset[str] | None, of: list[Host] | None = None
-) -> Outcome:
+    allocator: Allocator,
+    group: HostGroup,
+    wanted: Wanted,
+    among: frozenset[str] | None,
+    of: list[PartitionedHost] | None = None,
+) -> SearchOutcome:
     """Try a group. Raises NothingToTry, and WrongInput where `hail` would count for ever."""
     try:
         return allocator.choose(group, wanted.instance, hosts=wanted.hosts, among=among, of=of)
@@ -120,7 +124,7 @@ def _score(key: Key) -> str:
     return f"([{','.join(map(str, loss))}],{disk_mib})"
 
 
-def describe(outcome: Outcome) -> str:
+def describe(outcome: SearchOutcome) -> str:
     """Return what came of a group, as `hail` puts it."""
     reasons = ", ".join(f"{each.value}: {outcome.refusals[each]}" for each in _REASONS if outcome.refusals[each])
     if outcome.choice is None:
@@ -132,7 +136,7 @@ def describe(outcome: Outcome) -> str:
     )
 
 
-def _names(choice: Choice) -> list[str]:
+def _names(choice: PlacementChoice) -> list[str]:
     return [host.name for host in choice.hosts]
 
 
@@ -153,7 +157,9 @@ def _allocate(
     return told, _names(outcome.choice)
 
 
-def _in_named_group(allocator: Allocator, group: Group, wanted: Wanted, among: frozenset[str] | None) -> Outcome:
+def _in_named_group(
+    allocator: Allocator, group: HostGroup, wanted: Wanted, among: frozenset[str] | None
+) -> SearchOutcome:
     try:
         return _choose(allocator, group, wanted, among)
     except NothingToTry as reason:
@@ -161,13 +167,13 @@ def _in_named_group(allocator: Allocator, group: Group, wanted: Wanted, among: f
 
 
 def _any_group(
-    allocator: Allocator, wanted: Wanted, among: frozenset[str] | None, hosts: list[Host]
-) -> tuple[Group, Choice, list[str]]:
+    allocator: Allocator, wanted: Wanted, among: frozenset[str] | None, hosts: list[PartitionedHost]
+) -> tuple[HostGroup, PlacementChoice, list[str]]:
     """Return the best group with hosts among these, what is chosen there, and what every group said."""
     best: tuple[int, Key] | None = None
-    selected: tuple[Group, Choice] | None = None
+    selected: tuple[HostGroup, PlacementChoice] | None = None
     messages = []
-    by_group: dict[Group, list[Host]] = {group: [] for group in allocator.cluster.groups}
+    by_group: dict[HostGroup, list[PartitionedHost]] = {group: [] for group in allocator.cluster.groups}
     for host in hosts:
         by_group[host.group].append(host)
     for group, own in by_group.items():
@@ -242,7 +248,9 @@ def _one_after_another(
     return _multi_reply(placed, failed)
 
 
-def _next_choice(allocator: Allocator, group: Group | None, wanted: Wanted, among: frozenset[str] | None) -> Choice:
+def _next_choice(
+    allocator: Allocator, group: HostGroup | None, wanted: Wanted, among: frozenset[str] | None
+) -> PlacementChoice:
     if group is None:
         return _any_group(allocator, wanted, among, allocator.cluster.hosts)[1]
     outcome = _in_named_group(allocator, group, wanted, among)

@@ -26,7 +26,7 @@ from bigfleet.partition.document import (
     take_str,
     take_texts,
 )
-from bigfleet.partition.hosts import Group, Host, Role
+from bigfleet.partition.hosts import HostGroup, PartitionedHost, Role
 from bigfleet.partition.instance import TEMPLATES, AdminState, Instance, total_spindles
 from bigfleet.partition.metric import Room
 from bigfleet.partition.policy import AllocationPolicy, Bounds, Interval, Policy
@@ -51,7 +51,7 @@ _POLICY_KEYS: Final = ("minmax", "std", "disk-templates", "vcpu-ratio", "spindle
 _TAG_OF_EXCLUSION: Final = "htools:iextags:"
 
 
-class Cluster:
+class GanetiCluster:
     """Groups and hosts in the order of the message, with everything that stands on them counted."""
 
     __slots__ = ("exclusion_prefixes", "groups", "hosts", "instances")
@@ -59,8 +59,8 @@ class Cluster:
     def __init__(
         self,
         *,
-        groups: list[Group],
-        hosts: list[Host],
+        groups: list[HostGroup],
+        hosts: list[PartitionedHost],
         instances: "list[Placed]",
         exclusion_prefixes: tuple[str, ...] = (),
     ) -> None:
@@ -110,7 +110,7 @@ class _Figures(NamedTuple):
     cpus_reserved: int
 
 
-def read_cluster(message: Body, *, static_kvm_mib: int = STATIC_KVM_MIB) -> Cluster:
+def read_cluster(message: Body, *, static_kvm_mib: int = STATIC_KVM_MIB) -> GanetiCluster:
     """Return the cluster of a message. Raises WrongInput.
 
     `static_kvm_mib` is what every host keeps for itself where the first hypervisor is KVM; with 0 or less each host's
@@ -128,7 +128,7 @@ def read_cluster(message: Body, *, static_kvm_mib: int = STATIC_KVM_MIB) -> Clus
     ]
     own_mib = static_kvm_mib if hypervisors[:1] == ["kvm"] and static_kvm_mib > 0 else None
     prefixes = tuple(tag.removeprefix(_TAG_OF_EXCLUSION) for tag in cluster_tags if tag.startswith(_TAG_OF_EXCLUSION))
-    cluster = Cluster(groups=groups, hosts=[], instances=placed, exclusion_prefixes=tuple(filter(None, prefixes)))
+    cluster = GanetiCluster(groups=groups, hosts=[], instances=placed, exclusion_prefixes=tuple(filter(None, prefixes)))
     if cluster.exclusion_prefixes:
         for position, (instance, primary, secondary) in enumerate(placed):
             tags = cluster.exclusion_tags(tuple(instance.tags))
@@ -148,14 +148,14 @@ def _objects(message: Body, key: str) -> Iterator[tuple[str, Body]]:
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 
-def _read_group(index: int, uuid: str, body: Body) -> Group:
+def _read_group(index: int, uuid: str, body: Body) -> HostGroup:
     owner = f"invalid data for group '{uuid}'"
     name = take_str(body, "name", owner)
     allocation = take_choice(body, "alloc_policy", owner, _ALLOCATIONS, "AllocPolicy")
     networks = frozenset(take_texts(body, "networks", owner))
     policy = _read_policy(take_object(body, "ipolicy", owner), f"{owner}: key 'ipolicy'")
     take_texts(body, "tags", owner)
-    return Group(index=index, name=name, uuid=uuid, policy=policy, allocation=allocation, networks=networks)
+    return HostGroup(index=index, name=name, uuid=uuid, policy=policy, allocation=allocation, networks=networks)
 
 
 def _read_policy(body: Body, owner: str) -> Policy:
@@ -292,7 +292,9 @@ class _Standing:
                 self.vcpus += instance.vcpus
 
 
-def _hosts(groups: list[Group], figures: list[_Figures], placed: list[Placed], own_mib: int | None) -> list[Host]:
+def _hosts(
+    groups: list[HostGroup], figures: list[_Figures], placed: list[Placed], own_mib: int | None
+) -> list[PartitionedHost]:
     standing: defaultdict[int, _Standing] = defaultdict(_Standing)
     reserves: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for instance, primary, secondary in placed:
@@ -320,8 +322,8 @@ def _hosts(groups: list[Group], figures: list[_Figures], placed: list[Placed], o
 
 
 def _host(
-    index: int, each: _Figures, group: Group, there: _Standing, reserves_mib: dict[int, int], own_mib: int | None
-) -> Host:
+    index: int, each: _Figures, group: HostGroup, there: _Standing, reserves_mib: dict[int, int], own_mib: int | None
+) -> PartitionedHost:
     reserved = each.memory_reserved_mib if own_mib is None else own_mib
     recorded = int(each.memory_total_mib) - reserved - there.memory_mib
     reserve = max(0, *reserves_mib.values()) if reserves_mib else 0
@@ -345,7 +347,7 @@ def _host(
         reserve,
         each.memory_free_mib < reserve,
     )
-    host = Host(
+    host = PartitionedHost(
         index=index,
         name=each.name,
         group=group,

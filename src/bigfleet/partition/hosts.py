@@ -11,7 +11,7 @@ from typing import Final
 
 from bigfleet.partition.instance import Instance
 from bigfleet.partition.metric import Limits, Room, Vector, allocation_vector, vcpus_allowed
-from bigfleet.partition.policy import AllocationPolicy, Policy, Refusal
+from bigfleet.partition.policy import AllocationPolicy, Policy, PolicyRefusal
 
 #: Beyond this a limit on shared spindles is none that an integer could reach.
 _USE_MAX: Final = 1 << 60
@@ -24,7 +24,7 @@ class Role(Enum):
     SECONDARY = "secondary"
 
 
-class Group:
+class HostGroup:
     """A group of hosts under one policy."""
 
     __slots__ = ("allocation", "index", "name", "networks", "policy", "uuid")
@@ -49,7 +49,7 @@ class Group:
         self.networks = networks
 
 
-class Host:
+class PartitionedHost:
     """A host: fixed limits, the room that is left, and what stands on it."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Host:
         *,
         index: int,
         name: str,
-        group: Group,
+        group: HostGroup,
         room: Room,
         cpus: float = 0.0,
         disk_total_mib: float = 0.0,
@@ -155,7 +155,7 @@ def _limits(policy: Policy, cpus: float, spindles_total: int, *, is_exclusive: b
     return Limits(is_exclusive, vcpus_allowed(cpus, policy.vcpu_ratio), use_max)
 
 
-def as_primary(host: Host, instance: Instance, *, force: bool = False) -> Room | Refusal:
+def as_primary(host: PartitionedHost, instance: Instance, *, force: bool = False) -> Room | PolicyRefusal:
     """Return what is left when the instance comes as a primary, or why it cannot. `force` leaves out soft checks."""
     room = host.room
     planned = _planned_primary(host, instance)
@@ -172,34 +172,34 @@ def as_primary(host: Host, instance: Instance, *, force: bool = False) -> Room |
     vcpus = room.vcpus_used + instance.vcpus if instance.uses_vcpus else room.vcpus_used
     is_short = memory <= room.reserve_mib
     if memory <= 0:
-        return Refusal.MEMORY
+        return PolicyRefusal.MEMORY
     if instance.is_local and disk <= 0:
-        return Refusal.DISK
+        return PolicyRefusal.DISK
     if instance.is_local and spindles < 0:
-        return Refusal.SPINDLES
+        return PolicyRefusal.SPINDLES
     if not force:
         if instance.is_local and use > host.limits.spindle_use_max:
-            return Refusal.DISK
+            return PolicyRefusal.DISK
         if is_short and not room.is_reserve_broken:
-            return Refusal.MEMORY
+            return PolicyRefusal.MEMORY
         if host.limits.vcpus_max is not None and vcpus > host.limits.vcpus_max:
-            return Refusal.VCPUS
+            return PolicyRefusal.VCPUS
         if host.exclusion_tags and any(host.exclusion_tags[tag] for tag in instance.exclusion_tags):
-            return Refusal.TAGS
+            return PolicyRefusal.TAGS
         refusal = _planned_refusal(host, instance, planned)
         if refusal is not None:
             return refusal
     return Room(memory, disk, spindles, vcpus, use, *planned[5:10], room.reserve_mib, is_short)
 
 
-def _spindles_left(host: Host, spindles: int, instance: Instance) -> int:
+def _spindles_left(host: PartitionedHost, spindles: int, instance: Instance) -> int:
     """Return the spindles left, below zero where the instance's disks have not said how many they need."""
     if not host.is_exclusive:
         return 0
     return -1 if instance.spindles is None else spindles - instance.spindles
 
 
-def _planned_primary(host: Host, instance: Instance) -> Room:
+def _planned_primary(host: PartitionedHost, instance: Instance) -> Room:
     """Return the room in which the instance is planned, and nothing else changed."""
     room = host.room
     is_local = instance.is_local
@@ -216,22 +216,22 @@ def _planned_primary(host: Host, instance: Instance) -> Room:
     )
 
 
-def _planned_refusal(host: Host, instance: Instance, planned: Room) -> Refusal | None:
+def _planned_refusal(host: PartitionedHost, instance: Instance, planned: Room) -> PolicyRefusal | None:
     if planned.planned_memory_mib <= 0:
-        return Refusal.MEMORY
+        return PolicyRefusal.MEMORY
     if instance.is_local:
         if planned.planned_disk_mib <= 0:
-            return Refusal.DISK
+            return PolicyRefusal.DISK
         if planned.planned_spindles < 0:
-            return Refusal.SPINDLES
+            return PolicyRefusal.SPINDLES
         if planned.planned_spindle_use > host.limits.spindle_use_max:
-            return Refusal.DISK
+            return PolicyRefusal.DISK
     if host.limits.vcpus_max is not None and planned.planned_vcpus_used > host.limits.vcpus_max:
-        return Refusal.VCPUS
+        return PolicyRefusal.VCPUS
     return None
 
 
-def as_secondary(host: Host, instance: Instance, *, known_mib: int = 0) -> Room | Refusal:
+def as_secondary(host: PartitionedHost, instance: Instance, *, known_mib: int = 0) -> Room | PolicyRefusal:
     """Return what is left when the instance's mirror comes, or why it cannot.
 
     `known_mib` is the memory that the host keeps already for instances of the same primary host. No primary host is
@@ -239,7 +239,7 @@ def as_secondary(host: Host, instance: Instance, *, known_mib: int = 0) -> Room 
     """
     room, limits, failover = host.room, host.limits, instance.failover_mib
     if instance.template != "drbd":
-        return Refusal.DISK
+        return PolicyRefusal.DISK
     planned_disk = room.planned_disk_mib - instance.disk_mib
     planned_spindles = _spindles_left(host, room.planned_spindles, instance)
     extra_use = 0 if host.is_exclusive else instance.spindle_use
@@ -252,21 +252,21 @@ def as_secondary(host: Host, instance: Instance, *, known_mib: int = 0) -> Room 
         reserve = max(reserve, known_mib + failover)
         is_short = room.memory_mib <= reserve
         if disk <= 0:
-            return Refusal.DISK
+            return PolicyRefusal.DISK
         if spindles < 0:
-            return Refusal.SPINDLES
+            return PolicyRefusal.SPINDLES
         if use > limits.spindle_use_max:
-            return Refusal.DISK
+            return PolicyRefusal.DISK
         if failover >= room.memory_mib or (is_short and not room.is_reserve_broken):
-            return Refusal.MEMORY
+            return PolicyRefusal.MEMORY
     if planned_disk <= 0:
-        return Refusal.DISK
+        return PolicyRefusal.DISK
     if planned_spindles < 0:
-        return Refusal.SPINDLES
+        return PolicyRefusal.SPINDLES
     if planned_use > limits.spindle_use_max:
-        return Refusal.DISK
+        return PolicyRefusal.DISK
     if failover >= room.planned_memory_mib:
-        return Refusal.MEMORY
+        return PolicyRefusal.MEMORY
     return Room(
         room.memory_mib,
         disk,
@@ -283,7 +283,7 @@ def as_secondary(host: Host, instance: Instance, *, known_mib: int = 0) -> Room 
     )
 
 
-def _moved(host: Host, instance: Instance, *, is_primary: bool, sign: int) -> Room:
+def _moved(host: PartitionedHost, instance: Instance, *, is_primary: bool, sign: int) -> Room:
     """Return the room once an instance is gone (`sign` 1) or is there, fit or not (-1), but for its own reserve."""
     room, spindles = host.room, instance.spindles if host.is_exclusive and instance.spindles is not None else 0
     disk_mib = sign * instance.disk_mib if instance.is_local else 0

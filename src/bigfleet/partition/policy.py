@@ -12,7 +12,7 @@ from bigfleet.partition.instance import Instance
 from bigfleet.partition.metric import Size
 
 
-class Refusal(Enum):
+class PolicyRefusal(Enum):
     """Why an instance does not go where it was tried; in the order in which they are told."""
 
     MEMORY = "FailMem"
@@ -56,20 +56,20 @@ class Interval(NamedTuple):
     least: Bounds
     most: Bounds
 
-    def refusal(self, instance: Instance, *, is_exclusive: bool) -> Refusal | None:
+    def refusal(self, instance: Instance, *, is_exclusive: bool) -> PolicyRefusal | None:
         """Return the first reason against the instance: what is too small, then what is too big."""
         spindles = instance.spindles if is_exclusive else instance.spindle_use
         for bounds, sign in ((self.least, 1), (self.most, -1)):
             if (instance.memory_mib - bounds.memory_mib) * sign < 0:
-                return Refusal.MEMORY
+                return PolicyRefusal.MEMORY
             if any((disk_mib - bounds.disk_mib) * sign < 0 for disk_mib in instance.disks_mib):
-                return Refusal.DISK
+                return PolicyRefusal.DISK
             if (instance.vcpus - bounds.vcpus) * sign < 0:
-                return Refusal.VCPUS
+                return PolicyRefusal.VCPUS
             if spindles is None or (spindles - bounds.spindle_use) * sign < 0:
-                return Refusal.SPINDLES
+                return PolicyRefusal.SPINDLES
             if instance.template != "diskless" and (len(instance.disks_mib) - bounds.disks) * sign < 0:
-                return Refusal.DISK_COUNT
+                return PolicyRefusal.DISK_COUNT
         return None
 
 
@@ -95,9 +95,9 @@ class Policy:
             Size(least.memory_mib, least.disk_mib, least.vcpus, least.spindle_use, 0) for least, _ in self.by_disk
         )
 
-    def refusal(self, instance: Instance, *, is_exclusive: bool) -> Refusal | None:
+    def refusal(self, instance: Instance, *, is_exclusive: bool) -> PolicyRefusal | None:
         """Return why no interval holds the instance on such a host, or None."""
         reasons = [interval.refusal(instance, is_exclusive=is_exclusive) for interval in self.intervals]
         if reasons and None not in reasons:
             return reasons[0]
-        return None if instance.template in self.templates else Refusal.DISK
+        return None if instance.template in self.templates else PolicyRefusal.DISK

@@ -5,7 +5,7 @@ docs/spec/partition.md §2 and §4. This module never places anything.
 
 from typing import Final, NamedTuple
 
-from bigfleet.partition.cluster import MESSAGE, Cluster, read_instance
+from bigfleet.partition.cluster import MESSAGE, GanetiCluster, read_instance
 from bigfleet.partition.document import (
     Body,
     WrongInput,
@@ -43,7 +43,7 @@ class Request(NamedTuple):
     among: frozenset[str] | None
 
 
-def read_request(message: Body, cluster: Cluster) -> Request:
+def read_request(message: Body, cluster: GanetiCluster) -> Request:
     """Return the request of a message. Raises WrongInput; of other kinds than the two that allocate, only the kind."""
     body = take_object(message, "request", MESSAGE)
     kind = take_str(body, "type", REQUEST)
@@ -69,18 +69,18 @@ def _text_maybe(body: Body, key: str) -> str | None:
     return None if body.get(key) is None else take_str(body, key, REQUEST)
 
 
-def _wanted_of(entry: Body, cluster: Cluster) -> Wanted:
+def _wanted_of(entry: Body, cluster: GanetiCluster) -> Wanted:
     return _wanted(take_str(entry, "name", REQUEST), entry, cluster)
 
 
-def _wanted(name: str, body: Body, cluster: Cluster) -> Wanted:
+def _wanted(name: str, body: Body, cluster: GanetiCluster) -> Wanted:
     hosts = take_int(body, "required_nodes", REQUEST)
     instance = read_instance(name, body)
     tags = cluster.exclusion_tags(tuple(instance.tags))
     return Wanted(instance.with_exclusion_tags(tags) if tags else instance, hosts)
 
 
-def is_dedicated(request: Request, cluster: Cluster) -> bool:
+def is_dedicated(request: Request, cluster: GanetiCluster) -> bool:
     """Say whether the lost allocations decide: every host of every group in question has exclusive storage.
 
     In question are the groups of the name that is asked for, else those that are not unallocable. A UUID is no name

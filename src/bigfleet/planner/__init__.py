@@ -4,12 +4,12 @@ from bigfleet.planner.composition import Claim, Composition, RunnerUp, Unhosted,
 from bigfleet.planner.plan import closed_form, plan
 from bigfleet.planner.problem import (
     MachineClass,
+    PlannerShape,
+    PlannerSpread,
     PlanSettings,
     Problem,
     ProblemFault,
     SchedulerOrder,
-    Shape,
-    Spread,
     mask_of,
 )
 from bigfleet.planner.search import Effort
@@ -24,8 +24,8 @@ __all__ = [
     "ProblemFault",
     "RunnerUp",
     "SchedulerOrder",
-    "Shape",
-    "Spread",
+    "PlannerShape",
+    "PlannerSpread",
     "Unhosted",
     "UnhostedReason",
     "closed_form",

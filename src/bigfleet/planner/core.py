@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MachineColumn:
     """Machines of one class that cost the same."""
 
     #: Position in the problem's classes.
@@ -70,7 +70,7 @@ class Core:
     problem: Problem
     kernels: Kernels
     parts: tuple[Part, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[MachineColumn, ...]
     #: In the problem's units, (P, D) and (C, D).
     request: Int
     supply: Int
@@ -201,7 +201,7 @@ def pods_that_fit(supply: Int, request: Int) -> Int:
     return fits
 
 
-def matching(problem: Problem, parts: Sequence[Part], columns: Sequence[Column]) -> Bool:
+def matching(problem: Problem, parts: Sequence[Part], columns: Sequence[MachineColumn]) -> Bool:
     """Return which columns match the profile of each part, (P, C)."""
     size = (len(problem.classes) + 7) // 8
     rows: dict[int, Bool] = {}
@@ -216,7 +216,7 @@ def matching(problem: Problem, parts: Sequence[Part], columns: Sequence[Column])
     return result
 
 
-def confined(parts: Sequence[Part], columns: Sequence[Column]) -> Bool:
+def confined(parts: Sequence[Part], columns: Sequence[MachineColumn]) -> Bool:
     """Return which columns lie where each part is confined to, (P, C)."""
     result = np.ones((len(parts), len(columns)), np.bool_)
     for p, part in enumerate(parts):
@@ -225,19 +225,19 @@ def confined(parts: Sequence[Part], columns: Sequence[Column]) -> Bool:
     return result
 
 
-def columns_of(problem: Problem) -> tuple[Column, ...]:
+def columns_of(problem: Problem) -> tuple[MachineColumn, ...]:
     """Return held and acquirable machines, by key, held ones first."""
     columns = []
     for position in sorted(range(len(problem.classes)), key=lambda c: problem.classes[c].key):
         kind = problem.classes[position]
         if kind.held:
-            columns.append(Column(position, True, kind.held_cost, kind.held))
+            columns.append(MachineColumn(position, True, kind.held_cost, kind.held))
         if kind.stock is None or kind.stock > 0:
-            columns.append(Column(position, False, kind.cost, PLENTY if kind.stock is None else kind.stock))
+            columns.append(MachineColumn(position, False, kind.cost, PLENTY if kind.stock is None else kind.stock))
     return tuple(columns)
 
 
-def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column], kernels: Kernels) -> Core:
+def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[MachineColumn], kernels: Kernels) -> Core:
     """Return the arrays of some parts and columns."""
     shapes = [problem.shapes[part.shape] for part in parts]
     classes = [problem.classes[column.machine_class] for column in columns]
@@ -279,7 +279,7 @@ def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Column
 
 
 def _mean_risk(
-    problem: Problem, request: Int, count: Int, may_claim: Bool, columns: Sequence[Column], parts: Sequence[Part]
+    problem: Problem, request: Int, count: Int, may_claim: Bool, columns: Sequence[MachineColumn], parts: Sequence[Part]
 ) -> Int:
     """Return probability × penalty, the penalty weighted by what each part asks for."""
     costs = np.zeros(len(columns), np.int64)

@@ -15,7 +15,7 @@ from bigfleet.planner.packing import FirstFit
 _COST_MAX: Final = 1 << 42
 
 
-class Moves:
+class FleetMoves:
     """Proposes neighbours of fleets of one core."""
 
     def __init__(self, core: Core, first_fit: FirstFit) -> None:

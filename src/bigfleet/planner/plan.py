@@ -14,7 +14,7 @@ from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.prepare import Prepared, prepare
 from bigfleet.planner.problem import BILLION, Problem
 from bigfleet.planner.sample import plan_sample
-from bigfleet.planner.search import Candidate, Effort, Search, leader
+from bigfleet.planner.search import Effort, FleetCandidate, Search, leader
 from bigfleet.planner.starts import completed, kinds, leading_kinds, led_fleets, merged, within_stock
 
 DEFAULT: Final = Effort()
@@ -72,7 +72,7 @@ def closed_form(problem: Problem, kernels: Kernels = COMPILED) -> Composition:
     if not whole:
         return _composition(prepared, *greedy_packing(core), (), 0)
     best = min(whole, key=lambda fleet: (core.price(fleet), fleet))
-    return _composition(prepared, best, first_fit.pack(best).on, (Candidate(core.price(best), best, 0),), 0)
+    return _composition(prepared, best, first_fit.pack(best).on, (FleetCandidate(core.price(best), best, 0),), 0)
 
 
 def held(core: Core) -> Fleet:
@@ -82,7 +82,7 @@ def held(core: Core) -> Fleet:
     return tuple((c, column.stock) for c, column in enumerate(core.columns) if column.is_held)
 
 
-def _searched(core: Core, effort: Effort) -> tuple[list[Candidate], int]:
+def _searched(core: Core, effort: Effort) -> tuple[list[FleetCandidate], int]:
     """Return candidates, best first, and the steps spent."""
     search = Search(core, effort)
     base = held(core)
@@ -107,7 +107,9 @@ def greedy_packing(core: Core) -> tuple[Fleet, Int]:
     return tuple(sorted(counts.items())), on
 
 
-def _composition(prepared: Prepared, fleet: Fleet, on: Int, candidates: Sequence[Candidate], steps: int) -> Composition:
+def _composition(
+    prepared: Prepared, fleet: Fleet, on: Int, candidates: Sequence[FleetCandidate], steps: int
+) -> Composition:
     """Return a fleet with its packing in the terms of the problem."""
     core = prepared.core
     problem = core.problem
@@ -132,7 +134,7 @@ def _composition(prepared: Prepared, fleet: Fleet, on: Int, candidates: Sequence
     )
 
 
-def _runner_up(core: Core, led_by: int | None, candidates: Sequence[Candidate]) -> RunnerUp | None:
+def _runner_up(core: Core, led_by: int | None, candidates: Sequence[FleetCandidate]) -> RunnerUp | None:
     for other in candidates:
         if other.fleet and (column := leader(core, other.fleet)) != led_by:
             key = core.problem.classes[core.columns[column].machine_class].key

@@ -14,7 +14,7 @@ from bigfleet.planner.arena import Bool, Int
 from bigfleet.planner.composition import Unhosted, UnhostedReason
 from bigfleet.planner.core import PLENTY, Core, Kernels, Part, build_core, columns_of
 from bigfleet.planner.gangs import domains_of, gang_domains
-from bigfleet.planner.problem import Problem, Spread
+from bigfleet.planner.problem import PlannerSpread, Problem
 
 #: Machines of a column that a cluster may well use up.
 _FEW: Final = 8
@@ -52,7 +52,7 @@ def canonical_shapes(problem: Problem) -> list[int]:
 
     def content(position: int) -> tuple[object, ...]:
         shape = problem.shapes[position]
-        spread = shape.spread or Spread("", 0)
+        spread = shape.spread or PlannerSpread("", 0)
         first = (shape.rank, shape.row, shape.gang, shape.request, shape.count)
         rest = (shape.max_per_machine, shape.priority, shape.penalty, shape.is_pinned, spread.key, spread.skew)
         return (*first, *rest, sum((shape.matches >> c & 1) << n for n, c in enumerate(classes)) if ties else 0)

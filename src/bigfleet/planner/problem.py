@@ -40,7 +40,7 @@ class PlanSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class PlannerSpread:
     """A strict topology spread: pods per value of `key` differ by at most `skew`."""
 
     key: str
@@ -82,7 +82,7 @@ class MachineClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class PlannerShape:
     """Pods of one request in one row of demand."""
 
     #: Position of the row in the caller's list; shapes of one row share it.
@@ -105,7 +105,7 @@ class Shape:
     #: All shapes with the same gang id run in one value of `same_key`, all of them or none.
     gang: str = ""
     same_key: str = ""
-    spread: Spread | None = None
+    spread: PlannerSpread | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Problem:
 
     dimensions: tuple[str, ...]
     classes: tuple[MachineClass, ...]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[PlannerShape, ...]
     order: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED
     #: Dimensions by which the scheduler scores machines; those absent from `dimensions` are ignored.
     scored: tuple[str, ...] = ("cpu", "memory")
@@ -171,7 +171,7 @@ def _check_class(place: str, kind: MachineClass, width: int) -> None:
         raise ProblemFault(f"{place}.held: {kind.held}; a class may hold {PODS_MAX} machines")
 
 
-def _check_shape(place: str, shape: Shape, width: int, classes: int) -> None:
+def _check_shape(place: str, shape: PlannerShape, width: int, classes: int) -> None:
     if len(shape.request) != width:
         raise ProblemFault(
             f"{place}.request: {len(shape.request)} entries; give one for each of the {width} dimensions"

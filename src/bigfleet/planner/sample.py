@@ -8,7 +8,7 @@ import numpy as np
 from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.packing import PLACING, FirstFit, fractions
-from bigfleet.planner.search import Candidate, Effort, Search
+from bigfleet.planner.search import Effort, FleetCandidate, Search
 from bigfleet.planner.starts import completed, is_held, merged, packable
 
 #: Fleets of the sample that are multiplied back, and how much more or less of them, per mille.
@@ -27,7 +27,7 @@ _DEARER: Final = 1020
 _POLISHED: Final = 3_000_000
 
 
-def plan_sample(core: Core, effort: Effort, base: Fleet) -> tuple[list[Candidate], int]:
+def plan_sample(core: Core, effort: Effort, base: Fleet) -> tuple[list[FleetCandidate], int]:
     """Return fleets for all pods that follow the best fleets of a sample, best first, and the steps spent."""
     pods = int(core.count.sum())
     factor = max(1, -(-pods // effort.sample))

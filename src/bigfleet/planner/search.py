@@ -8,7 +8,7 @@ import numpy as np
 
 from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
-from bigfleet.planner.moves import Moves
+from bigfleet.planner.moves import FleetMoves
 from bigfleet.planner.packing import SEQUENCE, FirstFit
 from bigfleet.planner.starts import completed, merged, packable, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
@@ -86,7 +86,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Candidate:
+class FleetCandidate:
     """A fleet that hosts everything, with its value in the final comparison."""
 
     value: int
@@ -104,12 +104,12 @@ class Search:
         self.first_fit = FirstFit(core)
         self.valuation = Valuation(core)
 
-    def run(self, base: Fleet, wanted: Int) -> list[Candidate]:
+    def run(self, base: Fleet, wanted: Int) -> list[FleetCandidate]:
         """Return fleets that add machines to a base for the wanted pods, best first; none where none hosts them all."""
         fleets = self._starts(base, wanted)
         if not fleets:
             return []
-        moves = Moves(self.core, self.first_fit)
+        moves = FleetMoves(self.core, self.first_fit)
         # Three quarters of the rounds go to trials of different leaders, the others to the best of them.
         number = max(1, min(_TRIALS, self.effort.rounds * 3 // 4 // _TRIAL))
         leaders = [self._packable(fleet) for fleet in self._leaders(fleets)[:number]]
@@ -123,11 +123,11 @@ class Search:
         few = self._small(base, found[0].value)
         return self.packable_first(sorted({*found, *self.compare(few)})) if few else found
 
-    def improved(self, fleet: Fleet, rounds: int) -> list[Candidate]:
+    def improved(self, fleet: Fleet, rounds: int) -> list[FleetCandidate]:
         """Return the fleet and those that so many rounds of moves made of it, best first."""
-        return self.compare(self._improve(Moves(self.core, self.first_fit), fleet, 0, rounds))
+        return self.compare(self._improve(FleetMoves(self.core, self.first_fit), fleet, 0, rounds))
 
-    def packable_first(self, found: Sequence[Candidate]) -> list[Candidate]:
+    def packable_first(self, found: Sequence[FleetCandidate]) -> list[FleetCandidate]:
         """Return the candidates with the best of those that simple packers can fill, too, before the others.
 
         Where none of them is such a fleet, the best are completed until they are.
@@ -138,7 +138,7 @@ class Search:
             first = next(iter(self.compare(packable(self.core, self.first_fit, best))), found[0])
         return [first, *(each for each in found if each != first)]
 
-    def prune(self, fleet: Fleet) -> list[Candidate]:
+    def prune(self, fleet: Fleet) -> list[FleetCandidate]:
         """Return the fleet and its parts without machines that are not needed, held ones included, best first.
 
         The dearest machines go first; of equally dear ones the emptier, then those of the later key.
@@ -193,7 +193,7 @@ class Search:
             return fleet
         return next(iter(packable(self.core, self.first_fit, [fleet])), fleet)
 
-    def _improve(self, moves: Moves, start: Fleet, begin: int, rounds: int) -> list[Fleet]:
+    def _improve(self, moves: FleetMoves, start: Fleet, begin: int, rounds: int) -> list[Fleet]:
         """Return the fleets that were best after some round, the last ones of them."""
         effort, best = self.effort, start
         values, _ = self.valuation.values([best], _START_ORDERS)
@@ -216,7 +216,7 @@ class Search:
                 history.append(best)
         return history[-effort.finalists :]
 
-    def compare(self, fleets: Iterable[Fleet], others: Iterable[Fleet] = ()) -> list[Candidate]:
+    def compare(self, fleets: Iterable[Fleet], others: Iterable[Fleet] = ()) -> list[FleetCandidate]:
         """Return the finalists in the order of their values in fresh orders, with the best of each other leader.
 
         Interruptions cost here what they cost in the packing of each fleet.
@@ -225,7 +225,7 @@ class Search:
         orders = range(_FINAL_ORDERS, _FINAL_ORDERS + self.effort.final_orders)
         values, lost = self.valuation.values(final, orders)
         values = [value + self._risk(fleet) for value, fleet in zip(values, final, strict=True)]
-        return sorted(Candidate(*each) for each in zip(values, final, lost, strict=True))
+        return sorted(FleetCandidate(*each) for each in zip(values, final, lost, strict=True))
 
     def _risk(self, fleet: Fleet) -> int:
         """Return what the interruptions of a fleet's packing cost beyond the mean that its price has."""

@@ -21,7 +21,7 @@ from bigfleet.recording.values import RecordedOutcome, rows_bytes
 
 if TYPE_CHECKING:
     # It loads kernels, which only who has decided with them may do.
-    from bigfleet.engine.columnar.answer import Answer
+    from bigfleet.engine.columnar.answer import ColumnarAnswer
 
 Ints = npt.NDArray[np.int64]
 
@@ -82,7 +82,7 @@ class Digester:
             ),
         )
 
-    def _from_columns(self, answer: "Answer") -> _Canonical:
+    def _from_columns(self, answer: "ColumnarAnswer") -> _Canonical:
         from bigfleet.recording.kernel import mix_rows
 
         rows, work, folded, arranged = answer.rows_in_list, answer.work, answer.folded, answer.arranged
@@ -149,7 +149,7 @@ def _number(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) >> 1
 
 
-def _answer_of(decision: Decision, view: ColumnSnapshot) -> "Answer | None":
+def _answer_of(decision: Decision, view: ColumnSnapshot) -> "ColumnarAnswer | None":
     from bigfleet.engine.columnar.answer import ActionColumns, RowColumns
 
     actions, rows = decision.actions, decision.rows
@@ -158,7 +158,7 @@ def _answer_of(decision: Decision, view: ColumnSnapshot) -> "Answer | None":
     return None
 
 
-def _actions(answer: "Answer", place_of: Ints) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
+def _actions(answer: "ColumnarAnswer", place_of: Ints) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
     is_idle = answer.view.columns.state[answer.acquired_machine] == MachineState.IDLE
     parts: tuple[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], Ints], ...] = (
         (

@@ -20,7 +20,7 @@ from bigfleet.model.instructions import CrossShardDrain
 from bigfleet.model.need import Need
 from bigfleet.model.ownership import Turn
 from bigfleet.model.shapes import ShapeKey, total_of
-from bigfleet.operator.drains import Drain
+from bigfleet.operator.drains import DrainRecord
 from bigfleet.provider.backends.simulated.book import SimulatedHost
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Record
@@ -157,7 +157,7 @@ class Stranded:
     """An operator answered WOULD_NOT_FIT: so many pods of the node have no other place."""
 
     cluster: str
-    drain: Drain
+    drain: DrainRecord
     pods: int
 
 

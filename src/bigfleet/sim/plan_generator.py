@@ -129,7 +129,7 @@ class KindPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_unschedulable: bool = False
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a run of the fault world depends on."""
 
     seed: int
@@ -252,7 +252,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def draw(seed: int) -> Plan:
+def draw(seed: int) -> WorldPlan:
     """Return the plan of a seed: of one shard, or of several."""
     alone = _of_one_shard(seed)
     rng = Streams(seed).of("swarm of shards")
@@ -281,7 +281,7 @@ def _with_special_pods(kinds: tuple[KindPlan, ...], rng: Random) -> tuple[KindPl
     return tuple(special)
 
 
-def _with_rare_faults(plan: Plan, rng: Random) -> Plan:
+def _with_rare_faults(plan: WorldPlan, rng: Random) -> WorldPlan:
     faults, clusters = plan.faults, list(plan.clusters)
     if rng.random() < 0.15:
         faults += (SHORT_QUEUES,)
@@ -319,13 +319,13 @@ def _in_gangs(kinds: tuple[KindPlan, ...]) -> tuple[KindPlan, ...]:
     return herds + (_crowd() if is_crowd(kinds) else ())
 
 
-def _of_one_shard(seed: int) -> Plan:
+def _of_one_shard(seed: int) -> WorldPlan:
     rng = Streams(seed).of("swarm")
     machines = _pools(rng)
     clusters = tuple(_kinds(rng, number) for number in range(rng.randint(1, 3)))
     eagerness = rng.choice((0.15, 0.3, 0.5))
     faults = tuple(fault for fault in SHARD_FAULTS if rng.random() < eagerness)
-    return Plan(
+    return WorldPlan(
         seed=seed,
         faults=faults,
         pools=machines,
@@ -400,7 +400,7 @@ def _kinds(rng: Random, cluster: int) -> tuple[KindPlan, ...]:
 # ---- several shards ----------------------------------------------------------------------------------------------
 
 
-def _of_several(alone: Plan, rng: Random) -> Plan:
+def _of_several(alone: WorldPlan, rng: Random) -> WorldPlan:
     """Return a plan of two or three shards, of which one starves beside another that has machines to spare."""
     shards = rng.choice((2, 2, 3))
     starving = rng.randrange(shards)

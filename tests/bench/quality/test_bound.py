@@ -6,7 +6,7 @@ import pytest
 
 from bench.quality.bound import lower_bound
 from bench.quality.reports.handmade import instance, offer, row
-from bench.quality.values import CPU, MEMORY, MIB, MILLI, PODS, Instance, Overhead, Shape
+from bench.quality.values import CPU, MEMORY, MIB, MILLI, PODS, Instance, PackingOverhead, PackingShape
 
 
 def bound(*offers: object, rows: object) -> float:
@@ -38,10 +38,10 @@ def test_whole_pods_waste_what_they_do_not_fill() -> None:
 
 
 def test_limits_overheads_and_the_pods_limit_count() -> None:
-    limited = row("r", [], shapes=(Shape({CPU: 100, MEMORY: MIB}, 5, 1),))
+    limited = row("r", [], shapes=(PackingShape({CPU: 100, MEMORY: MIB}, 5, 1),))
     crowded = replace(offer("m8", 8, 8, 0.4), allocatable={CPU: 8000, MEMORY: 8 * 1024 * MIB, PODS: 2 * MILLI})
     of = instance([offer("m8", 8, 8, 0.4)], {"c": [row("r", [(4, 1, 4)])]})
-    daemons = replace(of.clusters[0], overheads=(Overhead({CPU: 4000}),))
+    daemons = replace(of.clusters[0], overheads=(PackingOverhead({CPU: 4000}),))
 
     assert bound(offer("m8", 8, 8, 0.4), rows=[limited]) == pytest.approx(2.0)
     assert bound(crowded, rows=[row("r", [(0.1, 0.1, 6)])]) == pytest.approx(1.2)

@@ -17,12 +17,12 @@ from bench.quality.values import (
     Holding,
     Instance,
     Offer,
-    Overhead,
-    Requirement,
+    PackingOverhead,
+    PackingRequirement,
+    PackingShape,
+    PackingSpread,
     RowReport,
     Settled,
-    Shape,
-    Spread,
 )
 from bigfleet.model import labels as keys
 
@@ -45,9 +45,9 @@ def zone(number: int, **fields: Any) -> Offer:
 
 ROWS = (
     row("plain", [(2, 2, 2)]),
-    row("single", [], shapes=(Shape({CPU: MILLI, MEMORY: GIB}, 2, 1),)),
-    row("gang", [(1, 1, 2)], requirements=(Requirement(keys.ZONE, "Same"),), group="g"),
-    row("spread", [(1, 1, 2)], spreads=(Spread(keys.ZONE, 1, True),)),
+    row("single", [], shapes=(PackingShape({CPU: MILLI, MEMORY: GIB}, 2, 1),)),
+    row("gang", [(1, 1, 2)], requirements=(PackingRequirement(keys.ZONE, "Same"),), group="g"),
+    row("spread", [(1, 1, 2)], spreads=(PackingSpread(keys.ZONE, 1, True),)),
     row("pinned", [(1, 1, 1)], interruption_bucket=27),
 )
 
@@ -56,7 +56,7 @@ def fleet() -> Instance:
     """Return an instance of two zones and one spot class, with a DaemonSet of 1 cpu in one pod."""
     spot = zone(2, capacity_type="Spot", interruption_probability=0.01)
     made = instance([zone(0), zone(1), spot], {"c": ROWS})
-    clusters = (replace(made.clusters[0], overheads=(Overhead({CPU: MILLI, PODS: MILLI}),)),)
+    clusters = (replace(made.clusters[0], overheads=(PackingOverhead({CPU: MILLI, PODS: MILLI}),)),)
     return replace(made, steps=(clusters,))
 
 

@@ -8,7 +8,7 @@ from bench.quality.catalogue import DataFault, InstanceType, load, read_catalogu
 from bench.quality.families import IMPOSSIBLE_CPU_MILLI
 from bench.quality.instances import FAMILIES, SHAPES_MAX, SIZES, STEPS, build, merged, with_impossible_pod
 from bench.quality.reports.handmade import row
-from bench.quality.values import CPU, MEMORY, MIB, PODS, Instance, Shape
+from bench.quality.values import CPU, MEMORY, MIB, PODS, Instance, PackingShape
 
 DATA = load(None)
 PODS_OF_SIZE = {"small": (100, 300), "medium": (500, 2000), "large": (1500, 6000)}
@@ -68,7 +68,7 @@ def test_rows_of_one_profile_become_one_with_equal_shapes_added_up() -> None:
 
 
 def test_groups_that_exclude_themselves_stay_apart() -> None:
-    limited = Shape({CPU: 1000, MEMORY: MIB}, 2, 1)
+    limited = PackingShape({CPU: 1000, MEMORY: MIB}, 2, 1)
 
     (made,) = merged([row("a", [], shapes=(limited,)), row("b", [], shapes=(limited,))])
 

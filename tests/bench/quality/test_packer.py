@@ -10,7 +10,16 @@ from bench.quality.integer import best_integer
 from bench.quality.judges import packed
 from bench.quality.packer import pack
 from bench.quality.reports.handmade import instance, offer, row
-from bench.quality.values import CPU, MILLI, Instance, Overhead, Requirement, Settled, Shape, Spread
+from bench.quality.values import (
+    CPU,
+    MILLI,
+    Instance,
+    PackingOverhead,
+    PackingRequirement,
+    PackingShape,
+    PackingSpread,
+    Settled,
+)
 from bigfleet.demo.trace import GPU_MILLI
 from bigfleet.model import labels as keys
 from tests.bench.quality.tiny import cheapest, tiny_instances
@@ -67,9 +76,9 @@ def test_stock_is_shared_by_clusters_and_what_nothing_hosts_is_reported() -> Non
 
 
 def test_one_pod_per_machine_and_overheads_are_respected() -> None:
-    limited = row("a", [], shapes=(Shape({CPU: MILLI}, 3, 1),))
+    limited = row("a", [], shapes=(PackingShape({CPU: MILLI}, 3, 1),))
     of = instance([offer("m8", 8, 64, 0.4)], {"c": [limited, row("b", [(8, 1, 1)])]})
-    clusters = (replace(of.clusters[0], overheads=(Overhead({CPU: MILLI}),)),)
+    clusters = (replace(of.clusters[0], overheads=(PackingOverhead({CPU: MILLI}),)),)
     of = replace(of, steps=(clusters,))
 
     settled = packed(of)
@@ -83,7 +92,7 @@ def test_a_gang_is_bought_in_one_domain_and_in_the_cheapest() -> None:
         offer("m8", 8, 64, usd, id=rack, stock=stock, labels={keys.RACK: rack})
         for rack, usd, stock in (("r1", 0.5, 9), ("r2", 0.4, 1), ("r3", 0.45, 9))
     ]
-    gang = row("g", [(8, 1, 2)], requirements=(Requirement(keys.RACK, "Same"),), group="g")
+    gang = row("g", [(8, 1, 2)], requirements=(PackingRequirement(keys.RACK, "Same"),), group="g")
 
     settled = packed(instance(racks, {"c": [gang]}))
 
@@ -92,7 +101,7 @@ def test_a_gang_is_bought_in_one_domain_and_in_the_cheapest() -> None:
 
 def test_a_strict_spread_is_split_over_the_zones() -> None:
     zones = [offer("m8", 8, 64, usd, id=zone, zone=zone) for zone, usd in (("z1", 0.4), ("z2", 0.5), ("z3", 0.6))]
-    spread = row("s", [(1, 1, 7)], spreads=(Spread(keys.ZONE, 1, True),))
+    spread = row("s", [(1, 1, 7)], spreads=(PackingSpread(keys.ZONE, 1, True),))
     of = instance(zones, {"c": [spread]})
 
     settled = packed(of)

@@ -7,7 +7,16 @@ import numpy as np
 from bench.quality.placement import Machines, place
 from bench.quality.reports.handmade import instance, offer, row
 from bench.quality.scheduler import queue, simulate
-from bench.quality.values import CPU, MILLI, Instance, Requirement, Row, Scheduler, Shape, Spread
+from bench.quality.values import (
+    CPU,
+    MILLI,
+    Instance,
+    PackingRequirement,
+    PackingRow,
+    PackingShape,
+    PackingSpread,
+    Scheduler,
+)
 from bigfleet.model import labels as keys
 from bigfleet.sim.packing.arrays import ClusterArrays
 
@@ -58,7 +67,7 @@ def test_the_queue_is_sorted_by_priority_and_random_within_it() -> None:
 
 
 def test_a_limit_of_one_pod_per_machine_and_the_pods_limit_hold() -> None:
-    limited = instance([EIGHT], {"c": [row("a", [], shapes=(Shape({CPU: MILLI}, 3, 1),))]})
+    limited = instance([EIGHT], {"c": [row("a", [], shapes=(PackingShape({CPU: MILLI}, 3, 1),))]})
     crowded = instance([offer("m8", 8, 8, 0.4, allocatable={CPU: 8000, "pods": 2000})], {"c": [row("a", [(1, 0, 3)])]})
 
     assert lost(limited, (0, 0), LEAST) == [1] * 6
@@ -66,7 +75,7 @@ def test_a_limit_of_one_pod_per_machine_and_the_pods_limit_hold() -> None:
     assert lost(crowded, (0,), MOST) == [1] * 6
 
 
-def zoned(of: Row, *, per_zone: tuple[int, ...]) -> tuple[Instance, tuple[int, ...]]:
+def zoned(of: PackingRow, *, per_zone: tuple[int, ...]) -> tuple[Instance, tuple[int, ...]]:
     """Return an instance of one row over zones, and so many machines of 8 cpu in each zone."""
     offers = [offer("m8", 8, 8, 0.4, id=f"z{n}", zone=f"z{n}") for n in range(len(per_zone))]
     return instance(offers, {"c": [of]}), tuple(n for n, number in enumerate(per_zone) for _ in range(number))
@@ -74,7 +83,7 @@ def zoned(of: Row, *, per_zone: tuple[int, ...]) -> tuple[Instance, tuple[int, .
 
 def test_a_strict_spread_waits_for_the_emptiest_zone() -> None:
     """9 pods of 2 cpu over two zones with 4 and 12 places: 4 and 5 within a skew of 1."""
-    spread = row("s", [(2, 2, 10)], spreads=(Spread(keys.ZONE, 1, True),))
+    spread = row("s", [(2, 2, 10)], spreads=(PackingSpread(keys.ZONE, 1, True),))
     of, held = zoned(spread, per_zone=(1, 3))
 
     assert lost(of, held, LEAST) == [1] * 6
@@ -82,7 +91,7 @@ def test_a_strict_spread_waits_for_the_emptiest_zone() -> None:
 
 
 def test_a_gang_stays_in_the_domain_that_holds_it() -> None:
-    gang = row("g", [(4, 4, 4)], requirements=(Requirement(keys.ZONE, "Same"),), group="g")
+    gang = row("g", [(4, 4, 4)], requirements=(PackingRequirement(keys.ZONE, "Same"),), group="g")
     fits, both = zoned(gang, per_zone=(1, 2))
     never, single = zoned(gang, per_zone=(1, 1))
 
@@ -123,7 +132,7 @@ def test_a_pod_that_nothing_hosts_does_not_change_the_order_of_the_others() -> N
 
 
 def test_a_gang_takes_the_domain_with_the_least_room_that_holds_it() -> None:
-    gang = row("g", [(4, 4, 4)], requirements=(Requirement(keys.ZONE, "Same"),), group="g")
+    gang = row("g", [(4, 4, 4)], requirements=(PackingRequirement(keys.ZONE, "Same"),), group="g")
     of, held = zoned(gang, per_zone=(3, 1, 2))
 
     assert place(machines(of, *held)).domain_of_row == {0: "z2"}

@@ -6,7 +6,7 @@ from itertools import product
 from hypothesis import strategies as st
 
 from bench.quality.reports.handmade import instance, offer, row
-from bench.quality.values import CPU, MEMORY, MILLI, PODS, Instance, Offer, Row
+from bench.quality.values import CPU, MEMORY, MILLI, PODS, Instance, Offer, PackingRow
 
 
 @st.composite
@@ -30,7 +30,7 @@ def _with_pods(of: Offer, pods: int) -> Offer:
     return offer(of.id, 0, 0, of.price_usd_per_hour, allocatable={**of.allocatable, PODS: pods * MILLI}, stock=of.stock)
 
 
-def _limited(of: Row) -> Row:
+def _limited(of: PackingRow) -> PackingRow:
     shape = of.shapes[0]
     limited = type(shape)(shape.resources, shape.count, 1)
     return row(of.id, [], shapes=(limited,), requirements=of.requirements)

@@ -13,7 +13,16 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from bigfleet.cli.get import output
-from bigfleet.cli.get.columns import MACHINES, NEEDS, SHORTFALLS, Column, age_text, amounts, plain, requirements_text
+from bigfleet.cli.get.columns import (
+    MACHINES,
+    NEEDS,
+    SHORTFALLS,
+    TableColumn,
+    age_text,
+    amounts,
+    plain,
+    requirements_text,
+)
 from bigfleet.cli.get.output import TableWriter, write_json, write_yaml
 from bigfleet.cli.get.records import Record, machine_record, need_id, need_record, time_text, unix_seconds
 from bigfleet.cli.get.watching import Shown, watch
@@ -196,7 +205,7 @@ def test_a_needs_id_tells_fingerprint_and_group_apart() -> None:
 
 
 @pytest.mark.parametrize("columns", [MACHINES, NEEDS, SHORTFALLS])
-def test_at_most_the_last_column_is_flexible(columns: tuple[Column, ...]) -> None:
+def test_at_most_the_last_column_is_flexible(columns: tuple[TableColumn, ...]) -> None:
     assert [column.flexible for column in columns] == [False] * (len(columns) - 1) + [True]
 
 

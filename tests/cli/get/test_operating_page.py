@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bigfleet.cli.get import columns
-from bigfleet.cli.get.columns import Column
+from bigfleet.cli.get.columns import TableColumn
 from tests.cli.live_fleet import run_here
 
 PAGE = Path(__file__).parents[3] / "docs" / "operating.md"
-TABLES: dict[str, Sequence[Column]] = {
+TABLES: dict[str, Sequence[TableColumn]] = {
     "machines": columns.MACHINES,
     "needs": columns.NEEDS,
     "shortfalls": columns.SHORTFALLS,

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.engine.columnar.answer import Answer, RowColumns
+from bigfleet.engine.columnar.answer import ColumnarAnswer, RowColumns
 from bigfleet.engine.columnar.comparison import are_alike
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.verification import divergence
@@ -33,7 +33,7 @@ def store_of(fleet: FleetInput) -> ColumnStore:
     return store
 
 
-def altered(decision: Decision, answer: Answer) -> Decision:
+def altered(decision: Decision, answer: ColumnarAnswer) -> Decision:
     return replace(decision, actions=answer.actions(), rows=answer.results())
 
 

@@ -16,10 +16,10 @@ import structlog
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backends.simulated.backend import SimulatedBackend, SimulatedReadiness
-from bigfleet.provider.backends.simulated.book import Book, Entry, MemoryBook, SimulatedHost
+from bigfleet.provider.backends.simulated.book import Entry, HostBook, MemoryHostBook, SimulatedHost
 from bigfleet.provider.backends.simulated.catalogue import load_catalogue
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
-from bigfleet.provider.backends.simulated.draws import Draws
+from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import build_fleet
 from bigfleet.provider.backends.simulated.world import World, parse_world
 from bigfleet.provider.kit.core import CapacityCore
@@ -62,13 +62,13 @@ def world_of(text: str) -> World:
 
 
 def make_cloud(
-    world: World, *, seed: int = 1, book: Book | None = None, is_calm: bool = False, time_scale: float = 1.0
+    world: World, *, seed: int = 1, book: HostBook | None = None, is_calm: bool = False, time_scale: float = 1.0
 ) -> SimulatedCloud:
     return SimulatedCloud(
         world=world,
         offers=build_fleet(world, load_catalogue(None), "sim"),
-        draws=Draws(seed),
-        book=book or MemoryBook(),
+        draws=KeyedDraws(seed),
+        book=book or MemoryHostBook(),
         clock=LoopClock(),
         time_scale=time_scale,
         is_calm=is_calm,
@@ -126,7 +126,7 @@ class Life:
         return min(ends)
 
 
-class AuditedBook(MemoryBook):
+class AuditedBook(MemoryHostBook):
     """A book that follows every host through what is written, and adds up the bill by itself."""
 
     def __init__(self) -> None:

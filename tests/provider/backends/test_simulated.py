@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from bigfleet.model import labels as keys
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.provider.backends.simulated.book import SqliteBook
+from bigfleet.provider.backends.simulated.book import SqliteHostBook
 from bigfleet.provider.backends.simulated.catalogue import load_catalogue
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
-from bigfleet.provider.backends.simulated.draws import Draws
+from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import build_seed_fleet
 from bigfleet.provider.backends.simulated.world import World
 from bigfleet.provider.kit.core import CapacityCore
@@ -123,15 +123,15 @@ def test_a_world_is_the_same_to_the_nanosecond_whatever_the_hash_seed(hash_seed:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(), st.text(max_size=5), st.text(max_size=5), st.integers(0, 2**40))
 def test_a_draw_depends_on_its_key_alone(seed: int, topic: str, subject: str, number: int) -> None:
-    draws = Draws(seed)
+    draws = KeyedDraws(seed)
     value = draws.uniform(topic, subject, number)
     assert 0 < value < 1
-    assert value == Draws(seed).uniform(topic, subject, number)
+    assert value == KeyedDraws(seed).uniform(topic, subject, number)
     assert math.isfinite(draws.normal(topic, subject, number))
 
 
 def test_log_normal_draws_have_their_median_and_tail() -> None:
-    draws = Draws(3)
+    draws = KeyedDraws(3)
     values = sorted(draws.log_normal(40, 120, "t", "s", number) for number in range(4000))
     assert 37 < values[2000] < 43
     assert 100 < values[3960] < 145
@@ -274,7 +274,7 @@ async def test_the_cloud_outlives_the_provider(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
 
     async def begin() -> tuple[CapacityCore, SimulatedCloud]:
-        cloud = make_cloud(world_of(ON_DEMAND), book=SqliteBook(tmp_path / "s.db.cloud"), is_calm=True)
+        cloud = make_cloud(world_of(ON_DEMAND), book=SqliteHostBook(tmp_path / "s.db.cloud"), is_calm=True)
         return await started(make_simulated(cloud, SqliteStore(path, is_power_safe=False))), cloud
 
     core, cloud = await begin()

@@ -12,9 +12,9 @@ from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import FoundKind, LateResult, Op, Transient
 from bigfleet.provider.backends.simulated.backend import SimulatedBackend
-from bigfleet.provider.backends.simulated.book import MemoryBook, SimulatedHost
+from bigfleet.provider.backends.simulated.book import MemoryHostBook, SimulatedHost
 from bigfleet.provider.backends.simulated.cloud import CallFailed, OutOfStock, PoolStatus, SimulatedCloud
-from bigfleet.provider.backends.simulated.life import Stage, stage_of
+from bigfleet.provider.backends.simulated.life import LifeStage, stage_of
 from bigfleet.provider.backends.simulated.world import World
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.kinds import Kind
@@ -190,7 +190,7 @@ async def test_a_calm_world_takes_nothing_even_what_was_doomed_before() -> None:
         "stockouts: [{from_seconds: 0, to_seconds: 9000}]\n"
         "faults: {create_error: 1, transient: 1}"
     )
-    book = MemoryBook()
+    book = MemoryHostBook()
     doomed = make_cloud(world_of(text.replace("from_seconds: 0,", "from_seconds: 8999,").split("faults")[0]), book=book)
     await ran(doomed, SPOT_ID)
     doomed.close()
@@ -231,7 +231,7 @@ async def test_a_spot_price_is_pushed_when_it_changes_also_after_a_restart_in_be
     assert len({price for _at, _what, price in pushes.told}) == 4
 
 
-def stages(host: SimulatedHost, until_unix_nanos: int) -> Iterator[Stage]:
+def stages(host: SimulatedHost, until_unix_nanos: int) -> Iterator[LifeStage]:
     """Yield each stage that a host passes, in order."""
     last = None
     for step in range(1001):
@@ -250,18 +250,19 @@ async def test_a_host_passes_its_stages_in_order() -> None:
     ready = host.ready_unix_nanos
     assert ready is not None
     assert list(stages(host, ready)) == [
-        Stage.REQUESTED, Stage.BOOTING, Stage.RUNNING, Stage.BOOTSTRAPPING, Stage.JOINING, Stage.READY,
+        LifeStage.REQUESTED, LifeStage.BOOTING, LifeStage.RUNNING, LifeStage.BOOTSTRAPPING, LifeStage.JOINING,
+        LifeStage.READY,
     ]  # fmt: skip
     await asyncio.sleep(300)
     draining = asyncio.create_task(cloud.drain(ON_DEMAND_ID, 1, "op-3", NEVER_NANOS))
     await asyncio.sleep(0.5)
-    assert cloud.stage(host) is Stage.DRAINING
+    assert cloud.stage(host) is LifeStage.DRAINING
     await draining
-    assert cloud.stage(host) is Stage.RUNNING
+    assert cloud.stage(host) is LifeStage.RUNNING
     assert cloud.cluster(host) == ""
     deleting = asyncio.create_task(cloud.delete(ON_DEMAND_ID, "op-4", NEVER_NANOS))
     await asyncio.sleep(0.5)
-    assert cloud.stage(host) is Stage.DELETING
+    assert cloud.stage(host) is LifeStage.DELETING
     await deleting
     assert cloud.host(ON_DEMAND_ID) is None
 
@@ -280,7 +281,7 @@ async def test_what_was_begun_lands_though_nobody_waits() -> None:
     cloud = make_cloud(world_of(ON_DEMAND), is_calm=True)
     await ran(cloud)
     cloud.configure(ON_DEMAND_ID, "c", "op-2", NEVER_NANOS)
-    for begun, ends in ((cloud.drain(ON_DEMAND_ID, 0, "op-3", NEVER_NANOS), Stage.RUNNING),
+    for begun, ends in ((cloud.drain(ON_DEMAND_ID, 0, "op-3", NEVER_NANOS), LifeStage.RUNNING),
                         (cloud.delete(ON_DEMAND_ID, "op-4", NEVER_NANOS), None)):  # fmt: skip
         task = asyncio.ensure_future(begun)
         await asyncio.sleep(0.1)
@@ -462,7 +463,7 @@ async def test_adopt_tells_what_the_cloud_proves_and_errs_while_it_cannot() -> N
 
 
 async def test_hours_are_billed_by_pool_also_of_a_pool_that_is_offered_no_more() -> None:
-    book = MemoryBook()
+    book = MemoryHostBook()
     cloud = make_cloud(world_of(ON_DEMAND), is_calm=True, book=book)
     await ran(cloud)
     await asyncio.sleep(7200)

@@ -15,7 +15,7 @@ from bigfleet.provider.backend import Slot
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage.change_log import ChangeLog
 from bigfleet.provider.storage.cursor import CURSOR_BYTES, CursorRejection
-from bigfleet.provider.storage.view import TOMBSTONES_MAX, Listing, ListKind, Tombstone, View, draw_places
+from bigfleet.provider.storage.view import TOMBSTONES_MAX, CommittedView, ListAnswer, ListKind, Tombstone, draw_places
 
 S = MachineState
 INCARNATION = b"12345678"
@@ -35,7 +35,7 @@ class Fleet:
     """A view, and the changes that tests make to it."""
 
     def __init__(self) -> None:
-        self.view = View(incarnation=INCARNATION, head=0, floor=0, rng=random.Random(1))
+        self.view = CommittedView(incarnation=INCARNATION, head=0, floor=0, rng=random.Random(1))
 
     def put(self, machine_id: str, state: MachineState = S.SPECULATIVE) -> None:
         self.view.put(record(machine_id, self.view.head + 1, state))
@@ -43,11 +43,13 @@ class Fleet:
     def remove(self, machine_id: str) -> None:
         self.view.remove(Tombstone(machine_id=machine_id, revision=self.view.head + 1, removed_unix_nanos=0))
 
-    def list(self, since: bytes = b"", results_max: int = 0, states: frozenset[MachineState] | None = None) -> Listing:
+    def list(
+        self, since: bytes = b"", results_max: int = 0, states: frozenset[MachineState] | None = None
+    ) -> ListAnswer:
         return self.view.list(states, results_max, since)()
 
 
-def ids(listing: Listing) -> list[str]:
+def ids(listing: ListAnswer) -> list[str]:
     return [entry.id for entry in listing.records]
 
 
@@ -58,7 +60,7 @@ class Reader:
         self.known: dict[str, int] = {}
         self.cursor = b""
 
-    def take(self, listing: Listing) -> None:
+    def take(self, listing: ListAnswer) -> None:
         assert listing.tombstones, "a page of a walk is not taken here"
         for entry in listing.records:
             self.known[entry.id] = entry.revision
@@ -66,7 +68,7 @@ class Reader:
             self.known.pop(machine_id, None)
         self.cursor = listing.revision
 
-    def start(self, listing: Listing) -> None:
+    def start(self, listing: ListAnswer) -> None:
         self.known = {entry.id: entry.revision for entry in listing.records}
         self.cursor = listing.revision
 
@@ -132,8 +134,8 @@ def test_a_garbage_cursor_gives_the_full_list() -> None:
         fleet.put(f"m-{number}")
     good = fleet.list().revision
     assert len(good) == CURSOR_BYTES
-    other = View(incarnation=b"87654321", head=3, floor=0, rng=random.Random(1)).list(None, 0, b"")().revision
-    ahead = View(incarnation=INCARNATION, head=9, floor=0, rng=random.Random(1)).list(None, 0, b"")().revision
+    other = CommittedView(incarnation=b"87654321", head=3, floor=0, rng=random.Random(1)).list(None, 0, b"")().revision
+    ahead = CommittedView(incarnation=INCARNATION, head=9, floor=0, rng=random.Random(1)).list(None, 0, b"")().revision
     cases = {
         b"x": CursorRejection.MALFORMED,
         b"\x00" * 4096: CursorRejection.MALFORMED,

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from bigfleet.cli.certs.issuing import Bearer
 from bigfleet.model.ids import identifier_fault
 from bigfleet.rpc.grpc_server import GrpcServer
-from bigfleet.rpc.security.identity import MAY_CALL, Denied, Identity, Role, identity_in, peer_identity
+from bigfleet.rpc.security.identity import MAY_CALL, Denied, PeerIdentity, PeerRole, identity_in, peer_identity
 from bigfleet.rpc.security.tls import TlsFiles
 from bigfleet.rpc.wire.gen import (
     capacity_pb2,
@@ -94,13 +94,13 @@ async def code_of(answer: Any) -> grpc.StatusCode:
 @pytest.mark.parametrize(
     ("uris", "identity"),
     [
-        (["bigfleet://cluster/c1"], Identity(Role.CLUSTER, "c1")),
-        (["bigfleet://shard/a/b%20c"], Identity(Role.SHARD, "a/b%20c")),
-        (["bigfleet://admin"], Identity(Role.ADMIN)),
-        (["https://example/", "bigfleet://readonly", "spiffe://fleet/shard"], Identity(Role.READONLY)),
+        (["bigfleet://cluster/c1"], PeerIdentity(PeerRole.CLUSTER, "c1")),
+        (["bigfleet://shard/a/b%20c"], PeerIdentity(PeerRole.SHARD, "a/b%20c")),
+        (["bigfleet://admin"], PeerIdentity(PeerRole.ADMIN)),
+        (["https://example/", "bigfleet://readonly", "spiffe://fleet/shard"], PeerIdentity(PeerRole.READONLY)),
     ],
 )
-def test_the_one_uri_of_ours_is_the_identity(uris: list[str], identity: Identity) -> None:
+def test_the_one_uri_of_ours_is_the_identity(uris: list[str], identity: PeerIdentity) -> None:
     """The id stands in it as it is; other schemes are ignored."""
     assert identity_in(uris) == identity
 
@@ -133,14 +133,14 @@ def test_anything_else_is_nobody(uris: list[str]) -> None:
         identity_in(uris)
 
 
-@given(st.sampled_from([Role.CLUSTER, Role.SHARD]), st.text(max_size=300))
-def test_what_is_read_is_what_was_written(role: Role, identifier: str) -> None:
+@given(st.sampled_from([PeerRole.CLUSTER, PeerRole.SHARD]), st.text(max_size=300))
+def test_what_is_read_is_what_was_written(role: PeerRole, identifier: str) -> None:
     """Every id that may be one comes back as it was, every other one is refused."""
     if identifier_fault(identifier):
         with pytest.raises(Denied):
             identity_in([f"bigfleet://{role.value}/{identifier}"])
     else:
-        assert identity_in([Identity(role, identifier).uri]) == Identity(role, identifier)
+        assert identity_in([PeerIdentity(role, identifier).uri]) == PeerIdentity(role, identifier)
 
 
 @given(st.lists(st.text(max_size=40), max_size=3))

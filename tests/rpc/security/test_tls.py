@@ -31,7 +31,7 @@ from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.rpc.clients.provider import GrpcProvider
 from bigfleet.rpc.clients.session import GrpcSessionDialer
 from bigfleet.rpc.grpc_server import GrpcServer
-from bigfleet.rpc.security.identity import Identity, Role
+from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 from bigfleet.rpc.security.tls import TlsFault, TlsFiles, TlsPaths, export_expiry, is_loopback, server_credentials
 from bigfleet.rpc.wire.gen import provider_pb2, shard_pb2
 from bigfleet.shard.ports import ProviderRefusal, Record
@@ -217,7 +217,7 @@ async def test_a_pair_that_does_not_fit_keeps_the_last_good_one(certificates: Ce
     """It is told once, however often somebody connects, and what comes after it is taken."""
     certificates.files(SHARD)
     paths = certificates.paths(SHARD.name)
-    files = TlsFiles(paths, bearer=Identity(Role.SHARD, "s1"))
+    files = TlsFiles(paths, bearer=PeerIdentity(PeerRole.SHARD, "s1"))
     certificates.files(ADMIN)
     admin = certificates.paths(ADMIN.name)
     good = files.current().serial
@@ -476,7 +476,7 @@ def test_a_process_does_not_take_another_ones_certificate(certificates: Certific
     """A shard's id and its certificate agree."""
     paths = certificates.write("s", certificates.issue(Bearer(name="s", uris=uris, hosts=HOSTS)))
     with pytest.raises(TlsFault, match=r"s\.crt"):
-        TlsFiles(paths, bearer=Identity(Role.SHARD, "s1"))
+        TlsFiles(paths, bearer=PeerIdentity(PeerRole.SHARD, "s1"))
 
 
 async def test_a_certificate_that_runs_out_is_told_once_and_exported(certificates: Certificates) -> None:

@@ -15,7 +15,7 @@ from bigfleet.cli.runtime import system as runtime
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.cli.shard import fake as shard_fake
 from bigfleet.cli.shard import process as shard_process
-from bigfleet.cli.shard.command import Flags
+from bigfleet.cli.shard.command import ShardFlags
 from bigfleet.cli.shard.fake import serving_fake
 from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.engine.columnar.engine import warm_up
@@ -66,7 +66,7 @@ def test_a_wrong_call_ends_with_2_and_one_line(
 
 def test_a_place_has_an_address_or_fake_slots() -> None:
     """Never both, never neither."""
-    fake, real = Flags(fake_provider=7).place(), Flags(provider_addr="127.0.0.1:9100").place()
+    fake, real = ShardFlags(fake_provider=7).place(), ShardFlags(provider_addr="127.0.0.1:9100").place()
 
     assert (fake.provider_address, fake.fake_slots) == (None, 7)
     assert (real.provider_address, real.fake_slots) == (("127.0.0.1", 9100), None)

@@ -26,9 +26,9 @@ from bigfleet.shard.cycle.engine_runner import DecisionEngine, fleet_engine
 from bigfleet.sim.pods import cluster_pods as pods
 from bigfleet.sim.scenarios import cluster_agent as agent
 from bigfleet.sim.scenarios import in_process
-from bigfleet.sim.scenarios.runner import Outcome, run, run_scenario, scenario_of, scenarios
+from bigfleet.sim.scenarios.runner import ScenarioOutcome, run, run_scenario, scenario_of, scenarios
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure, Scenario
-from bigfleet.sim.scenarios.world import World
+from bigfleet.sim.scenarios.world import ClosedWorld
 
 #: Cycles of the soak outside of `make soak`: fleets grow, shrink and are released in them.
 SOAK_CYCLES = 40
@@ -48,7 +48,7 @@ def small_soak() -> Scenario:
     return msgspec.structs.replace(scenario, machines=machines, must_hold=lasting)
 
 
-def assert_holds(outcome: Outcome) -> None:
+def assert_holds(outcome: ScenarioOutcome) -> None:
     """Fail with what is not met, and with how the world ended."""
     assert outcome.is_met, "\n".join([*outcome.faults, *outcome.journal[-3:]])
 
@@ -154,7 +154,7 @@ def test_an_actuator_that_breaks_breaks_the_run(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_process_that_does_not_come_back_breaks_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A death in the middle is followed by a new process, or told."""
-    monkeypatch.setattr(World, "_crash_once", breaks)
+    monkeypatch.setattr(ClosedWorld, "_crash_once", breaks)
 
     with pytest.raises(ZeroDivisionError):
         run("steady-state", cycles_max=1)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from bigfleet.sim.scenarios.runner import Outcome, run_scenario, scenario_of
+from bigfleet.sim.scenarios.runner import ScenarioOutcome, run_scenario, scenario_of
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure, Scenario
 
 NAME = "sold-out-pool"
@@ -20,7 +20,7 @@ def with_slots(cheap: int, dear: int, *, cycles: int, must_hold: tuple[Expectati
     )
 
 
-def ran(scenario: Scenario) -> Outcome:
+def ran(scenario: Scenario) -> ScenarioOutcome:
     outcome = run_scenario(scenario, name=NAME)
     assert outcome.is_met, "\n".join([*outcome.faults, *outcome.journal])
     return outcome

@@ -38,7 +38,7 @@ from bigfleet.shard.sessions.demand import Intake, NeedsTable
 from bigfleet.shard.sessions.demand_size import DemandSize
 from bigfleet.shard.sessions.registry import Sessions
 from bigfleet.shard.status.cycle_publisher import CyclePublisher
-from bigfleet.sim.plan_generator import KindPlan, Plan, PoolPlan
+from bigfleet.sim.plan_generator import KindPlan, PoolPlan, WorldPlan
 from bigfleet.sim.pods.cluster_pods import PodCluster
 
 S = MachineState
@@ -64,9 +64,9 @@ _C1 = (
 )
 
 
-def world(seed: int, *faults: str, **changes: Any) -> Plan:
+def world(seed: int, *faults: str, **changes: Any) -> WorldPlan:
     """Return a small world with these faults."""
-    plan = Plan(
+    plan = WorldPlan(
         seed=seed,
         faults=faults,
         pools=_POOLS,
@@ -90,7 +90,7 @@ class Defect:
     #: What has to find it.
     invariant: str
     plant: Plant
-    plan: Callable[[int], Plan]
+    plan: Callable[[int], WorldPlan]
     #: The seed that is known to find it; only when it does not are the others tried.
     seed: int = 1
 
@@ -174,13 +174,13 @@ def _clean(patch: pytest.MonkeyPatch) -> None:
 
 @defect("a verdict on a drain is lost, and nobody looks", "L6")
 def _lost_verdict(patch: pytest.MonkeyPatch) -> None:
-    before = provider_work.Work._settle
+    before = provider_work.OperationDriver._settle
 
     async def settle(self: Any, job: Any, verdict: Any) -> None:
         if job.operation.kind is not Kind.DRAIN:
             await before(self, job, verdict)
 
-    patch.setattr(provider_work.Work, "_settle", settle)
+    patch.setattr(provider_work.OperationDriver, "_settle", settle)
     patch.setattr(StuckTransitions, "look", lambda *_arguments: None)
 
 

@@ -26,7 +26,7 @@ from bigfleet.shard.ownership.handover import Handover, HandoverDone
 from bigfleet.shard.ownership.handover_host import ShardHandoverHost
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
 from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
-from bigfleet.sim.plan_generator import GONE, LIVE, KindPlan, Plan, PoolPlan
+from bigfleet.sim.plan_generator import GONE, LIVE, KindPlan, PoolPlan, WorldPlan
 from tests.sim.world.planted import DEFECTS, Defect, Plant
 
 _POOLS = (
@@ -55,9 +55,9 @@ _EVEN = (KindPlan(name="web", count=16, cpu_milli=1000, priority=1000, penalty_d
 _CHEAP = (KindPlan(name="web", count=34, cpu_milli=1000, priority=100),)
 
 
-def fleet(seed: int, *faults: str, **changes: Any) -> Plan:
+def fleet(seed: int, *faults: str, **changes: Any) -> WorldPlan:
     """Return a small world of two shards with these faults."""
-    plan = Plan(
+    plan = WorldPlan(
         seed=seed,
         faults=faults,
         pools=_POOLS,
@@ -220,14 +220,14 @@ def _kept_for_ever(patch: pytest.MonkeyPatch) -> None:
     safety_seconds=2400.0,
 )
 def _no_cooldown(patch: pytest.MonkeyPatch) -> None:
-    before = Plan.coordinator_settings
+    before = WorldPlan.coordinator_settings
 
-    def eager(self: Plan) -> CoordinatorSettings:
+    def eager(self: WorldPlan) -> CoordinatorSettings:
         # Passes that come with every report: the pace is no defect, and without it a machine seldom goes back in time.
         return replace(before(self), cooldown_seconds=0.0, rebalance_interval_seconds=self.report_seconds)
 
     patch.setattr(Handover, "_cools_down", lambda _self, _machine_id: False)
-    patch.setattr(Plan, "coordinator_settings", eager)
+    patch.setattr(WorldPlan, "coordinator_settings", eager)
 
 
 # ---- nobody answers ---------------------------------------------------------------------------------------------

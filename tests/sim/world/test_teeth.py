@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from bigfleet.sim.plan_generator import Plan
+from bigfleet.sim.plan_generator import WorldPlan
 from bigfleet.sim.world.run import run_plan
 from tests.sim.world import planted_fleet
 from tests.sim.world.planted import BUDGET, DEFECTS, Defect, world
@@ -62,6 +62,6 @@ WORLDS = {msgspec.json.encode(plan): plan for plan in (world(1), planted_fleet.f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", WORLDS.values(), ids=[f"world-{number}" for number in range(len(WORLDS))])
-def test_the_worlds_of_the_defects_are_sound_without_them(plan: Plan) -> None:
+def test_the_worlds_of_the_defects_are_sound_without_them(plan: WorldPlan) -> None:
     """Without a defect nothing is found: what finds the defects is not the world itself."""
     assert run_plan(plan).violations == ()

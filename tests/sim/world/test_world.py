@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bigfleet.sim.kernel.journal import Entry, Journal
+from bigfleet.sim.kernel.journal import Journal, JournalEntry
 from bigfleet.sim.observations import Violation
-from bigfleet.sim.plan_generator import ALL_FAULTS, GONE, LIVE, NONE, Plan, draw
-from bigfleet.sim.world.run import Result, run_plan
+from bigfleet.sim.plan_generator import ALL_FAULTS, GONE, LIVE, NONE, WorldPlan, draw
+from bigfleet.sim.world.run import WorldResult, run_plan
 from bigfleet.sim.world.shrink import NothingFails, shrink
 from bigfleet.sim.world.timeline import timeline
 from bigfleet.sim.world.trace_files import TraceFileFault, first_difference, read_trace, write_trace
@@ -28,7 +28,7 @@ TWICE_SEEDS = range(20, 20 + max(4, len(SLOW_SEEDS) // 20))
 SLOW_SECONDS_MAX = 600.0
 
 
-def told(result: Result) -> list[str]:
+def told(result: WorldResult) -> list[str]:
     """Return what was violated, for a message."""
     return [f"{each.invariant} at {each.at_nanos / 1e9:.1f} s: {each.text}" for each in result.violations]
 
@@ -97,12 +97,12 @@ def test_seeds_differ_and_equal_seeds_draw_the_same() -> None:
     assert all(plan.coordinator == NONE for plan in plans if plan.shards == 1)
 
 
-def fake(plan: Plan) -> Result:
+def fake(plan: WorldPlan) -> WorldResult:
     """Return a run that fails by a stall while there are two pools or more."""
     fails = "stall" in plan.faults and len(plan.pools) >= 2
     journal = Journal()
     journal.note(5_000_000_000, "fault", "stall", "over")
-    return Result(
+    return WorldResult(
         plan=plan,
         violations=(Violation("S8", 5_000_000_000, "too many"),) if fails else (),
         trace_hash=journal.hash,
@@ -142,7 +142,7 @@ def test_a_trace_reads_back_and_shows_the_first_difference(tmp_path: Path) -> No
     assert trace.plan == result.plan
     assert trace.trace_hash == result.trace_hash
     assert first_difference(trace.entries, result.journal.entries) is None
-    changed = [*trace.entries[:3], Entry(1, "state", "m", "Idle"), *trace.entries[4:]]
+    changed = [*trace.entries[:3], JournalEntry(1, "state", "m", "Idle"), *trace.entries[4:]]
     assert first_difference(changed, trace.entries) == (changed[3], trace.entries[3])
     assert first_difference(trace.entries[:5], trace.entries) == (None, trace.entries[5])
     page = timeline(result)

@@ -19,9 +19,9 @@ from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.model.ids import identifier_fault
 
 if TYPE_CHECKING:
-    from bigfleet.cli.certs.folder import Kept
+    from bigfleet.cli.certs.folder import StoredCredential
     from bigfleet.cli.certs.issuing import Bearer
-    from bigfleet.rpc.security.identity import Identity
+    from bigfleet.rpc.security.identity import PeerIdentity
 
 app = typer.Typer(help="Certificates for mutual TLS.", no_args_is_help=True)
 
@@ -67,7 +67,7 @@ def dev(
     What is in DIR already is kept, so that another cluster can be added later.
     """
     from bigfleet.cli.certs.folder import CertificateFolder
-    from bigfleet.rpc.security.identity import Identity, Role
+    from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 
     shards, clusters = shard or ["shard-0"], cluster or ["cluster-0"]
     providers = provider or ["simulated"]
@@ -77,15 +77,18 @@ def dev(
     hosts = _hosts(asked_hosts)
     kept = CertificateFolder(folder, now=datetime.now(UTC), days=days, is_forced=force)
     holders = [
-        *((f"shard-{name}", _identified(Identity(Role.SHARD, name), hosts), _shard_call(name)) for name in shards),
         *(
-            (f"cluster-{name}", _identified(Identity(Role.CLUSTER, name)), f"the operator of {name}")
+            (f"shard-{name}", _identified(PeerIdentity(PeerRole.SHARD, name), hosts), _shard_call(name))
+            for name in shards
+        ),
+        *(
+            (f"cluster-{name}", _identified(PeerIdentity(PeerRole.CLUSTER, name)), f"the operator of {name}")
             for name in clusters
         ),
         *((f"provider-{name}", _anonymous(hosts), _provider_call(name)) for name in providers),
-        ("coordinator", _identified(Identity(Role.ADMIN), hosts), "bigfleet coordinator"),
-        ("admin", _identified(Identity(Role.ADMIN)), "people and tools that may change the fleet"),
-        ("readonly", _identified(Identity(Role.READONLY)), "dashboards and tools that only read"),
+        ("coordinator", _identified(PeerIdentity(PeerRole.ADMIN), hosts), "bigfleet coordinator"),
+        ("admin", _identified(PeerIdentity(PeerRole.ADMIN)), "people and tools that may change the fleet"),
+        ("readonly", _identified(PeerIdentity(PeerRole.READONLY)), "dashboards and tools that only read"),
     ]
     told = []
     for name, bearer, who in holders:
@@ -126,7 +129,7 @@ def _is_host(text: str) -> bool:
     return True
 
 
-def _identified(identity: "Identity", hosts: tuple[str, ...] = ()) -> "Bearer":
+def _identified(identity: "PeerIdentity", hosts: tuple[str, ...] = ()) -> "Bearer":
     from bigfleet.cli.certs.issuing import Bearer
 
     return Bearer(name=f"BigFleet {identity.role.value}", uris=(identity.uri,), hosts=hosts)
@@ -147,7 +150,7 @@ def _provider_call(name: str) -> str:
     return f"bigfleet provider simulated --provider {shlex.quote(name)}"
 
 
-def _words(who: str, bearer: "Bearer", kept: "Kept", authority: Path) -> str:
+def _words(who: str, bearer: "Bearer", kept: "StoredCredential", authority: Path) -> str:
     identity = ", ".join(bearer.uris) or f"no identity, serves as {', '.join(bearer.hosts)}"
     files = (("--tls-cert", kept.certificate), ("--tls-key", kept.key), ("--tls-ca", authority))
     flags = " ".join(f"{flag} {shlex.quote(str(path))}" for flag, path in files)

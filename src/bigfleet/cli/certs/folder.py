@@ -22,7 +22,7 @@ _AWAY: Final = f"remove it with its key, or {_ANEW}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredCredential:
     """One certificate that is in the directory now."""
 
     certificate: Path
@@ -57,7 +57,7 @@ class CertificateFolder:
         """When the authority ends, and with it everything that it signed."""
         return self._authority.certificate.not_valid_after_utc
 
-    def keep(self, name: str, bearer: Bearer, must_serve: Iterable[str] = ()) -> Kept:
+    def keep(self, name: str, bearer: Bearer, must_serve: Iterable[str] = ()) -> StoredCredential:
         """Return the bearer's certificate, made now unless it is there.
 
         Raises UsageFault for one that is there and is not ours, has expired, or lacks a host of `must_serve`.
@@ -67,7 +67,7 @@ class CertificateFolder:
             issued = self._authority.issue(bearer, self._now, self._days)
             self._write(name, issued)
             parsed = x509.load_pem_x509_certificate(issued.certificate)
-            return Kept(certificate=certificate, key=key, expires=parsed.not_valid_after_utc, is_new=True)
+            return StoredCredential(certificate=certificate, key=key, expires=parsed.not_valid_after_utc, is_new=True)
         try:
             parsed = x509.load_pem_x509_certificate(_read(certificate))
         except ValueError as error:
@@ -79,7 +79,7 @@ class CertificateFolder:
         lacking = [host for host in must_serve if not serves(parsed, host)]
         if lacking:
             raise UsageFault(f"{certificate}: does not name the host {lacking[0]}; {_AWAY}")
-        return Kept(certificate=certificate, key=key, expires=parsed.not_valid_after_utc, is_new=False)
+        return StoredCredential(certificate=certificate, key=key, expires=parsed.not_valid_after_utc, is_new=False)
 
     def _open_authority(self) -> Authority:
         if not self._has(AUTHORITY):

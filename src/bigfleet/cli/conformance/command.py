@@ -44,7 +44,7 @@ def conformance(
 
     from bigfleet.cli.conformance.run import run_conformance
     from bigfleet.cli.conformance.settings import (
-        Settings,
+        ConformanceSettings,
         checked_scale_count,
         parse_command,
         parse_only,
@@ -56,7 +56,7 @@ def conformance(
     from bigfleet.conformance.runner import Plan
 
     ids = None if only is None else parse_only(only)
-    settings = Settings(
+    settings = ConformanceSettings(
         plan=Plan(
             profiles=profiles_asked(profile, ids),
             seed=seed,

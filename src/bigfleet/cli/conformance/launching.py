@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from bigfleet.cli.conformance.settings import ADDRESS, SEEDS, STATE, Settings
+from bigfleet.cli.conformance.settings import ADDRESS, SEEDS, STATE, ConformanceSettings
 from bigfleet.conformance.ports import ProviderClient, Site, SiteFault, SiteMissing
 from bigfleet.conformance.profiles import Lane
 from bigfleet.model.clock import Clock
@@ -171,7 +171,7 @@ def _free_port() -> int:
 class CommandSites:
     """The provider of each lane, as the command line says."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: ConformanceSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
 

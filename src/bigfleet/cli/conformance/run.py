@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bigfleet.cli.conformance.launching import CommandSites
 from bigfleet.cli.conformance.reports import prepare, write_reports
-from bigfleet.cli.conformance.settings import Settings
+from bigfleet.cli.conformance.settings import ConformanceSettings
 from bigfleet.cli.conformance.view import RunView, print_summary
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.runtime.system import SystemClock, SystemIds
@@ -18,7 +18,7 @@ from bigfleet.conformance.ports import SiteFault
 from bigfleet.conformance.runner import Runner, Verdict
 
 
-async def run_conformance(settings: Settings, console: Console) -> int:
+async def run_conformance(settings: ConformanceSettings, console: Console) -> int:
     """Run, tell, write the reports, and return 0 for CERTIFIED, else 1.
 
     Raises UsageFault for a provider that cannot be set up; what others had shown before is told and written first.

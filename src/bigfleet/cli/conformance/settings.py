@@ -26,7 +26,7 @@ SEEDS: Final = "{seeds}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ConformanceSettings:
     """A run, ready to go."""
 
     plan: Plan

@@ -73,7 +73,7 @@ _LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class CoordinatorFlags:
     """Everything that the command line may say of a replica, as it was written."""
 
     id: _Id = ""
@@ -152,7 +152,7 @@ class Flags:
         from bigfleet.cli.coordinator.process import CoordinatorPlace
         from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
         from bigfleet.coordinator.stores.protocol import Leader
-        from bigfleet.rpc.security.identity import Identity, Role
+        from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 
         listen = parse_address(self.listen, "--listen")
         address = f"{socket.gethostname()}:{listen[1]}"
@@ -172,7 +172,7 @@ class Flags:
             lease_ttl_seconds=int(lease_seconds),
             listen_address=listen,
             metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
-            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=Identity(Role.ADMIN)),
+            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=PeerIdentity(PeerRole.ADMIN)),
             export=self._export(),
         )
 
@@ -200,13 +200,13 @@ def _share(text: str, flag: str) -> Fraction:
 
 
 # As for `bigfleet shard`: typer reads the flags off the class, name and help stay the function's.
-@wraps(Flags, assigned=(), updated=())
+@wraps(CoordinatorFlags, assigned=(), updated=())
 def coordinator(**given: Any) -> None:
     """Run one replica of the coordinator: it knows all shards, and plans moves of capacity between them."""
     from bigfleet.cli.coordinator.process import serve_coordinator
     from bigfleet.cli.runtime.system import configure_logging, run_loop
 
-    flags = Flags(**given)
+    flags = CoordinatorFlags(**given)
     flags.check()
     settings, place = flags.settings(), flags.place()
     configure_logging("coordinator", flags.log_level)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
-from bigfleet.cli.engine.registry import DEFAULT_ENGINE, ENGINES, Engine, engine_named
-from bigfleet.cli.engine.runner import Fault, Question, fault_of
+from bigfleet.cli.engine.registry import DEFAULT_ENGINE, ENGINES, NamedEngine, engine_named
+from bigfleet.cli.engine.runner import CaseFault, Question, fault_of
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.explain.records import RecordLog
 from bigfleet.engine.snapshot import Snapshot
@@ -27,7 +27,7 @@ class EveryEngine:
 
     def __init__(self, *, with_records: bool) -> None:
         """Compare decisions and, when asked, records: one per machine that a row looks at, up to a log's bound."""
-        self._engines: Mapping[str, Engine] = {name: engine_named(name) for name in ENGINES}
+        self._engines: Mapping[str, NamedEngine] = {name: engine_named(name) for name in ENGINES}
         self._with_records = with_records
 
     def decide(self, snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Decision:
@@ -52,7 +52,7 @@ class EveryEngine:
             _expect_same(expected.records, log.records, "records", name)
         return decision
 
-    def faults(self, question: Question) -> list[Fault]:
+    def faults(self, question: Question) -> list[CaseFault]:
         """Return what is wrong with the answers to a case: of each engine, and where they differ."""
         differing = ""
 
@@ -71,9 +71,9 @@ class EveryEngine:
             text = fault_of(question, engine)
             if text:
                 engines_by_text.setdefault(text, []).append(name)
-        found = [Fault(engine=" and ".join(names), text=text) for text, names in engines_by_text.items()]
+        found = [CaseFault(engine=" and ".join(names), text=text) for text, names in engines_by_text.items()]
         if differing:
-            found.append(Fault(engine=ALL_ENGINES, text=f"the engines differ: {differing}"))
+            found.append(CaseFault(engine=ALL_ENGINES, text=f"the engines differ: {differing}"))
         return found
 
 

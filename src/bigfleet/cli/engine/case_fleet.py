@@ -28,7 +28,7 @@ from bigfleet.model.states import MachineState
 
 
 @dataclass(slots=True)
-class Fleet:
+class CaseFleet:
     """The machines of one case, their flags and the clock: everything that a snapshot is made of."""
 
     now_seconds: float = START_SECONDS
@@ -126,8 +126,8 @@ class Fleet:
         )
 
 
-def fleet_of(case: Entry) -> Fleet:
+def fleet_of(case: Entry) -> CaseFleet:
     """Return the fleet of a case, with the fingerprints of its needs resolved."""
-    fleet = Fleet()
+    fleet = CaseFleet()
     fleet.add(case.get("machines") or (), fingerprints_of(case.get("needs") or ()))
     return fleet

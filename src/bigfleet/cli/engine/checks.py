@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bigfleet.cli.engine.case_fleet import Fleet, fleet_of
+from bigfleet.cli.engine.case_fleet import CaseFleet, fleet_of
 from bigfleet.cli.engine.cases import (
     STATES,
     Case,
@@ -142,7 +142,7 @@ def _multi(case: Case, decide: Decide) -> None:
             fleet.apply(actions, step.get("apply", data.get("apply", "instant")))
 
 
-def _prepare(fleet: Fleet, step: Entry, entries: Sequence[Entry]) -> None:
+def _prepare(fleet: CaseFleet, step: Entry, entries: Sequence[Entry]) -> None:
     fleet.now_seconds += step.get("advance_s", 0)
     for machine_id in step.get("remove", ()):
         fleet.remove(machine_id)

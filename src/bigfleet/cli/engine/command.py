@@ -13,7 +13,7 @@ from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
     from bigfleet.cli.engine.registry import Decide
-    from bigfleet.cli.engine.runner import Outcome, Trial
+    from bigfleet.cli.engine.runner import CaseOutcome, Trial
 
 app = typer.Typer(help="Run cases and fleets through an engine, offline.", no_args_is_help=True)
 
@@ -97,7 +97,7 @@ def _trial(engine: str) -> "Trial":
     return trial_of(engine, engine_named(engine))
 
 
-def _failure(outcome: "Outcome") -> str:
+def _failure(outcome: "CaseOutcome") -> str:
     """Return one line: the case, then each engine whose answer is wrong and what is wrong with it."""
     texts = [_one_line(fault.text) for fault in outcome.faults]
     parts = [

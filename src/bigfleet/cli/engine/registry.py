@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Decide = Callable[["Snapshot", "Sequence[Need]", "Options"], "Decision"]
 
 
-class Engine(Protocol):
+class NamedEngine(Protocol):
     """Decides one cycle, and tells a reporter when there is one."""
 
     def __call__(
@@ -47,11 +47,11 @@ BOTH: Final = "both"
 CHOICES: Final = (*ENGINES, BOTH)
 
 
-def engine_named(name: str) -> Engine:
+def engine_named(name: str) -> NamedEngine:
     """Return one engine. Raises UsageFault for a name that there is not."""
     if name not in ENGINES:
         raise UsageFault(f"--engine: {name!r} is unknown; choose one of {', '.join(CHOICES)}")
     module, function = ENGINES[name]
     if name != DEFAULT_ENGINE:
         keep_kernels()
-    return cast(Engine, getattr(import_module(module), function))
+    return cast(NamedEngine, getattr(import_module(module), function))

@@ -25,7 +25,7 @@ Question = Callable[[Decide], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class CaseFault:
     """What is wrong with one case."""
 
     text: str
@@ -34,25 +34,25 @@ class Fault:
 
 
 #: Puts a question to one engine or to several and returns what is wrong, nothing when it is answered.
-Trial = Callable[[Question], list[Fault]]
+Trial = Callable[[Question], list[CaseFault]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """What came of one case."""
 
     #: File and name of the case.
     name: str
     #: Empty for a case that passed.
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[CaseFault, ...] = ()
 
 
 def trial_of(name: str, decide: Decide) -> Trial:
     """Return the trial of one engine."""
 
-    def trial(question: Question) -> list[Fault]:
+    def trial(question: Question) -> list[CaseFault]:
         text = fault_of(question, decide)
-        return [Fault(engine=name, text=text)] if text else []
+        return [CaseFault(engine=name, text=text)] if text else []
 
     return trial
 
@@ -76,7 +76,7 @@ def run_case(case: Case, decide: Decide) -> None:
     check(case, decide)
 
 
-def run_folder(folder: Path, trial: Trial) -> Iterator[Outcome]:
+def run_folder(folder: Path, trial: Trial) -> Iterator[CaseOutcome]:
     """Yield the outcome of every case of a folder: its YAML files by name, then its JSON lines.
 
     Raises CaseFileFault when the folder has no file with a case that can be read.
@@ -101,18 +101,18 @@ def run_folder(folder: Path, trial: Trial) -> Iterator[Outcome]:
     if not cases and not fleets:
         why = f"; {faults[0][1]}" if faults else "; *.yaml and *.jsonl files are read"
         raise CaseFileFault(f"{folder}: no readable case file{why}")
-    yield from (Outcome(path.name, (Fault(text=fault.removeprefix(f"{path}: ")),)) for path, fault in faults)
+    yield from (CaseOutcome(path.name, (CaseFault(text=fault.removeprefix(f"{path}: ")),)) for path, fault in faults)
     names: set[str] = set()
     for path, case in cases:
         name = f"{path.name} {case.name}"
         if case.name in names:
-            yield Outcome(name, (Fault(text=f"the name {case.name!r} stands in the folder already"),))
+            yield CaseOutcome(name, (CaseFault(text=f"the name {case.name!r} stands in the folder already"),))
             continue
         names.add(case.name)
-        yield Outcome(name, tuple(trial(partial(run_case, case))))
+        yield CaseOutcome(name, tuple(trial(partial(run_case, case))))
     for path, number, fleet in fleets:
         name = f"{path.name} line {number} seed {fleet.get('seed', '?')}"
         if isinstance(fleet.get("decision"), dict):
-            yield Outcome(name, tuple(trial(partial(check_fleet, fleet))))
+            yield CaseOutcome(name, tuple(trial(partial(check_fleet, fleet))))
         else:
-            yield Outcome(name, (Fault(text="decision is missing or no object"),))
+            yield CaseOutcome(name, (CaseFault(text="decision is missing or no object"),))

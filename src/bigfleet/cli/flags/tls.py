@@ -11,7 +11,7 @@ import typer
 from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
-    from bigfleet.rpc.security.identity import Identity
+    from bigfleet.rpc.security.identity import PeerIdentity
     from bigfleet.rpc.security.tls import TlsFiles
 
 TlsCert = Annotated[
@@ -24,7 +24,7 @@ TlsCa = Annotated[
 
 
 def read_tls(
-    certificate: Path | None, key: Path | None, authority: Path | None, *, bearer: "Identity | None" = None
+    certificate: Path | None, key: Path | None, authority: Path | None, *, bearer: "PeerIdentity | None" = None
 ) -> "TlsFiles | None":
     """Return what the three flags name, None for plain text when none is given.
 

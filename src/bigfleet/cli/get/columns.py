@@ -35,7 +35,7 @@ _CALM_OUTCOMES: Final = frozenset({"success", "noop", "stale", "transition_raced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class TableColumn:
     """One column of a table."""
 
     head: str
@@ -212,86 +212,86 @@ def _cluster_flags(record: Record, _now: float) -> str:
     return ",".join(f"{record[name]} {name}" for name in ("stuck", "unjoined") if record[name]) or NOTHING
 
 
-MACHINES: Final[Sequence[Column]] = (
-    Column(head="MACHINE", cell=_field("id")),
-    Column(head="STATE", cell=_field("state"), style=_state_style),
-    Column(head="AGE", cell=_age("stateSince"), right=True),
-    Column(head="CLUSTER", cell=_field("cluster"), rank=1),
-    Column(head="TYPE", cell=_field("instanceType"), rank=4),
-    Column(head="ZONE", cell=_field("zone"), rank=5),
-    Column(head="CAPACITY", cell=_field("capacityType"), rank=6),
-    Column(head="$/H", cell=_dollars("priceUsdPerHour"), rank=7, right=True),
-    Column(head="PRIORITY", cell=_field("priority"), rank=3, right=True),
-    Column(head="FLAGS", cell=_flags, rank=2, style=_flags_style),
-    Column(head="ERROR", cell=_field("lastError"), rank=1, style=_alarm("lastError", "red"), flexible=True),
+MACHINES: Final[Sequence[TableColumn]] = (
+    TableColumn(head="MACHINE", cell=_field("id")),
+    TableColumn(head="STATE", cell=_field("state"), style=_state_style),
+    TableColumn(head="AGE", cell=_age("stateSince"), right=True),
+    TableColumn(head="CLUSTER", cell=_field("cluster"), rank=1),
+    TableColumn(head="TYPE", cell=_field("instanceType"), rank=4),
+    TableColumn(head="ZONE", cell=_field("zone"), rank=5),
+    TableColumn(head="CAPACITY", cell=_field("capacityType"), rank=6),
+    TableColumn(head="$/H", cell=_dollars("priceUsdPerHour"), rank=7, right=True),
+    TableColumn(head="PRIORITY", cell=_field("priority"), rank=3, right=True),
+    TableColumn(head="FLAGS", cell=_flags, rank=2, style=_flags_style),
+    TableColumn(head="ERROR", cell=_field("lastError"), rank=1, style=_alarm("lastError", "red"), flexible=True),
 )
-NEEDS: Final[Sequence[Column]] = (
-    Column(head="CLUSTER", cell=_field("cluster")),
-    Column(head="PRIORITY", cell=_field("priority"), right=True),
-    Column(head="NEED", cell=_need),
-    Column(head="GROUP", cell=_field("group"), rank=4),
-    Column(head="AGE", cell=_age("firstReported"), rank=3, right=True),
-    Column(head="HELD", cell=_held, rank=5),
-    Column(head="UNMET", cell=_unmet, rank=3, right=True, style=_alarm("unmetCycles")),
-    Column(head="REASON", cell=_reason, style=_reason_style),
-    Column(head="DOMAIN", cell=_field("domain"), rank=6),
-    Column(head="ASKS FOR", cell=_asks, rank=7),
-    Column(head="WANTED", cell=_amounts("wanted"), rank=2),
-    Column(head="MISSING", cell=_amounts("missing"), style=_alarm("missing", "red"), flexible=True),
+NEEDS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="CLUSTER", cell=_field("cluster")),
+    TableColumn(head="PRIORITY", cell=_field("priority"), right=True),
+    TableColumn(head="NEED", cell=_need),
+    TableColumn(head="GROUP", cell=_field("group"), rank=4),
+    TableColumn(head="AGE", cell=_age("firstReported"), rank=3, right=True),
+    TableColumn(head="HELD", cell=_held, rank=5),
+    TableColumn(head="UNMET", cell=_unmet, rank=3, right=True, style=_alarm("unmetCycles")),
+    TableColumn(head="REASON", cell=_reason, style=_reason_style),
+    TableColumn(head="DOMAIN", cell=_field("domain"), rank=6),
+    TableColumn(head="ASKS FOR", cell=_asks, rank=7),
+    TableColumn(head="WANTED", cell=_amounts("wanted"), rank=2),
+    TableColumn(head="MISSING", cell=_amounts("missing"), style=_alarm("missing", "red"), flexible=True),
 )
-SHORTFALLS: Final[Sequence[Column]] = (
-    Column(head="CLUSTER", cell=_field("cluster")),
-    Column(head="PRIORITY", cell=_field("priority"), right=True),
-    Column(head="CLASS", cell=_field("class"), rank=3, style=_reason_style),
-    Column(head="NEED", cell=_need),
-    Column(head="GROUP", cell=_field("group"), rank=4),
-    Column(head="CYCLES", cell=_unmet, right=True),
-    Column(head="REASON", cell=_reason, style=_reason_style),
-    Column(head="IDLE/CONF/SPEC", cell=_supply, rank=3, right=True),
-    Column(head="VICTIMS", cell=_field("victims"), rank=5, right=True),
-    Column(head="ASKS FOR", cell=_asks, rank=6),
-    Column(head="MISSING", cell=_amounts("missing"), style=lambda _record: "red", flexible=True),
+SHORTFALLS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="CLUSTER", cell=_field("cluster")),
+    TableColumn(head="PRIORITY", cell=_field("priority"), right=True),
+    TableColumn(head="CLASS", cell=_field("class"), rank=3, style=_reason_style),
+    TableColumn(head="NEED", cell=_need),
+    TableColumn(head="GROUP", cell=_field("group"), rank=4),
+    TableColumn(head="CYCLES", cell=_unmet, right=True),
+    TableColumn(head="REASON", cell=_reason, style=_reason_style),
+    TableColumn(head="IDLE/CONF/SPEC", cell=_supply, rank=3, right=True),
+    TableColumn(head="VICTIMS", cell=_field("victims"), rank=5, right=True),
+    TableColumn(head="ASKS FOR", cell=_asks, rank=6),
+    TableColumn(head="MISSING", cell=_amounts("missing"), style=lambda _record: "red", flexible=True),
 )
-CLUSTERS: Final[Sequence[Column]] = (
-    Column(head="CLUSTER", cell=_field("cluster")),
-    Column(head="ROWS", cell=_field("rows"), rank=3, right=True),
-    Column(head="SHORT", cell=_field("rowsShort"), right=True, style=_alarm("rowsShort")),
-    Column(head="URGENCY", cell=_field("shortPriority"), rank=1, right=True, style=_alarm("rowsShort")),
-    Column(head="CYCLES", cell=_unmet, rank=2, right=True),
-    Column(head="READY", cell=_count("configured"), right=True),
-    Column(head="COMING", cell=_count("configuring"), right=True),
-    Column(head="DRAINING", cell=_count("draining"), rank=2, right=True),
-    Column(head="FAILED", cell=_count("failed"), right=True),
-    Column(head="FLAGS", cell=_cluster_flags, rank=1, style=lambda _record: "bold red"),
-    Column(head="$/H", cell=_dollars("costUsdPerHour"), rank=4, right=True),
-    Column(head="WANTED", cell=_amounts("wanted"), rank=5),
-    Column(head="MISSING", cell=_amounts("missing"), rank=1, style=_alarm("missing", "red"), flexible=True),
+CLUSTERS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="CLUSTER", cell=_field("cluster")),
+    TableColumn(head="ROWS", cell=_field("rows"), rank=3, right=True),
+    TableColumn(head="SHORT", cell=_field("rowsShort"), right=True, style=_alarm("rowsShort")),
+    TableColumn(head="URGENCY", cell=_field("shortPriority"), rank=1, right=True, style=_alarm("rowsShort")),
+    TableColumn(head="CYCLES", cell=_unmet, rank=2, right=True),
+    TableColumn(head="READY", cell=_count("configured"), right=True),
+    TableColumn(head="COMING", cell=_count("configuring"), right=True),
+    TableColumn(head="DRAINING", cell=_count("draining"), rank=2, right=True),
+    TableColumn(head="FAILED", cell=_count("failed"), right=True),
+    TableColumn(head="FLAGS", cell=_cluster_flags, rank=1, style=lambda _record: "bold red"),
+    TableColumn(head="$/H", cell=_dollars("costUsdPerHour"), rank=4, right=True),
+    TableColumn(head="WANTED", cell=_amounts("wanted"), rank=5),
+    TableColumn(head="MISSING", cell=_amounts("missing"), rank=1, style=_alarm("missing", "red"), flexible=True),
 )
-ACTIONS: Final[Sequence[Column]] = (
-    Column(head="AGE", cell=_age("decided"), right=True),
-    Column(head="KIND", cell=_field("kind")),
-    Column(head="MACHINE", cell=_field("machine")),
-    Column(head="CLUSTER", cell=_field("cluster"), rank=1),
-    Column(head="OUTCOME", cell=_outcome, style=_outcome_style),
-    Column(head="TOOK", cell=_took, rank=2, right=True),
-    Column(head="REASON", cell=_field("reason"), rank=4),
-    Column(head="CYCLE", cell=_field("decidedCycle"), rank=5, right=True),
-    Column(head="MESSAGE", cell=_field("message"), rank=3, flexible=True),
+ACTIONS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="AGE", cell=_age("decided"), right=True),
+    TableColumn(head="KIND", cell=_field("kind")),
+    TableColumn(head="MACHINE", cell=_field("machine")),
+    TableColumn(head="CLUSTER", cell=_field("cluster"), rank=1),
+    TableColumn(head="OUTCOME", cell=_outcome, style=_outcome_style),
+    TableColumn(head="TOOK", cell=_took, rank=2, right=True),
+    TableColumn(head="REASON", cell=_field("reason"), rank=4),
+    TableColumn(head="CYCLE", cell=_field("decidedCycle"), rank=5, right=True),
+    TableColumn(head="MESSAGE", cell=_field("message"), rank=3, flexible=True),
 )
-SESSIONS: Final[Sequence[Column]] = (
-    Column(head="CLUSTER", cell=_field("cluster")),
-    Column(head="STATE", cell=_field("state"), style=_session_style),
-    Column(head="SINCE", cell=_age("since"), right=True),
-    Column(head="ROLL-UP", cell=_rollup, right=True, style=_alarm("rollupHeld")),
-    Column(head="ROWS", cell=_field("rows"), rank=2, right=True),
-    Column(head="OUTBOX", cell=_field("outboxFrames"), rank=1, right=True),
-    Column(head="DROPPED", cell=_field("outboxDropped"), rank=1, right=True, style=_alarm("outboxDropped")),
-    Column(head="CAPABILITIES", cell=_list("capabilities"), rank=3, flexible=True),
+SESSIONS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="CLUSTER", cell=_field("cluster")),
+    TableColumn(head="STATE", cell=_field("state"), style=_session_style),
+    TableColumn(head="SINCE", cell=_age("since"), right=True),
+    TableColumn(head="ROLL-UP", cell=_rollup, right=True, style=_alarm("rollupHeld")),
+    TableColumn(head="ROWS", cell=_field("rows"), rank=2, right=True),
+    TableColumn(head="OUTBOX", cell=_field("outboxFrames"), rank=1, right=True),
+    TableColumn(head="DROPPED", cell=_field("outboxDropped"), rank=1, right=True, style=_alarm("outboxDropped")),
+    TableColumn(head="CAPABILITIES", cell=_list("capabilities"), rank=3, flexible=True),
 )
-SESSION_TOTALS: Final[Sequence[Column]] = (
-    Column(head="FIGURE", cell=_field("name")),
-    Column(head="WHICH", cell=_field("event")),
-    Column(head="CLUSTER", cell=_field("cluster")),
-    Column(head="COUNT", cell=_field("count"), right=True),
-    Column(head="MEANING", cell=_field("meaning"), rank=1, flexible=True),
+SESSION_TOTALS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="FIGURE", cell=_field("name")),
+    TableColumn(head="WHICH", cell=_field("event")),
+    TableColumn(head="CLUSTER", cell=_field("cluster")),
+    TableColumn(head="COUNT", cell=_field("count"), right=True),
+    TableColumn(head="MEANING", cell=_field("meaning"), rank=1, flexible=True),
 )

@@ -20,7 +20,7 @@ from bigfleet.cli.runtime.failures import UsageFault
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bigfleet.cli.get.columns import Column
+    from bigfleet.cli.get.columns import TableColumn
     from bigfleet.cli.get.records import Record
     from bigfleet.cli.get.sources import Source
     from bigfleet.rpc.clients.shardread import ShardReader
@@ -194,7 +194,7 @@ def sessions(
     _show(lambda: session_records(address), columns.SESSION_TOTALS, "figure", looking)
 
 
-def _show_shard(source: "Source", columns: "Sequence[Column]", noun: str, looking: Looking) -> None:
+def _show_shard(source: "Source", columns: "Sequence[TableColumn]", noun: str, looking: Looking) -> None:
     from bigfleet.cli.get.sources import connected
 
     address, tls = looking.address(), looking.tls()
@@ -206,7 +206,9 @@ def _show_shard(source: "Source", columns: "Sequence[Column]", noun: str, lookin
     _show(look, columns, noun, looking)
 
 
-def _show(look: "Callable[[], Iterator[Record]]", columns: "Sequence[Column]", noun: str, looking: Looking) -> None:
+def _show(
+    look: "Callable[[], Iterator[Record]]", columns: "Sequence[TableColumn]", noun: str, looking: Looking
+) -> None:
     from rich.console import Console
 
     from bigfleet.cli.get.output import quiet_when_unread

@@ -14,7 +14,7 @@ from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.coordinator_asking import LookingAtCoordinator, asked, caller_of
 
 if TYPE_CHECKING:
-    from bigfleet.cli.get.columns import Column
+    from bigfleet.cli.get.columns import TableColumn
     from bigfleet.cli.get.records import Record
 
 _Shard = Annotated[str, typer.Option("--shard", metavar="ID", help="Told to this shard alone.")]
@@ -129,7 +129,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _show(
-    look: "Callable[[], Iterator[Record]]", columns: "Sequence[Column]", noun: str, looking: LookingAtCoordinator
+    look: "Callable[[], Iterator[Record]]", columns: "Sequence[TableColumn]", noun: str, looking: LookingAtCoordinator
 ) -> None:
     from rich.console import Console
 

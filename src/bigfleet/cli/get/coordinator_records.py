@@ -6,7 +6,7 @@ Names, times and amounts as in `bigfleet.cli.get.records`. Nothing here asks a c
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from bigfleet.cli.get.columns import NOTHING, Column, age_text, plain
+from bigfleet.cli.get.columns import NOTHING, TableColumn, age_text, plain
 from bigfleet.cli.get.moves import moves_in
 from bigfleet.cli.get.records import Record, time_text, unix_seconds
 from bigfleet.rpc.wire.gen import coordinator_pb2
@@ -180,57 +180,59 @@ def _conflict(record: Record, _now: float) -> str:
     return plain(",".join(record["alsoClaimedBy"]))
 
 
-SHARDS: Final[Sequence[Column]] = (
-    Column(head="SHARD", cell=_field("shard")),
-    Column(head="STATE", cell=_alive, style=_alive_style),
-    Column(head="LAST REPORT", cell=_age("lastReport"), right=True),
-    Column(head="REGISTERED", cell=_age("registered"), rank=2, right=True),
-    Column(head="EPOCH", cell=_field("epoch"), rank=3, right=True),
-    Column(head="ADDRESS", cell=_field("address"), rank=1, flexible=True),
+SHARDS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="SHARD", cell=_field("shard")),
+    TableColumn(head="STATE", cell=_alive, style=_alive_style),
+    TableColumn(head="LAST REPORT", cell=_age("lastReport"), right=True),
+    TableColumn(head="REGISTERED", cell=_age("registered"), rank=2, right=True),
+    TableColumn(head="EPOCH", cell=_field("epoch"), rank=3, right=True),
+    TableColumn(head="ADDRESS", cell=_field("address"), rank=1, flexible=True),
 )
-DOMAINS: Final[Sequence[Column]] = (
-    Column(head="SHARD", cell=_field("shard")),
-    Column(head="KEY", cell=_field("key")),
-    Column(head="VALUE", cell=_field("value")),
-    Column(head="STATE", cell=_field("state"), style=lambda record: "yellow" if record["state"] == "releasing" else ""),
+DOMAINS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="SHARD", cell=_field("shard")),
+    TableColumn(head="KEY", cell=_field("key")),
+    TableColumn(head="VALUE", cell=_field("value")),
+    TableColumn(
+        head="STATE", cell=_field("state"), style=lambda record: "yellow" if record["state"] == "releasing" else ""
+    ),
 )
-QUOTAS: Final[Sequence[Column]] = (
-    Column(head="PROVIDER", cell=_field("provider")),
-    Column(head="REGION", cell=_field("region")),
-    Column(head="SHARD", cell=_field("shard")),
-    Column(head="SLOTS", cell=_field("slots"), right=True),
+QUOTAS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="PROVIDER", cell=_field("provider")),
+    TableColumn(head="REGION", cell=_field("region")),
+    TableColumn(head="SHARD", cell=_field("shard")),
+    TableColumn(head="SLOTS", cell=_field("slots"), right=True),
 )
-PROVIDERS: Final[Sequence[Column]] = (
-    Column(head="PROVIDER", cell=_field("provider")),
-    Column(head="ADDRESS", cell=_field("address")),
-    Column(head="REGION", cell=_field("region")),
+PROVIDERS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="PROVIDER", cell=_field("provider")),
+    TableColumn(head="ADDRESS", cell=_field("address")),
+    TableColumn(head="REGION", cell=_field("region")),
 )
-BINDINGS: Final[Sequence[Column]] = (
-    Column(head="CLUSTER", cell=_field("cluster")),
-    Column(head="SHARD", cell=_field("shard")),
-    Column(head="BOUND", cell=_age("bound"), rank=2, right=True),
-    Column(head="LAST REPORT", cell=_age("lastReport"), rank=1, right=True),
-    Column(head="ALSO CLAIMED BY", cell=_conflict, style=lambda _record: "bold red", flexible=True),
+BINDINGS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="CLUSTER", cell=_field("cluster")),
+    TableColumn(head="SHARD", cell=_field("shard")),
+    TableColumn(head="BOUND", cell=_age("bound"), rank=2, right=True),
+    TableColumn(head="LAST REPORT", cell=_age("lastReport"), rank=1, right=True),
+    TableColumn(head="ALSO CLAIMED BY", cell=_conflict, style=lambda _record: "bold red", flexible=True),
 )
-INSTRUCTIONS: Final[Sequence[Column]] = (
-    Column(head="ID", cell=_field("id")),
-    Column(head="SHARD", cell=_field("shard")),
-    Column(head="KIND", cell=_field("kind"), rank=2),
-    Column(head="STATE", cell=_field("state"), style=_state_style),
-    Column(head="AGE", cell=_age("enqueued"), rank=1, right=True),
-    Column(head="TRIES", cell=_field("attempts"), rank=4, right=True),
-    Column(head="WHAT", cell=_what, rank=3),
-    Column(head="REASON", cell=_field("lastReason"), rank=5),
-    Column(head="WHY", cell=_field("why"), rank=1, flexible=True),
+INSTRUCTIONS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="ID", cell=_field("id")),
+    TableColumn(head="SHARD", cell=_field("shard")),
+    TableColumn(head="KIND", cell=_field("kind"), rank=2),
+    TableColumn(head="STATE", cell=_field("state"), style=_state_style),
+    TableColumn(head="AGE", cell=_age("enqueued"), rank=1, right=True),
+    TableColumn(head="TRIES", cell=_field("attempts"), rank=4, right=True),
+    TableColumn(head="WHAT", cell=_what, rank=3),
+    TableColumn(head="REASON", cell=_field("lastReason"), rank=5),
+    TableColumn(head="WHY", cell=_field("why"), rank=1, flexible=True),
 )
-MOVES: Final[Sequence[Column]] = (
-    Column(head="ID", cell=_field("id"), rank=5),
-    Column(head="FROM", cell=_field("from")),
-    Column(head="TO", cell=_field("to")),
-    Column(head="STATE", cell=_field("state"), style=_move_style),
-    Column(head="AGE", cell=_age("enqueued"), rank=2, right=True),
-    Column(head="TIER", cell=_field("tier"), rank=1),
-    Column(head="WHAT", cell=_moved, rank=3),
-    Column(head="REASON", cell=_field("lastReason"), rank=4),
-    Column(head="WHY", cell=_field("why"), flexible=True),
+MOVES: Final[Sequence[TableColumn]] = (
+    TableColumn(head="ID", cell=_field("id"), rank=5),
+    TableColumn(head="FROM", cell=_field("from")),
+    TableColumn(head="TO", cell=_field("to")),
+    TableColumn(head="STATE", cell=_field("state"), style=_move_style),
+    TableColumn(head="AGE", cell=_age("enqueued"), rank=2, right=True),
+    TableColumn(head="TIER", cell=_field("tier"), rank=1),
+    TableColumn(head="WHAT", cell=_moved, rank=3),
+    TableColumn(head="REASON", cell=_field("lastReason"), rank=4),
+    TableColumn(head="WHY", cell=_field("why"), flexible=True),
 )

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bigfleet.cli.get.columns import NOTHING, Column
+from bigfleet.cli.get.columns import NOTHING, TableColumn
 from bigfleet.cli.get.records import Record
 
 #: Rows that are laid out together; later blocks only ever widen a column.
@@ -69,7 +69,7 @@ def _write_list(
 class TableWriter:
     """Lays out one table, block after block, for a terminal or for a file."""
 
-    def __init__(self, console: Console, columns: Sequence[Column], *, now_seconds: float) -> None:
+    def __init__(self, console: Console, columns: Sequence[TableColumn], *, now_seconds: float) -> None:
         self._console = console
         self._now_seconds = now_seconds
         self._columns = list(columns)

@@ -19,7 +19,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from bigfleet.cli.get.columns import Column
+from bigfleet.cli.get.columns import TableColumn
 from bigfleet.cli.get.output import TableWriter, footer, plural, write_json, write_yaml
 from bigfleet.cli.get.records import NANOS_PER_SECOND, Record, time_text
 from bigfleet.cli.runtime.failures import CommandFault
@@ -36,7 +36,7 @@ class Shown:
 
     #: Asks the shard anew at each call. Raises CommandFault, also while it is read.
     look: Callable[[], Iterator[Record]]
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     #: In the singular.
     noun: str
     #: table, json or yaml.

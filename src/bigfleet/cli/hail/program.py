@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import BinaryIO, NoReturn, TextIO
 
-from bigfleet.partition.answer import Answer, Options, answer, refusal_line
+from bigfleet.partition.answer import AllocationOptions, HailAnswer, answer, refusal_line
 from bigfleet.partition.cluster import STATIC_KVM_MIB
 from bigfleet.partition.document import WrongInput
 
@@ -106,7 +106,7 @@ def _version() -> str:
 def _answer(given: argparse.Namespace, stdin: BinaryIO, stdout: BinaryIO, stderr: TextIO) -> int:
     content = _read(given.file, stdin)
     among = given.restrict_allocation_to
-    options = Options(
+    options = AllocationOptions(
         force=given.ignore_soft_errors,
         among=None if among is None else frozenset(among.split(",")),
         static_kvm_mib=_whole(given.static_kvm_node_memory, "--static-kvm-node-memory"),
@@ -126,7 +126,7 @@ def _answer(given: argparse.Namespace, stdin: BinaryIO, stdout: BinaryIO, stderr
     return 0
 
 
-def _refusal(answered: Answer) -> str:
+def _refusal(answered: HailAnswer) -> str:
     """Return the reply to a request that the dedicated metric has no say in."""
     return refusal_line(
         f"this {answered.kind} request is for the ordinary metric: hail-dedicated places instances where every host in"

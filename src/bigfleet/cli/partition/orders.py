@@ -12,11 +12,11 @@ from typing import Final, TypeVar
 from rich.table import Table
 
 from bigfleet.model.ids import Rng
-from bigfleet.partition.hosts import Group, Host, as_primary
+from bigfleet.partition.hosts import HostGroup, PartitionedHost, as_primary
 from bigfleet.partition.instance import Instance
 from bigfleet.partition.metric import Room
 from bigfleet.partition.policy import Bounds, Interval, Policy
-from bigfleet.partition.search import Choice, choose_host
+from bigfleet.partition.search import PlacementChoice, choose_host
 
 T = TypeVar("T")
 
@@ -34,34 +34,34 @@ STARTS: Final = {"empty": ((),), "partly filled": ((), (1,), (2,), (1, 1), (2, 1
 LOADS_PERCENT: Final = (70, 100, 150)
 ALL_PERCENT: Final = 100
 
-Order = Callable[[Sequence[Host], Instance], Choice | None]
+Order = Callable[[Sequence[PartitionedHost], Instance], PlacementChoice | None]
 
 
-def _fitting(hosts: Sequence[Host], instance: Instance) -> list[tuple[Host, Room]]:
+def _fitting(hosts: Sequence[PartitionedHost], instance: Instance) -> list[tuple[PartitionedHost, Room]]:
     tried = ((host, as_primary(host, instance)) for host in hosts)
     return [(host, room) for host, room in tried if isinstance(room, Room)]
 
 
-def _choice(found: tuple[Host, Room] | None) -> Choice | None:
-    return None if found is None else Choice(((), found[1].disk_mib), (found[0],), (found[1],))
+def _choice(found: tuple[PartitionedHost, Room] | None) -> PlacementChoice | None:
+    return None if found is None else PlacementChoice(((), found[1].disk_mib), (found[0],), (found[1],))
 
 
-def dedicated(hosts: Sequence[Host], instance: Instance) -> Choice | None:
+def dedicated(hosts: Sequence[PartitionedHost], instance: Instance) -> PlacementChoice | None:
     """Lose the fewest possible placements."""
     return choose_host(hosts, instance, hosts[0].group.policy).choice
 
 
-def first_fit(hosts: Sequence[Host], instance: Instance) -> Choice | None:
+def first_fit(hosts: Sequence[PartitionedHost], instance: Instance) -> PlacementChoice | None:
     """Take the first host that has room."""
     return _choice(next(iter(_fitting(hosts, instance)), None))
 
 
-def best_fit(hosts: Sequence[Host], instance: Instance) -> Choice | None:
+def best_fit(hosts: Sequence[PartitionedHost], instance: Instance) -> PlacementChoice | None:
     """Leave the least disk."""
     return _choice(min(_fitting(hosts, instance), key=lambda each: each[1].disk_mib, default=None))
 
 
-def balanced(hosts: Sequence[Host], instance: Instance) -> Choice | None:
+def balanced(hosts: Sequence[PartitionedHost], instance: Instance) -> PlacementChoice | None:
     """Leave the most disk."""
     return _choice(max(_fitting(hosts, instance), key=lambda each: each[1].disk_mib, default=None))
 
@@ -112,7 +112,7 @@ def _quarters(number: int) -> Bounds:
     )
 
 
-def empty_hosts(number: int) -> list[Host]:
+def empty_hosts(number: int) -> list[PartitionedHost]:
     """Return equal hosts of one group whose policy knows quarters, halves and full hosts."""
     intervals = []
     for quarters in QUARTERS:
@@ -120,10 +120,10 @@ def empty_hosts(number: int) -> list[Host]:
         least = most._replace(memory_mib=most.memory_mib - BELOW_MIB, disk_mib=most.disk_mib - BELOW_MIB)
         intervals.append(Interval(least, most))
     policy = Policy(intervals=intervals, templates=frozenset(("plain",)), vcpu_ratio=1.0, spindle_ratio=1.0)
-    group = Group(index=0, name="group", uuid="group", policy=policy)
+    group = HostGroup(index=0, name="group", uuid="group", policy=policy)
     room = Room.of(memory_mib=MEMORY_MIB, disk_mib=DISK_MIB, spindles=4)
     return [
-        Host(index=index, name=f"host-{index}", group=group, room=room, cpus=4.0, spindles_total=4)
+        PartitionedHost(index=index, name=f"host-{index}", group=group, room=room, cpus=4.0, spindles_total=4)
         for index in range(number)
     ]
 

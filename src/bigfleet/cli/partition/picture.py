@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bigfleet.partition.cluster import Cluster
-from bigfleet.partition.hosts import Group, Host, Role
+from bigfleet.partition.cluster import GanetiCluster
+from bigfleet.partition.hosts import HostGroup, PartitionedHost, Role
 from bigfleet.partition.metric import UnlimitedSize
 
 #: Characters of a bar in a terminal.
@@ -63,7 +63,7 @@ class GroupPicture:
     hosts: tuple[HostBar, ...]
 
 
-def picture_of(cluster: Cluster, groups: Sequence[Group]) -> list[GroupPicture]:
+def picture_of(cluster: GanetiCluster, groups: Sequence[HostGroup]) -> list[GroupPicture]:
     """Return the picture of these groups, in the order of the message."""
     return [
         GroupPicture(
@@ -75,7 +75,7 @@ def picture_of(cluster: Cluster, groups: Sequence[Group]) -> list[GroupPicture]:
     ]
 
 
-def _bar(host: Host) -> HostBar:
+def _bar(host: PartitionedHost) -> HostBar:
     blocks = []
     total_mib = max(1.0, host.disk_total_mib)
     known_mib = 0
@@ -97,7 +97,7 @@ def _bar(host: Host) -> HostBar:
     )
 
 
-def _fits(host: Host) -> tuple[str, ...]:
+def _fits(host: PartitionedHost) -> tuple[str, ...]:
     sizes = host.group.policy.sizes
     if not host.is_candidate:
         return ("–",) * len(sizes)

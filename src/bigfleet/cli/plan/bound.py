@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bigfleet.cli.plan.planning import Plan
+from bigfleet.cli.plan.planning import FleetPlan
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.engine.decision import RowResult
 from bigfleet.engine.matching import Shapes
@@ -59,7 +59,7 @@ class _Wanted:
     taken: frozenset[MachineId]
 
 
-def bound_of(plan: Plan) -> Bound:
+def bound_of(plan: FleetPlan) -> Bound:
     """Return the bound of a plan. Raises UsageFault without scipy or for a plan that is too big, RunFault otherwise."""
     solve = _solver()
     wanted = [want for row in plan.decision.rows if (want := _wanted(row, plan)).covered]
@@ -106,7 +106,7 @@ def _class_of(machine: Machine) -> _ClassKey:
     )
 
 
-def _wanted(row: RowResult, plan: Plan) -> _Wanted:
+def _wanted(row: RowResult, plan: FleetPlan) -> _Wanted:
     taken = frozenset((*row.bootstraps, *row.provisions))
     credited = supply_of(plan.snapshot.machines[machine_id] for machine_id in row.claimed if machine_id not in taken)
     acquired = supply_of(plan.snapshot.machines[machine_id] for machine_id in taken)

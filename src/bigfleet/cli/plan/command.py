@@ -14,7 +14,7 @@ from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
     from bigfleet.cli.plan.bound import Bound
-    from bigfleet.cli.plan.planning import Difference, Plan, PlanInput
+    from bigfleet.cli.plan.planning import Difference, FleetPlan, PlanInput
     from bigfleet.engine.explain.explanation import Explanation
     from bigfleet.planner.problem import SchedulerOrder
 
@@ -124,16 +124,16 @@ def _percent(text: str) -> int:
 class _Answer:
     """Everything that one call shows."""
 
-    base: "Plan"
+    base: "FleetPlan"
     difference: "Difference | None"
     #: The plan with the change, if there is one: what is explained and bounded.
-    final: "Plan"
+    final: "FleetPlan"
     #: The explanation, and the id that was asked for.
     about: "tuple[Explanation | list[str], str] | None"
     bound: "Bound | None"
 
 
-def _bound_of(plan: "Plan") -> "Bound":
+def _bound_of(plan: "FleetPlan") -> "Bound":
     from bigfleet.cli.plan.bound import bound_of
 
     if plan.explained is not None:
@@ -141,7 +141,7 @@ def _bound_of(plan: "Plan") -> "Bound":
     return bound_of(plan)
 
 
-def _about(plan: "Plan", asked: str, *, base: "Plan") -> "tuple[Explanation | list[str], str]":
+def _about(plan: "FleetPlan", asked: str, *, base: "FleetPlan") -> "tuple[Explanation | list[str], str]":
     """Find what is to be explained: a row, else a machine, unless a prefix says which; `base` has no change."""
     kind, colon, name = asked.partition(":")
     if not colon or kind not in ("need", "machine"):

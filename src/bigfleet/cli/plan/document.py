@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from bigfleet.cli.plan.bound import Bound
-from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.cli.plan.planning import Cost, Difference, FleetPlan, PlannedAction, PlannedShortfall
 from bigfleet.cli.plan.settling import Claim, Settled
 from bigfleet.engine.decision import ActionKind, RowResult
 from bigfleet.engine.explain.explanation import Explanation
@@ -18,7 +18,7 @@ from bigfleet.engine.explain.sentences import sentences
 from bigfleet.model.vector import format_vector
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def plan_document(plan: FleetPlan) -> dict[str, Any]:
     """Return actions, costs before and after, and shortfalls."""
     return {
         "actions": [_action(planned) for planned in plan.actions],
@@ -92,7 +92,7 @@ def bound_document(bound: Bound) -> dict[str, Any]:
     }
 
 
-def explanation_document(plan: Plan, explanation: Explanation | list[str], about: str) -> dict[str, Any]:
+def explanation_document(plan: FleetPlan, explanation: Explanation | list[str], about: str) -> dict[str, Any]:
     """Return an explanation as sentences and, of a decision over aggregates, as values."""
     if isinstance(explanation, list):
         return {"about": about, "sentences": explanation}
@@ -169,7 +169,7 @@ def _cost(cost: Cost) -> dict[str, Any]:
     }
 
 
-def _shortfall(short: Shortfall, plan: Plan) -> dict[str, Any]:
+def _shortfall(short: PlannedShortfall, plan: FleetPlan) -> dict[str, Any]:
     families = short.row.need.families
     return {
         "row": short.need_id,

@@ -98,7 +98,7 @@ class PlannedAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
+class PlannedShortfall:
     """What one row lacks."""
 
     need_id: str
@@ -115,7 +115,7 @@ class Shortfall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class FleetPlan:
     """One decision with its costs."""
 
     given: PlanInput
@@ -129,7 +129,7 @@ class Plan:
     before: Cost
     after: Cost
     #: By precedence.
-    shortfalls: tuple[Shortfall, ...]
+    shortfalls: tuple[PlannedShortfall, ...]
     #: Rows of the demand by their ids.
     needs_by_id: Mapping[str, Need] = field(repr=False)
     #: Explains a decision over demand shapes; None for a decision over aggregates.
@@ -150,7 +150,7 @@ class Plan:
             return self.explained.machine(machine_id)
         return explain_decision(self.decision, MachineId(machine_id))
 
-    def shortfall_reasons(self, short: Shortfall) -> list[str]:
+    def shortfall_reasons(self, short: PlannedShortfall) -> list[str]:
         """Return why a row is short, in sentences."""
         if self.explained is not None:
             return reasons_of_shapes(short.row)
@@ -176,7 +176,7 @@ def plan_input(
     )
 
 
-def make_plan(given: PlanInput, targets: Mapping[str, Target] | None = None) -> Plan:
+def make_plan(given: PlanInput, targets: Mapping[str, Target] | None = None) -> FleetPlan:
     """Decide one cycle and return everything that a person asks of it; `targets` as in `answer_to`."""
     asked = question_of(given)
     answer = answer_to(asked, given.settings, targets)
@@ -251,11 +251,11 @@ def decided_plan(
     decision: Decision,
     *,
     explained: Explained | None = None,
-) -> Plan:
+) -> FleetPlan:
     """Return everything that a person asks of a decision on some input; its rows are the very objects of the input."""
     ids = {id(need.need): need.id for need in given.needs}
     names = tuple(_name([ids[id(member)] for member in row.members]) for row in decision.rows)
-    return Plan(
+    return FleetPlan(
         given=given,
         snapshot=snapshot,
         demand=demand,
@@ -321,7 +321,7 @@ def _shortfalls(
     options: Options,
     *,
     has_records: bool,
-) -> tuple[Shortfall, ...]:
+) -> tuple[PlannedShortfall, ...]:
     short = [(name, row) for name, row in zip(names, decision.rows, strict=True) if row.deficit]
     short.sort(key=lambda entry: entry[1].need.profile.precedence, reverse=True)
     unresolved = [row for _name, row in short if row.unresolved]
@@ -329,7 +329,7 @@ def _shortfalls(
     told = explain_needs(snapshot, demand, options, [row.members[0] for row in asked]) if asked else []
     explained = {id(row): explanation for row, explanation in zip(asked, told, strict=True)}
     return tuple(
-        Shortfall(need_id=name, row=row, waits_for=row.victims, explanation=explained.get(id(row)))
+        PlannedShortfall(need_id=name, row=row, waits_for=row.victims, explanation=explained.get(id(row)))
         for name, row in short
     )
 
@@ -342,8 +342,8 @@ class Difference:
     dropped: tuple[PlannedAction, ...]
     #: Rows whose uncovered rest differs: what they lack without the change, and with it.
     shortfalls: tuple[tuple[str, Vector, Vector], ...]
-    base: Plan
-    changed: Plan
+    base: FleetPlan
+    changed: FleetPlan
 
     @property
     def is_empty(self) -> bool:
@@ -352,7 +352,7 @@ class Difference:
         return not (self.added or self.dropped or self.shortfalls) and same_costs
 
 
-def difference_of(base: Plan, changed: Plan) -> Difference:
+def difference_of(base: FleetPlan, changed: FleetPlan) -> Difference:
     """Return how a changed plan differs from another, in the order in which things are decided."""
     base_keys = {planned.key for planned in base.actions}
     changed_keys = {planned.key for planned in changed.actions}

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bigfleet.cli.engine.case_fleet import Fleet
+from bigfleet.cli.engine.case_fleet import CaseFleet
 from bigfleet.cli.plan.inputs import MachineGiven
-from bigfleet.cli.plan.planning import Plan, PlanInput, answer_to, make_plan, question_of
+from bigfleet.cli.plan.planning import FleetPlan, PlanInput, answer_to, make_plan, question_of
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.engine.targets import Target
@@ -55,7 +55,7 @@ class Settled:
     #: How many of each kind were carried out.
     actions: Mapping[ActionKind, int]
     #: One more cycle on the fleet at rest; it has no action.
-    plan: Plan
+    plan: FleetPlan
 
     @property
     def clusters(self) -> dict[str, list[Machine]]:
@@ -123,8 +123,8 @@ def settle(given: PlanInput, *, cycles_max: int = CYCLES_MAX) -> Settled:
         given = replace(given, machines=_machines_of(fleet, given), now_seconds=fleet.now_seconds)
 
 
-def _fleet_of(given: PlanInput) -> Fleet:
-    fleet = Fleet(now_seconds=given.now_seconds)
+def _fleet_of(given: PlanInput) -> CaseFleet:
+    fleet = CaseFleet(now_seconds=given.now_seconds)
     for machine_id, one in given.machines.items():
         machine = one.machine
         fleet.machines[machine_id] = machine
@@ -139,7 +139,7 @@ def _fleet_of(given: PlanInput) -> Fleet:
     return fleet
 
 
-def _machines_of(fleet: Fleet, given: PlanInput) -> dict[MachineId, MachineGiven]:
+def _machines_of(fleet: CaseFleet, given: PlanInput) -> dict[MachineId, MachineGiven]:
     return {
         machine_id: MachineGiven(
             machine=machine,

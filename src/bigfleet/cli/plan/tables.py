@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigfleet.cli.plan.bound import Bound
-from bigfleet.cli.plan.planning import Cost, Difference, Plan, PlannedAction, Shortfall
+from bigfleet.cli.plan.planning import Cost, Difference, FleetPlan, PlannedAction, PlannedShortfall
 from bigfleet.cli.plan.settling import Settled
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.explain.explanation import Explanation
@@ -33,7 +33,7 @@ _WHAT: Final = {
 }
 
 
-def show_plan(console: Console, plan: Plan, title: str = "Plan") -> None:
+def show_plan(console: Console, plan: FleetPlan, title: str = "FleetPlan") -> None:
     """Print a whole plan."""
     _title(console, title)
     if plan.actions:
@@ -148,7 +148,7 @@ def show_bound(console: Console, bound: Bound) -> None:
     )
 
 
-def show_explanation(console: Console, plan: Plan, explanation: Explanation | list[str], about: str) -> None:
+def show_explanation(console: Console, plan: FleetPlan, explanation: Explanation | list[str], about: str) -> None:
     """Print why a row or a machine is decided as it is."""
     console.print()
     _title(console, f"Why {about}")
@@ -233,7 +233,7 @@ def _change(before: float, after: float) -> str:
     return f"{'+' if after > before else ''}{dollars_text(after - before)}/h"
 
 
-def _show_shortfalls(console: Console, plan: Plan) -> None:
+def _show_shortfalls(console: Console, plan: FleetPlan) -> None:
     waiting = [short for short in plan.shortfalls if not short.lacks]
     short = [short for short in plan.shortfalls if short.lacks]
     if waiting:
@@ -253,7 +253,7 @@ def _show_shortfalls(console: Console, plan: Plan) -> None:
             _print(console, sentence, indent=2)
 
 
-def _waiting_sentence(short: Shortfall) -> str:
+def _waiting_sentence(short: PlannedShortfall) -> str:
     count = len(short.waits_for)
     if not count:
         return f"{short.need_id} waits for machines that are being drained for it."

@@ -11,7 +11,7 @@ from bigfleet.partition.allocator import Allocator, NothingToTry
 from bigfleet.partition.answer import describe
 from bigfleet.partition.cluster import read_cluster
 from bigfleet.partition.document import WrongInput
-from bigfleet.partition.hosts import Group
+from bigfleet.partition.hosts import HostGroup
 from bigfleet.partition.instance import Instance
 from bigfleet.partition.metric import UnlimitedSize
 from bigfleet.partition.policy import Bounds, Policy
@@ -32,7 +32,7 @@ class PartitionAllocator:
 
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
-        self._groups: dict[str, Group] = {group.name: group for group in allocator.cluster.groups}
+        self._groups: dict[str, HostGroup] = {group.name: group for group in allocator.cluster.groups}
 
     @property
     def groups(self) -> Sequence[GroupFacts]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.model.clock import Clock
     from bigfleet.provider.backends.partitioned.backend import PartitionedBackend
-    from bigfleet.provider.backends.partitioned.hosts_file import Fleet
+    from bigfleet.provider.backends.partitioned.hosts_file import HostsFile
     from bigfleet.provider.backends.partitioned.ports import Carved, Driver
     from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 
@@ -86,14 +86,16 @@ def open_partitioned(place: "ProviderPlace", asked: PartitionFlags) -> "Substrat
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.cli.runtime.system import SystemClock
     from bigfleet.provider.backends.partitioned.backend import PartitionedBackend, PartitionedReadiness
-    from bigfleet.provider.backends.partitioned.book import SqliteBook, read_records
+    from bigfleet.provider.backends.partitioned.book import SqliteInstanceBook, read_records
     from bigfleet.provider.backends.partitioned.hosts_file import HostsFault
     from bigfleet.provider.backends.partitioned.metrics import export
     from bigfleet.provider.backends.partitioned.restoring import instances_of, restored
 
     assert place.state_path is not None, "the provider owns the truth about machines, so it keeps a file"
     records = read_records(place.state_path)
-    book = SqliteBook(place.state_path.with_name(f"{place.state_path.name}.rooms"), is_power_safe=place.is_power_safe)
+    book = SqliteInstanceBook(
+        place.state_path.with_name(f"{place.state_path.name}.rooms"), is_power_safe=place.is_power_safe
+    )
     clock = SystemClock()
     cloud: SimulatedCloud | None = None
     try:
@@ -125,7 +127,7 @@ def open_partitioned(place: "ProviderPlace", asked: PartitionFlags) -> "Substrat
     )
 
 
-def _read_fleet(place: "ProviderPlace", asked: PartitionFlags, ours: "Mapping[str, Carved]") -> "Fleet":
+def _read_fleet(place: "ProviderPlace", asked: PartitionFlags, ours: "Mapping[str, Carved]") -> "HostsFile":
     """Return the hosts. Raises HostsFault."""
     from bigfleet.cli.provider.allocator import make_allocator
     from bigfleet.provider.backends.partitioned.hosts_file import fleet_of, read_hosts
@@ -139,16 +141,16 @@ def _read_fleet(place: "ProviderPlace", asked: PartitionFlags, ours: "Mapping[st
 
 def _open_cloud(state_path: Path, asked: PartitionFlags, clock: "Clock") -> "SimulatedCloud":
     """Open what the simulated driver carves in. Raises StartRefused."""
-    from bigfleet.provider.backends.simulated.book import SqliteBook
+    from bigfleet.provider.backends.simulated.book import SqliteHostBook
     from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
-    from bigfleet.provider.backends.simulated.draws import Draws
+    from bigfleet.provider.backends.simulated.draws import KeyedDraws
     from bigfleet.provider.backends.simulated.world import World
 
     return SimulatedCloud(
         world=World(),
         offers=(),
-        draws=Draws(asked.seed),
-        book=SqliteBook(state_path.with_name(f"{state_path.name}.cloud")),
+        draws=KeyedDraws(asked.seed),
+        book=SqliteHostBook(state_path.with_name(f"{state_path.name}.cloud")),
         clock=clock,
         time_scale=asked.time_scale,
         # Hosts of one's own are not taken away, cost what they cost, and are never out of stock.
@@ -166,7 +168,7 @@ def _driver(asked: PartitionFlags, cloud: "SimulatedCloud | None", clock: "Clock
     return ExecDriver(asked.program, clock=clock)
 
 
-def _warn(fleet: "Fleet") -> None:
+def _warn(fleet: "HostsFile") -> None:
     import structlog
 
     log = structlog.get_logger("bigfleet.cli.provider.partitioned")

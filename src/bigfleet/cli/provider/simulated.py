@@ -11,11 +11,11 @@ from bigfleet.cli.provider.substrate import Substrate
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.provider.backends.simulated.backend import SimulatedBackend, SimulatedReadiness
-from bigfleet.provider.backends.simulated.book import SqliteBook
+from bigfleet.provider.backends.simulated.book import SqliteHostBook
 from bigfleet.provider.backends.simulated.catalogue import CatalogueFault, load_catalogue
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
-from bigfleet.provider.backends.simulated.draws import Draws
-from bigfleet.provider.backends.simulated.fleet import Offer, build_fleet, build_seed_fleet
+from bigfleet.provider.backends.simulated.draws import KeyedDraws
+from bigfleet.provider.backends.simulated.fleet import SimulatedOffer, build_fleet, build_seed_fleet
 from bigfleet.provider.backends.simulated.world import World, WorldFault, load_world
 
 
@@ -38,9 +38,9 @@ def open_simulated(place: ProviderPlace, simulation: SimulatedWorld) -> Substrat
     cloud = SimulatedCloud(
         world=world,
         offers=offers,
-        draws=Draws(simulation.seed),
+        draws=KeyedDraws(simulation.seed),
         # Locked by the state file's lock.
-        book=SqliteBook(place.state_path.with_name(place.state_path.name + ".cloud")),
+        book=SqliteHostBook(place.state_path.with_name(place.state_path.name + ".cloud")),
         clock=clock,
         time_scale=simulation.time_scale,
         is_calm=simulation.is_calm,
@@ -55,7 +55,7 @@ def open_simulated(place: ProviderPlace, simulation: SimulatedWorld) -> Substrat
     )
 
 
-def _read_world(place: ProviderPlace, simulation: SimulatedWorld) -> tuple[World, list[Offer]]:
+def _read_world(place: ProviderPlace, simulation: SimulatedWorld) -> tuple[World, list[SimulatedOffer]]:
     try:
         catalogue = load_catalogue(simulation.catalogue_path)
     except CatalogueFault as fault:

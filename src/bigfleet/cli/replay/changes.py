@@ -22,7 +22,7 @@ _WEIGHTS: Final = tuple(one.name for one in fields(Weights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ReplaySettings:
     """What is different; nothing where all is as it was recorded."""
 
     weights: dict[str, float] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class Settings:
         return ", ".join(parts)
 
 
-def read_settings(weights: Sequence[str], holds: Sequence[str], drain: str | None) -> Settings:
+def read_settings(weights: Sequence[str], holds: Sequence[str], drain: str | None) -> ReplaySettings:
     """Return the settings of the flags. Raises UsageFault naming the flag."""
-    return Settings(
+    return ReplaySettings(
         weights=dict(_weight(text) for text in weights),
         hold_seconds=dict(_hold(text) for text in holds),
         drain_seconds=None if drain is None else parse_positive_duration_seconds(drain, "--drain"),

@@ -16,8 +16,8 @@ from bigfleet.cli.runtime.failures import UsageFault
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bigfleet.cli.plan.planning import Difference, Plan
-    from bigfleet.cli.replay.changes import Settings
+    from bigfleet.cli.plan.planning import Difference, FleetPlan
+    from bigfleet.cli.replay.changes import ReplaySettings
     from bigfleet.cli.replay.replaying import Replayed
     from bigfleet.engine.explain.explanation import Explanation
     from bigfleet.recording.reader import RecordedCycle
@@ -158,7 +158,7 @@ def _nothing_text(epoch: int | None) -> str:
 # ---- all cycles --------------------------------------------------------------------------------------------------
 
 
-def _replay_all(file: Path, epoch: int | None, settings: "Settings", engine: str, output: str) -> bool:
+def _replay_all(file: Path, epoch: int | None, settings: "ReplaySettings", engine: str, output: str) -> bool:
     from bigfleet.cli.replay.replaying import Replayer
 
     replayer = Replayer(engine, change=settings.applied if settings else None)
@@ -186,14 +186,14 @@ def _write_json(replayed: "Iterator[Replayed]") -> bool | None:
     return is_same if count else None
 
 
-def _write_table(replayed: "Iterator[Replayed]", settings: "Settings") -> bool | None:
+def _write_table(replayed: "Iterator[Replayed]", settings: "ReplaySettings") -> bool | None:
     from bigfleet.cli.replay import tables
     from bigfleet.cli.replay.records import cycle_record
-    from bigfleet.cli.replay.replaying import Verdict
+    from bigfleet.cli.replay.replaying import ReplayVerdict
 
     console = _console()
     table = tables.new_table(console, is_changed=bool(settings))
-    verdicts: list[tuple[int, Verdict]] = []
+    verdicts: list[tuple[int, ReplayVerdict]] = []
     missed = 0
     block: list[Replayed] = []
     changes: list[tuple[int, int]] = []
@@ -228,7 +228,7 @@ def _write_table(replayed: "Iterator[Replayed]", settings: "Settings") -> bool |
             tables.show_line(console, tables.verdict_text(verdicts, missed=missed))
         if settings and verdicts:
             tables.show_line(console, tables.changed_text(changes))
-    return all(verdict is not Verdict.DIFFERENT for _cycle, verdict in verdicts) if verdicts else None
+    return all(verdict is not ReplayVerdict.DIFFERENT for _cycle, verdict in verdicts) if verdicts else None
 
 
 # ---- one cycle ---------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def _replay_one(
     recorded: "RecordedCycle",
     explain: str | None,
     patches: Path | None,
-    settings: "Settings",
+    settings: "ReplaySettings",
     engine: str,
     output: str,
 ) -> bool:
@@ -259,10 +259,10 @@ def _replay_one(
 
 def _show_one(
     replayed: "Replayed",
-    base: "Plan | None",
+    base: "FleetPlan | None",
     difference: "Difference | None",
     about: "tuple[Explanation | list[str], str] | None",
-    settings: "Settings",
+    settings: "ReplaySettings",
     output: str,
 ) -> None:
     from bigfleet.cli.replay.records import cycle_record

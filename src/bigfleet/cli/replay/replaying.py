@@ -37,7 +37,7 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
-class Verdict(Enum):
+class ReplayVerdict(Enum):
     """Whether a cycle was decided again as it was recorded."""
 
     SAME = "same"
@@ -69,7 +69,7 @@ class Replayed:
     """One recorded cycle, decided again."""
 
     recorded: RecordedCycle
-    verdict: Verdict
+    verdict: ReplayVerdict
     #: One sentence about the first difference, "" for none.
     difference: str
     #: None when the engine fails now, as `error` says.
@@ -81,7 +81,7 @@ class Replayed:
     @property
     def is_same(self) -> bool:
         """Say whether it came to what was recorded."""
-        return self.verdict is not Verdict.DIFFERENT
+        return self.verdict is not ReplayVerdict.DIFFERENT
 
 
 class Replayer:
@@ -132,27 +132,30 @@ class Replayer:
 
 def _compared(
     recorded: RecordedCycle, decision: Decision | None, outcome: RecordedOutcome | None, error: str
-) -> tuple[Verdict, str]:
+) -> tuple[ReplayVerdict, str]:
     then = recorded.outcome
     if decision is None or outcome is None:
         if then is None:
-            return Verdict.FAILS, ""
-        return Verdict.DIFFERENT, f"the engine decided then and fails now ({error})"
+            return ReplayVerdict.FAILS, ""
+        return ReplayVerdict.DIFFERENT, f"the engine decided then and fails now ({error})"
     if then is None:
-        return Verdict.DIFFERENT, "the engine failed then and decides now"
+        return ReplayVerdict.DIFFERENT, "the engine failed then and decides now"
     if then == outcome:
-        return Verdict.SAME, ""
+        return ReplayVerdict.SAME, ""
     place = _first_difference(then, outcome)
     if place is not None:
         before, now = (_action_text(_actions(one), place, recorded, decision) for one in (then, outcome))
-        return Verdict.DIFFERENT, f"action {place + 1}: recorded {before}; now {now}"
+        return ReplayVerdict.DIFFERENT, f"action {place + 1}: recorded {before}; now {now}"
     if len(then.digests) != len(PARTS):
-        return Verdict.DIFFERENT, "the digests are of other parts than this version's"
+        return ReplayVerdict.DIFFERENT, "the digests are of other parts than this version's"
     named = zip(PARTS, then.digests, outcome.digests, strict=True)
     parts = [_WORDS[part] for part, before_digest, digest in named if before_digest != digest and part in _WORDS]
     if not parts:
-        return Verdict.DIFFERENT, f"the actions are the same; {then.short} rows were short then, {outcome.short} now"
-    return Verdict.DIFFERENT, f"the actions are the same; not the same is {', '.join(parts)}"
+        return (
+            ReplayVerdict.DIFFERENT,
+            f"the actions are the same; {then.short} rows were short then, {outcome.short} now",
+        )
+    return ReplayVerdict.DIFFERENT, f"the actions are the same; not the same is {', '.join(parts)}"
 
 
 def differing_actions(replayed: Replayed) -> tuple[list[str], list[str]]:

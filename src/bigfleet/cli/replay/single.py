@@ -13,8 +13,8 @@ import numpy as np
 from bigfleet.cli.get.records import need_id
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven, in_list_order
 from bigfleet.cli.plan.patches import apply_patches
-from bigfleet.cli.plan.planning import Difference, Plan, PlanInput, decided_plan, difference_of
-from bigfleet.cli.replay.changes import Settings
+from bigfleet.cli.plan.planning import Difference, FleetPlan, PlanInput, decided_plan, difference_of
+from bigfleet.cli.replay.changes import ReplaySettings
 from bigfleet.cli.replay.replaying import new_engine
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.columns.store import column_snapshot
@@ -30,7 +30,7 @@ from bigfleet.recording.reader import RecordedCycle
 _NAMED_MAX = 5
 
 
-def plan_of(recorded: RecordedCycle, decision: Decision) -> Plan:
+def plan_of(recorded: RecordedCycle, decision: Decision) -> FleetPlan:
     """Return a cycle `with_machines`, and what was decided on it now, as a plan."""
     snapshot, options = recorded.view.source, recorded.options
     assert snapshot is not None, "the caller has had the machines made"
@@ -55,7 +55,7 @@ def plan_of(recorded: RecordedCycle, decision: Decision) -> Plan:
     return decided_plan(given, snapshot, recorded.demand, options, decision, explained=explained)
 
 
-def difference_to(base: Plan, patches: Path | None, settings: Settings, engine: str) -> Difference:
+def difference_to(base: FleetPlan, patches: Path | None, settings: ReplaySettings, engine: str) -> Difference:
     """Return what patches and settings change. Raises UsageFault for patches that do not fit the cycle."""
     given = base.given if patches is None else apply_patches(base.given, patches)
     demand = tuple(need.need for need in in_list_order(given.needs))
@@ -65,7 +65,7 @@ def difference_to(base: Plan, patches: Path | None, settings: Settings, engine: 
     return difference_of(base, decided_plan(given, snapshot, demand, options, decision))
 
 
-def explained(plan: Plan, asked: str, *, base: Plan) -> tuple[Explanation | list[str], str]:
+def explained(plan: FleetPlan, asked: str, *, base: FleetPlan) -> tuple[Explanation | list[str], str]:
     """Return why a row or a machine is decided as it is, and its name.
 
     `asked` is a machine's id, or a row's name or how its id begins, with or without its cluster; need: or machine:
@@ -91,7 +91,7 @@ def explained(plan: Plan, asked: str, *, base: Plan) -> tuple[Explanation | list
     )
 
 
-def _rows_meant(plan: Plan, asked: str) -> list[str]:
+def _rows_meant(plan: FleetPlan, asked: str) -> list[str]:
     if asked in plan.needs_by_id:
         return [asked]
     if not asked:

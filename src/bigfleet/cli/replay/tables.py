@@ -9,11 +9,11 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from bigfleet.cli.get.columns import NOTHING, Column
+from bigfleet.cli.get.columns import NOTHING, TableColumn
 from bigfleet.cli.get.output import TableWriter
 from bigfleet.cli.get.records import time_text
 from bigfleet.cli.replay.records import Record
-from bigfleet.cli.replay.replaying import Replayed, Verdict, differing_actions
+from bigfleet.cli.replay.replaying import Replayed, ReplayVerdict, differing_actions
 from bigfleet.engine.explain.sentences import dollars_text
 from bigfleet.recording.values import RecordingHead
 
@@ -25,8 +25,16 @@ NAMED_MAX: Final = 10
 DIGEST_CHARACTERS: Final = 12
 #: Actions of each side that are named where a cycle differs.
 DIFFERING_MAX: Final = 20
-_STYLES: Final = {Verdict.SAME.value: "green", Verdict.DIFFERENT.value: "bold red", Verdict.FAILS.value: "yellow"}
-_WORDS: Final = {Verdict.SAME.value: "same", Verdict.DIFFERENT.value: "DIFFERENT", Verdict.FAILS.value: "fails again"}
+_STYLES: Final = {
+    ReplayVerdict.SAME.value: "green",
+    ReplayVerdict.DIFFERENT.value: "bold red",
+    ReplayVerdict.FAILS.value: "yellow",
+}
+_WORDS: Final = {
+    ReplayVerdict.SAME.value: "same",
+    ReplayVerdict.DIFFERENT.value: "DIFFERENT",
+    ReplayVerdict.FAILS.value: "fails again",
+}
 
 
 def head_text(head: RecordingHead) -> str:
@@ -48,10 +56,10 @@ def show_line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
 
 
-def verdict_text(verdicts: Sequence[tuple[int, Verdict]], *, missed: int) -> str:
+def verdict_text(verdicts: Sequence[tuple[int, ReplayVerdict]], *, missed: int) -> str:
     """Return one sentence about all cycles."""
     count = len(verdicts)
-    differing = [cycle for cycle, verdict in verdicts if verdict is Verdict.DIFFERENT]
+    differing = [cycle for cycle, verdict in verdicts if verdict is ReplayVerdict.DIFFERENT]
     told = f"{count:,} {'cycle' if count == 1 else 'cycles'}"
     if missed:
         told += f" ({missed:,} more were not recorded: they came faster than they could be written)"
@@ -78,9 +86,9 @@ def changed_text(changes: Sequence[tuple[int, int]]) -> str:
 def verdict_line(replayed: Replayed, digest: str) -> str:
     """Return one sentence about one cycle."""
     cycle = replayed.recorded.cycle
-    if replayed.verdict is Verdict.FAILS:
+    if replayed.verdict is ReplayVerdict.FAILS:
         return f"Cycle {cycle}: the engine failed then and fails now ({replayed.error})."
-    if replayed.verdict is Verdict.DIFFERENT:
+    if replayed.verdict is ReplayVerdict.DIFFERENT:
         return f"Cycle {cycle}: DIFFERENT: {replayed.difference}."
     return f"Cycle {cycle}: same decision (digest {digest})."
 
@@ -124,30 +132,30 @@ def _dollars(value: float | str) -> str:
     return str(value) if isinstance(value, str) else dollars_text(value)
 
 
-_COLUMNS: Final[Sequence[Column]] = (
-    Column(head="CYCLE", cell=_number("cycle"), right=True),
-    Column(head="TIME", cell=_field("time"), rank=3),
-    Column(head="ROWS", cell=_number("rows"), right=True, rank=1),
-    Column(head="MACHINES", cell=_number("machines"), right=True, rank=1),
-    Column(head="BIND", cell=_count("bootstrap"), right=True),
-    Column(head="MAKE", cell=_count("provision"), right=True),
-    Column(head="RECLAIM", cell=_count("reclaim"), right=True),
-    Column(head="PREEMPT", cell=_count("preempt"), right=True),
-    Column(head="RELEASE", cell=_count("delete"), right=True),
-    Column(head="SHORT", cell=_number("short"), right=True),
-    Column(head="DIGEST", cell=_digest, rank=4),
-    Column(
+_COLUMNS: Final[Sequence[TableColumn]] = (
+    TableColumn(head="CYCLE", cell=_number("cycle"), right=True),
+    TableColumn(head="TIME", cell=_field("time"), rank=3),
+    TableColumn(head="ROWS", cell=_number("rows"), right=True, rank=1),
+    TableColumn(head="MACHINES", cell=_number("machines"), right=True, rank=1),
+    TableColumn(head="BIND", cell=_count("bootstrap"), right=True),
+    TableColumn(head="MAKE", cell=_count("provision"), right=True),
+    TableColumn(head="RECLAIM", cell=_count("reclaim"), right=True),
+    TableColumn(head="PREEMPT", cell=_count("preempt"), right=True),
+    TableColumn(head="RELEASE", cell=_count("delete"), right=True),
+    TableColumn(head="SHORT", cell=_number("short"), right=True),
+    TableColumn(head="DIGEST", cell=_digest, rank=4),
+    TableColumn(
         head="DECISION",
         cell=lambda record, _now: _WORDS[record["verdict"]],
         style=lambda record: _STYLES[record["verdict"]],
     ),
 )
-_CHANGED: Final[Sequence[Column]] = (
-    Column(head="ONLY CHANGED", cell=_what_if(lambda what_if: f"{what_if['actions_added']:,}"), right=True),
-    Column(head="ONLY RECORDED", cell=_what_if(lambda what_if: f"{what_if['actions_dropped']:,}"), right=True),
-    Column(head="SHORT CHANGED", cell=_what_if(lambda what_if: f"{what_if['short']:,}"), right=True, rank=2),
-    Column(head="$/H", cell=_what_if(lambda what_if: _dollars(what_if["cost_after_usd_per_hour"])), right=True),
-    Column(
+_CHANGED: Final[Sequence[TableColumn]] = (
+    TableColumn(head="ONLY CHANGED", cell=_what_if(lambda what_if: f"{what_if['actions_added']:,}"), right=True),
+    TableColumn(head="ONLY RECORDED", cell=_what_if(lambda what_if: f"{what_if['actions_dropped']:,}"), right=True),
+    TableColumn(head="SHORT CHANGED", cell=_what_if(lambda what_if: f"{what_if['short']:,}"), right=True, rank=2),
+    TableColumn(head="$/H", cell=_what_if(lambda what_if: _dollars(what_if["cost_after_usd_per_hour"])), right=True),
+    TableColumn(
         head="$/H CHANGED",
         cell=_what_if(lambda what_if: _dollars(what_if["changed_cost_after_usd_per_hour"])),
         right=True,

@@ -168,7 +168,7 @@ _LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class ShardFlags:
     """Everything that the command line may say of a shard, as it was written."""
 
     provider_addr: _ProviderAddr = ""
@@ -314,7 +314,7 @@ class Flags:
     def place(self) -> "ShardPlace":
         """Return who the shard is and where it is. Raises UsageFault naming the flag."""
         from bigfleet.cli.shard.place import ShardPlace
-        from bigfleet.rpc.security.identity import Identity, Role
+        from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 
         return ShardPlace(
             shard_id=ShardId(self.id),
@@ -327,7 +327,7 @@ class Flags:
             fake_slots=self.fake_provider,
             listen_address=parse_address(self.listen, "--listen"),
             metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
-            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=Identity(Role.SHARD, self.id)),
+            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=PeerIdentity(PeerRole.SHARD, self.id)),
             audit_log=self.audit_log,
             audit_log_bytes_max=parse_size_bytes(self.audit_log_max_bytes, "--audit-log-max-bytes"),
             record=self.record,
@@ -348,13 +348,13 @@ class Flags:
 
 # Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.
 # Nothing but the signature is taken from the class: name and help stay the function's.
-@wraps(Flags, assigned=(), updated=())
+@wraps(ShardFlags, assigned=(), updated=())
 def shard(**given: Any) -> None:
     """Run one shard: it owns machines, learns demand from cluster operators, decides and actuates."""
     from bigfleet.cli.runtime.system import configure_logging, run_loop
     from bigfleet.cli.shard.process import serve_shard
 
-    flags = Flags(**given)
+    flags = ShardFlags(**given)
     flags.check()
     settings, place = flags.settings(), flags.place()
     configure_logging("shard", flags.log_level)

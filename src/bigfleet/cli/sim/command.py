@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bigfleet.cli.sim.seeds import SeedRun
     from bigfleet.model.clock import Clock
-    from bigfleet.sim.world.run import Result
+    from bigfleet.sim.world.run import WorldResult
 
 FAULT_WORLD = "faults"
 SEEDS_MAX = 10_000_000
@@ -259,7 +259,7 @@ def shrink(
     _write(result, trace, page)
 
 
-def _write(result: "Result", trace: Path | None, page: Path | None) -> None:
+def _write(result: "WorldResult", trace: Path | None, page: Path | None) -> None:
     from bigfleet.sim.world.timeline import timeline
     from bigfleet.sim.world.trace_files import write_trace
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bigfleet.cli.sim.seeds import SeedRun, Total
 
 if TYPE_CHECKING:
-    from bigfleet.sim.scenarios.runner import Outcome
+    from bigfleet.sim.scenarios.runner import ScenarioOutcome
 
 _SHOWN_MAX = 10
 
@@ -59,7 +59,7 @@ def total_lines(total: Total, marks: tuple[str, ...]) -> Iterator[str]:
     yield f"trace hash: {total.trace_hash}"
 
 
-def outcome_lines(outcome: "Outcome") -> Iterator[str]:
+def outcome_lines(outcome: "ScenarioOutcome") -> Iterator[str]:
     """Yield the summary of one closed-loop scenario."""
     actions = _counted(Counter(outcome.actions))
     yield f"{outcome.name}, seed {outcome.seed}: {outcome.cycles:,} cycles, actions {actions}"

@@ -14,8 +14,8 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from bigfleet.sim.plan_generator import Plan
-    from bigfleet.sim.world.run import Result
+    from bigfleet.sim.plan_generator import WorldPlan
+    from bigfleet.sim.world.run import WorldResult
 
 #: Failing seeds that are told one by one; the others are counted.
 FAILED_KEPT_MAX = 10
@@ -81,7 +81,7 @@ def run_seed(seed: int, steps: int | None = None) -> SeedRun:
     return seed_run(run_plan(plan_of(seed, steps)))
 
 
-def seed_run(result: "Result") -> SeedRun:
+def seed_run(result: "WorldResult") -> SeedRun:
     """Return what is kept of a run."""
     return SeedRun(
         seed=result.plan.seed,
@@ -96,7 +96,7 @@ def seed_run(result: "Result") -> SeedRun:
     )
 
 
-def plan_of(seed: int, steps: int | None = None) -> "Plan":
+def plan_of(seed: int, steps: int | None = None) -> "WorldPlan":
     """Return a seed's plan, with the fault phase cut or stretched to so many steps."""
     import msgspec
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl
-    from bigfleet.coordinator.stores.snapshot import Restored, Snapshot
+    from bigfleet.coordinator.stores.snapshot import Restored, TablesSnapshot
     from bigfleet.rpc.etcd.client import StoreTls
     from bigfleet.rpc.wire.gen import coordinator_pb2
 
@@ -112,12 +112,12 @@ async def _restore(
         await opened.close()
 
 
-def _taken(frames: "Iterator[coordinator_pb2.SnapshotSaveChunk]") -> "Snapshot":
+def _taken(frames: "Iterator[coordinator_pb2.SnapshotSaveChunk]") -> "TablesSnapshot":
     """Return the snapshot of a stream. Raises SnapshotFault when it is not whole."""
     from bigfleet.coordinator.stores.snapshot import (
         DOCUMENT_BYTES_MAX,
-        Snapshot,
         SnapshotFault,
+        TablesSnapshot,
         read_document,
         read_meta,
     )
@@ -131,4 +131,4 @@ def _taken(frames: "Iterator[coordinator_pb2.SnapshotSaveChunk]") -> "Snapshot":
     known = read_meta(meta, "the coordinator's answer")
     # What cannot be restored is no snapshot: better known today than on the day it is needed.
     read_document(known, bytes(document), "the coordinator's answer")
-    return Snapshot(known, bytes(document))
+    return TablesSnapshot(known, bytes(document))

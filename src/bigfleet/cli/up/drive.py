@@ -44,7 +44,7 @@ class Demand(Protocol):
         ...
 
 
-class Driver(Protocol):
+class DemandDriver(Protocol):
     """What the run sees of either."""
 
     @property

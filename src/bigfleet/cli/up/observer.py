@@ -255,7 +255,7 @@ def child_channel(address: str) -> aio.Channel:
     )
 
 
-class Observer:
+class ShardObserver:
     """Reads one shard; the last good answer is kept."""
 
     def __init__(self, shard_address: str, clusters: Sequence[str], clock: Clock) -> None:

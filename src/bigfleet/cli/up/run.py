@@ -17,10 +17,10 @@ from bigfleet.cli.get.moves import MoveState
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.system import SystemClock, stop_on_signals
 from bigfleet.cli.up.children import COORDINATOR, child_specs, port_names, shard_names, zones_of
-from bigfleet.cli.up.drive import DemoDriver, Driver, ReplayDriver
+from bigfleet.cli.up.drive import DemandDriver, DemoDriver, ReplayDriver
 from bigfleet.cli.up.fleet_check import FleetCheck, FleetChecker
 from bigfleet.cli.up.moves import CoordinatorWatch
-from bigfleet.cli.up.observer import Observer, Watcher
+from bigfleet.cli.up.observer import ShardObserver, Watcher
 from bigfleet.cli.up.readiness import COMPILING, answers_ready, until_ready
 from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
@@ -82,7 +82,7 @@ class _Parts:
     watch: CoordinatorWatch | None
     clusters: Mapping[str, SimulatedCluster]
     checker: FleetChecker
-    driver: Driver
+    driver: DemandDriver
     #: By name of the shard's process: its HTTP, in the order in which they start.
     shard_metrics_ports: Mapping[str, int]
     #: How another terminal looks at the running fleet.
@@ -171,7 +171,9 @@ def _eyes(
     settings: UpSettings, state: StateDir, addresses: Mapping[str, str], ports: Mapping[str, int], clock: Clock
 ) -> tuple[Watcher, CoordinatorWatch | None, str]:
     """Return what reads the fleet, what reads the coordinator, and how another terminal looks at both."""
-    observers = {shard: Observer(address, settings.clusters_of[shard], clock) for shard, address in addresses.items()}
+    observers = {
+        shard: ShardObserver(address, settings.clusters_of[shard], clock) for shard, address in addresses.items()
+    }
     if settings.shards == 1:
         (shard,) = observers
         return observers[shard], None, look_words(addresses[shard])
@@ -189,7 +191,7 @@ def _driver(
     clusters: Mapping[str, SimulatedCluster],
     observer: Watcher,
     clock: Clock,
-) -> Driver:
+) -> DemandDriver:
     if settings.trace is not None:
         return ReplayDriver(
             replay=TraceReplay(settings.trace.pods, settings.cluster_ids),

@@ -1,6 +1,6 @@
 """What a run of `bigfleet up` is asked to do, checked before anything is touched.
 
-`UpSettings` is what the person said; the parts that must stay the same when a run is resumed are its `Identity`.
+`UpSettings` is what the person said; the parts that must stay the same when a run is resumed are its `RunIdentity`.
 Nothing here reads anything but the command line, the trace files that it names, and the PATH.
 """
 
@@ -48,7 +48,7 @@ class Trace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class RunIdentity:
     """What a state directory was made for; a run with another one cannot resume it."""
 
     clusters: int
@@ -84,10 +84,10 @@ class UpSettings:
     etcd_program: str = ""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> RunIdentity:
         """What must stay the same over resumed runs."""
         digest = self.trace.digest if self.trace else ""
-        return Identity(self.clusters, self.machines, self.seed, digest, self.shards, self.store.value)
+        return RunIdentity(self.clusters, self.machines, self.seed, digest, self.shards, self.store.value)
 
     @property
     def cluster_ids(self) -> tuple[str, ...]:

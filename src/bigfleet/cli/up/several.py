@@ -1,7 +1,7 @@
 """Several shards seen as one fleet: the same figures and actions that one shard's observer gives, and each shard's own.
 
-Each shard is read by an `Observer` of its own and the coordinator by a `CoordinatorWatch`; while one of them is away
-its last answer stands. Nothing here adds up what a shard did not say.
+Each shard is read by an `ShardObserver` of its own and the coordinator by a `CoordinatorWatch`; while one of them is
+away its last answer stands. Nothing here adds up what a shard did not say.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from bigfleet.cli.up.moves import CoordinatorWatch
-from bigfleet.cli.up.observer import RECENT_ACTIONS_MAX, FleetFigures, Observer, SeenAction, ShardFigures
+from bigfleet.cli.up.observer import RECENT_ACTIONS_MAX, FleetFigures, SeenAction, ShardFigures, ShardObserver
 from bigfleet.model import vector
 from bigfleet.model.vector import Vector
 
@@ -17,7 +17,7 @@ from bigfleet.model.vector import Vector
 class SeveralActions:
     """The actions of all shards."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, observers: Sequence[ShardObserver]) -> None:
         self._observers = observers
 
     @property
@@ -43,7 +43,9 @@ class SeveralActions:
 class SeveralObserver:
     """Reads all shards and the coordinator."""
 
-    def __init__(self, observers: Mapping[str, Observer], clusters: Sequence[str], watch: CoordinatorWatch) -> None:
+    def __init__(
+        self, observers: Mapping[str, ShardObserver], clusters: Sequence[str], watch: CoordinatorWatch
+    ) -> None:
         """`clusters` are those of the run, in its order."""
         self._observers = dict(observers)
         self._clusters = tuple(clusters)

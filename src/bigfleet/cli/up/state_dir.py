@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
-from bigfleet.cli.up.settings import Identity
+from bigfleet.cli.up.settings import RunIdentity
 
 FORMAT: Final = 1
 _MARKER: Final = "bigfleet-up.json"
@@ -88,7 +88,7 @@ class StateDir:
         self._lock_descriptor = lock_descriptor
 
     @classmethod
-    def open(cls, path: Path, *, identity: Identity, fresh: bool) -> "StateDir":
+    def open(cls, path: Path, *, identity: RunIdentity, fresh: bool) -> "StateDir":
         """Take the directory, made if it is absent, emptied first if `fresh`.
 
         Raises UsageFault when it is not ours or was made for another run, RunFault when another process has it.
@@ -175,7 +175,7 @@ class StateDir:
                 entry.unlink()
         (self.path / _MARKER).unlink()
 
-    def _check_marker(self, identity: Identity) -> None:
+    def _check_marker(self, identity: RunIdentity) -> None:
         file = self.path / _MARKER
         wanted = asdict(identity)
         if not file.exists():

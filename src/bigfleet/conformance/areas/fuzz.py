@@ -10,7 +10,7 @@ from bigfleet.conformance.areas.fence import expect_pass
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
-from bigfleet.conformance.draws import Draws
+from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import expect, expect_ok, expect_same_map, how
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import (
@@ -48,7 +48,7 @@ _EDGES: dict[type[Mutation], tuple[MachineState, MachineState]] = {
 }
 
 
-def _biased(draws: Draws, newest: tuple[int, int]) -> tuple[int, int]:
+def _biased(draws: BehaviourDraws, newest: tuple[int, int]) -> tuple[int, int]:
     """Return a token, most of them close to the newest one."""
     epoch, sequence = newest
     shape = draws.below(8)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
-from bigfleet.conformance.draws import Draws
+from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import List, ListSeen, MachineSeen
@@ -217,7 +217,7 @@ async def altered_cursors_give_the_full_list(lab: Lab) -> None:
     expect_ids(ids_of(delta.machines, "a delta"), {machine_id}, "the exact cursor gives what changed since")
 
 
-def _altered(cursor: bytes, draws: Draws) -> list[tuple[str, bytes]]:
+def _altered(cursor: bytes, draws: BehaviourDraws) -> list[tuple[str, bytes]]:
     """Return cursors that are a little wrong, each with what was done to it."""
     places = list(range(len(cursor)))
     while len(places) > _FLIPS_MAX:

@@ -60,7 +60,7 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TablesSnapshot:
     """A document with its meta."""
 
     meta: Meta
@@ -88,7 +88,7 @@ class Restored:
         return min(max(self.meta.term, term_min) + TERM_STEP, TERM_MAX)
 
 
-def snapshot_of(tables: Tables, *, term: int, index: int, saved_at_unix_nanos: int) -> Snapshot:
+def snapshot_of(tables: Tables, *, term: int, index: int, saved_at_unix_nanos: int) -> TablesSnapshot:
     """Return the snapshot of the tables."""
     by_table: dict[str, list[_Row]] = {table.value: [] for table in Table}
     for key, row in tables.rows():
@@ -97,7 +97,7 @@ def snapshot_of(tables: Tables, *, term: int, index: int, saved_at_unix_nanos: i
     saved_at = datetime.fromtimestamp(saved_at_unix_nanos / NANOS_PER_SECOND, UTC).isoformat(timespec="seconds")
     document = msgspec.json.encode(_Document(SCHEMA, term, saved_at, by_table))
     digest = hashlib.sha256(document).hexdigest()
-    return Snapshot(Meta(SCHEMA, term, index, saved_at, len(document), digest), document)
+    return TablesSnapshot(Meta(SCHEMA, term, index, saved_at, len(document), digest), document)
 
 
 def content_digest(tables: Tables) -> bytes:
@@ -154,7 +154,7 @@ def read_snapshot(path: Path) -> Restored:
         ) from error
 
 
-def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
+def write_snapshot(folder: Path, snapshot: TablesSnapshot) -> None:
     """Write both files of a snapshot into a directory that does not exist yet: whole, or not at all.
 
     Raises SnapshotFault.
@@ -177,7 +177,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def export(directory: Path, snapshot: Snapshot, *, keep: int) -> Path:
+def export(directory: Path, snapshot: TablesSnapshot, *, keep: int) -> Path:
     """Write a snapshot under its moment and index, point `latest` at it, and remove the oldest beyond `keep`.
 
     Returns where it is. Raises SnapshotFault.

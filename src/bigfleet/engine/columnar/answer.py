@@ -66,7 +66,7 @@ class LazySequence(Sequence[Entry], Generic[Entry]):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Answer:
+class ColumnarAnswer:
     """Everything that one decision came to, in columns.
 
     Nothing in it is written by a later decision: what tables and demand replace as they grow is held here as it was.
@@ -240,7 +240,7 @@ class Answer:
 class ActionColumns(LazySequence[Action]):
     """The actions of one decision: Phase 1, then 2, then 3."""
 
-    def __init__(self, answer: Answer, sizes: list[int]) -> None:
+    def __init__(self, answer: ColumnarAnswer, sizes: list[int]) -> None:
         makers = (answer.acquisition, answer.preemption, answer.reclaim, answer.release)
         # Not a method of its own: an answer is large, and in a cycle of references it would outlive its use.
         super().__init__(sum(sizes), partial(_make_action, tuple(zip(sizes, makers, strict=True))))
@@ -253,7 +253,7 @@ class ActionColumns(LazySequence[Action]):
         yield from (self._make(place) for place in range(acquired, len(self)))
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ColumnarAnswer:
         """What the actions are made of."""
         return self._answer
 
@@ -294,12 +294,12 @@ def _make_action(parts: tuple[tuple[int, Callable[[int], Action]], ...], place: 
 class RowColumns(LazySequence[RowResult]):
     """The rows of one decision, of which the short ones can be had without making the others."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ColumnarAnswer) -> None:
         super().__init__(len(answer.rows_in_list), answer.result)
         self._answer = answer
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ColumnarAnswer:
         """What the rows are made of."""
         return self._answer
 
@@ -339,7 +339,7 @@ class RowColumns(LazySequence[RowResult]):
 class _Tails:
     """What each row holds and frees; made once, when the first result is looked at."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ColumnarAnswer) -> None:
         work = answer.work
         taken = int(work.lengths[2])
         rows = work.taken_row[:taken]
@@ -368,7 +368,7 @@ class _Tails:
         return victims
 
 
-def _sums(answer: Answer, machines: Int32s, starts: Int64s, stops: Int64s) -> Int64s:
+def _sums(answer: ColumnarAnswer, machines: Int32s, starts: Int64s, stops: Int64s) -> Int64s:
     fleet = answer.fleet
     sums = np.zeros((len(starts), fleet.supply.shape[1]), np.int64)
     starts, stops = np.ascontiguousarray(starts), np.ascontiguousarray(stops)

@@ -9,11 +9,11 @@ from operator import is_
 
 import numpy as np
 
-from bigfleet.engine.columnar.answer import Answer
+from bigfleet.engine.columnar.answer import ColumnarAnswer
 from bigfleet.engine.columnar.arrays import Int32s, Int64s
 
 
-def are_alike(left: Answer, right: Answer) -> bool:
+def are_alike(left: ColumnarAnswer, right: ColumnarAnswer) -> bool:
     """Say whether both answers have the same actions and rows, each in the same order."""
     if left.view is not right.view or left.unjoined != right.unjoined:
         return False
@@ -25,7 +25,7 @@ def are_alike(left: Answer, right: Answer) -> bool:
     return all(np.array_equal(mine, theirs) for mine, theirs in columns) and _words(left) == _words(right)
 
 
-def _columns(answer: Answer) -> Iterator[Int64s | Int32s]:
+def _columns(answer: ColumnarAnswer) -> Iterator[Int64s | Int32s]:
     """Yield everything that is a number, by the order of the list: how rows are numbered inside plays no part."""
     rows, work, folded, arranged = answer.rows_in_list, answer.work, answer.folded, answer.arranged
     places = np.empty(len(rows), np.int64)
@@ -57,7 +57,7 @@ def _machines(machines: Int32s, starts: Int64s, stops: Int64s) -> Iterator[Int64
     yield machines[np.repeat(starts, sizes) + within]
 
 
-def _words(answer: Answer) -> list[object]:
+def _words(answer: ColumnarAnswer) -> list[object]:
     """Return what is no number: domains, which each engine numbers for itself, and the members of folded rows."""
     rows = answer.rows_in_list
     domains = answer.work.domain[rows]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bigfleet.engine.columnar.answer import Answer
+from bigfleet.engine.columnar.answer import ColumnarAnswer
 from bigfleet.engine.columnar.arrays import MODE_SAME, Bytes, Fleet, Gangs, Int32s, Int64s, Memo, Rows, Scratch, Work
 from bigfleet.engine.columnar.credit_pass import Pass, clear, credits_of
-from bigfleet.engine.columnar.demand import Demand
+from bigfleet.engine.columnar.demand import ColumnarDemand
 from bigfleet.engine.columnar.earmarks import Earmarks
 from bigfleet.engine.columnar.exact_gang_domains import choose_exactly
 from bigfleet.engine.columnar.folds import Arranged, arrange, fold, free_proofs, proven, questions_of, unfolded
@@ -64,7 +64,7 @@ class Cycle:
     #: Number of each row given, in list order.
     numbers: Int64s
     tables: Tables
-    demand: Demand
+    demand: ColumnarDemand
     orders: Orders
     #: Clusters that must be folded and credited anew.
     fresh: Flags
@@ -81,7 +81,7 @@ class Cycle:
     _newly_parked: Bytes = field(init=False)
     _parked: Bytes = field(init=False)
 
-    def decide(self) -> Answer:
+    def decide(self) -> ColumnarAnswer:
         """Make the decision. Raises DoesNotFit for numbers that the columns cannot hold."""
         self._mark()
         self._fold()
@@ -256,7 +256,7 @@ class Cycle:
         order: Int32s,
         rows_in_list: Int64s,
         excess: Excess,
-    ) -> Answer:
+    ) -> ColumnarAnswer:
         """Acquire, preempt and give back, and put the answer together."""
         view, options, tables, orders = self.view, self.options, self.tables, self.orders
         short = short_rows(rows, work, order)
@@ -268,7 +268,7 @@ class Cycle:
         self.on_phase(Phase.PREEMPT)
         taken = int(work.lengths[2])
         victims = work.taken_victim[:taken] != 0
-        return Answer(
+        return ColumnarAnswer(
             view=view,
             scale=tables.scale_by_name(),
             fleet=fleet,

@@ -205,7 +205,7 @@ class Followed(NamedTuple):
     clusters: Int32s
 
 
-class Demand:
+class ColumnarDemand:
     """Every row object, profile and vector that recent calls have seen, in columns."""
 
     def __init__(self, tables: Tables) -> None:

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from bigfleet.engine.columnar.answer import Answer
+from bigfleet.engine.columnar.answer import ColumnarAnswer
 from bigfleet.engine.columnar.arrays import Int64s
 from bigfleet.engine.columnar.cycle import Cycle
-from bigfleet.engine.columnar.demand import Demand
+from bigfleet.engine.columnar.demand import ColumnarDemand
 from bigfleet.engine.columnar.incremental_state import Flags, IncrementalState
 from bigfleet.engine.columnar.machine_orders import Orders
 from bigfleet.engine.columnar.phases import releases
@@ -77,12 +77,12 @@ class _Knowledge:
     def __init__(self, *, is_incremental: bool) -> None:
         self._is_incremental = is_incremental
         self._tables: Tables | None = None
-        self._demand: Demand | None = None
+        self._demand: ColumnarDemand | None = None
         self._orders: Orders | None = None
         self._kept: IncrementalState | None = None
         self._memo_room = 0
         #: What the last call was given and came to.
-        self._last: tuple[ColumnSnapshot, Int64s, Options, Answer] | None = None
+        self._last: tuple[ColumnSnapshot, Int64s, Options, ColumnarAnswer] | None = None
 
     def decide(
         self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener
@@ -99,7 +99,9 @@ class _Knowledge:
         on_phase(Phase.RECLAIM)
         return decision
 
-    def _answer(self, view: ColumnSnapshot, needs: Sequence[Need], options: Options, on_phase: PhaseListener) -> Answer:
+    def _answer(
+        self, view: ColumnSnapshot, needs: Sequence[Need], options: Options, on_phase: PhaseListener
+    ) -> ColumnarAnswer:
         # Whatever fails from here on leaves nothing behind that a later decision could build on.
         last, self._last = self._last, None
         kept, self._kept = self._kept, None
@@ -135,7 +137,7 @@ class _Knowledge:
         self._last = (view, numbers, options, answer)
         return answer
 
-    def _follow(self, view: ColumnSnapshot, rows: int) -> tuple[Tables, Demand, bool]:
+    def _follow(self, view: ColumnSnapshot, rows: int) -> tuple[Tables, ColumnarDemand, bool]:
         """Return tables that know the view's vocabulary, and whether they are those of the last decision.
 
         What is kept stays in proportion to what is current.
@@ -145,7 +147,7 @@ class _Knowledge:
             tables, demand, is_known = Tables(view.vocabulary), None, False
             self._orders = None
         if demand is None or demand.is_stale(rows):
-            demand, is_known = Demand(tables), False
+            demand, is_known = ColumnarDemand(tables), False
         self._tables, self._demand = tables, demand
         tables.follow()
         tables.trim()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import HIDDEN, Bound, Bytes, Int32s, Int64s
-from bigfleet.engine.columnar.demand import NO_ASK, Demand
+from bigfleet.engine.columnar.demand import NO_ASK, ColumnarDemand
 from bigfleet.engine.columnar.kernels.sweeps import arrange_rows, distinct_shapes, find_free, prove_folds
 from bigfleet.engine.columnar.tables import Tables
 from bigfleet.engine.folding import folded_profile
@@ -33,7 +33,7 @@ class Arranged(NamedTuple):
     size: Int64s
 
 
-def arrange(numbers: Int64s, demand: Demand, clusters: int) -> Arranged:
+def arrange(numbers: Int64s, demand: ColumnarDemand, clusters: int) -> Arranged:
     """Return the demand cluster by cluster."""
     arranged = Arranged(
         numbers=np.empty(len(numbers), np.int64),
@@ -72,7 +72,7 @@ class Folded(NamedTuple):
         return Folded._make(np.concatenate([mine, theirs]) for mine, theirs in zip(self, other, strict=True))
 
 
-def unfolded(arranged: Arranged, clusters: npt.NDArray[np.bool_], demand: Demand) -> tuple[Folded, Int32s]:
+def unfolded(arranged: Arranged, clusters: npt.NDArray[np.bool_], demand: ColumnarDemand) -> tuple[Folded, Int32s]:
     """Return the rows of some clusters before folding, and what each would ask of one machine if it folds."""
     chosen = np.flatnonzero(clusters[arranged.cluster])
     cluster, numbers, columns = arranged.cluster[chosen], arranged.numbers[chosen], demand.need_columns
@@ -109,7 +109,7 @@ def questions_of(rows: Folded, folded_ask: Int32s, asks: int) -> Questions:
     return Questions(gangs, question, cluster, ask.astype(np.int32))
 
 
-def free_proofs(asks: Int32s, free_counts: Int64s, demand: Demand, tables: Tables) -> Bytes:
+def free_proofs(asks: Int32s, free_counts: Int64s, demand: ColumnarDemand, tables: Tables) -> Bytes:
     """Say for each question whether a free machine answers it; `free_counts` is how many are visible of each shape."""
     fits = demand.asks.proving_fits(asks)
     proven: Bytes = np.empty(int(fits.max(initial=-1)) + 1, np.uint8)
@@ -117,7 +117,7 @@ def free_proofs(asks: Int32s, free_counts: Int64s, demand: Demand, tables: Table
     return proven[fits]
 
 
-def proven(questions: Questions, by_free: Bytes, bound: Bound, demand: Demand, tables: Tables) -> Bytes:
+def proven(questions: Questions, by_free: Bytes, bound: Bound, demand: ColumnarDemand, tables: Tables) -> Bytes:
     """Say for each question whether some machine proves the fold: free, bound to the cluster, or being created (§4).
 
     `by_free` is per question ask.
@@ -143,7 +143,13 @@ def proven(questions: Questions, by_free: Bytes, bound: Bound, demand: Demand, t
 
 
 def _prove_by_creating(
-    questions: Questions, unproven: Int64s, fit: Int32s, answers: Bytes, bound: Bound, demand: Demand, tables: Tables
+    questions: Questions,
+    unproven: Int64s,
+    fit: Int32s,
+    answers: Bytes,
+    bound: Bound,
+    demand: ColumnarDemand,
+    tables: Tables,
 ) -> None:
     """Answer with the machines in creation that the folded row would be credited."""
     unrecorded = bound.creating[0] < bound.stop[0]
@@ -159,12 +165,12 @@ def _prove_by_creating(
                 answers[question] = 1
 
 
-def folded_pair(ask: int, demand: Demand, tables: Tables) -> int:
+def folded_pair(ask: int, demand: ColumnarDemand, tables: Tables) -> int:
     """Return the number of (folded fingerprint, no group) of a folded row."""
     return tables.pairs.number((demand.profiles[demand.asks.profile[ask]].fingerprint, ""))
 
 
-def fold(rows: Folded, questions: Questions, folds: Bytes, demand: Demand, tables: Tables) -> Folded:
+def fold(rows: Folded, questions: Questions, folds: Bytes, demand: ColumnarDemand, tables: Tables) -> Folded:
     """Return the rows after folding: a folded row stands where its first member stood (§4). `folds` is per question."""
     folding = folds[questions.question] != 0
     if not folding.any():

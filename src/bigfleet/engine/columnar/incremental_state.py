@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import Bytes, Int32s, Int64s, Memo
-from bigfleet.engine.columnar.demand import Demand, Followed
+from bigfleet.engine.columnar.demand import ColumnarDemand, Followed
 from bigfleet.engine.columnar.earmarks import Earmarks
 from bigfleet.engine.columnar.folds import Arranged, Folded
 from bigfleet.engine.columnar.segments import Segments, spans
@@ -96,7 +96,7 @@ def mark_changed_rows(kept: IncrementalState, arranged: Arranged, followed: Foll
 
 
 def mark_changed_proofs(
-    kept: IncrementalState, by_free: Bytes, arranged: Arranged, demand: Demand, fresh: Flags
+    kept: IncrementalState, by_free: Bytes, arranged: Arranged, demand: ColumnarDemand, fresh: Flags
 ) -> None:
     """Mark the clusters with gangs whose fold free machines prove now and did not, or the other way round."""
     known = min(len(by_free), len(kept.by_free))

@@ -20,7 +20,7 @@ from bigfleet.engine.columnar.arrays import (
     Scratch,
     Work,
 )
-from bigfleet.engine.columnar.demand import NO_ASK, Demand
+from bigfleet.engine.columnar.demand import NO_ASK, ColumnarDemand
 from bigfleet.engine.columnar.folds import Arranged, Folded, folded_pair
 from bigfleet.engine.columnar.incremental_state import Excess, Flags
 from bigfleet.engine.columnar.kernels.acquisition import list_acquired
@@ -128,7 +128,7 @@ def followed_excess(excess: Excess | None, bound: Bound, fresh: Flags) -> Excess
     return excess
 
 
-def short_stamps(work: Work, folded: Folded, arranged: Arranged, demand: Demand, tables: Tables) -> Int64s:
+def short_stamps(work: Work, folded: Folded, arranged: Arranged, demand: ColumnarDemand, tables: Tables) -> Int64s:
     """Return the keys, cluster << 32 | pair, with which machines are stamped that were bound for a short row (§7).
 
     Call it between acquisition and Phase 2: Phase 2 writes into `work.want`, and a row with victims is still short.

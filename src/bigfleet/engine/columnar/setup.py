@@ -24,7 +24,7 @@ from bigfleet.engine.columnar.arrays import (
     Rows,
     Scratch,
 )
-from bigfleet.engine.columnar.demand import Demand
+from bigfleet.engine.columnar.demand import ColumnarDemand
 from bigfleet.engine.columnar.folds import Arranged, Folded
 from bigfleet.engine.columnar.kernels.sweeps import find_free_entries, list_bound, list_free
 from bigfleet.engine.columnar.machine_orders import Orders
@@ -124,7 +124,7 @@ def row_starts(folded: Folded, clusters: int) -> Int64s:
 
 
 def row_arrays(
-    folded: Folded, row_start: Int64s, fits: Int32s, parked: Bytes, *, demand: Demand, orders: Orders
+    folded: Folded, row_start: Int64s, fits: Int32s, parked: Bytes, *, demand: ColumnarDemand, orders: Orders
 ) -> Rows:
     """Gather the rows. `listing`, `gang` and `is_fresh` are still those of no one."""
     profiles, vectors = demand.profile_columns, demand.vectors
@@ -161,7 +161,7 @@ def list_order(folded: Folded, arranged: Arranged) -> Int64s:
     return row_at[row_at >= 0]
 
 
-def processing_order(rows_in_list: Int64s, folded: Folded, demand: Demand) -> Int32s:
+def processing_order(rows_in_list: Int64s, folded: Folded, demand: ColumnarDemand) -> Int32s:
     """Return the rows in processing order: precedence, then list order (docs/spec/aggregates.md §5.1)."""
     keys = demand.precedence_ranks()[folded.profile[rows_in_list]]
     return rows_in_list[np.argsort(keys, kind="stable")].astype(np.int32)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
-from bigfleet.engine.columnar.answer import ActionColumns, Answer, RowColumns
+from bigfleet.engine.columnar.answer import ActionColumns, ColumnarAnswer, RowColumns
 from bigfleet.engine.columnar.comparison import are_alike
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options, PhaseListener
@@ -109,7 +109,7 @@ def divergence(kept: Decision, full: Decision, decisions: int) -> Divergence | N
     )
 
 
-def _answer_of(decision: Decision) -> Answer | None:
+def _answer_of(decision: Decision) -> ColumnarAnswer | None:
     """Return the one answer that both actions and rows are made of, if they are."""
     actions, rows = decision.actions, decision.rows
     if isinstance(actions, ActionColumns) and isinstance(rows, RowColumns) and actions.answer is rows.answer:

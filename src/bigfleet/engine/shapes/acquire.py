@@ -8,7 +8,7 @@ acquires nothing.
 from collections.abc import Sequence
 from typing import Final
 
-from bigfleet.engine.shapes.choice import Choice, PodPrices, Prices, choose, reference_prices, repetitions
+from bigfleet.engine.shapes.choice import OfferChoice, PodPrices, Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned
 from bigfleet.engine.shapes.hosting import (
@@ -22,7 +22,7 @@ from bigfleet.engine.shapes.hosting import (
     with_room,
 )
 from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack, restore_precedence
-from bigfleet.engine.shapes.state import Cluster, Host, Offer, PodGroup, Row
+from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -52,7 +52,7 @@ def acquire(fleet: Fleet) -> None:
         row.is_short = row.has_left or bool(row.impossible)
 
 
-def _replace_displaced(cluster: Cluster, fleet: Fleet, prices: Prices | None) -> None:
+def _replace_displaced(cluster: ClusterState, fleet: Fleet, prices: Prices | None) -> None:
     """Take back for higher rows what a target of other demand gave to lower ones, and acquire for these."""
     if prices is None or not restore_precedence(cluster):
         return
@@ -61,7 +61,7 @@ def _replace_displaced(cluster: Cluster, fleet: Fleet, prices: Prices | None) ->
             _acquire(row, fleet, prices)
 
 
-def _use_what_is_free(cluster: Cluster) -> None:
+def _use_what_is_free(cluster: ClusterState) -> None:
     """Place what rows have left on what the cluster has now.
 
     Lower rows may have acquired machines with room for a higher gang, or a domain that a spread lacked.
@@ -71,20 +71,20 @@ def _use_what_is_free(cluster: Cluster) -> None:
             place_row(row, cluster.hosts)
 
 
-def _give_back_unclaimed(cluster: Cluster) -> None:
+def _give_back_unclaimed(cluster: ClusterState) -> None:
     """Give back what was acquired and is neither claimed nor in the target: it would be excess at once."""
     for host in list(cluster.acquired):
         if not host.is_claimed and not host.is_target:
             _give_back(host, cluster)
 
 
-def _prices(cluster: Cluster, fleet: Fleet) -> Prices:
+def _prices(cluster: ClusterState, fleet: Fleet) -> Prices:
     totals = fleet.totals(cluster.id)
     of_pods = PodPrices(fleet.offers, totals, fleet.dimensions.pods)
     return reference_prices(cluster.rows, of_pods, fleet.free_at_first(), fleet.dimensions.pods)
 
 
-def _search_offers(cluster: Cluster, fleet: Fleet) -> None:
+def _search_offers(cluster: ClusterState, fleet: Fleet) -> None:
     """Look for machines that host what has no place yet when lower rows hold what only they could use.
 
     A higher row that took the only machine of a kind may run elsewhere. Small clusters are searched over what they hold
@@ -95,7 +95,7 @@ def _search_offers(cluster: Cluster, fleet: Fleet) -> None:
         return
     usable = [o for o in fleet.offers if o.available and any(row.may_use(o.example, o.shape) for row in rows)]
     usable.sort(key=lambda o: (o.example.price_usd_per_hour, o.peek().id))
-    added: list[Host] = []
+    added: list[HostState] = []
     for offer in usable:
         while offer.available and len(cluster.hosts) < SEARCHED_HOSTS_MAX:
             added.append(_take(cluster, offer, fleet))
@@ -106,7 +106,7 @@ def _search_offers(cluster: Cluster, fleet: Fleet) -> None:
             _give_back(host, cluster)
 
 
-def _settle(cluster: Cluster, fleet: Fleet, prices: Prices | None) -> None:
+def _settle(cluster: ClusterState, fleet: Fleet, prices: Prices | None) -> None:
     """Credit the cluster as the next cycle will, and acquire what that leaves without a place.
 
     Pods are placed beside the machine that was acquired for them; the next cycle places them in hosting order. Without
@@ -133,7 +133,7 @@ def _settle(cluster: Cluster, fleet: Fleet, prices: Prices | None) -> None:
 # ---- one row -----------------------------------------------------------------------------------------------------
 
 
-def _acquire(row: Row, fleet: Fleet, prices: Prices) -> None:
+def _acquire(row: RowState, fleet: Fleet, prices: Prices) -> None:
     """Place the row on what its cluster acquired already, then acquire until nothing is left or nothing helps."""
     cluster = row.cluster
     for host in acquire_as_planned(row, fleet):
@@ -162,7 +162,7 @@ def _acquire(row: Row, fleet: Fleet, prices: Prices) -> None:
             _place_on(row, cluster.hosts[-1:])
 
 
-def note_plan(host: Host, row: Row, fleet: Fleet) -> None:
+def note_plan(host: HostState, row: RowState, fleet: Fleet) -> None:
     """Note that the machine was acquired because the target composition has it."""
     fleet.notes[host.machine.id] = ChoiceNote(
         row=row,
@@ -173,7 +173,7 @@ def note_plan(host: Host, row: Row, fleet: Fleet) -> None:
     )
 
 
-def _place_on(row: Row, added: Sequence[Host]) -> None:
+def _place_on(row: RowState, added: Sequence[HostState]) -> None:
     """Place what the row has left on machines that the cluster acquired."""
     if row.spread is None or row.divisible is not None:
         place_row(row, added)
@@ -183,7 +183,7 @@ def _place_on(row: Row, added: Sequence[Host]) -> None:
     place_row(row, row.cluster.hosts)
 
 
-def _take(cluster: Cluster, offer: Offer, fleet: Fleet) -> Host:
+def _take(cluster: ClusterState, offer: OfferState, fleet: Fleet) -> HostState:
     host = fleet.host(cluster, offer.take())
     host.offer = offer
     cluster.hosts.append(host)
@@ -191,7 +191,7 @@ def _take(cluster: Cluster, offer: Offer, fleet: Fleet) -> Host:
     return host
 
 
-def _choose(row: Row, fleet: Fleet, prices: Prices) -> tuple[Choice, bool] | None:
+def _choose(row: RowState, fleet: Fleet, prices: Prices) -> tuple[OfferChoice, bool] | None:
     """Return the next machine, of the target's classes while those help, else of any; and whether a target chose."""
     cluster = row.cluster
     offers = _open_offers(row, fleet)
@@ -207,7 +207,7 @@ def _choose(row: Row, fleet: Fleet, prices: Prices) -> tuple[Choice, bool] | Non
     return None
 
 
-def _others(row: Row) -> list[Row]:
+def _others(row: RowState) -> list[RowState]:
     """Return the lower rows of the cluster that may fill what the row leaves of a machine."""
     rows = row.cluster.rows
     lower = rows[rows.index(row) + 1 :]
@@ -218,7 +218,7 @@ def _others(row: Row) -> list[Row]:
     ]
 
 
-def _left_to_spread(row: Row, fleet: Fleet) -> dict[PodGroup, int]:
+def _left_to_spread(row: RowState, fleet: Fleet) -> dict[PodGroup, int]:
     """Return at most how many pods of a spread row one machine may take; empty for other rows."""
     spread = row.spread
     if spread is None or row.divisible is not None:
@@ -226,7 +226,7 @@ def _left_to_spread(row: Row, fleet: Fleet) -> dict[PodGroup, int]:
     return {group: min(group.left, spread.skew_max) for group in row.groups}
 
 
-def _open_offers(row: Row, fleet: Fleet) -> list[Offer]:
+def _open_offers(row: RowState, fleet: Fleet) -> list[OfferState]:
     """Return the offers that the row may use; under a strict spread, those in domains that may take a pod now."""
     offers = [offer for offer in fleet.usable(row) if offer.available]
     spread = row.spread
@@ -240,7 +240,7 @@ def _open_offers(row: Row, fleet: Fleet) -> list[Offer]:
     return [offer for offer in offers if offer.example.attribute(key) in is_open]
 
 
-def _empty_domains(row: Row, fleet: Fleet) -> tuple[str, ...]:
+def _empty_domains(row: RowState, fleet: Fleet) -> tuple[str, ...]:
     """Return the domains in which a spread row of which nothing runs could be hosted by what is on offer."""
     spread = row.spread
     if spread is None or row.divisible is not None or any(spread_counts(row, row.cluster.hosts, spread).values()):
@@ -259,7 +259,7 @@ def _empty_domains(row: Row, fleet: Fleet) -> tuple[str, ...]:
 # ---- targets -----------------------------------------------------------------------------------------------------
 
 
-def _missing(cluster: Cluster, fleet: Fleet) -> dict[ClassKey, int]:
+def _missing(cluster: ClusterState, fleet: Fleet) -> dict[ClassKey, int]:
     """Return how many machines of each class the cluster lacks of its target."""
     target = fleet.options.targets.get(cluster.id)
     if target is None:
@@ -272,12 +272,12 @@ def _missing(cluster: Cluster, fleet: Fleet) -> dict[ClassKey, int]:
     return missing
 
 
-def lacks_of_target(cluster: Cluster, fleet: Fleet) -> bool:
+def lacks_of_target(cluster: ClusterState, fleet: Fleet) -> bool:
     """Return whether the cluster lacks machines of its target."""
     return any(count > 0 for count in _missing(cluster, fleet).values())
 
 
-def _complete_target(cluster: Cluster, fleet: Fleet) -> None:
+def _complete_target(cluster: ClusterState, fleet: Fleet) -> None:
     """Acquire what the target has beyond the claims: the room that the scheduler's order needs."""
     missing = _missing(cluster, fleet)
     if not any(count > 0 for count in missing.values()):
@@ -294,7 +294,7 @@ def _complete_target(cluster: Cluster, fleet: Fleet) -> None:
 # ---- trimming ----------------------------------------------------------------------------------------------------
 
 
-def _drop_unnecessary(cluster: Cluster, fleet: Fleet) -> None:
+def _drop_unnecessary(cluster: ClusterState, fleet: Fleet) -> None:
     """Give back machines acquired in this decision whose pods fit on the others, the dearest first."""
     acquired = sorted(cluster.acquired, key=lambda h: (-_price_to_use(h), h.machine.id))
     for host in acquired:
@@ -303,7 +303,7 @@ def _drop_unnecessary(cluster: Cluster, fleet: Fleet) -> None:
         _give_back(host, cluster)
 
 
-def _give_back(host: Host, cluster: Cluster) -> None:
+def _give_back(host: HostState, cluster: ClusterState) -> None:
     """Undo an acquisition; nothing may claim the machine."""
     assert host.offer is not None, f"{host.machine.id} was not acquired in this decision"
     cluster.hosts.remove(host)
@@ -311,18 +311,18 @@ def _give_back(host: Host, cluster: Cluster) -> None:
     host.offer.give_back(host.machine)
 
 
-def _price_to_use(host: Host) -> float:
+def _price_to_use(host: HostState) -> float:
     machine = host.machine
     is_fixed = machine.capacity_type not in (CapacityType.ON_DEMAND, CapacityType.SPOT)
     return 0.0 if machine.state is MachineState.IDLE and is_fixed else machine.price_usd_per_hour
 
 
-def _move_away(host: Host, cluster: Cluster) -> bool:
+def _move_away(host: HostState, cluster: ClusterState) -> bool:
     """Move the host's pods to the cluster's other hosts; returns False, with nothing changed, when they do not fit."""
     bound = any(g.row.spread is not None or g.row.same_key is not None for g in host.claims)
     if host.shares or bound:
         return False
-    moved: list[tuple[PodGroup, Host, int]] = []
+    moved: list[tuple[PodGroup, HostState, int]] = []
     for group, count in sorted(host.claims.items(), key=lambda item: (-item[0].size, item[0].row.rank, item[0].index)):
         left = count
         for other in with_room(group.request, cluster.hosts):
@@ -345,7 +345,7 @@ def _move_away(host: Host, cluster: Cluster) -> bool:
     return True
 
 
-def _move_back(moved: Sequence[tuple[PodGroup, Host, int]]) -> None:
+def _move_back(moved: Sequence[tuple[PodGroup, HostState, int]]) -> None:
     for group, other, count in moved:
         for d, milli in group.request:
             other.room[d] += milli * count

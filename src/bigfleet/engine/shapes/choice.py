@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from bigfleet.engine.shapes.hosting import fitting
-from bigfleet.engine.shapes.state import Offer, PodGroup, Request, Room, Row, dominant_share
+from bigfleet.engine.shapes.state import OfferState, PodGroup, Request, Room, RowState, dominant_share
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Idle machines of these types would be released otherwise, so they cost what they cost; all others are paid for
@@ -21,7 +21,7 @@ RELEASABLE: Final = frozenset({CapacityType.ON_DEMAND, CapacityType.SPOT})
 class Share(NamedTuple):
     """What a row without shapes would take of a machine."""
 
-    row: Row
+    row: RowState
     amounts: Mapping[int, int]
 
 
@@ -38,7 +38,7 @@ class Fill:
         return not (self.pods or self.shares)
 
 
-def is_paid_for(offer: Offer) -> bool:
+def is_paid_for(offer: OfferState) -> bool:
     """Return whether the offer's machines cost the same whether they are used or not."""
     return offer.state is MachineState.IDLE and offer.example.capacity_type not in RELEASABLE
 
@@ -47,12 +47,12 @@ def is_paid_for(offer: Offer) -> bool:
 class Wanted:
     """What a row would place on a machine."""
 
-    row: Row
+    row: RowState
     #: Groups with the most pods of each that one machine may take; those of which there are none are left out.
     groups: Sequence[tuple[PodGroup, int]]
 
 
-def wanted_of(rows: Iterable[Row], left: Mapping[PodGroup, int]) -> list[Wanted]:
+def wanted_of(rows: Iterable[RowState], left: Mapping[PodGroup, int]) -> list[Wanted]:
     """Return what the rows would place, in their order; `left` overrides how many pods of a group have no place."""
     found = []
     for row in rows:
@@ -68,7 +68,7 @@ def wanted_of(rows: Iterable[Row], left: Mapping[PodGroup, int]) -> list[Wanted]
     return found
 
 
-def fill_of(offer: Offer, total: Room, wanted: Iterable[Wanted]) -> Fill:
+def fill_of(offer: OfferState, total: Room, wanted: Iterable[Wanted]) -> Fill:
     """Return what one machine of the offer would host of what is wanted, in this order."""
     room, fill = list(total), Fill()
     for each in wanted:
@@ -99,7 +99,7 @@ def largest_fraction(request: Request, count: int, total: Room, pods: int) -> fl
     return max((float(milli * count) / float(total[d]) for d, milli in request if d != pods and total[d]), default=0.0)
 
 
-def running_cost(offer: Offer, total: Room, fill: Fill, pods: int) -> float:
+def running_cost(offer: OfferState, total: Room, fill: Fill, pods: int) -> float:
     """Return price + probability × Σ share × penalty over what the machine would host, dollars an hour."""
     machine = offer.example
     cost = 0.0 if is_paid_for(offer) else machine.price_usd_per_hour
@@ -117,7 +117,7 @@ def running_cost(offer: Offer, total: Room, fill: Fill, pods: int) -> float:
 class PodPrices:
     """The cheapest price at which any of some offers hosts one pod, dollars an hour; each is computed once."""
 
-    def __init__(self, offers: Sequence[Offer], totals: Mapping[int, Room], pods: int) -> None:
+    def __init__(self, offers: Sequence[OfferState], totals: Mapping[int, Room], pods: int) -> None:
         """Compute nothing yet; where an offer is free of charge, the dearest price stands for its own."""
         self.offers = offers
         self._totals, self._pods = totals, pods
@@ -138,7 +138,7 @@ class PodPrices:
             price = self._known[key] = min(prices, default=0.0)
         return price
 
-    def of_divisible(self, row: Row) -> float:
+    def of_divisible(self, row: RowState) -> float:
         """Return the price of everything that a row without shapes has left; 1.0 where no offer has all of it."""
         wanted = tuple((row.divisible or {}).items())
         prices = (
@@ -148,7 +148,7 @@ class PodPrices:
         )
         return min((price for price in prices if math.isfinite(price)), default=1.0)
 
-    def _price(self, offer: Offer) -> float:
+    def _price(self, offer: OfferState) -> float:
         return offer.example.price_usd_per_hour or self._dearest
 
 
@@ -158,7 +158,7 @@ class Prices:
 
     pods: int
     of_pods: PodPrices
-    of_row: dict[Row, float]
+    of_row: dict[RowState, float]
     #: What is free of each dimension in all offers; weighs what a machine leaves unused.
     free: Sequence[int]
 
@@ -174,16 +174,16 @@ class Prices:
         return value
 
 
-def reference_prices(rows: Sequence[Row], of_pods: PodPrices, free: Sequence[int], pods: int) -> Prices:
+def reference_prices(rows: Sequence[RowState], of_pods: PodPrices, free: Sequence[int], pods: int) -> Prices:
     """Return the reference prices of what the rows have left."""
     of_row = {row: of_pods.of_divisible(row) for row in rows if row.divisible}
     return Prices(pods=pods, of_pods=of_pods, of_row=of_row, free=free)
 
 
-class Choice(NamedTuple):
+class OfferChoice(NamedTuple):
     """The offer that was chosen, what its machine would host, and how it compares."""
 
-    offer: Offer
+    offer: OfferState
     fill: Fill
     #: Marginal cost ÷ value; the runner-up's as well, infinite when there is none.
     ratio: float
@@ -206,7 +206,7 @@ class Choice(NamedTuple):
 RankKey = tuple[float, float, float, float, float, bool, str]
 
 
-def rank(offer: Offer, total: Room, fill: Fill, prices: Prices, head_start: float) -> RankKey:
+def rank(offer: OfferState, total: Room, fill: Fill, prices: Prices, head_start: float) -> RankKey:
     """Return the sort key of an offer; the least is chosen.
 
     Marginal cost ÷ value; unused supply in dimensions that nothing of the fill wants, weighted by scarcity; more value
@@ -238,19 +238,19 @@ def rank(offer: Offer, total: Room, fill: Fill, prices: Prices, head_start: floa
 
 
 def choose(
-    row: Row,
-    others: Sequence[Row],
-    offers: Sequence[Offer],
+    row: RowState,
+    others: Sequence[RowState],
+    offers: Sequence[OfferState],
     totals: Mapping[int, Room],
     prices: Prices,
     *,
     left: Mapping[PodGroup, int],
     head_start: float,
-) -> Choice | None:
+) -> OfferChoice | None:
     """Return the best offer that hosts something of the row; `others` may fill what the row leaves of the machine."""
     wanted = wanted_of((row, *others), left)
-    best: tuple[RankKey, Offer, Fill] | None = None
-    second: tuple[RankKey, Offer] | None = None
+    best: tuple[RankKey, OfferState, Fill] | None = None
+    second: tuple[RankKey, OfferState] | None = None
     for offer in offers:
         if not offer.available or not row.may_use(offer.example, offer.shape):
             continue
@@ -269,12 +269,12 @@ def choose(
         return None
     value = prices.value(best[2])
     if second is None:
-        return Choice(best[1], best[2], best[0][0], value, "", math.inf)
+        return OfferChoice(best[1], best[2], best[0][0], value, "", math.inf)
     other = second[1]
-    return Choice(best[1], best[2], best[0][0], value, other.peek().id, second[0][0])
+    return OfferChoice(best[1], best[2], best[0][0], value, other.peek().id, second[0][0])
 
 
-def repetitions(choice: Choice, machines: int) -> int:
+def repetitions(choice: OfferChoice, machines: int) -> int:
     """Return how often the choice stays the best: until some group has fewer pods left than one machine hosts.
 
     At most `machines`, at least 1. The choice may have no shares.

@@ -16,7 +16,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
 from bigfleet.engine.reference.reclaim import RELEASABLE
 from bigfleet.engine.shapes.machines import HELD, OrphanKey, is_usable
-from bigfleet.engine.shapes.state import Offer
+from bigfleet.engine.shapes.state import OfferState
 from bigfleet.engine.snapshot import keep_priority_key
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
@@ -177,12 +177,12 @@ class ColumnMachines:
             found = self._matching[profile.fingerprint] = self._shapes.matching(profile)
         return found
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[OfferState]:
         """Return new offers of what may be acquired, in the order of the lowest id of each."""
         if self._groups is None:
             self._groups = self._grouped()
         return [
-            Offer(example=self.at(int(rows[0])), shape=shape, machines=_MachinesAt(self, rows))
+            OfferState(example=self.at(int(rows[0])), shape=shape, machines=_MachinesAt(self, rows))
             for shape, rows in self._groups
         ]
 

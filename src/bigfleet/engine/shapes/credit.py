@@ -8,7 +8,7 @@ from bigfleet.engine.shapes.following import pending, place_as_planned, read_pla
 from bigfleet.engine.shapes.gangs import credit_gang
 from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_row
 from bigfleet.engine.shapes.repack import repack, restore, save
-from bigfleet.engine.shapes.state import Host, Row
+from bigfleet.engine.shapes.state import HostState, RowState
 
 
 def credit(fleet: Fleet) -> None:
@@ -34,7 +34,7 @@ def credit(fleet: Fleet) -> None:
         cluster.is_credited = not any(row.has_left for row in cluster.rows)
 
 
-def _credit_gang(row: Row, fleet: Fleet) -> None:
+def _credit_gang(row: RowState, fleet: Fleet) -> None:
     """Credit a gang on what its cluster holds, and on its own machines in creation of which the cluster is not known.
 
     Those have to be looked at with the others, because all of them must lie in one domain.
@@ -55,7 +55,7 @@ def _credit_gang(row: Row, fleet: Fleet) -> None:
             cluster.index = None
 
 
-def _credit_orphans(row: Row, fleet: Fleet) -> None:
+def _credit_orphans(row: RowState, fleet: Fleet) -> None:
     """Credit the row's own machines in creation of which the cluster is not known, by id, while they help."""
     own = fleet.orphans.get((row.need.fingerprint, row.need.group), [])
     for machine in list(own):
@@ -69,7 +69,7 @@ def _credit_orphans(row: Row, fleet: Fleet) -> None:
             row.cluster.hosts.append(host)
 
 
-def _place_with(row: Row, host: Host) -> None:
+def _place_with(row: RowState, host: HostState) -> None:
     """Place what the row has left on one host more; a spread row from the beginning, if that leaves fewer pods.
 
     A new domain lowers the minimum of all: what stood on the others before may not stand there now.

@@ -31,7 +31,7 @@ from bigfleet.engine.shapes.credit import credit
 from bigfleet.engine.shapes.fleet import Fleet, build, has_pods
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.shapes.release import reclaims, releases, stamp_of
-from bigfleet.engine.shapes.state import PODS, Cluster, Host, Row
+from bigfleet.engine.shapes.state import PODS, ClusterState, HostState, RowState
 from bigfleet.engine.shapes.victims import preempt
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
@@ -135,15 +135,15 @@ def _forms(need: Need) -> tuple[Need, ...]:
 class _Outcome:
     """What Phase 1 gave a row, before Phase 2 counts on machines that are not there yet."""
 
-    row: Row
+    row: RowState
     #: (host, shape, pods), by host in hosting order, then in the order of the row's groups.
-    claims: list[tuple[Host, int, int]]
-    shares: list[tuple[Host, tuple[tuple[int, int], ...]]]
+    claims: list[tuple[HostState, int, int]]
+    shares: list[tuple[HostState, tuple[tuple[int, int], ...]]]
     left: tuple[tuple[int, int], ...]
     divisible: tuple[tuple[int, int], ...]
 
 
-def _outcomes(cluster: Cluster) -> list[_Outcome]:
+def _outcomes(cluster: ClusterState) -> list[_Outcome]:
     outcomes = {
         row: _Outcome(
             row=row,
@@ -166,9 +166,9 @@ def _outcomes(cluster: Cluster) -> list[_Outcome]:
 # ---- actions -----------------------------------------------------------------------------------------------------
 
 
-def _bound_for(fleet: Fleet) -> dict[int, list[Host]]:
+def _bound_for(fleet: Fleet) -> dict[int, list[HostState]]:
     """Return the machines that are bound for each row, by its position: each machine for its highest claim."""
-    of_row: dict[int, list[Host]] = {row.position: [] for row in fleet.rows}
+    of_row: dict[int, list[HostState]] = {row.position: [] for row in fleet.rows}
     for cluster in fleet.clusters.values():
         for host in cluster.acquired:
             rows = host.rows()
@@ -179,11 +179,11 @@ def _bound_for(fleet: Fleet) -> dict[int, list[Host]]:
     return of_row
 
 
-def _in_state(hosts: Sequence[Host], state: MachineState) -> list[MachineId]:
+def _in_state(hosts: Sequence[HostState], state: MachineState) -> list[MachineId]:
     return sorted(host.machine.id for host in hosts if host.machine.state is state)
 
 
-def _bindings(row: Row, hosts: Sequence[Host]) -> list[Action]:
+def _bindings(row: RowState, hosts: Sequence[HostState]) -> list[Action]:
     """Return the row's Bootstraps, then its Provisions, each by id."""
     need = row.need
     kinds = {MachineState.IDLE: ActionKind.BOOTSTRAP, MachineState.SPECULATIVE: ActionKind.PROVISION}
@@ -201,7 +201,7 @@ def _bindings(row: Row, hosts: Sequence[Host]) -> list[Action]:
     ]
 
 
-def _preemptions(row: Row, fleet: Fleet) -> list[Action]:
+def _preemptions(row: RowState, fleet: Fleet) -> list[Action]:
     need = row.need
     return [
         Action(
@@ -220,7 +220,7 @@ def _preemptions(row: Row, fleet: Fleet) -> list[Action]:
 # ---- results -----------------------------------------------------------------------------------------------------
 
 
-def _result(outcome: _Outcome, fleet: Fleet, bound: Sequence[Host]) -> RowResult:
+def _result(outcome: _Outcome, fleet: Fleet, bound: Sequence[HostState]) -> RowResult:
     row, names = outcome.row, fleet.dimensions.names
     shapes = [*row.need.shapes, *row.need.waiting]
     counts: Counter[int] = Counter()

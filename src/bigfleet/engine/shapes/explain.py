@@ -11,7 +11,7 @@ from bigfleet.engine.decision import ActionKind, Decision, Impossibility, RowRes
 from bigfleet.engine.explain.sentences import amounts_text, dollars_text
 from bigfleet.engine.shapes.choice import Fill, running_cost
 from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet
-from bigfleet.engine.shapes.state import PODS, Host, Row
+from bigfleet.engine.shapes.state import PODS, HostState, RowState
 from bigfleet.engine.targets import class_key
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
@@ -83,7 +83,7 @@ class Explained:
         rest = f"; {len(shapes) - NAMED_MAX} more shapes" if len(shapes) > NAMED_MAX else ""
         return f"{name} wants {_pods(pods)} at priority {need.profile.priority}: {kinds}{rest}."
 
-    def _target(self, row: Row) -> list[str]:
+    def _target(self, row: RowState) -> list[str]:
         target = self.fleet.options.targets.get(row.cluster.id)
         if target is None:
             return []
@@ -99,7 +99,7 @@ class Explained:
             found.append(f"The limit on one Spot pool's share (spot_pool_max) allows fewer machines of {pools}.")
         return found
 
-    def _placements(self, result: RowResult, row: Row) -> list[str]:
+    def _placements(self, result: RowResult, row: RowState) -> list[str]:
         counts: dict[str, int] = {}
         for placement in result.placements:
             counts[placement.machine_id] = counts.get(placement.machine_id, 0) + placement.count
@@ -115,7 +115,7 @@ class Explained:
         rest = max(len(counts), len(result.shares)) - DESCRIBED_MAX
         return [*found, f"{rest} more machines serve it."] if rest > 0 else found
 
-    def _machine_text(self, machine_id: str, row: Row) -> str:
+    def _machine_text(self, machine_id: str, row: RowState) -> str:
         host = self._host(machine_id)
         if host is None:
             return machine_id
@@ -181,11 +181,11 @@ class Explained:
 
     # ---- machines ------------------------------------------------------------------------------------------------
 
-    def _host(self, machine_id: str) -> Host | None:
+    def _host(self, machine_id: str) -> HostState | None:
         hosts = (host for cluster in self.fleet.clusters.values() for host in cluster.hosts)
         return next((host for host in hosts if host.machine.id == machine_id), None)
 
-    def _hosted(self, host: Host) -> str:
+    def _hosted(self, host: HostState) -> str:
         counts: dict[str, int] = {}
         for group, count in host.claims.items():
             name = self.row_name(group.row.need.key)
@@ -197,12 +197,12 @@ class Explained:
             )
         return ", ".join(parts)
 
-    def _free(self, host: Host) -> str:
+    def _free(self, host: HostState) -> str:
         names = self.fleet.dimensions.names
         left = {name: milli for name, milli in zip(names, host.room, strict=True) if milli and name != PODS}
         return amounts_text(left) if left else "nothing"
 
-    def _outcome(self, machine: Machine, host: Host | None) -> list[str]:
+    def _outcome(self, machine: Machine, host: HostState | None) -> list[str]:
         action = next((a for a in self.decision.actions if a.machine_id == machine.id), None)
         if action is not None and action.kind is ActionKind.RECLAIM:
             if machine.id in self.fleet.options.unjoined:

@@ -16,15 +16,15 @@ from bigfleet.engine.shapes.state import (
     ONE_POD,
     PODS,
     UNLIMITED,
-    Cluster,
+    ClusterState,
     ClusterUnits,
     Dimensions,
-    Host,
+    HostState,
     Impossible,
-    Offer,
+    OfferState,
     PodGroup,
     Room,
-    Row,
+    RowState,
     Searched,
     dominant_share,
     largest,
@@ -50,7 +50,7 @@ class HostOrder(NamedTuple):
 class ChoiceNote:
     """Why one machine was acquired."""
 
-    row: Row
+    row: RowState
     #: What the machine costs by the hour at the margin, with what it was chosen to host; Idle ones after the head
     #: start.
     cost_usd_per_hour: float
@@ -99,17 +99,17 @@ class Fleet:
     dimensions: Dimensions
     rooms: Rooms
     #: Clusters that are decided on, by id.
-    clusters: dict[str, Cluster] = field(default_factory=dict)
+    clusters: dict[str, ClusterState] = field(default_factory=dict)
     #: Clusters whose rows were complete in an earlier decision and that nothing touched since, by id; they are only
     #: looked at for victims.
-    kept: Mapping[str, Cluster] = field(default_factory=dict)
+    kept: Mapping[str, ClusterState] = field(default_factory=dict)
     #: Rows of `clusters` in processing order.
-    rows: list[Row] = field(default_factory=list)
-    offers: list[Offer]
+    rows: list[RowState] = field(default_factory=list)
+    offers: list[OfferState]
     #: Machines in creation whose cluster is not known; each list by id.
     orphans: dict[OrphanKey, list[Machine]]
     #: Machine id → the row that the machine drains for, or is a victim of.
-    taken: dict[str, Row] = field(default_factory=dict)
+    taken: dict[str, RowState] = field(default_factory=dict)
     #: Machine id → why it was acquired; machines that complete a target without a claim have none.
     notes: dict[str, ChoiceNote] = field(default_factory=dict)
     #: What searches of small clusters found; it only saves work.
@@ -120,9 +120,9 @@ class Fleet:
     _free: list[int] | None = None
     #: By shape, capacity type, price and probability.
     _classes: dict[tuple[int, CapacityType, float, float], ClassKey] = field(default_factory=dict)
-    _by_class: dict[ClassKey, list[Offer]] | None = None
+    _by_class: dict[ClassKey, list[OfferState]] | None = None
     #: By the shapes that a row may use, and whether it is pinned.
-    _usable: dict[tuple[frozenset[int], bool], list[Offer]] = field(default_factory=dict)
+    _usable: dict[tuple[frozenset[int], bool], list[OfferState]] = field(default_factory=dict)
     _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
     _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ class Fleet:
             found = self._totals[cluster] = {offer.shape: self.total(cluster, offer.shape) for offer in self.offers}
         return found
 
-    def class_of(self, host: Host) -> ClassKey:
+    def class_of(self, host: HostState) -> ClassKey:
         """Return the class of a machine."""
         machine = host.machine
         key = (host.shape, machine.capacity_type, machine.price_usd_per_hour, machine.interruption_probability)
@@ -146,14 +146,14 @@ class Fleet:
             found = self._classes[key] = class_key(machine)
         return found
 
-    def idle_first(self) -> list[Offer]:
+    def idle_first(self) -> list[OfferState]:
         """Return the offers with those of Idle machines before the others, otherwise in their order.
 
         Machines of one class cost the same, and those that are there serve minutes earlier.
         """
         return sorted(self.offers, key=lambda offer: offer.state is not MachineState.IDLE)
 
-    def offers_of(self, machine_class: ClassKey) -> Sequence[Offer]:
+    def offers_of(self, machine_class: ClassKey) -> Sequence[OfferState]:
         """Return the offers of a class, those of Idle machines first."""
         if self._by_class is None:
             self._by_class = defaultdict(list)
@@ -161,7 +161,7 @@ class Fleet:
                 self._by_class[class_key(offer.example)].append(offer)
         return self._by_class.get(machine_class, ())
 
-    def usable(self, row: Row) -> list[Offer]:
+    def usable(self, row: RowState) -> list[OfferState]:
         """Return the offers that the row may use, whether anything is left of them or not."""
         key = (row.matching, row.is_pinned)
         found = self._usable.get(key)
@@ -169,7 +169,7 @@ class Fleet:
             found = self._usable[key] = [o for o in self.offers if row.may_use(o.example, o.shape)]
         return found
 
-    def pod_prices(self, row: Row) -> PodPrices:
+    def pod_prices(self, row: RowState) -> PodPrices:
         """Return the prices of pods on the offers that the row may use."""
         key = (row.cluster.id, row.matching, row.is_pinned)
         found = self._pod_prices.get(key)
@@ -178,7 +178,7 @@ class Fleet:
             found = self._pod_prices[key] = PodPrices(self.usable(row), totals, self.dimensions.pods)
         return found
 
-    def in_domains(self, row: Row, key: str) -> Mapping[str, frozenset[int]]:
+    def in_domains(self, row: RowState, key: str) -> Mapping[str, frozenset[int]]:
         """Return the shapes that the row may use by their value of the key; those without one are left out."""
         known = self._in_domain.get((row.matching, key))
         if known is None:
@@ -190,11 +190,11 @@ class Fleet:
             known = self._in_domain[(row.matching, key)] = {v: frozenset(found) for v, found in groups.items()}
         return known
 
-    def host(self, cluster: Cluster, machine: Machine) -> Host:
+    def host(self, cluster: ClusterState, machine: Machine) -> HostState:
         """Return the machine as an empty host of the cluster; it is not added to the cluster."""
         shape = self.machines.shape_of(machine)
         total = self.total(cluster.id, shape)
-        return Host(machine=machine, shape=shape, total=total, room=list(total))
+        return HostState(machine=machine, shape=shape, total=total, room=list(total))
 
     def free_at_first(self) -> list[int]:
         """Return what `free` was when this was first asked; credit acquires nothing."""
@@ -254,7 +254,7 @@ def add_clusters(fleet: Fleet, needs: Mapping[str, Sequence[tuple[int, Need]]]) 
     _rooms, most = fleet.rooms.known("", fleet.machines.known_shapes)
     for cluster_id, rows in needs.items():
         is_waiting = cluster_id in fleet.options.awaiting_plan
-        cluster = fleet.clusters[cluster_id] = Cluster(id=cluster_id, awaits_plan=is_waiting)
+        cluster = fleet.clusters[cluster_id] = ClusterState(id=cluster_id, awaits_plan=is_waiting)
         for position, need in rows:
             cluster.rows.append(_row(fleet, cluster, position, need, most))
         cluster.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
@@ -267,8 +267,8 @@ def add_clusters(fleet: Fleet, needs: Mapping[str, Sequence[tuple[int, Need]]]) 
         row.rank = rank
 
 
-def _row(fleet: Fleet, cluster: Cluster, position: int, need: Need, most: Sequence[int]) -> Row:
-    row = Row(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
+def _row(fleet: Fleet, cluster: ClusterState, position: int, need: Need, most: Sequence[int]) -> RowState:
+    row = RowState(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
     if has_pods(need):
         row.groups = _groups(fleet, row, most)
         _set_aside(fleet, row)
@@ -279,7 +279,7 @@ def _row(fleet: Fleet, cluster: Cluster, position: int, need: Need, most: Sequen
     return row
 
 
-def _groups(fleet: Fleet, row: Row, most: Sequence[int]) -> list[PodGroup]:
+def _groups(fleet: Fleet, row: RowState, most: Sequence[int]) -> list[PodGroup]:
     groups = []
     for index, shape in enumerate((*row.need.shapes, *row.need.waiting)):
         request = fleet.dimensions.request({**shape.resources, PODS: shape.resources.get(PODS, 0) + ONE_POD})
@@ -296,7 +296,7 @@ def _groups(fleet: Fleet, row: Row, most: Sequence[int]) -> list[PodGroup]:
     return sorted(groups, key=lambda g: (-g.size, g.index))
 
 
-def _set_aside(fleet: Fleet, row: Row) -> None:
+def _set_aside(fleet: Fleet, row: RowState) -> None:
     """Take out the groups of which no known machine can host one pod, with the dimension that comes closest."""
     rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
     hostable = []
@@ -311,7 +311,7 @@ def _set_aside(fleet: Fleet, row: Row) -> None:
     row.groups = hostable
 
 
-def _check_unit(fleet: Fleet, row: Row) -> None:
+def _check_unit(fleet: Fleet, row: RowState) -> None:
     """Let a row keep what it holds, and acquire nothing, when no known machine covers its unit."""
     rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
     if not rooms or any(all(room[d] >= milli for d, milli in row.unit) for room in rooms):
@@ -325,7 +325,7 @@ def _check_unit(fleet: Fleet, row: Row) -> None:
 # ---- hosts -------------------------------------------------------------------------------------------------------
 
 
-def _add_hosts(fleet: Fleet, cluster: Cluster) -> None:
+def _add_hosts(fleet: Fleet, cluster: ClusterState) -> None:
     cluster.hosts = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
     sort_hosts(cluster)
     target = fleet.options.targets.get(cluster.id)
@@ -333,13 +333,13 @@ def _add_hosts(fleet: Fleet, cluster: Cluster) -> None:
         _mark_targets(fleet, cluster, target)
 
 
-def sort_hosts(cluster: Cluster) -> None:
+def sort_hosts(cluster: ClusterState) -> None:
     """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
     wanted = _wanted(cluster)
     cluster.hosts.sort(key=lambda host: _order(host, wanted))
 
 
-def _wanted(cluster: Cluster) -> dict[int, int]:
+def _wanted(cluster: ClusterState) -> dict[int, int]:
     """Return the cluster's whole demand by dimension."""
     total: dict[int, int] = {}
     for row in cluster.rows:
@@ -359,7 +359,7 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
     return price * share
 
 
-def _order(host: Host, wanted: Mapping[int, int]) -> HostOrder:
+def _order(host: HostState, wanted: Mapping[int, int]) -> HostOrder:
     machine = host.machine
     return HostOrder(
         state=HELD.index(machine.state) if machine.state in HELD else len(HELD),
@@ -369,7 +369,7 @@ def _order(host: Host, wanted: Mapping[int, int]) -> HostOrder:
     )
 
 
-def _mark_targets(fleet: Fleet, cluster: Cluster, target: Target) -> None:
+def _mark_targets(fleet: Fleet, cluster: ClusterState, target: Target) -> None:
     """Mark the machines that the target composition keeps, and put them before the others."""
     left = dict(target.counts)
     for host in cluster.hosts:

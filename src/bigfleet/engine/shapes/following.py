@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.hosting import capacity, may_host, place
-from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row
+from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey
 
 MachineNumber = tuple[ClassKey, int]
 
 
-def read_plan(cluster: Cluster, fleet: Fleet) -> None:
+def read_plan(cluster: ClusterState, fleet: Fleet) -> None:
     """Note what was planned on which machine, and number the machines that the cluster holds."""
     target = fleet.options.targets.get(cluster.id)
     if target is None:
@@ -40,13 +40,13 @@ def read_plan(cluster: Cluster, fleet: Fleet) -> None:
         sizes[key] += 1
 
 
-def place_as_planned(cluster: Cluster) -> None:
+def place_as_planned(cluster: ClusterState) -> None:
     """Place what was planned on the machines that the cluster holds."""
     for number, host in cluster.numbered.items():
         _fill(host, cluster.planned.get(number, ()))
 
 
-def _fill(host: Host, planned: Iterable[tuple[PodGroup, int]]) -> None:
+def _fill(host: HostState, planned: Iterable[tuple[PodGroup, int]]) -> None:
     for group, count in planned:
         row = group.row
         is_elsewhere = row.same_key is not None and row.domain is None
@@ -54,7 +54,7 @@ def _fill(host: Host, planned: Iterable[tuple[PodGroup, int]]) -> None:
             place(group, host, min(count, capacity(group, host)))
 
 
-def pending(row: Row) -> dict[PodGroup, int]:
+def pending(row: RowState) -> dict[PodGroup, int]:
     """Return how many of the row's unplaced pods are planned on machines that the cluster does not hold yet."""
     counts: Counter[PodGroup] = Counter()
     for group, count in (entry for number in _not_held(row) for entry in row.cluster.planned[number]):
@@ -63,14 +63,14 @@ def pending(row: Row) -> dict[PodGroup, int]:
     return {group: min(count, group.left) for group, count in counts.items() if group.left}
 
 
-def _not_held(row: Row) -> list[MachineNumber]:
+def _not_held(row: RowState) -> list[MachineNumber]:
     """Return the numbers on which pods of the row are planned and that are neither held nor known not to be had."""
     cluster = row.cluster
     numbers = cluster.planned_for.get(row, ())
     return [number for number in numbers if number not in cluster.numbered and number not in cluster.unavailable]
 
 
-def acquire_as_planned(row: Row, fleet: Fleet) -> list[Host]:
+def acquire_as_planned(row: RowState, fleet: Fleet) -> list[HostState]:
     """Acquire the machines on which pods of the row were planned and have no place yet; return them.
 
     A machine that is not to be had is skipped, and so is what was planned on it.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bigfleet.engine.shapes.choice import Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.hosting import capacity, clear_row, may_host, place_first_fit, with_room
-from bigfleet.engine.shapes.state import Cluster, Host, HostIndex, Offer, Row
+from bigfleet.engine.shapes.state import ClusterState, HostIndex, HostState, OfferState, RowState
 
 
 class DomainRank(NamedTuple):
@@ -32,16 +32,16 @@ class DomainRank(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Domain:
+class GangDomain:
     """What one domain offers a gang."""
 
     value: str
     rank: DomainRank
     #: Machines that the gang would acquire, by offer.
-    wanted: list[tuple[Offer, int]] = field(default_factory=list)
+    wanted: list[tuple[OfferState, int]] = field(default_factory=list)
 
 
-def credit_gang(row: Row, fleet: Fleet) -> None:
+def credit_gang(row: RowState, fleet: Fleet) -> None:
     """Choose the row's domain, claim room there on the gang's own machines first, and earmark what it will acquire."""
     index = _index_of(row.cluster)
     home = _home(row, index)
@@ -65,7 +65,7 @@ def credit_gang(row: Row, fleet: Fleet) -> None:
         offer.earmarked += count
 
 
-def _home(row: Row, index: HostIndex) -> str | None:
+def _home(row: RowState, index: HostIndex) -> str | None:
     """Return the only domain in which the gang's own machines host all of it, None without one.
 
     No other domain can be better (docs/spec/engine.md §4): it hosts the whole gang, on what the cluster holds, and on
@@ -75,7 +75,7 @@ def _home(row: Row, index: HostIndex) -> str | None:
     assert key is not None, "only a gang has domains"
     if not row.has_left:
         return None
-    by_domain: dict[str, list[Host]] = {}
+    by_domain: dict[str, list[HostState]] = {}
     for host in _own(row, index):
         value = host.machine.attribute(key)
         if value is not None and row.may_use(host.machine, host.shape):
@@ -89,7 +89,7 @@ def _home(row: Row, index: HostIndex) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _index_of(cluster: Cluster) -> HostIndex:
+def _index_of(cluster: ClusterState) -> HostIndex:
     """Return the cluster's machines by shape and by stamp; build the index again after machines were added."""
     index = cluster.index
     if index is None or index.size != len(cluster.hosts):
@@ -102,25 +102,25 @@ def _index_of(cluster: Cluster) -> HostIndex:
     return index
 
 
-def _own(row: Row, index: HostIndex) -> Sequence[Host]:
+def _own(row: RowState, index: HostIndex) -> Sequence[HostState]:
     """Return the machines that carry the row's fingerprint and group, in hosting order."""
     return index.by_stamp.get((row.need.fingerprint, row.need.group), ())
 
 
-def own_first(row: Row, index: HostIndex) -> list[Host]:
+def own_first(row: RowState, index: HostIndex) -> list[HostState]:
     """Return the hosts of the row's shapes with the row's own machines before the others, each in hosting order."""
     found = [entry for shape in row.matching & index.by_shape.keys() for entry in index.by_shape[shape]]
     own = set(_own(row, index))
     return [host for _, host in sorted(found, key=lambda entry: (entry[1] not in own, entry[0]))]
 
 
-def _in_domain(row: Row, fleet: Fleet, value: str) -> frozenset[int]:
+def _in_domain(row: RowState, fleet: Fleet, value: str) -> frozenset[int]:
     key = row.same_key
     assert key is not None, "only a gang has a domain"
     return fleet.in_domains(row, key).get(value, frozenset())
 
 
-def _domains(row: Row, fleet: Fleet, index: HostIndex) -> list[Domain]:
+def _domains(row: RowState, fleet: Fleet, index: HostIndex) -> list[GangDomain]:
     """Return every domain in which something could host a part of the gang."""
     key = row.same_key
     assert key is not None, "only a gang has domains"
@@ -139,13 +139,13 @@ def _domains(row: Row, fleet: Fleet, index: HostIndex) -> list[Domain]:
     return [domain for domain in found if domain is not None]
 
 
-def _unclaimed(offer: Offer) -> int:
+def _unclaimed(offer: OfferState) -> int:
     return offer.available - offer.earmarked
 
 
 def _judge(
-    row: Row, fleet: Fleet, value: str, offers: Sequence[Offer], prices: Prices, index: HostIndex
-) -> Domain | None:
+    row: RowState, fleet: Fleet, value: str, offers: Sequence[OfferState], prices: Prices, index: HostIndex
+) -> GangDomain | None:
     """Try the domain: place, measure, and put everything back."""
     everywhere, key = row.matching, row.same_key
     assert key is not None, "only a gang has a domain"
@@ -171,10 +171,10 @@ def _judge(
     is_whole = total == 1
     is_off_target = value not in _planned_domains(row, fleet)
     rank = DomainRank(not is_whole, Fraction(0) if is_whole else -total, -held, -own, is_off_target, cost, value)
-    return Domain(value=value, rank=rank, wanted=wanted)
+    return GangDomain(value=value, rank=rank, wanted=wanted)
 
 
-def _may_have_room(row: Row, shapes: frozenset[int], index: HostIndex) -> bool:
+def _may_have_room(row: RowState, shapes: frozenset[int], index: HostIndex) -> bool:
     """Return whether a host of these shapes has room for a pod of the row; True where that is not checked."""
     if row.divisible is not None or not row.has_left:
         return True
@@ -186,7 +186,7 @@ def _may_have_room(row: Row, shapes: frozenset[int], index: HostIndex) -> bool:
     )
 
 
-def _planned_domains(row: Row, fleet: Fleet) -> set[str | None]:
+def _planned_domains(row: RowState, fleet: Fleet) -> set[str | None]:
     """Return the domains in which the target composition has the gang."""
     target = fleet.options.targets.get(row.cluster.id)
     key = row.same_key
@@ -195,12 +195,12 @@ def _planned_domains(row: Row, fleet: Fleet) -> set[str | None]:
     return {claim.machine_class.attribute(key) for claim in claims if claim.row == row.need.key}
 
 
-def _wanted(row: Row) -> Sequence[int]:
+def _wanted(row: RowState) -> Sequence[int]:
     """Return what the gang has left: by dimension of a divisible row, else its pods."""
     return [*row.divisible.values()] if row.divisible is not None else [sum(group.left for group in row.groups)]
 
 
-def _covered(row: Row, dimensions: Sequence[int], before: Sequence[int]) -> Fraction:
+def _covered(row: RowState, dimensions: Sequence[int], before: Sequence[int]) -> Fraction:
     """Return the share of the gang that has a place: of its pods, or the mean over a divisible row's dimensions."""
     if row.divisible is None:
         had, has = before[0], sum(group.left for group in row.groups)
@@ -211,11 +211,11 @@ def _covered(row: Row, dimensions: Sequence[int], before: Sequence[int]) -> Frac
 
 
 def _purchase(
-    row: Row, fleet: Fleet, offers: Sequence[Offer], prices: Prices
-) -> tuple[list[tuple[Offer, int]], float, list[Host]]:
+    row: RowState, fleet: Fleet, offers: Sequence[OfferState], prices: Prices
+) -> tuple[list[tuple[OfferState, int]], float, list[HostState]]:
     """Place what is left on machines of the offers, as acquisition would choose them; the offers stay as they are."""
     bought: dict[int, int] = {}
-    hosts: list[Host] = []
+    hosts: list[HostState] = []
     cost = 0.0
     totals = fleet.totals(row.cluster.id)
     while row.has_left:

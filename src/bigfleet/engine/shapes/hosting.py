@@ -5,7 +5,7 @@ A placement is a claim (row, shape, machine, count). Nothing here acquires or re
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bigfleet.engine.shapes.state import Host, PodGroup, Request, Room, Row
+from bigfleet.engine.shapes.state import HostState, PodGroup, Request, Room, RowState
 from bigfleet.model.profile import TopologySpread
 
 
@@ -19,18 +19,18 @@ def fitting(room: Room, request: Request, most: int) -> int:
     return most
 
 
-def with_room(request: Request, hosts: Iterable[Host]) -> Iterator[Host]:
+def with_room(request: Request, hosts: Iterable[HostState]) -> Iterator[HostState]:
     """Yield the hosts whose room may hold one such pod; only saves work, because two dimensions alone are compared."""
     (d, milli), (other, other_milli) = request[0], request[min(1, len(request) - 1)]
     return (host for host in hosts if host.room[d] >= milli and host.room[other] >= other_milli)
 
 
-def may_host(group: PodGroup, host: Host) -> bool:
+def may_host(group: PodGroup, host: HostState) -> bool:
     """Return whether the group's row may use the host; waiting pods use only what has not joined yet."""
     return group.row.may_use(host.machine, host.shape) and not (group.is_waiting and host.is_configured)
 
 
-def capacity(group: PodGroup, host: Host) -> int:
+def capacity(group: PodGroup, host: HostState) -> int:
     """Return how many of the group's unplaced pods the host could take now."""
     most = group.left
     if group.limit:
@@ -38,7 +38,7 @@ def capacity(group: PodGroup, host: Host) -> int:
     return fitting(host.room, group.request, most) if most > 0 else 0
 
 
-def place(group: PodGroup, host: Host, count: int) -> None:
+def place(group: PodGroup, host: HostState, count: int) -> None:
     """Claim `count` pods' room on the host."""
     if count <= 0:
         return
@@ -49,7 +49,7 @@ def place(group: PodGroup, host: Host, count: int) -> None:
     group.left -= count
 
 
-def unplace(group: PodGroup, host: Host) -> int:
+def unplace(group: PodGroup, host: HostState) -> int:
     """Give back the group's claim on the host; returns the number of pods."""
     count = host.claims.pop(group, 0)
     for dimension, milli in group.request:
@@ -58,7 +58,7 @@ def unplace(group: PodGroup, host: Host) -> int:
     return count
 
 
-def place_share(row: Row, host: Host) -> bool:
+def place_share(row: RowState, host: HostState) -> bool:
     """Let a row without shapes take what is left of the host, up to what it still wants; returns whether it took any.
 
     The room must cover the row's unit, because nothing is known about its pods but the largest request of each
@@ -80,7 +80,7 @@ def place_share(row: Row, host: Host) -> bool:
     return True
 
 
-def place_first_fit(row: Row, hosts: Sequence[Host]) -> None:
+def place_first_fit(row: RowState, hosts: Sequence[HostState]) -> None:
     """Place a row without a spread: each group, largest first, on the hosts in order."""
     if row.divisible is not None:
         for host in hosts:
@@ -94,7 +94,7 @@ def place_first_fit(row: Row, hosts: Sequence[Host]) -> None:
             place_group(group, hosts)
 
 
-def place_group(group: PodGroup, hosts: Sequence[Host]) -> None:
+def place_group(group: PodGroup, hosts: Sequence[HostState]) -> None:
     """Place what the group has left on the hosts in order."""
     for host in with_room(group.request, hosts):
         if may_host(group, host):
@@ -103,7 +103,7 @@ def place_group(group: PodGroup, hosts: Sequence[Host]) -> None:
                 return
 
 
-def place_row(row: Row, hosts: Sequence[Host]) -> None:
+def place_row(row: RowState, hosts: Sequence[HostState]) -> None:
     """Place what a row has left on the hosts, in their order, under its strict spread if it has one."""
     spread = row.spread
     if spread is None or row.divisible is not None:
@@ -112,7 +112,7 @@ def place_row(row: Row, hosts: Sequence[Host]) -> None:
         place_spread(row, hosts, spread)
 
 
-def spread_counts(row: Row, hosts: Iterable[Host], spread: TopologySpread) -> dict[str, int]:
+def spread_counts(row: RowState, hosts: Iterable[HostState], spread: TopologySpread) -> dict[str, int]:
     """Return the row's pods by domain: domains in which it may use a host, and `Row.spread_domains`."""
     counts = dict.fromkeys(row.spread_domains, 0)
     for host in hosts:
@@ -123,13 +123,13 @@ def spread_counts(row: Row, hosts: Iterable[Host], spread: TopologySpread) -> di
     return counts
 
 
-def place_spread(row: Row, hosts: Sequence[Host], spread: TopologySpread) -> None:
+def place_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySpread) -> None:
     """Place pods so that no domain holds more than the emptiest one plus the skew.
 
     The domain with the fewest pods goes first, then the smaller value; within a domain the hosts in order. A domain
     without room stays where it is and holds the others down.
     """
-    by_domain: dict[str, list[Host]] = {}
+    by_domain: dict[str, list[HostState]] = {}
     for host in hosts:
         value = host.machine.attribute(spread.topology_key)
         if value is not None and row.may_use(host.machine, host.shape):
@@ -146,7 +146,11 @@ def place_spread(row: Row, hosts: Sequence[Host], spread: TopologySpread) -> Non
 
 
 def _place_rounds(
-    group: PodGroup, by_domain: Mapping[str, Sequence[Host]], counts: dict[str, int], skew: int, first: dict[str, int]
+    group: PodGroup,
+    by_domain: Mapping[str, Sequence[HostState]],
+    counts: dict[str, int],
+    skew: int,
+    first: dict[str, int],
 ) -> bool:
     """Place what many levels would place one after the other; returns whether it placed anything.
 
@@ -173,7 +177,11 @@ def _place_rounds(
 
 
 def _place_one_level(
-    group: PodGroup, by_domain: Mapping[str, Sequence[Host]], counts: dict[str, int], skew: int, first: dict[str, int]
+    group: PodGroup,
+    by_domain: Mapping[str, Sequence[HostState]],
+    counts: dict[str, int],
+    skew: int,
+    first: dict[str, int],
 ) -> bool:
     """Place pods of the group in the first open domain that has room; returns whether there was one.
 
@@ -199,12 +207,12 @@ def _place_one_level(
     return False
 
 
-def clear_row(row: Row, hosts: Iterable[Host]) -> None:
+def clear_row(row: RowState, hosts: Iterable[HostState]) -> None:
     """Give back everything that the row takes of the hosts."""
     clear_rows((row,), hosts)
 
 
-def clear_rows(rows: Iterable[Row], hosts: Iterable[Host]) -> None:
+def clear_rows(rows: Iterable[RowState], hosts: Iterable[HostState]) -> None:
     """Give back everything that the rows take of the hosts."""
     cleared = frozenset(rows)
     for host in hosts:

@@ -11,7 +11,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
 from bigfleet.engine.reference.pool import RESERVABLE_STATES, is_set_aside, is_sold_out
 from bigfleet.engine.reference.reclaim import hold_seconds_left
-from bigfleet.engine.shapes.state import Offer
+from bigfleet.engine.shapes.state import OfferState
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.machine import Machine
 from bigfleet.model.profile import Profile
@@ -44,7 +44,7 @@ class Machines(Protocol):
         """Return the shapes that the profile matches, supply apart."""
         ...
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[OfferState]:
         """Return new offers of what may be acquired, in the order of the lowest id of each."""
         ...
 
@@ -117,7 +117,7 @@ class SnapshotMachines:
         """Return the shapes that the profile matches, supply apart."""
         return self._shapes.matching(profile)
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[OfferState]:
         """Return new offers of what may be acquired, in the order of the lowest id of each."""
         groups: defaultdict[tuple[object, ...], list[Machine]] = defaultdict(list)
         for machine in self._free:
@@ -130,7 +130,8 @@ class SnapshotMachines:
             )
             groups[key].append(machine)
         return [
-            Offer(example=found[0], shape=self._shapes.of[found[0].id], machines=found) for found in groups.values()
+            OfferState(example=found[0], shape=self._shapes.of[found[0].id], machines=found)
+            for found in groups.values()
         ]
 
     def held_by(self, cluster: str) -> Sequence[Machine]:

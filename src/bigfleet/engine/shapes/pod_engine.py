@@ -16,7 +16,7 @@ from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import Fleet, Rooms, add_clusters, needs_by_cluster, vectors_of
-from bigfleet.engine.shapes.state import Cluster, Dimensions, Searched
+from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched
 from bigfleet.engine.targets import Target
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
@@ -30,7 +30,7 @@ _Needs = Sequence[tuple[int, Need]]
 class _Kept:
     """A cluster whose rows were complete on what it holds."""
 
-    cluster: Cluster
+    cluster: ClusterState
     needs: tuple[Need, ...]
     #: In the order of `needs`.
     results: tuple[RowResult, ...]
@@ -190,7 +190,7 @@ class PodEngine:
             return False
         return self._can_host_the_same(kept.cluster)
 
-    def _can_host_the_same(self, cluster: Cluster) -> bool:
+    def _can_host_the_same(self, cluster: ClusterState) -> bool:
         machines, rooms = self._machines, self._rooms
         assert machines is not None, "following made the machines"
         assert rooms is not None, "what all clusters share was looked at before"
@@ -247,7 +247,7 @@ class _Remembering(dict[Hashable, Searched]):
         self.asked[question] = answer
 
 
-def _is_complete(cluster: Cluster, fleet: Fleet) -> bool:
+def _is_complete(cluster: ClusterState, fleet: Fleet) -> bool:
     """Return whether the cluster's own rows and machines alone made its results."""
     if not cluster.is_credited or cluster.has_orphans or lacks_of_target(cluster, fleet):
         return False

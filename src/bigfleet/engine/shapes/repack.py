@@ -12,7 +12,7 @@ from typing import Final
 
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.hosting import capacity, clear_rows, fitting, may_host, place, place_group, place_row
-from bigfleet.engine.shapes.state import Cluster, Host, PodGroup, Row, Searched
+from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState, Searched
 from bigfleet.engine.targets import ClassKey, Target, class_key
 
 #: Clusters up to this size are searched.
@@ -22,7 +22,7 @@ SEARCHED_PODS_MAX: Final = 40
 SEARCH_STEPS_MAX: Final = 5_000
 
 
-def repack(cluster: Cluster, fleet: Fleet) -> None:
+def repack(cluster: ClusterState, fleet: Fleet) -> None:
     """Find places for what the cluster's rows have left, without taking any from a higher row."""
     if not cluster.hosts or not any(row.has_left for row in cluster.rows):
         return
@@ -39,7 +39,7 @@ def repack(cluster: Cluster, fleet: Fleet) -> None:
     _search(cluster, fleet)
 
 
-def _has_room_for_all(cluster: Cluster) -> bool:
+def _has_room_for_all(cluster: ClusterState) -> bool:
     """Return whether supply allows that everything has a place; False saves packings that cannot succeed.
 
     The machines that a short row may use have to hold that row and all others that may use no other machine.
@@ -65,7 +65,7 @@ def _has_room_for_all(cluster: Cluster) -> bool:
     return True
 
 
-def _left_by_dimension(row: Row) -> Counter[int]:
+def _left_by_dimension(row: RowState) -> Counter[int]:
     left = Counter(row.divisible or {})
     for group in row.groups:
         for d, milli in group.request:
@@ -73,7 +73,7 @@ def _left_by_dimension(row: Row) -> Counter[int]:
     return left
 
 
-def _taken(host: Host) -> Iterator[tuple[Row, int, int]]:
+def _taken(host: HostState) -> Iterator[tuple[RowState, int, int]]:
     """Yield what each row takes of the machine, by dimension."""
     for group, count in host.claims.items():
         for d, milli in group.request:
@@ -83,7 +83,7 @@ def _taken(host: Host) -> Iterator[tuple[Row, int, int]]:
             yield row, d, milli
 
 
-def restore_precedence(cluster: Cluster) -> bool:
+def restore_precedence(cluster: ClusterState) -> bool:
     """Place the rows of a cluster with a plan by precedence if that serves a higher row better; returns whether it did.
 
     Planned pods are placed before all others. A plan that was made for other demand may so leave room to a lower row
@@ -104,23 +104,23 @@ def restore_precedence(cluster: Cluster) -> bool:
     return False
 
 
-def _unserved(row: Row) -> list[int]:
+def _unserved(row: RowState) -> list[int]:
     """Return what has no place, by group; by dimension for a row without shapes."""
     if row.divisible is not None:
         return [row.divisible.get(d, 0) for d in range(max(row.divisible, default=-1) + 1)]
     return [group.left for group in row.groups]
 
 
-def _serves(host: Host, rows: Sequence[Row]) -> bool:
+def _serves(host: HostState, rows: Sequence[RowState]) -> bool:
     return not host.rows().isdisjoint(rows)
 
 
-def _is_fixed(row: Row) -> bool:
+def _is_fixed(row: RowState) -> bool:
     """Return whether the row keeps its places: a whole gang runs where it was placed."""
     return row.same_key is not None and not row.has_left
 
 
-def _pack_largest_first(cluster: Cluster) -> bool:
+def _pack_largest_first(cluster: ClusterState) -> bool:
     """Place all rows again, largest pods first; returns whether everything has a place."""
     rows = [row for row in cluster.rows if not _is_fixed(row)]
     clear_rows(rows, cluster.hosts)
@@ -138,9 +138,9 @@ def _pack_largest_first(cluster: Cluster) -> bool:
     return not any(row.has_left for row in cluster.rows)
 
 
-def _pack_as_planned(cluster: Cluster, target: Target) -> bool:
+def _pack_as_planned(cluster: ClusterState, target: Target) -> bool:
     """Place all rows as the target's claims say; returns whether everything has a place."""
-    numbered: dict[tuple[ClassKey, int], Host] = {}
+    numbered: dict[tuple[ClassKey, int], HostState] = {}
     sizes: Counter[ClassKey] = Counter()
     for host in cluster.hosts:
         key = class_key(host.machine)
@@ -171,12 +171,12 @@ class Saved:
 
     rooms: list[list[int]]
     claims: list[dict[PodGroup, int]]
-    shares: list[dict[Row, dict[int, int]]]
+    shares: list[dict[RowState, dict[int, int]]]
     left: list[int]
     divisible: list[dict[int, int] | None]
 
 
-def save(cluster: Cluster) -> Saved:
+def save(cluster: ClusterState) -> Saved:
     """Return the places of all pods of the cluster."""
     return Saved(
         rooms=[list(host.room) for host in cluster.hosts],
@@ -187,7 +187,7 @@ def save(cluster: Cluster) -> Saved:
     )
 
 
-def restore(cluster: Cluster, saved: Saved) -> None:
+def restore(cluster: ClusterState, saved: Saved) -> None:
     """Put all pods where they were; the cluster has the hosts that it had then."""
     for host, room, claims, shares in zip(cluster.hosts, saved.rooms, saved.claims, saved.shares, strict=True):
         host.room[:] = room
@@ -203,7 +203,7 @@ def restore(cluster: Cluster, saved: Saved) -> None:
 # ---- search ------------------------------------------------------------------------------------------------------
 
 
-def _search(cluster: Cluster, fleet: Fleet) -> None:
+def _search(cluster: ClusterState, fleet: Fleet) -> None:
     """Serve each row in precedence order with as many pods as some packing of it and all rows above it allows."""
     rows = [
         row
@@ -231,9 +231,9 @@ def _search(cluster: Cluster, fleet: Fleet) -> None:
             place(groups[number], host, count)
 
 
-def _question(groups: Sequence[PodGroup], hosts: Sequence[Host]) -> Hashable:
+def _question(groups: Sequence[PodGroup], hosts: Sequence[HostState]) -> Hashable:
     """Return everything that a search looks at: equal questions have equal answers."""
-    numbers: dict[Row, int] = {}
+    numbers: dict[RowState, int] = {}
     asked = tuple(
         (
             numbers.setdefault(g.row, len(numbers)),
@@ -249,7 +249,7 @@ def _question(groups: Sequence[PodGroup], hosts: Sequence[Host]) -> Hashable:
     return asked, tuple((host.shape, tuple(host.room)) for host in hosts)
 
 
-def _most_pods(groups: Sequence[PodGroup], hosts: Sequence[Host]) -> Searched:
+def _most_pods(groups: Sequence[PodGroup], hosts: Sequence[HostState]) -> Searched:
     accepted: dict[PodGroup, int] = {}
     best: dict[PodGroup, list[int]] = {}
     for group in groups:
@@ -266,7 +266,7 @@ def _most_pods(groups: Sequence[PodGroup], hosts: Sequence[Host]) -> Searched:
     return Searched([accepted[group] for group in groups], [(number[g], counts) for g, counts in best.items()])
 
 
-def _feasible(wanted: dict[PodGroup, int], hosts: Sequence[Host]) -> dict[PodGroup, list[int]] | None:
+def _feasible(wanted: dict[PodGroup, int], hosts: Sequence[HostState]) -> dict[PodGroup, list[int]] | None:
     """Return pods of each group by host such that all have a place, None when the search found no such packing."""
     groups = sorted((g for g, n in wanted.items() if n), key=lambda g: (-g.size, g.row.rank, g.index))
     pods = [group for group in groups for _ in range(wanted[group])]

@@ -60,7 +60,7 @@ class Dimensions:
 class PodGroup:
     """Equal pods of one row."""
 
-    row: "Row"
+    row: "RowState"
     #: Place in the row's shapes; waiting shapes are numbered after the others.
     index: int
     #: What one pod requests, `pods` included.
@@ -92,7 +92,7 @@ class Impossible(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Host:
+class HostState:
     """One machine as its cluster sees it: what it offers, what is left of it, and who takes the rest."""
 
     machine: Machine
@@ -103,11 +103,11 @@ class Host:
     room: Room
     claims: dict[PodGroup, int] = field(default_factory=dict)
     #: What rows without shapes take, by dimension.
-    shares: dict["Row", dict[int, int]] = field(default_factory=dict)
+    shares: dict["RowState", dict[int, int]] = field(default_factory=dict)
     #: Whether the target composition of the cluster keeps this machine also when nothing claims it.
     is_target: bool = False
     #: Where the machine was acquired from in this decision; None for what the cluster held before.
-    offer: "Offer | None" = None
+    offer: "OfferState | None" = None
 
     @property
     def is_claimed(self) -> bool:
@@ -119,13 +119,13 @@ class Host:
         """Return whether the machine serves its cluster already."""
         return self.machine.state is MachineState.CONFIGURED
 
-    def rows(self) -> set["Row"]:
+    def rows(self) -> set["RowState"]:
         """Return the rows that take a part of the machine."""
         return {group.row for group in self.claims} | set(self.shares)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Row:
+class RowState:
     """One row of demand on its way through the phases."""
 
     need: Need
@@ -133,7 +133,7 @@ class Row:
     position: int
     #: Place in processing order, from 0.
     rank: int = 0
-    cluster: "Cluster"
+    cluster: "ClusterState"
     #: Shapes of machines that the row may use: the profile matches; of a Same row, those of its domain.
     matching: frozenset[int]
     #: In canonical order: size descending, then index.
@@ -205,12 +205,12 @@ class HostIndex:
     #: Machines of the cluster when this was made.
     size: int
     #: By shape: (place in hosting order, host).
-    by_shape: dict[int, list[tuple[int, Host]]] = field(default_factory=dict)
+    by_shape: dict[int, list[tuple[int, HostState]]] = field(default_factory=dict)
     #: By (fingerprint, group) of the stamp, in hosting order.
-    by_stamp: dict[tuple[str, str], list[Host]] = field(default_factory=dict)
+    by_stamp: dict[tuple[str, str], list[HostState]] = field(default_factory=dict)
 
 
-class Loss(NamedTuple):
+class ClaimLoss(NamedTuple):
     """Sort key of what preempting a unit, or a set of units, destroys; the least is chosen."""
 
     priority_class: int
@@ -225,15 +225,15 @@ class Loss(NamedTuple):
 class Unit:
     """Machines that are preempted together: one machine, and all machines of every gang on it."""
 
-    hosts: tuple[Host, ...]
-    loss: Loss
+    hosts: tuple[HostState, ...]
+    loss: ClaimLoss
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ClusterUnits:
     """The Configured machines of one cluster in units; none of its claims may change as long as this is used."""
 
-    hosts: Sequence[Host]
+    hosts: Sequence[HostState]
     #: Largest supply of the machines, less overheads, by dimension.
     largest: Sequence[int]
     #: What the order by loss depends on beside the claims: the largest supply of all clusters, and whether this one
@@ -246,21 +246,21 @@ class ClusterUnits:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Cluster:
+class ClusterState:
     """What one cluster holds and wants in this decision."""
 
     id: str
     #: By processing order.
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RowState] = field(default_factory=list)
     #: Bound and coming machines in hosting order, then those that were acquired in this decision.
-    hosts: list[Host] = field(default_factory=list)
+    hosts: list[HostState] = field(default_factory=list)
     #: Acquired in this decision, in order.
-    acquired: list[Host] = field(default_factory=list)
+    acquired: list[HostState] = field(default_factory=list)
     #: By (class, number): what the target composition has on each machine, and the machine where the cluster has it.
     planned: dict[tuple[ClassKey, int], list[tuple[PodGroup, int]]] = field(default_factory=dict)
     #: By row: the numbers on which pods of it are planned, in the order of `planned`.
-    planned_for: dict[Row, list[tuple[ClassKey, int]]] = field(default_factory=dict)
-    numbered: dict[tuple[ClassKey, int], Host] = field(default_factory=dict)
+    planned_for: dict[RowState, list[tuple[ClassKey, int]]] = field(default_factory=dict)
+    numbered: dict[tuple[ClassKey, int], HostState] = field(default_factory=dict)
     #: Made when gangs are credited.
     index: HostIndex | None = None
     #: Made when a row of another cluster looks for victims.
@@ -286,7 +286,7 @@ class Searched:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Offer:
+class OfferState:
     """Machines that are alike in everything a choice looks at; Idle or Speculative."""
 
     example: Machine

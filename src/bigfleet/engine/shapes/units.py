@@ -11,7 +11,16 @@ from itertools import islice
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import Fleet
-from bigfleet.engine.shapes.state import UNLIMITED, Cluster, ClusterUnits, Host, Loss, Row, Unit, largest
+from bigfleet.engine.shapes.state import (
+    UNLIMITED,
+    ClaimLoss,
+    ClusterState,
+    ClusterUnits,
+    HostState,
+    RowState,
+    Unit,
+    largest,
+)
 from bigfleet.model.penalty import bucket_upper_dollars
 
 #: Lowest priority of each class (docs/spec/engine.md §10): other, batch, service, critical.
@@ -24,7 +33,7 @@ UNPROTECTED: Final = -(1 << 31)
 _GangKey = tuple[str, str, str]
 
 
-def units_for(row: Row, fleet: Fleet) -> list[Unit]:
+def units_for(row: RowState, fleet: Fleet) -> list[Unit]:
     """Return the units that the row may preempt, the least loss first, at most `UNITS_MAX`.
 
     Units of higher priority classes are tried only where those of lower ones do not make the room, which the order by
@@ -45,7 +54,7 @@ def priority_class(priority: int) -> int:
     return sum(priority >= floor for floor in CLASS_FLOORS)
 
 
-def protecting_priority(host: Host, fleet: Fleet) -> int | None:
+def protecting_priority(host: HostState, fleet: Fleet) -> int | None:
     """Return the priority that protects a machine; None for excess, which nothing protects.
 
     The highest priority among its claims when its cluster has reported, else its stamp's. A machine that a target keeps
@@ -59,11 +68,11 @@ def protecting_priority(host: Host, fleet: Fleet) -> int | None:
     return host.machine.assigned_priority if host.is_target else None
 
 
-def _yields(priority: int, row: Row) -> bool:
+def _yields(priority: int, row: RowState) -> bool:
     return priority == UNPROTECTED or priority < row.need.profile.priority
 
 
-def _eligible(row: Row, units: Iterable[Unit], fleet: Fleet) -> Iterator[Unit]:
+def _eligible(row: RowState, units: Iterable[Unit], fleet: Fleet) -> Iterator[Unit]:
     for unit in units:
         if (
             _yields(unit.loss.priority, row)
@@ -109,14 +118,14 @@ def _machines_of(name: str, fleet: Fleet) -> ClusterUnits:
     return units
 
 
-def _hosts_of(cluster: Cluster) -> list[Host]:
+def _hosts_of(cluster: ClusterState) -> list[HostState]:
     # Machines of other clusters stand among the hosts while a row counts on them.
     found = [host for host in cluster.hosts if host.is_configured and host.machine.cluster == cluster.id]
     return sorted(found, key=lambda host: host.machine.id)
 
 
-def _hosts_without_demand(name: str, fleet: Fleet) -> list[Host]:
-    empty = Cluster(id=name)
+def _hosts_without_demand(name: str, fleet: Fleet) -> list[HostState]:
+    empty = ClusterState(id=name)
     machines = fleet.machines.configured_in(name)
     return [fleet.host(empty, machine) for machine in machines if machine.id not in fleet.options.unjoined]
 
@@ -125,7 +134,7 @@ def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: Fle
     """Form the cluster's units, unless they stand."""
     if serving.basis == basis:
         return
-    of_gang: defaultdict[_GangKey, list[Host]] = defaultdict(list)
+    of_gang: defaultdict[_GangKey, list[HostState]] = defaultdict(list)
     for host in serving.hosts:
         for key in _gangs(host, fleet):
             of_gang[key].append(host)
@@ -145,7 +154,7 @@ def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: Fle
     serving.basis = basis
 
 
-def _gangs(host: Host, fleet: Fleet) -> list[_GangKey]:
+def _gangs(host: HostState, fleet: Fleet) -> list[_GangKey]:
     """Return the gangs that have pods on the machine; by its stamp where the cluster has not reported."""
     if host.machine.cluster in fleet.options.reported:
         return sorted(row.need.key for row in host.rows() if row.same_key is not None)
@@ -155,7 +164,7 @@ def _gangs(host: Host, fleet: Fleet) -> list[_GangKey]:
     )
 
 
-def _closure(host: Host, of_gang: Mapping[_GangKey, Sequence[Host]], fleet: Fleet) -> tuple[Host, ...]:
+def _closure(host: HostState, of_gang: Mapping[_GangKey, Sequence[HostState]], fleet: Fleet) -> tuple[HostState, ...]:
     found, waiting = {host.machine.id: host}, [host]
     while waiting:
         for key in _gangs(waiting.pop(), fleet):
@@ -166,7 +175,7 @@ def _closure(host: Host, of_gang: Mapping[_GangKey, Sequence[Host]], fleet: Flee
     return tuple(found[machine_id] for machine_id in sorted(found))
 
 
-def _loss(hosts: Sequence[Host], most: Sequence[int], fleet: Fleet) -> Loss:
+def _loss(hosts: Sequence[HostState], most: Sequence[int], fleet: Fleet) -> ClaimLoss:
     priorities = [p for host in hosts if (p := protecting_priority(host, fleet)) is not None]
     highest = max(priorities, default=UNPROTECTED)
     dollars = sum(_penalties(host, fleet) for host in hosts)
@@ -176,10 +185,10 @@ def _loss(hosts: Sequence[Host], most: Sequence[int], fleet: Fleet) -> Loss:
         for d, milli in enumerate(host.total)
         if most[d] and milli < UNLIMITED
     )
-    return Loss(priority_class(highest) if priorities else -1, dollars, highest, supply, hosts[0].machine.id)
+    return ClaimLoss(priority_class(highest) if priorities else -1, dollars, highest, supply, hosts[0].machine.id)
 
 
-def _penalties(host: Host, fleet: Fleet) -> float:
+def _penalties(host: HostState, fleet: Fleet) -> float:
     """Return the reclamation and interruption penalties of what runs on the machine, dollars."""
     rows = host.rows()
     if host.machine.cluster in fleet.options.reported and rows:

@@ -10,7 +10,7 @@ from typing import Final
 
 from bigfleet.engine.shapes.fleet import Fleet
 from bigfleet.engine.shapes.hosting import clear_row, place_row
-from bigfleet.engine.shapes.state import Host, Loss, Row, Unit
+from bigfleet.engine.shapes.state import ClaimLoss, HostState, RowState, Unit
 from bigfleet.engine.shapes.units import units_for
 from bigfleet.model.machine import Machine
 
@@ -41,7 +41,7 @@ def _coming(fleet: Fleet) -> dict[tuple[str, str, str], list[Machine]]:
     return coming
 
 
-def _count_coming(row: Row, machines: Iterable[Machine], fleet: Fleet) -> None:
+def _count_coming(row: RowState, machines: Iterable[Machine], fleet: Fleet) -> None:
     """Count on the machines that drain for the row, by id, while they help."""
     for machine in machines:
         if not row.has_left:
@@ -52,7 +52,7 @@ def _count_coming(row: Row, machines: Iterable[Machine], fleet: Fleet) -> None:
             row.coming.append(machine)
 
 
-def _helps(row: Row, host: Host) -> bool:
+def _helps(row: RowState, host: HostState) -> bool:
     """Place the row's pods on the host as if it were free; returns whether it takes any."""
     row.cluster.hosts.append(host)
     place_row(row, row.cluster.hosts if _is_spread(row) else [host])
@@ -65,7 +65,7 @@ def _helps(row: Row, host: Host) -> bool:
 # ---- victims -----------------------------------------------------------------------------------------------------
 
 
-def _pick(row: Row, fleet: Fleet) -> None:
+def _pick(row: RowState, fleet: Fleet) -> None:
     """Preempt the units that destroy least: one that makes all the room, or several in the order of their loss."""
     units = units_for(row, fleet)
     held = len(row.cluster.hosts)
@@ -81,9 +81,9 @@ def _pick(row: Row, fleet: Fleet) -> None:
     row.victims = [host.machine for unit in chosen for host in unit.hosts]
 
 
-def _sum(units: Sequence[Unit]) -> Loss:
+def _sum(units: Sequence[Unit]) -> ClaimLoss:
     losses = [unit.loss for unit in units]
-    return Loss(
+    return ClaimLoss(
         max(loss.priority_class for loss in losses),
         sum(loss.penalty_dollars for loss in losses),
         max(loss.priority for loss in losses),
@@ -92,7 +92,7 @@ def _sum(units: Sequence[Unit]) -> Loss:
     )
 
 
-def _single(row: Row, units: Sequence[Unit], held: int, fleet: Fleet) -> Unit | None:
+def _single(row: RowState, units: Sequence[Unit], held: int, fleet: Fleet) -> Unit | None:
     """Return the unit of least loss that alone makes the room for the whole row; nothing is changed."""
     for unit in units[:SINGLES_MAX]:
         _add(row, unit, held, fleet)
@@ -103,7 +103,7 @@ def _single(row: Row, units: Sequence[Unit], held: int, fleet: Fleet) -> Unit | 
     return None
 
 
-def _several(row: Row, units: Sequence[Unit], held: int, fleet: Fleet) -> list[Unit]:
+def _several(row: RowState, units: Sequence[Unit], held: int, fleet: Fleet) -> list[Unit]:
     """Take units in the order of their loss until the row has a place, then give back what is not needed."""
     taken = []
     for unit in units:
@@ -124,11 +124,11 @@ def _several(row: Row, units: Sequence[Unit], held: int, fleet: Fleet) -> list[U
     return taken
 
 
-def _left(row: Row) -> tuple[list[int], dict[int, int]]:
+def _left(row: RowState) -> tuple[list[int], dict[int, int]]:
     return [group.left for group in row.groups], dict(row.divisible or {})
 
 
-def _add(row: Row, unit: Unit, held: int, fleet: Fleet) -> bool:
+def _add(row: RowState, unit: Unit, held: int, fleet: Fleet) -> bool:
     """Place the row on the unit's machines as if they were free; returns whether it takes any."""
     before = _left(row)
     for host in unit.hosts:
@@ -139,16 +139,16 @@ def _add(row: Row, unit: Unit, held: int, fleet: Fleet) -> bool:
     return _left(row) != before
 
 
-def _open_hosts(row: Row, held: int) -> Sequence[Host]:
+def _open_hosts(row: RowState, held: int) -> Sequence[HostState]:
     """Return the machines on which the row may find a place; the first `held` ones have none, but a spread may move."""
     return row.cluster.hosts if _is_spread(row) else row.cluster.hosts[held:]
 
 
-def _is_spread(row: Row) -> bool:
+def _is_spread(row: RowState) -> bool:
     return row.spread is not None and row.divisible is None
 
 
-def _remove(row: Row, unit: Unit, fleet: Fleet) -> None:
+def _remove(row: RowState, unit: Unit, fleet: Fleet) -> None:
     """Undo `_add`."""
     ids = {host.machine.id for host in unit.hosts}
     added = [host for host in row.cluster.hosts if host.machine.id in ids]

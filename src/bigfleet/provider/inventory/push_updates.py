@@ -15,9 +15,9 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.states import MachineState
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import Work
+from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.records.lifecycle import failed, with_pushed_price, with_pushed_probability
-from bigfleet.provider.records.quarantine import Quarantine
+from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.validate import price_fault, probability_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
@@ -38,9 +38,9 @@ class CoreFeed:
         self,
         *,
         ledger: Ledger,
-        work: Work,
+        work: OperationDriver,
         admissions: Admissions,
-        quarantine: Quarantine,
+        quarantine: FactsQuarantine,
         clock: Clock,
         metrics: ProviderMetrics,
     ) -> None:

@@ -20,7 +20,7 @@ from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.invoke import Author
 from bigfleet.provider.records.lifecycle import failed, new_record, recovered_with_host, with_facts
-from bigfleet.provider.records.quarantine import Quarantine
+from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.refusal import OfferingsRefused, StartRefused
 from bigfleet.provider.records.validate import Fault, Reason, change_fault, facts_fault
@@ -86,7 +86,7 @@ class Braked:
     machines: int
 
 
-class Reconciler:
+class InventoryReconciler:
     """One inventory pass at a time."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Reconciler:
         ledger: Ledger,
         author: Author,
         admissions: Admissions,
-        quarantine: Quarantine,
+        quarantine: FactsQuarantine,
         clock: Clock,
         rng: Rng,
         metrics: ProviderMetrics,

@@ -12,12 +12,12 @@ import structlog
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Host
-from bigfleet.provider.inventory.reconcile import Reconciler
+from bigfleet.provider.inventory.reconcile import InventoryReconciler
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import Work
+from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.records.lifecycle import recovered_serving, recovered_slot, recovered_with_host
-from bigfleet.provider.records.quarantine import Quarantine
+from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage.ledger import Change, Ledger
 
@@ -44,10 +44,10 @@ class Administration:
         self,
         *,
         ledger: Ledger,
-        work: Work,
+        work: OperationDriver,
         admissions: Admissions,
-        reconciler: Reconciler,
-        quarantine: Quarantine,
+        reconciler: InventoryReconciler,
+        quarantine: FactsQuarantine,
         clock: Clock,
         metrics: ProviderMetrics,
     ) -> None:

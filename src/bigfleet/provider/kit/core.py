@@ -18,12 +18,12 @@ from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Backend, ConfigureWaits, Ready, Refusal, Slot
 from bigfleet.provider.inventory.offers import Offers
 from bigfleet.provider.inventory.push_updates import CoreFeed
-from bigfleet.provider.inventory.reconcile import Reconciler
+from bigfleet.provider.inventory.reconcile import InventoryReconciler
 from bigfleet.provider.kit.administration import Administration
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import Work
+from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import Author, Threads
 from bigfleet.provider.operations.recovery import Recovery
 from bigfleet.provider.operations.restart import Restart
@@ -31,13 +31,13 @@ from bigfleet.provider.records.calls import Call, argument_fault, shown
 from bigfleet.provider.records.fence import NO_TOKEN, Mark, Token
 from bigfleet.provider.records.kinds import EDGES, Kind
 from bigfleet.provider.records.lifecycle import accepted
-from bigfleet.provider.records.quarantine import Quarantine
+from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Operation, Record
 from bigfleet.provider.records.refusal import Code, Refused, StoreDown
 from bigfleet.provider.storage.blob_encryption import BlobKey
 from bigfleet.provider.storage.ledger import Change, Encode, Ledger
 from bigfleet.provider.storage.store import Store
-from bigfleet.provider.storage.view import Listing
+from bigfleet.provider.storage.view import ListAnswer
 
 _log = structlog.get_logger("bigfleet.provider.kit.core")
 
@@ -99,7 +99,7 @@ class CapacityCore:
             committing=self._committing,
             is_serial=self._author.admits is not None,
         )
-        self.quarantine = Quarantine(metrics)
+        self.quarantine = FactsQuarantine(metrics)
         self._is_open = False
         self._is_stopping = False
         #: Calls in their turn; they end even if the caller went away.
@@ -113,7 +113,7 @@ class CapacityCore:
         """Build what works on the ledger."""
         ledger, author, clock, metrics = self._ledger, self._author, self._clock, self.metrics
         self._admissions = Admissions(ledger=ledger, author=author, quarantine=self.quarantine, clock=clock)
-        self._work = Work(
+        self._work = OperationDriver(
             ledger=ledger,
             author=author,
             clock=clock,
@@ -130,7 +130,7 @@ class CapacityCore:
             blob_key=self._blob_key,
             clock=clock,
         )
-        self._reconciler = Reconciler(
+        self._reconciler = InventoryReconciler(
             ledger=ledger,
             author=author,
             admissions=self._admissions,
@@ -256,7 +256,7 @@ class CapacityCore:
             raise Refused(Code.NOT_FOUND, f"no machine {shown(machine_id)}")
         return record
 
-    async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> Listing:
+    async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> ListAnswer:
         """Answer List. No state is any state; at most 0 results is no cap. Raises Refused only before an inventory."""
         self._check_loaded()
         wanted = frozenset(states)

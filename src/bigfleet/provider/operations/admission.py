@@ -14,7 +14,7 @@ from bigfleet.provider.backend import Admission, Refusal
 from bigfleet.provider.operations.invoke import Author
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.lifecycle import new_record
-from bigfleet.provider.records.quarantine import Quarantine
+from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.validate import facts_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
@@ -27,7 +27,7 @@ _NOTHING = Admission()
 class Admissions:
     """The backend's say in acceptances and settlements; without `admit` everything is admitted."""
 
-    def __init__(self, *, ledger: Ledger, author: Author, quarantine: Quarantine, clock: Clock) -> None:
+    def __init__(self, *, ledger: Ledger, author: Author, quarantine: FactsQuarantine, clock: Clock) -> None:
         self._ledger = ledger
         self._author = author
         self._quarantine = quarantine

@@ -111,7 +111,7 @@ class TokenBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class DispatchLane:
     """The bounds of one kind, resolved: docs/spec/provider.md §15 has what an author leaves open."""
 
     concurrency_max: int
@@ -123,7 +123,7 @@ class Lane:
 class Dispatch:
     """One kind's way to the backend."""
 
-    def __init__(self, lane: Lane, clock: Clock, on_breaker: Callable[[BreakerState], None]) -> None:
+    def __init__(self, lane: DispatchLane, clock: Clock, on_breaker: Callable[[BreakerState], None]) -> None:
         self._lane = lane
         self._places = asyncio.Semaphore(lane.concurrency_max)
         self._bucket = None if lane.rate_per_second is None else TokenBucket(lane.rate_per_second, lane.burst, clock)

@@ -37,7 +37,7 @@ _COMMIT_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class OperationDone:
     """The operation succeeded; the result is the backend's."""
 
     result: Host | str | None
@@ -52,7 +52,7 @@ class Failed:
     hold_seconds: float | None = None
 
 
-Verdict = Done | Failed
+Verdict = OperationDone | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class _Job:
     seconds: float
 
 
-class Work:
+class OperationDriver:
     """The operations in the background."""
 
     def __init__(
@@ -167,7 +167,7 @@ class Work:
             attempt=job.operation.attempt,
             deadline_monotonic_seconds=deadline_seconds,
         )
-        verdict: Verdict = Done(None)
+        verdict: Verdict = OperationDone(None)
         self._metrics.in_flight.labels(kind.value).inc()
         try:
             if not job.is_checker_only:
@@ -176,7 +176,7 @@ class Work:
             self._metrics.in_flight.labels(kind.value).dec()
             self._owed_places.setdefault(job.machine.id, []).append(kind)
             self._give_places_back(job.machine.id)
-        if isinstance(verdict, Done) and kind is Kind.CONFIGURE:
+        if isinstance(verdict, OperationDone) and kind is Kind.CONFIGURE:
             verdict = await self._await_readiness(job, op, verdict)
         await self._settle(job, verdict)
 
@@ -226,8 +226,8 @@ class Work:
         if job.operation.kind is Kind.CREATE:
             if not isinstance(result, Host):
                 return Failed(ErrorCode.BACKEND, f"create returned {type(result).__name__}, not a Host")
-            return Done(result)
-        return Done(result if isinstance(result, str) else None)
+            return OperationDone(result)
+        return OperationDone(result if isinstance(result, str) else None)
 
     async def _attempts(self, job: _Job, op: Op) -> Any:
         """Call the backend, again after each transient error; the deadline around it ends that."""
@@ -295,7 +295,7 @@ class Work:
 
     # ---- readiness -----------------------------------------------------------------------------------------------
 
-    async def _await_readiness(self, job: _Job, op: Op, done: Done) -> Verdict:
+    async def _await_readiness(self, job: _Job, op: Op, done: OperationDone) -> Verdict:
         readiness = self._author.readiness
         if isinstance(readiness, ConfigureWaits):
             return done
@@ -332,7 +332,7 @@ class Work:
                 break
             except StoreDown:
                 await self._clock.sleep(_COMMIT_RETRY_SECONDS)
-        if not is_settled and isinstance(verdict, Done):
+        if not is_settled and isinstance(verdict, OperationDone):
             op = Op(
                 id=job.operation.id,
                 kind=job.operation.kind,
@@ -347,11 +347,11 @@ class Work:
             if record is None or not _is_in_flight(record, job.operation):
                 return False
             now = self._clock.unix_nanos()
-            if isinstance(verdict, Done) and isinstance(verdict.result, Host):
+            if isinstance(verdict, OperationDone) and isinstance(verdict.result, Host):
                 fault = host_fault(record, verdict.result)
                 if fault is not None:
                     verdict = Failed(ErrorCode.BACKEND, f"create returned a bad host: {fault.text}")
-            if isinstance(verdict, Done):
+            if isinstance(verdict, OperationDone):
                 settled, outcome = completed(record, verdict.result, self._author.provider, now), "ok"
             else:
                 secrets = (job.blob.decode("utf-8", "replace"),)

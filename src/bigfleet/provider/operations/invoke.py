@@ -24,7 +24,7 @@ from bigfleet.provider.backend import (
     PartialFacts,
     Ready,
 )
-from bigfleet.provider.operations.dispatch import Lane
+from bigfleet.provider.operations.dispatch import DispatchLane
 from bigfleet.provider.records.kinds import Kind
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Author:
         """Return how a kind is driven, as the author wrote it."""
         return self.backend.limits.kinds[kind]
 
-    def lane(self, kind: Kind) -> Lane:
+    def lane(self, kind: Kind) -> DispatchLane:
         """Return the bounds of a kind's calls with what the author left open filled in."""
         return lane_of(self.backend, kind)
 
@@ -181,7 +181,7 @@ class Author:
         return await read_facts(self.backend.inventory, lambda work: loop.run_in_executor(threads.of(None), work))
 
 
-def lane_of(backend: Backend, kind: Kind) -> Lane:
+def lane_of(backend: Backend, kind: Kind) -> DispatchLane:
     """Return the bounds of a kind's calls with what the author left open filled in."""
     limits = backend.limits.kinds[kind]
     if inspect.iscoroutinefunction(getattr(backend, kind.value, None)):
@@ -189,7 +189,7 @@ def lane_of(backend: Backend, kind: Kind) -> Lane:
     else:
         threads_max = backend.limits.threads_max
         concurrency_max = min(limits.concurrency_max or threads_max, threads_max)
-    return Lane(
+    return DispatchLane(
         concurrency_max=concurrency_max,
         queue_max=limits.queue_max,
         rate_per_second=limits.rate_per_second,

@@ -17,7 +17,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Found, FoundKind, Op
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import Work
+from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import Author, within
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.lifecycle import (
@@ -54,7 +54,7 @@ class Recovery:
         *,
         ledger: Ledger,
         author: Author,
-        work: Work,
+        work: OperationDriver,
         admissions: Admissions,
         clock: Clock,
         ids: IdSource,

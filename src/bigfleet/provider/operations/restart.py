@@ -11,7 +11,7 @@ import structlog
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backend import ConfigureWaits
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import Work
+from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import Author
 from bigfleet.provider.records.kinds import KIND_IN_FLIGHT, Kind
 from bigfleet.provider.records.lifecycle import failed
@@ -33,7 +33,7 @@ class Restart:
         *,
         ledger: Ledger,
         author: Author,
-        work: Work,
+        work: OperationDriver,
         admissions: Admissions,
         blob_key: BlobKey | None,
         clock: Clock,

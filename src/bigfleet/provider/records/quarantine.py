@@ -18,7 +18,7 @@ FAULTS_MAX = 10_000
 _ID_CHARACTERS_SHOWN_MAX = 260
 
 
-class Quarantine:
+class FactsQuarantine:
     """Refused facts by machine id."""
 
     def __init__(self, metrics: ProviderMetrics) -> None:

@@ -27,7 +27,7 @@ from bigfleet.provider.records.refusal import StoreDown
 from bigfleet.provider.storage.blob_encryption import Sealed
 from bigfleet.provider.storage.cursor import INCARNATION_BYTES
 from bigfleet.provider.storage.store import Batch, Store
-from bigfleet.provider.storage.view import Tombstone, View
+from bigfleet.provider.storage.view import CommittedView, Tombstone
 
 _log = structlog.get_logger("bigfleet.provider.storage.ledger")
 
@@ -106,13 +106,13 @@ class Ledger:
         #: Called whenever `is_up` changes.
         self.on_health: Callable[[], None] = lambda: None
         self.fence = Fence()
-        self.view = View(incarnation=bytes(INCARNATION_BYTES), head=0, floor=0, rng=rng)
+        self.view = CommittedView(incarnation=bytes(INCARNATION_BYTES), head=0, floor=0, rng=rng)
 
     async def open(self) -> None:
         """Load the store and begin to commit. Raises StartRefused."""
         incarnation = self._new_incarnation()
         loaded = await self._offload(lambda: self._store.load(incarnation))
-        self.view = View(incarnation=loaded.incarnation, head=loaded.head, floor=loaded.floor, rng=self._rng)
+        self.view = CommittedView(incarnation=loaded.incarnation, head=loaded.head, floor=loaded.floor, rng=self._rng)
         for record in loaded.records:
             # Frozen for those who will see it; so far nobody has, and a copy of each would take as long as reading it.
             object.__setattr__(record, "wire", self._encode(record.machine, record.metadata))

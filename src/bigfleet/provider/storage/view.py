@@ -38,7 +38,7 @@ class Tombstone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class ListAnswer:
     """One answer of List; the records are in revision order, oldest change first."""
 
     records: tuple[Record, ...]
@@ -78,7 +78,7 @@ class _StateIndex:
             self._places[last] = place
 
 
-class View:
+class CommittedView:
     """Every committed record, by id and by revision, and the tombstones."""
 
     def __init__(self, *, incarnation: bytes, head: int, floor: int, rng: Rng) -> None:
@@ -187,7 +187,7 @@ class View:
 
     # ---- List ---------------------------------------------------------------------------------------------------
 
-    def list(self, states: frozenset[MachineState] | None, results_max: int, since: bytes) -> Callable[[], Listing]:
+    def list(self, states: frozenset[MachineState] | None, results_max: int, since: bytes) -> Callable[[], ListAnswer]:
         """Take the view of this moment and return a function that makes the answer of it.
 
         `states` None is any state; `results_max` at most 0 is no cap. What is returned may run in another thread
@@ -204,25 +204,27 @@ class View:
             return lambda: listing
         places, head, incarnation = self._journal.all(), self.head, self.incarnation
 
-        def full() -> Listing:
+        def full() -> ListAnswer:
             # A record is true. Without a line of Python for each one, as every other thread waits for the interpreter.
             records, position = _cut(filter(None, places), states, results_max, head)
             kind = ListKind.FULL if results_max <= 0 else ListKind.PAGE
             revision = Cursor(incarnation, position, head).encode()
-            return Listing(
+            return ListAnswer(
                 records=records, revision=revision, removed_ids=(), tombstones=False, kind=kind, rejection=rejection
             )
 
         return full
 
-    def _delta(self, states: frozenset[MachineState] | None, results_max: int, cursor: Cursor) -> Callable[[], Listing]:
+    def _delta(
+        self, states: frozenset[MachineState] | None, results_max: int, cursor: Cursor
+    ) -> Callable[[], ListAnswer]:
         records, position = _cut(self._journal.after(cursor.position), states, results_max, self.head)
         removed = []
         for tombstone in reversed(self._tombstones.values()):
             if tombstone.revision <= cursor.removals:
                 break
             removed.append(tombstone.machine_id)
-        listing = Listing(
+        listing = ListAnswer(
             records=records,
             revision=Cursor(self.incarnation, position, self.head).encode(),
             removed_ids=tuple(reversed(removed)),
@@ -232,7 +234,7 @@ class View:
         )
         return lambda: listing
 
-    def _pick(self, states: frozenset[MachineState], results_max: int) -> Listing:
+    def _pick(self, states: frozenset[MachineState], results_max: int) -> ListAnswer:
         indexes = [index for state in sorted(states) if (index := self._states.get(state))]
         total = sum(len(index) for index in indexes)
         chosen = []
@@ -243,7 +245,7 @@ class View:
                     break
                 place -= len(index)
         chosen.sort(key=lambda record: record.revision)
-        return Listing(
+        return ListAnswer(
             records=tuple(chosen), revision=b"", removed_ids=(), tombstones=False, kind=ListKind.PICK, rejection=None
         )
 

@@ -45,7 +45,7 @@ class ReadRefused(ShardReadFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing(Generic[T]):
+class ReadListing(Generic[T]):
     """A listing that has begun: what its header says, and its entries as they arrive. They can be read once."""
 
     #: 0: nothing has been decided yet.
@@ -93,20 +93,20 @@ class ShardReader:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise UnreachableShard(self._why()) from error
 
-    def needs(self, request: shardread_pb2.InspectNeedsRequest) -> Listing[shardread_pb2.NeedView]:
+    def needs(self, request: shardread_pb2.InspectNeedsRequest) -> ReadListing[shardread_pb2.NeedView]:
         """Return the rows of the last finished cycle: priority descending, arrival, cluster, then list order."""
         frames = self._stream(lambda: self._stub.InspectNeeds(request))
         header = _first(frames).header
-        return Listing(cycle=header.cycle, total=header.total_needs, entries=(frame.need for frame in frames))
+        return ReadListing(cycle=header.cycle, total=header.total_needs, entries=(frame.need for frame in frames))
 
-    def machines(self, request: shardread_pb2.ListMachinesRequest) -> Listing[shardread_pb2.MachineView]:
+    def machines(self, request: shardread_pb2.ListMachinesRequest) -> ReadListing[shardread_pb2.MachineView]:
         """Return the live inventory, ids ascending, every page of it from the request's page token on.
 
         A machine that appears or goes between two pages is in or out, never twice.
         """
         frames = self._stream(lambda: self._stub.ListMachines(request))
         header = _first(frames).header
-        return Listing(cycle=header.cycle, total=header.total_matched, entries=self._pages(request, frames))
+        return ReadListing(cycle=header.cycle, total=header.total_matched, entries=self._pages(request, frames))
 
     def actions(self, request: shardread_pb2.ListActionsRequest) -> Iterator[shardread_pb2.ActionRecord]:
         """Yield the actions that the shard remembers, newest first, running ones included."""

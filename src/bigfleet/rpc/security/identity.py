@@ -32,7 +32,7 @@ _log = structlog.get_logger("bigfleet.rpc.security.identity")
 _Context = aio.ServicerContext[Any, Any]
 
 
-class Role(Enum):
+class PeerRole(Enum):
     """What a peer is; the value is the host part of its URI."""
 
     CLUSTER = "cluster"
@@ -43,14 +43,14 @@ class Role(Enum):
     @property
     def has_id(self) -> bool:
         """Whether the URI goes on with an id."""
-        return self in (Role.CLUSTER, Role.SHARD)
+        return self in (PeerRole.CLUSTER, PeerRole.SHARD)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class PeerIdentity:
     """A role, with the id of the cluster or shard that has it."""
 
-    role: Role
+    role: PeerRole
     #: Empty for a role without one.
     id: str = ""
 
@@ -68,7 +68,7 @@ class Denied(Exception):
     """A call that is not the peer's to make; the text says why."""
 
 
-_READERS = frozenset({Role.ADMIN, Role.READONLY})
+_READERS = frozenset({PeerRole.ADMIN, PeerRole.READONLY})
 _COORDINATOR_READS = (
     "ListShards",
     "ListDomainAssignments",
@@ -89,17 +89,17 @@ _COORDINATOR_CHANGES = (
     "SnapshotSave",
 )
 #: Who may call what. What is not here nobody may call over TLS.
-MAY_CALL: Mapping[str, frozenset[Role]] = {
-    SESSION: frozenset({Role.CLUSTER}),
+MAY_CALL: Mapping[str, frozenset[PeerRole]] = {
+    SESSION: frozenset({PeerRole.CLUSTER}),
     **{
         _SHARD_READ + name: _READERS
         for name in ("InspectNeeds", "ListMachines", "ListActions", "ListSessions", "ExplainNeed", "ExplainMachine")
     },
-    REPORT: frozenset({Role.SHARD}),
+    REPORT: frozenset({PeerRole.SHARD}),
     **{_COORDINATOR + name: _READERS for name in _COORDINATOR_READS},
-    **{_COORDINATOR + name: frozenset({Role.ADMIN}) for name in _COORDINATOR_CHANGES},
-    **{_PROVIDER + name: _READERS | {Role.SHARD} for name in ("Get", "List")},
-    **{_PROVIDER + name: frozenset({Role.SHARD}) for name in ("Create", "Configure", "Drain", "Delete")},
+    **{_COORDINATOR + name: frozenset({PeerRole.ADMIN}) for name in _COORDINATOR_CHANGES},
+    **{_PROVIDER + name: _READERS | {PeerRole.SHARD} for name in ("Get", "List")},
+    **{_PROVIDER + name: frozenset({PeerRole.SHARD}) for name in ("Create", "Configure", "Drain", "Delete")},
 }
 #: Services of gRPC itself, beside ours on every server: for everybody with an identity.
 _FOR_EVERY_ROLE = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
@@ -107,7 +107,7 @@ _FOR_EVERY_ROLE = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerRe
 _ASKED_BY_SERVICER = (SESSION, _PROVIDER, _COORDINATOR)
 
 
-def identity_in(uris: Iterable[str]) -> Identity:
+def identity_in(uris: Iterable[str]) -> PeerIdentity:
     """Return the identity among a certificate's URIs; those with other schemes are ignored. Raises Denied."""
     ours = [uri for uri in uris if uri.partition(":")[0].lower() == SCHEME]
     if len(ours) != 1:
@@ -117,13 +117,13 @@ def identity_in(uris: Iterable[str]) -> Identity:
         )
     (uri,) = ours
     host, slash, identifier = uri.removeprefix(f"{SCHEME}://").partition("/")
-    role = next((role for role in Role if uri.startswith(f"{SCHEME}://") and role.value == host), None)
+    role = next((role for role in PeerRole if uri.startswith(f"{SCHEME}://") and role.value == host), None)
     if role is None or role.has_id != bool(slash) or (role.has_id and identifier_fault(identifier)):
         raise Denied(f"{uri[:_PRESENTED_CHARACTERS_MAX]!r} is no identity")
-    return Identity(role, identifier)
+    return PeerIdentity(role, identifier)
 
 
-def peer_identity(context: _Context) -> Identity | None:
+def peer_identity(context: _Context) -> PeerIdentity | None:
     """Return who is at the other end of a call, None in plain text. Raises Denied when the certificate tells nobody."""
     auth = context.auth_context()
     if _property(auth, "transport_security_type") == ["insecure"]:
@@ -164,7 +164,7 @@ class Gate:
                 if service in services:
                     self._rejected.labels(method)
 
-    def check(self, context: _Context, rpc: str) -> Identity | None:
+    def check(self, context: _Context, rpc: str) -> PeerIdentity | None:
         """Return who calls, None in plain text. Raises Denied when the role may not call it; the caller tells."""
         identity = peer_identity(context)
         if identity is None or rpc.startswith(_FOR_EVERY_ROLE):
@@ -211,8 +211,8 @@ class Gate:
         """As `tell`, for a method of CapacityProvider."""
         self.tell(context, _PROVIDER + method, denied)
 
-    def _certifies(self, identity: Identity, rpc: str) -> bool:
-        return self._certify and identity.role is Role.ADMIN and rpc.startswith(_PROVIDER)
+    def _certifies(self, identity: PeerIdentity, rpc: str) -> bool:
+        return self._certify and identity.role is PeerRole.ADMIN and rpc.startswith(_PROVIDER)
 
 
 class IdentityInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import CollectorRegistry, Gauge
 
-from bigfleet.rpc.security.identity import Denied, Identity, identity_in
+from bigfleet.rpc.security.identity import Denied, PeerIdentity, identity_in
 
 _log = structlog.get_logger("bigfleet.rpc.security.tls")
 
@@ -51,7 +51,7 @@ class KeyPair:
     expires: datetime
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> PeerIdentity:
         """Whose it is. Raises Denied when it names nobody."""
         return identity_in(self.uris)
 
@@ -59,7 +59,7 @@ class KeyPair:
 class TlsFiles:
     """The certificate, key and authority of a process. Any thread may ask."""
 
-    def __init__(self, paths: TlsPaths, *, bearer: Identity | None = None) -> None:
+    def __init__(self, paths: TlsPaths, *, bearer: PeerIdentity | None = None) -> None:
         """Read all three. Raises TlsFault.
 
         `bearer` is the identity that the certificate must name, today and whenever it is replaced; None takes any.
@@ -74,7 +74,7 @@ class TlsFiles:
         self._has_told_expiry = False
 
     @property
-    def bearer(self) -> Identity | None:
+    def bearer(self) -> PeerIdentity | None:
         """The identity that every certificate here must name, if there is one."""
         return self._bearer
 

@@ -5,7 +5,7 @@ Read from one term's tables and soft state at one moment. Nothing here changes a
 
 from collections.abc import Iterable
 
-from bigfleet.coordinator.delivery import Entry, State
+from bigfleet.coordinator.delivery import InstructionEntry, State
 from bigfleet.coordinator.leader_term import Term
 from bigfleet.coordinator.rebalancer import payload_of
 from bigfleet.coordinator.tables import DomainState
@@ -174,7 +174,7 @@ def _dry(term: Term, moves: Iterable[Transfer]) -> list[coordinator_pb2.Instruct
     ]
 
 
-def _status(entry: Entry, offset_nanos: int) -> coordinator_pb2.InstructionStatus:
+def _status(entry: InstructionEntry, offset_nanos: int) -> coordinator_pb2.InstructionStatus:
     def unix_nanos(seconds: float) -> int:
         return offset_nanos + int(seconds * NANOS_PER_SECOND)
 
@@ -193,14 +193,14 @@ def _status(entry: Entry, offset_nanos: int) -> coordinator_pb2.InstructionStatu
     return status
 
 
-def _attempts(entry: Entry) -> int:
+def _attempts(entry: InstructionEntry) -> int:
     """Return how often it was carried out, or tried, as far as answers tell; one under way counts."""
     if entry.state in (State.DELIVERED, State.DONE):
         return entry.failures + 1
     return max(entry.failures, 1) if entry.state is State.FAILED else entry.failures
 
 
-def why_of(entry: Entry) -> str:
+def why_of(entry: InstructionEntry) -> str:
     """Return in one sentence why a shard is told something."""
     payload = entry.instruction.payload
     match payload:

@@ -22,7 +22,7 @@ from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import NO_TOKEN, Token
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import Code, Refused
-from bigfleet.provider.storage.view import Listing
+from bigfleet.provider.storage.view import ListAnswer
 from bigfleet.rpc.grpc_server import MEBIBYTE
 from bigfleet.rpc.security.identity import Denied, Gate
 from bigfleet.rpc.wire.convert_machine import machine_to_wire, state_from_wire, state_to_wire
@@ -61,7 +61,9 @@ class CapacityService(Protocol):
 
     async def get(self, machine_id: str) -> Record: ...
 
-    async def list(self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b"") -> Listing: ...
+    async def list(
+        self, states: Iterable[MachineState] = (), results_max: int = 0, since: bytes = b""
+    ) -> ListAnswer: ...
 
 
 def encode_list_entry(machine: Machine, metadata: Mapping[str, str]) -> tuple[bytes, bytes]:
@@ -138,7 +140,7 @@ def _varint(number: int) -> bytes:
     return bytes(written)
 
 
-def join_list(listing: Listing) -> bytes:
+def join_list(listing: ListAnswer) -> bytes:
     """Return the bytes of the whole answer."""
     tail = provider_pb2.MachineList(
         revision=listing.revision, removed_ids=listing.removed_ids, tombstones=listing.tombstones

@@ -13,7 +13,7 @@ from typing import NamedTuple
 LINES_MAX = 200_000
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """One thing that happened."""
 
     at_nanos: int
@@ -31,7 +31,7 @@ class Journal:
     """The entries of one run, in order."""
 
     def __init__(self, lines_max: int = LINES_MAX) -> None:
-        self.entries: deque[Entry] = deque(maxlen=lines_max)
+        self.entries: deque[JournalEntry] = deque(maxlen=lines_max)
         self.counts: Counter[str] = Counter()
         #: The run is over: what its remains still say while they are collected is no part of it.
         self.is_closed = False
@@ -41,7 +41,7 @@ class Journal:
         """Write one entry; after the end of the run nothing is written."""
         if self.is_closed:
             return
-        entry = Entry(at_nanos, kind, subject, text)
+        entry = JournalEntry(at_nanos, kind, subject, text)
         self._digest.update(f"{at_nanos}\x1f{kind}\x1f{subject}\x1f{text}\n".encode("utf-8", "surrogatepass"))
         self.counts[kind] += 1
         self.entries.append(entry)

@@ -33,7 +33,7 @@ class Livelock(RuntimeError):
     """Tasks wake each other without end, and time does not move."""
 
 
-class Scheduler(Protocol):
+class TaskScheduler(Protocol):
     """The part of `random.Random` that draws the ready order; an instance is handed in, seeded by the caller."""
 
     def shuffle(self, x: MutableSequence[Any], /) -> None: ...
@@ -76,7 +76,7 @@ _Ready = tuple[asyncio.Handle, Process | None]
 class KernelLoop(asyncio.AbstractEventLoop):
     """An asyncio loop on virtual nanoseconds from 0 on."""
 
-    def __init__(self, scheduler: Scheduler, aside: Scheduler | None = None) -> None:
+    def __init__(self, scheduler: TaskScheduler, aside: TaskScheduler | None = None) -> None:
         """`aside` orders those who run aside; without it they keep the order in which they came."""
         self.now_nanos = 0
         #: Callbacks that have run.
@@ -278,7 +278,7 @@ class KernelClock:
 
 
 def run_kernel(
-    main: Callable[[KernelLoop], Coroutine[Any, Any, T]], scheduler: Scheduler, aside: Scheduler | None = None
+    main: Callable[[KernelLoop], Coroutine[Any, Any, T]], scheduler: TaskScheduler, aside: TaskScheduler | None = None
 ) -> T:
     """Run `main(loop)` to its end on a fresh loop and return its result; whatever still runs is dropped."""
     # What is left abstract are sockets, processes and signals, and those have no place here.

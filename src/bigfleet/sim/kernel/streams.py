@@ -32,12 +32,12 @@ class Streams:
             stream = self._streams[purpose] = seeded(int.from_bytes(digest, "big"))
         return stream
 
-    def ids(self, owner: str) -> "SeededIds":
+    def ids(self, owner: str) -> "StreamIds":
         """Return a source of ids that no other owner makes."""
-        return SeededIds(owner)
+        return StreamIds(owner)
 
 
-class SeededIds:
+class StreamIds:
     """An `IdSource` that counts up under its owner's name; equal in every run of a seed."""
 
     def __init__(self, owner: str) -> None:

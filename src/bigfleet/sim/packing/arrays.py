@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bigfleet.sim.packing.values import CPU, MEMORY, MILLI, PODS, Cluster, Offer, Row
+from bigfleet.sim.packing.values import CPU, MEMORY, MILLI, PODS, PackingCluster, PackingOffer, PackingRow
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -32,7 +32,7 @@ class ShapeKey:
 class ClusterArrays:
     """One cluster against the classes of an instance; S shapes, C classes, D dimensions."""
 
-    def __init__(self, cluster: Cluster, offers: Sequence[Offer]) -> None:
+    def __init__(self, cluster: PackingCluster, offers: Sequence[PackingOffer]) -> None:
         self.cluster = cluster
         self.offers = offers
         self.keys = [ShapeKey(r, s) for r, row in enumerate(cluster.rows) for s in range(len(row.shapes))]
@@ -73,7 +73,7 @@ class ClusterArrays:
             taken[matching] += np.array(vector, np.int64)
         return taken
 
-    def row_of(self, shape: int) -> Row:
+    def row_of(self, shape: int) -> PackingRow:
         """Return the row of a shape."""
         return self.cluster.rows[int(self.row[shape])]
 
@@ -105,7 +105,7 @@ def pods_that_fit(free: Int, request: Int) -> Int:
     return result
 
 
-def class_positions(offers: Sequence[Offer]) -> Mapping[str, int]:
+def class_positions(offers: Sequence[PackingOffer]) -> Mapping[str, int]:
     """Return the position of each class by id."""
     return {offer.id: position for position, offer in enumerate(offers)}
 

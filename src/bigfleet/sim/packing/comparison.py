@@ -16,7 +16,14 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import vector_key
 from bigfleet.operator.requests import CapacityRequest, map_request
 from bigfleet.sim.packing.packer import pack
-from bigfleet.sim.packing.values import Cluster, Offer, Requirement, Row, Shape, Spread
+from bigfleet.sim.packing.values import (
+    PackingCluster,
+    PackingOffer,
+    PackingRequirement,
+    PackingRow,
+    PackingShape,
+    PackingSpread,
+)
 
 #: A machine of these types is paid for while it exists, and ends when nobody needs it.
 _BY_THE_HOUR: Final = (CapacityType.ON_DEMAND, CapacityType.SPOT)
@@ -61,7 +68,7 @@ def packed_cost(requests: Mapping[str, Iterable[CapacityRequest]], machines: Ite
     )
 
 
-def offers_of(machines: Iterable[Machine]) -> list[Offer]:
+def offers_of(machines: Iterable[Machine]) -> list[PackingOffer]:
     """Return the machines by class, ordered by price; Failed ones are left out."""
     classes: dict[object, Machine] = {}
     stock: Counter[object] = Counter()
@@ -75,7 +82,7 @@ def offers_of(machines: Iterable[Machine]) -> list[Offer]:
         stock[kind] += 1
     ordered = sorted(classes.items(), key=lambda one: (rent_usd_per_hour(one[1]), one[1].id))
     return [
-        Offer(
+        PackingOffer(
             # Ties between classes are broken by position and by this.
             id=f"{number:06d}",
             instance_type=machine.instance_type,
@@ -92,7 +99,7 @@ def offers_of(machines: Iterable[Machine]) -> list[Offer]:
     ]
 
 
-def cluster_of(name: str, requests: Iterable[CapacityRequest]) -> Cluster:
+def cluster_of(name: str, requests: Iterable[CapacityRequest]) -> PackingCluster:
     """Return the pods of a cluster as rows of shapes. Raises UnmappableRequest."""
     profiles: dict[tuple[str, str], Profile] = {}
     shapes: dict[tuple[str, str], Counter[tuple[tuple[tuple[str, int], ...], str, int]]] = {}
@@ -101,7 +108,7 @@ def cluster_of(name: str, requests: Iterable[CapacityRequest]) -> Cluster:
         row = (mapped.profile.fingerprint, mapped.group)
         profiles.setdefault(row, mapped.profile)
         shapes.setdefault(row, Counter())[(vector_key(mapped.vector), mapped.exclusion, mapped.max_per_machine)] += 1
-    return Cluster(
+    return PackingCluster(
         name,
         tuple(
             _row(f"{fingerprint}\0{group}", group, profiles[fingerprint, group], kinds)
@@ -112,12 +119,12 @@ def cluster_of(name: str, requests: Iterable[CapacityRequest]) -> Cluster:
 
 def _row(
     row_id: str, group: str, profile: Profile, kinds: Counter[tuple[tuple[tuple[str, int], ...], str, int]]
-) -> Row:
-    return Row(
+) -> PackingRow:
+    return PackingRow(
         id=row_id,
-        shapes=tuple(Shape(dict(resources), count, limit) for (resources, _, limit), count in kinds.items()),
-        requirements=tuple(Requirement(r.key, r.operator.label, r.values) for r in profile.requirements),
-        spreads=tuple(Spread(spread.topology_key, max(1, spread.skew_max), True) for spread in profile.spreads),
+        shapes=tuple(PackingShape(dict(resources), count, limit) for (resources, _, limit), count in kinds.items()),
+        requirements=tuple(PackingRequirement(r.key, r.operator.label, r.values) for r in profile.requirements),
+        spreads=tuple(PackingSpread(spread.topology_key, max(1, spread.skew_max), True) for spread in profile.spreads),
         priority=profile.priority,
         interruption_bucket=profile.interruption_bucket,
         reclamation_bucket=profile.reclamation_bucket,

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from bigfleet.sim.packing.arrays import UNLIMITED, Bool, ClusterArrays, Int, even_split, pods_that_fit
-from bigfleet.sim.packing.values import CPU, MEMORY, PODS, Bought, Cluster, Offer, Purchase
+from bigfleet.sim.packing.values import CPU, MEMORY, PODS, Bought, PackingCluster, PackingOffer, Purchase
 
 #: Resources that every machine has.
 _COMMON: Final = frozenset({CPU, MEMORY, PODS, "ephemeral-storage"})
@@ -280,12 +280,12 @@ def _masks(domains: Sequence[str | None], usable: Bool) -> dict[str, Bool]:
     return {name: np.array([domain == name for domain in domains], np.bool_) for name in named}
 
 
-def stock_of(offers: Sequence[Offer]) -> Int:
+def stock_of(offers: Sequence[PackingOffer]) -> Int:
     """Return the stock of each class."""
     return np.array([min(offer.stock, UNLIMITED) for offer in offers], np.int64)
 
 
-def pack(offers: Sequence[Offer], clusters: Sequence[Cluster]) -> list[Purchase]:
+def pack(offers: Sequence[PackingOffer], clusters: Sequence[PackingCluster]) -> list[Purchase]:
     """Return the packer's fleet for each cluster, in their order, from one stock."""
     stock = stock_of(offers)
     return [

@@ -22,7 +22,7 @@ Vec = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
+class PackingRequirement:
     """One node selector requirement, with the operator names of Kubernetes and `Same`."""
 
     key: str
@@ -46,7 +46,7 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class PackingSpread:
     """One topology spread constraint; strict is DoNotSchedule."""
 
     key: str
@@ -55,7 +55,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PackingShape:
     """Pods of one request; `pods` is implied and never part of `resources`."""
 
     resources: Vec
@@ -65,13 +65,13 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PackingRow:
     """One row of demand."""
 
     id: str
-    shapes: tuple[Shape, ...]
-    requirements: tuple[Requirement, ...] = ()
-    spreads: tuple[Spread, ...] = ()
+    shapes: tuple[PackingShape, ...]
+    requirements: tuple[PackingRequirement, ...] = ()
+    spreads: tuple[PackingSpread, ...] = ()
     priority: int = 0
     #: Ordinals of docs/spec/model.md section 6.
     interruption_bucket: int = 1
@@ -98,7 +98,7 @@ class Row:
         return next((r.key for r in self.requirements if r.operator == "Same"), None)
 
     @property
-    def strict_spread(self) -> Spread | None:
+    def strict_spread(self) -> PackingSpread | None:
         """The strict spread, or None; a gang has none, because it runs in one domain."""
         if self.same_key is not None:
             return None
@@ -106,20 +106,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
+class PackingOverhead:
     """What DaemonSets take on every node that matches."""
 
     resources: Vec
-    requirements: tuple[Requirement, ...] = ()
+    requirements: tuple[PackingRequirement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class PackingCluster:
     """One cluster's demand; ids of rows differ within it."""
 
     id: str
-    rows: tuple[Row, ...]
-    overheads: tuple[Overhead, ...] = ()
+    rows: tuple[PackingRow, ...]
+    overheads: tuple[PackingOverhead, ...] = ()
 
     @property
     def pods(self) -> int:
@@ -128,7 +128,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class PackingOffer:
     """A class of machines, equal in everything but the id."""
 
     id: str
@@ -162,7 +162,7 @@ class Offer:
             return self.capacity_type
         return self.labels.get(key)
 
-    def matches(self, requirements: tuple[Requirement, ...]) -> bool:
+    def matches(self, requirements: tuple[PackingRequirement, ...]) -> bool:
         """Return whether every requirement holds on this class."""
         return all(requirement.holds(self.attribute(requirement.key)) for requirement in requirements)
 

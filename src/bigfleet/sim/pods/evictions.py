@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Final, NamedTuple
 
-from bigfleet.operator.drains import Drain
+from bigfleet.operator.drains import DrainRecord
 
 #: Reasons of an instruction for which somebody of a higher priority takes the machine.
 _PREEMPTIONS: Final = ("preempt", "cross_shard_preempt")
@@ -39,12 +39,12 @@ class Eviction(NamedTuple):
     without_room: int
 
 
-def is_voluntary(drain: Drain) -> bool:
+def is_voluntary(drain: DrainRecord) -> bool:
     """Say whether an instruction is a voluntary reclaim, before which the operator checks that the pods fit."""
     return not drain.preemptor_priority and drain.reason not in (*_PREEMPTIONS, "unjoined")
 
 
-def cause_of(drain: Drain) -> Cause:
+def cause_of(drain: DrainRecord) -> Cause:
     """Return why the pods of a drained node lose it."""
     if is_voluntary(drain):
         return Cause.RECLAIMED

@@ -11,7 +11,7 @@ from bigfleet.engine.decision import ActionKind
 from bigfleet.model.states import MachineState
 from bigfleet.provider.records.record import Record
 from bigfleet.sim.pods.evictions import Cause
-from bigfleet.sim.scenarios.world import Step, World
+from bigfleet.sim.scenarios.world import ClosedWorld, Step
 
 Records = Mapping[str, Record]
 
@@ -19,7 +19,7 @@ Records = Mapping[str, Record]
 # ---- of the fleet, at the end of a cycle -------------------------------------------------------------------------
 
 
-def one_cluster(world: World, records: Records) -> Iterator[str]:
+def one_cluster(world: ClosedWorld, records: Records) -> Iterator[str]:
     """S1: a machine is bound to at most one cluster."""
     homes: dict[str, str] = {}
     for cluster, operator in world.operators.items():
@@ -33,7 +33,7 @@ def one_cluster(world: World, records: Records) -> Iterator[str]:
             yield f"S1: {machine_id} is bound to {record.machine.cluster} and is a node of {home or 'no cluster'}"
 
 
-def no_cluster_without_host(world: World, records: Records) -> Iterator[str]:
+def no_cluster_without_host(world: ClosedWorld, records: Records) -> Iterator[str]:
     """S4: no machine without a host has a cluster."""
     for machine_id, record in records.items():
         if record.machine.cluster and not record.machine.host.is_present:
@@ -42,7 +42,7 @@ def no_cluster_without_host(world: World, records: Records) -> Iterator[str]:
         yield f"S4: {machine_id} is a node without a host"
 
 
-def conserved(world: World, records: Records) -> Iterator[str]:
+def conserved(world: ClosedWorld, records: Records) -> Iterator[str]:
     """S5: machines are conserved, and none has two owners."""
     for machine_id in world.stock.keys() ^ records.keys():
         yield f"S5: {machine_id} {'appeared' if machine_id in records else 'is gone'}"
@@ -53,7 +53,7 @@ def conserved(world: World, records: Records) -> Iterator[str]:
                 yield f"S5: {machine_id} belongs to {' and to '.join(owners)}"
 
 
-def divergence(world: World, records: Records) -> Iterator[str]:
+def divergence(world: ClosedWorld, records: Records) -> Iterator[str]:
     """S18: the incremental decision equals the full one."""
     for process in world.processes:
         diverged = process.shard.metrics.engine_divergences._value.get()
@@ -61,7 +61,7 @@ def divergence(world: World, records: Records) -> Iterator[str]:
             yield f"S18: {diverged:g} decisions of {process.id} differ from the full pass"
 
 
-def failed_cycles(world: World, records: Records) -> Iterator[str]:
+def failed_cycles(world: ClosedWorld, records: Records) -> Iterator[str]:
     """No cycle ends in an error."""
     for process in world.processes:
         failures = process.shard.metrics.cycle_failures._value.get()
@@ -69,7 +69,7 @@ def failed_cycles(world: World, records: Records) -> Iterator[str]:
             yield f"{failures:g} cycles of {process.id} failed"
 
 
-def no_pod_left_waiting(world: World, records: Records) -> Iterator[str]:
+def no_pod_left_waiting(world: ClosedWorld, records: Records) -> Iterator[str]:
     """S22: a voluntary reclaim leaves no pod pending that ran before."""
     for operator in world.operators.values():
         for eviction in operator.evictions:
@@ -84,7 +84,7 @@ AT_REST = (one_cluster, no_cluster_without_host, conserved, divergence, failed_c
 # ---- of a decision, before it is carried out ---------------------------------------------------------------------
 
 
-def one_domain(world: World, step: Step) -> Iterator[str]:
+def one_domain(world: ClosedWorld, step: Step) -> Iterator[str]:
     """S6: a gang's machines are in one domain."""
     decision = step.report.decision
     for row in decision.rows if decision is not None else ():
@@ -96,7 +96,7 @@ def one_domain(world: World, step: Step) -> Iterator[str]:
             yield f"S6: {row.need.cluster} {row.need.group!r} holds machines in {', '.join(sorted(values))}"
 
 
-def lower_victims(world: World, step: Step) -> Iterator[str]:
+def lower_victims(world: ClosedWorld, step: Step) -> Iterator[str]:
     """S7: a victim's priority is strictly lower than its preemptor's."""
     decision = step.report.decision
     if decision is None:
@@ -110,7 +110,7 @@ def lower_victims(world: World, step: Step) -> Iterator[str]:
             yield f"S7: {action.machine_id} of priority {max(higher)} for {action.preemptor_priority}"
 
 
-def only_heard(world: World, step: Step) -> Iterator[str]:
+def only_heard(world: ClosedWorld, step: Step) -> Iterator[str]:
     """S9: nothing is reclaimed from a cluster that has not reported since the shard started."""
     decision = step.report.decision
     for action in decision.actions if decision is not None else ():
@@ -118,7 +118,7 @@ def only_heard(world: World, step: Step) -> Iterator[str]:
             yield f"S9: {action.machine_id} is reclaimed from {action.cluster}, of which nothing was heard"
 
 
-def never_fixed(world: World, step: Step) -> Iterator[str]:
+def never_fixed(world: ClosedWorld, step: Step) -> Iterator[str]:
     """S16: fixed capacity is never deleted."""
     decision = step.report.decision
     for action in decision.actions if decision is not None else ():

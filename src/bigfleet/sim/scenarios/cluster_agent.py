@@ -15,7 +15,7 @@ from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainOutc
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.machine import Machine
 from bigfleet.model.vector import format_vector
-from bigfleet.operator.drains import Drain
+from bigfleet.operator.drains import DrainRecord
 from bigfleet.operator.ports import SessionDialer, SessionEnded
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.operator.rollup import RollUpBuilder
@@ -149,7 +149,7 @@ class ClusterOperator:
         """Note which rows are called met."""
         self.waiting.heard(update)
 
-    def drain_started(self, drain: Drain) -> None:
+    def drain_started(self, drain: DrainRecord) -> None:
         """Cordon the node and evict its pods, unless they fit nowhere else.
 
         A machine without a node here is told as not found at once.
@@ -167,7 +167,7 @@ class ClusterOperator:
         self._note(drain.machine_id, cause_of(drain), self.pods.drain(drain.machine_id))
         self._draining[drain.machine_id] = asyncio.create_task(self._drain(drain))
 
-    def drain_ended(self, drain: Drain, *, withdrawn: bool) -> None:
+    def drain_ended(self, drain: DrainRecord, *, withdrawn: bool) -> None:
         """Stop draining; after a withdrawal pods may come back."""
         running = self._draining.pop(drain.machine_id, None)
         if running is not None:
@@ -175,12 +175,12 @@ class ClusterOperator:
         if withdrawn:
             self.pods.uncordon(drain.machine_id)
 
-    async def _drain(self, drain: Drain) -> None:
+    async def _drain(self, drain: DrainRecord) -> None:
         await self._clock.sleep(EVICTION_SECONDS)
         del self._draining[drain.machine_id]
         self._finish(drain, DrainOutcome.DRAINED)
 
-    def _finish(self, drain: Drain, outcome: DrainOutcome, message: str = "") -> None:
+    def _finish(self, drain: DrainRecord, outcome: DrainOutcome, message: str = "") -> None:
         self.client.drain_finished(
             DrainResult(
                 instruction_id=drain.instruction_id, machine_id=drain.machine_id, outcome=outcome, message=message

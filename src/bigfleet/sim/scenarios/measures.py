@@ -22,7 +22,7 @@ from bigfleet.shard.audit.log import START, AuditHead
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.sim.scenarios import checks
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure
-from bigfleet.sim.scenarios.world import Step, World
+from bigfleet.sim.scenarios.world import ClosedWorld, Step
 
 #: Broken invariants that are told; a run that breaks one breaks it in every cycle.
 VIOLATIONS_MAX: Final = 100
@@ -60,7 +60,7 @@ class HeardAudit:
 
     head: AuditHead = START
 
-    def __init__(self, watch: "Watch", world: World, process: str) -> None:
+    def __init__(self, watch: "Watch", world: ClosedWorld, process: str) -> None:
         self._watch = watch
         self._world = world
         self._process = process
@@ -127,7 +127,7 @@ class Watch:
 
     # ---- while it runs -------------------------------------------------------------------------------------------
 
-    async def decided(self, world: World, step: Step) -> None:
+    async def decided(self, world: ClosedWorld, step: Step) -> None:
         """Take a decision in."""
         for check in checks.ON_DECISION:
             self._violated(world, check(world, step))
@@ -159,7 +159,7 @@ class Watch:
     def _shortfalls(self) -> list[Mapping[str, int]]:
         return [deficit for ledger in self._lacking.values() for deficit in ledger.values()]
 
-    def _note_claims(self, world: World, rows: list[RowResult]) -> None:
+    def _note_claims(self, world: ClosedWorld, rows: list[RowResult]) -> None:
         for row in rows:
             if row.need.profile.same_key is None:
                 continue
@@ -170,7 +170,7 @@ class Watch:
                 self.claim_changes[_workload_of(world, row)] += 1
             self._claims[key] = claimed
 
-    async def cycle_ended(self, world: World) -> None:
+    async def cycle_ended(self, world: ClosedWorld) -> None:
         """Take in what the cycle came to."""
         self._records = await world.records()
         for check in checks.AT_REST:
@@ -192,7 +192,7 @@ class Watch:
             gc.collect()
             self._objects.append(len(gc.get_objects()) - len(self.carried))
 
-    def _check_cap(self, world: World) -> None:
+    def _check_cap(self, world: ClosedWorld) -> None:
         """Hold the reclaims of each decision, as far as they have ended, against the cap of its cycle."""
         changed: set[tuple[str, int]] = set()
         for carried in self.carried[self._looked_at :]:
@@ -208,7 +208,7 @@ class Watch:
         while len(self._reclaiming) > RECLAIMING_MAX:
             del self._reclaiming[next(iter(self._reclaiming))]
 
-    def _note_transitions(self, world: World) -> None:
+    def _note_transitions(self, world: ClosedWorld) -> None:
         moving = {i: r.state for i, r in self._records.items() if r.state in TRANSITIONAL_STATES}
         for machine_id in self._in_transition.keys() - moving.keys():
             del self._in_transition[machine_id]
@@ -219,12 +219,12 @@ class Watch:
             self._in_transition[machine_id] = (state, since)
             self.longest_transition_cycles = max(self.longest_transition_cycles, world.cycle - since)
 
-    def _violated(self, world: World, faults: Iterable[str]) -> None:
+    def _violated(self, world: ClosedWorld, faults: Iterable[str]) -> None:
         for fault in faults:
             if len(self.violations) < VIOLATIONS_MAX:
                 self.violations.append(f"cycle {world.cycle}: {fault}")
 
-    def _line(self, world: World) -> str:
+    def _line(self, world: ClosedWorld) -> str:
         states = ", ".join(f"{n} {state.label}" for state, n in sorted(world.states(self._records).items()))
         bound = sum(operator.pods.bound for operator in world.operators.values())
         pods = sum(len(operator.pods.pods) for operator in world.operators.values())
@@ -236,7 +236,7 @@ class Watch:
 
     # ---- afterwards ----------------------------------------------------------------------------------------------
 
-    def value(self, world: World, expectation: Expectation) -> float:
+    def value(self, world: ClosedWorld, expectation: Expectation) -> float:
         """Return what is measured."""
         match expectation.measure:
             case Measure.MACHINES:
@@ -281,11 +281,11 @@ class Watch:
                 half, end = self._objects
                 return 100 * (end - half) / half
 
-    def _held(self, world: World, expectation: Expectation) -> int:
+    def _held(self, world: ClosedWorld, expectation: Expectation) -> int:
         held = [i for row in self._rows if _is_row_meant(world, row, expectation) for i in row.claimed]
         return sum(expectation.shape in ("", world.stock[machine_id].shape) for machine_id in held)
 
-    def _narrowed(self, world: World, carried: list[Carried], expectation: Expectation) -> list[Carried]:
+    def _narrowed(self, world: ClosedWorld, carried: list[Carried], expectation: Expectation) -> list[Carried]:
         from_cycle = expectation.from_cycle
         if expectation.last_cycles:
             from_cycle = max(from_cycle, world.cycle - expectation.last_cycles + 1)
@@ -340,11 +340,11 @@ def _configured(shard: Shard, cluster: str) -> int:
     return sum(machine is not None and machine.state is MachineState.CONFIGURED for machine in machines)
 
 
-def _wants_growth(world: World) -> bool:
+def _wants_growth(world: ClosedWorld) -> bool:
     return any(expectation.measure is Measure.GROWTH_PERCENT for expectation in world.scenario.must_hold)
 
 
-def _is_meant(world: World, record: Record, expectation: Expectation) -> bool:
+def _is_meant(world: ClosedWorld, record: Record, expectation: Expectation) -> bool:
     return (
         expectation.state.upper() in ("", record.state.name)
         and expectation.cluster in ("", record.machine.cluster)
@@ -353,12 +353,12 @@ def _is_meant(world: World, record: Record, expectation: Expectation) -> bool:
     )
 
 
-def _is_row_meant(world: World, row: RowResult, expectation: Expectation) -> bool:
+def _is_row_meant(world: ClosedWorld, row: RowResult, expectation: Expectation) -> bool:
     is_workload = not expectation.workload or _workload_of(world, row) == expectation.workload
     return is_workload and expectation.cluster in ("", row.need.cluster)
 
 
-def _workload_of(world: World, row: RowResult) -> str:
+def _workload_of(world: ClosedWorld, row: RowResult) -> str:
     """Return the workload whose pods a row is made of, "" for none; rows fold together only within one."""
     _cluster, fingerprint, group = row.members[0].key
     for (workload, _gang), template in world.templates.items():
@@ -367,7 +367,7 @@ def _workload_of(world: World, row: RowResult) -> str:
     return ""
 
 
-def _bound_percent(world: World, expectation: Expectation) -> float:
+def _bound_percent(world: ClosedWorld, expectation: Expectation) -> float:
     names = [expectation.cluster] if expectation.cluster else list(world.operators)
     counts = [world.operators[name].pods.counts(expectation.workload) for name in names]
     pods = sum(count for _bound, count in counts)

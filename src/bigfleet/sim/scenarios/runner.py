@@ -21,14 +21,14 @@ from bigfleet.sim.kernel.virtual_time import run_virtual
 from bigfleet.sim.scenarios import checks
 from bigfleet.sim.scenarios.measures import HeardAudit, Watch
 from bigfleet.sim.scenarios.scenario_file import Crash, Scenario, ScenarioFault, Takes, read_scenario
-from bigfleet.sim.scenarios.world import MakeShard, World
+from bigfleet.sim.scenarios.world import ClosedWorld, MakeShard
 
 #: The scenarios of a checkout; an installed package has none, and is given a folder.
 FOLDER: Final = Path(__file__).parents[4] / "tests" / "cases" / "sim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ScenarioVerdict:
     """One expectation of one arm, and what was measured."""
 
     #: "" for a scenario without arms.
@@ -39,14 +39,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScenarioOutcome:
     """What came of one run."""
 
     name: str
     seed: int
     #: Of all arms together.
     cycles: int
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ScenarioVerdict, ...]
     #: Broken invariants, each with its cycle.
     violations: tuple[str, ...]
     #: One line per cycle; arms follow each other.
@@ -98,7 +98,7 @@ def run(
     folder: Path = FOLDER,
     cycles_max: int | None = None,
     on_cycle: Callable[[int, int], None] = lambda _done, _of: None,
-) -> Outcome:
+) -> ScenarioOutcome:
     """Run a scenario to its end. Raises ScenarioFault for an unknown name and a wrong file.
 
     With `cycles_max` it ends after so many cycles of each arm, and its expectations are not asked: they are about the
@@ -116,11 +116,11 @@ def run_scenario(
     cycles_max: int | None = None,
     on_cycle: Callable[[int, int], None] = lambda _done, _of: None,
     make_shard: MakeShard = Shard,
-) -> Outcome:
+) -> ScenarioOutcome:
     """Run a scenario that was read already, with another shard where a test plants a defect. Raises ScenarioFault."""
     arms = _arms(scenario)
     cycles = scenario.cycles if cycles_max is None else min(cycles_max, scenario.cycles)
-    verdicts: list[Verdict] = []
+    verdicts: list[ScenarioVerdict] = []
     watches: list[Watch] = []
     for number, arm in enumerate(arms):
 
@@ -137,7 +137,7 @@ def run_scenario(
         if cycles == scenario.cycles:
             verdicts += _verdicts(world, watch, arm.text)
     carried = [each.kind for watch in watches for each in watch.carried]
-    return Outcome(
+    return ScenarioOutcome(
         name=name,
         seed=seed,
         cycles=cycles * len(arms),
@@ -179,12 +179,12 @@ def _run(
     make_shard: MakeShard,
     has_coordinator: bool,
     told: Callable[[int], None],
-) -> tuple[World, Watch]:
+) -> tuple[ClosedWorld, Watch]:
     """Run one arm on a loop of its own and return what is left of it."""
     watch = Watch()
 
-    async def course(disk: Path | None) -> World:
-        world = World(
+    async def course(disk: Path | None) -> ClosedWorld:
+        world = ClosedWorld(
             scenario,
             arm.takes,
             seed=seed,
@@ -207,10 +207,10 @@ def _run(
         raise ScenarioFault(f"{name}: {fault}") from fault
 
 
-def _verdicts(world: World, watch: Watch, arm: str) -> Iterator[Verdict]:
+def _verdicts(world: ClosedWorld, watch: Watch, arm: str) -> Iterator[ScenarioVerdict]:
     for expectation in world.scenario.must_hold:
         value = watch.value(world, expectation)
-        yield Verdict(arm=arm, text=expectation.text, value=value, is_met=expectation.holds(value))
+        yield ScenarioVerdict(arm=arm, text=expectation.text, value=value, is_met=expectation.holds(value))
 
 
 def _text_of(takes: Takes) -> str:

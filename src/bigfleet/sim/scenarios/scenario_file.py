@@ -36,7 +36,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A part of the file."""
 
 
-class Shape(_Section, frozen=True, kw_only=True):
+class ShapeSpec(_Section, frozen=True, kw_only=True):
     """Machines that are alike."""
 
     instance_type: str
@@ -118,7 +118,7 @@ class RandomResize(_Section, frozen=True, kw_only=True):
     pods_max: int
 
 
-class Loss(_Section, frozen=True, kw_only=True):
+class LossEvent(_Section, frozen=True, kw_only=True):
     """Hosts that run pods of a workload are gone at once, the first ones by id."""
 
     workload: str
@@ -126,7 +126,7 @@ class Loss(_Section, frozen=True, kw_only=True):
     machines: int
 
 
-class Failure(_Section, frozen=True, kw_only=True):
+class FailureEvent(_Section, frozen=True, kw_only=True):
     """The next calls of a kind fail in the substrate."""
 
     #: create, configure, drain or delete.
@@ -182,8 +182,8 @@ class Event(_Section, frozen=True, kw_only=True):
     every: int = 0
     resize: Resize | None = None
     random_resize: RandomResize | None = None
-    lose: Loss | None = None
-    fail: Failure | None = None
+    lose: LossEvent | None = None
+    fail: FailureEvent | None = None
     #: The shard dies and a new process takes its place after so many cycles.
     shard_dies_for_cycles: int | None = None
     #: A new process of the shard starts while the old one goes on for so many cycles.
@@ -325,7 +325,7 @@ class Scenario(_Section, frozen=True, kw_only=True):
 
     about: str
     clusters: tuple[str, ...]
-    shapes: dict[str, Shape]
+    shapes: dict[str, ShapeSpec]
     machines: tuple[Stock, ...]
     workloads: tuple[Workload, ...]
     cycles: int

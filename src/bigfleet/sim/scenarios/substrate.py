@@ -25,7 +25,7 @@ class SubstrateFailure(Exception):
     """A call failed because the scenario says so."""
 
 
-class Substrate:
+class ScenarioSubstrate:
     """Implements `bigfleet.provider.backend.Backend`, `Deletes`, `Adopts` and `Feeds`."""
 
     provider = "substrate"

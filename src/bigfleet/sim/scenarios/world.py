@@ -37,7 +37,7 @@ from bigfleet.sim.scenarios.coordinator import REPORT_SECONDS, Coordinator
 from bigfleet.sim.scenarios.in_process import KitProvider, LocalDialer
 from bigfleet.sim.scenarios.scenario_file import COORDINATOR, Crash, Event, Home, Scenario, Takes
 from bigfleet.sim.scenarios.stock import Stocked, clusters_of, stamps_of, stocked, templates_of
-from bigfleet.sim.scenarios.substrate import Substrate
+from bigfleet.sim.scenarios.substrate import ScenarioSubstrate
 
 #: The one shard, where the scenario has no several.
 SHARD = "shard-0"
@@ -57,7 +57,7 @@ MakeShard = Callable[..., Shard]
 
 
 @dataclass(slots=True, eq=False)
-class Process:
+class ShardProcess:
     """One process of the shard."""
 
     #: Of this process alone.
@@ -80,11 +80,11 @@ class Process:
 class Step:
     """What one process decided in one cycle of the world."""
 
-    process: Process
+    process: ShardProcess
     report: CycleReport
 
 
-class World:
+class ClosedWorld:
     """A scenario with everything in it. Enter `running`, then ask for one `cycle` after the other."""
 
     def __init__(
@@ -93,7 +93,7 @@ class World:
         takes: Takes,
         *,
         seed: int,
-        make_audit: Callable[["World", str], AuditLog],
+        make_audit: Callable[["ClosedWorld", str], AuditLog],
         make_shard: MakeShard = Shard,
         disk: Path | None = None,
         crash: Crash | None = None,
@@ -108,7 +108,7 @@ class World:
         #: When the cycle of the moment began.
         self.began_seconds = 0.0
         #: Those that are alive, the newest last.
-        self.processes: list[Process] = []
+        self.processes: list[ShardProcess] = []
         #: How many processes of shards there ever were.
         self._started = 0
         self.homes: Mapping[str, Home] = scenario.shards or {SHARD: Home(zones=(), clusters=scenario.clusters)}
@@ -155,8 +155,8 @@ class World:
             rollup_interval_seconds=interval_seconds,
         )
 
-    def _substrate(self, takes: Takes) -> Substrate:
-        return Substrate(
+    def _substrate(self, takes: Takes) -> ScenarioSubstrate:
+        return ScenarioSubstrate(
             [each.slot for each in self.stock.values()],
             hosts=[i for i, each in self.stock.items() if each.state is not MachineState.SPECULATIVE],
             sold_out={each.instance_type for each in self.scenario.shapes.values() if each.sold_out},
@@ -172,7 +172,7 @@ class World:
     # ---- life ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator["World"]:
+    async def running(self) -> AsyncIterator["ClosedWorld"]:
         """Bring everything up as the scenario begins, and take it down again."""
         await self.core.start()
         await self.core.loaded()
@@ -265,9 +265,9 @@ class World:
         tasks = [asyncio.create_task(shard.actuator.run())]
         if self.coordinator is not None and file is not None:
             tasks.append(asyncio.create_task(self.coordinator.link(shard, file.ownership).run()))
-        self.processes.append(Process(f"{name}/{self._started}", name, shard, provider, tasks, file))
+        self.processes.append(ShardProcess(f"{name}/{self._started}", name, shard, provider, tasks, file))
 
-    def _kill(self, process: Process) -> None:
+    def _kill(self, process: ShardProcess) -> None:
         """End a process at once: what it has in flight gets no answer, and no answer of it arrives."""
         process.provider.is_cut = True
         for task in process.tasks:
@@ -279,7 +279,7 @@ class World:
             process.file = None
         self.processes.remove(process)
 
-    def newest(self, name: str) -> Process | None:
+    def newest(self, name: str) -> ShardProcess | None:
         """Return the process of a shard that serves sessions, None while there is none."""
         return next((process for process in reversed(self.processes) if process.name == name), None)
 
@@ -405,7 +405,7 @@ class World:
             if name == workload:
                 self.operators[cluster].pods.resize(template, pods)
 
-    async def _make_zombie(self, old: Process, cycles: int) -> None:
+    async def _make_zombie(self, old: ShardProcess, cycles: int) -> None:
         """Let a new process stand beside one that does not know of it: it keeps its memory and loses its sessions."""
         old.lives_for_cycles = cycles
         await self._start_process(old.name)

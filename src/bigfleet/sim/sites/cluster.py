@@ -28,7 +28,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import format_vector
-from bigfleet.operator.drains import Drain
+from bigfleet.operator.drains import DrainRecord
 from bigfleet.operator.ports import EndKind, SessionEnded, SessionStream
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.operator.rollup import recount
@@ -88,7 +88,7 @@ class LyingCluster(SimulatedCluster):
         if update.state is MachineState.CONFIGURED:
             self.site.pods.uncordon(update.machine_id)
 
-    def drain_started(self, drain: Drain) -> None:
+    def drain_started(self, drain: DrainRecord) -> None:
         """Evict the node's pods, unless the reclaim is voluntary and they fit nowhere else."""
         if drain.machine_id in self._nodes:
             stranded = self.site.evict(drain)
@@ -220,7 +220,7 @@ class ClusterSite:
             cause = Cause.UNANSWERED if is_drained and not is_broken else Cause.LOST
             self._lost(before.machine.id, cause, self.pods.leave(before.machine.id))
 
-    def evict(self, drain: Drain) -> int:
+    def evict(self, drain: DrainRecord) -> int:
         """Cordon a node and evict its pods; return how many have no other place, for which nothing is done."""
         node = self.pods.nodes.get(drain.machine_id)
         if node is None or node.is_cordoned:

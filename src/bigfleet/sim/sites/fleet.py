@@ -17,7 +17,7 @@ from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Event, Observations, Titled
-from bigfleet.sim.plan_generator import GONE, LIVE, NONE, Plan
+from bigfleet.sim.plan_generator import GONE, LIVE, NONE, WorldPlan
 from bigfleet.sim.sites.coordinator import CoordinatorSite, asked
 from bigfleet.sim.sites.etcd import KeptEtcd
 from bigfleet.sim.sites.link import ShardLink
@@ -38,12 +38,12 @@ def zone_domain(zone: str) -> Domain:
     return Domain(labels.ZONE, zone)
 
 
-class Fleet:
+class ShardFleet:
     """What stands between the shards of one world; of one shard alone it is empty."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: WorldPlan,
         *,
         clock: Clock,
         make_rng: Callable[[str], Random],

@@ -16,8 +16,8 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, IdSource, MachineId
 from bigfleet.provider.backends.simulated.backend import SimulatedBackend, SimulatedReadiness
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
-from bigfleet.provider.backends.simulated.draws import Draws
-from bigfleet.provider.backends.simulated.fleet import Offer, build_fleet
+from bigfleet.provider.backends.simulated.draws import KeyedDraws
+from bigfleet.provider.backends.simulated.fleet import SimulatedOffer, build_fleet
 from bigfleet.provider.backends.simulated.world import World as CloudWorld
 from bigfleet.provider.kit.core import Ack, CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
@@ -57,7 +57,7 @@ class ProviderSite:
     ) -> None:
         self.store = KeptStore()
         self.book = WatchedBook()
-        self.offers: list[Offer] = build_fleet(cloud_world, {}, PROVIDER)
+        self.offers: list[SimulatedOffer] = build_fleet(cloud_world, {}, PROVIDER)
         self.process = Process(PROVIDER)
         self.process.kill()
         self.core: CapacityCore | None = None
@@ -86,7 +86,7 @@ class ProviderSite:
         cloud = SimulatedCloud(
             world=self._cloud_world,
             offers=self.offers,
-            draws=Draws(self._seed),
+            draws=KeyedDraws(self._seed),
             book=self.book,
             clock=self._clock,
             is_calm=is_calm,

@@ -6,7 +6,7 @@ taken must never change by itself.
 
 from collections.abc import Callable, Iterable
 
-from bigfleet.provider.backends.simulated.book import Entry, MemoryBook, SimulatedHost
+from bigfleet.provider.backends.simulated.book import Entry, MemoryHostBook, SimulatedHost
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import StoreDown
@@ -78,7 +78,7 @@ class KeptStore:
         """Keep everything: the disk outlives its process."""
 
 
-class WatchedBook(MemoryBook):
+class WatchedBook(MemoryHostBook):
     """The cloud's book; tells each change of a host."""
 
     def __init__(self) -> None:

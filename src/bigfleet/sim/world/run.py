@@ -27,7 +27,7 @@ from bigfleet.sim.kernel.journal import Journal
 from bigfleet.sim.kernel.loop import KernelLoop, drop_all, run_kernel
 from bigfleet.sim.kernel.streams import Streams
 from bigfleet.sim.observations import Violation
-from bigfleet.sim.plan_generator import GONE, NONE, KindPlan, Plan
+from bigfleet.sim.plan_generator import GONE, NONE, KindPlan, WorldPlan
 from bigfleet.sim.pods.scheduler import Template
 from bigfleet.sim.world.world import Sample, World
 
@@ -38,10 +38,10 @@ SILENCE_CHANGES_NOTHING = "With the coordinator gone, no shard's decisions diffe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class WorldResult:
     """What one run came to."""
 
-    plan: Plan
+    plan: WorldPlan
     violations: tuple[Violation, ...]
     trace_hash: str
     journal: Journal
@@ -175,7 +175,7 @@ def _template(cluster: str, kind: KindPlan) -> Template:
     return Template.of(kind.name, kind.name, request, is_unschedulable=kind.is_unschedulable)
 
 
-def run_plan(plan: Plan) -> Result:
+def run_plan(plan: WorldPlan) -> WorldResult:
     """Run a plan from its start to its end. Equal plans give equal results in any process.
 
     Where no coordinator ever answers, it is run again with shards that know of none, and held against that (S12).
@@ -194,11 +194,11 @@ def run_plan(plan: Plan) -> Result:
     return replace(result, violations=(breach, *result.violations))
 
 
-def _run(plan: Plan) -> Result:
+def _run(plan: WorldPlan) -> WorldResult:
     streams = Streams(plan.seed)
     worlds: list[World] = []
 
-    async def main(loop: KernelLoop) -> Result:
+    async def main(loop: KernelLoop) -> WorldResult:
         world = World(plan, loop, streams)
         worlds.append(world)
         await _live(world)
@@ -206,7 +206,7 @@ def _run(plan: Plan) -> Result:
             world.evidence.breach("S0", f"a task ended by {type(fault).__name__}: {fault}")
         evidence = world.evidence
         world.journal.is_closed = True
-        return Result(
+        return WorldResult(
             plan=plan,
             violations=tuple(evidence.violations),
             trace_hash=world.journal.hash,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from bigfleet.sim.plan_generator import Plan
-from bigfleet.sim.world.run import Result, run_plan
+from bigfleet.sim.plan_generator import WorldPlan
+from bigfleet.sim.world.run import WorldResult, run_plan
 
 #: Runs that one shrinking may take.
 RUNS_MAX = 200
@@ -21,12 +21,12 @@ class NothingFails(Exception):
 
 
 def shrink(
-    plan: Plan,
+    plan: WorldPlan,
     *,
     runs_max: int = RUNS_MAX,
-    run: Callable[[Plan], Result] = run_plan,
-    on_run: Callable[[int, Plan, bool], None] = lambda _number, _plan, _fails: None,
-) -> Result:
+    run: Callable[[WorldPlan], WorldResult] = run_plan,
+    on_run: Callable[[int, WorldPlan, bool], None] = lambda _number, _plan, _fails: None,
+) -> WorldResult:
     """Return the result of the smallest plan that was found to fail in the invariant in which `plan` fails first.
 
     Raises NothingFails when the plan does not fail at all. `on_run` hears each attempt and whether it failed the same.
@@ -51,7 +51,7 @@ def shrink(
     return best
 
 
-def _smaller(plan: Plan, *, at_seconds: float) -> Iterator[Plan]:
+def _smaller(plan: WorldPlan, *, at_seconds: float) -> Iterator[WorldPlan]:
     """Yield plans that are one step smaller, the largest steps first."""
     if at_seconds < plan.safety_seconds * 0.8:
         yield msgspec.structs.replace(plan, safety_seconds=at_seconds + 1.0)

@@ -7,7 +7,7 @@ what the result holds and must never compute anything that a run should have tol
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from bigfleet.sim.world.run import Result
+from bigfleet.sim.world.run import WorldResult
 from bigfleet.sim.world.world import Sample
 
 _WIDTH, _LEFT, _HEIGHT = 1200, 60, 260
@@ -25,7 +25,7 @@ _FAULT_LANES_MAX = 14
 _LANE = 16
 
 
-def timeline(result: Result) -> str:
+def timeline(result: WorldResult) -> str:
     """Return the HTML page of a run."""
     body = "\n".join(
         [
@@ -47,7 +47,7 @@ def timeline(result: Result) -> str:
     )
 
 
-def _summary(result: Result) -> str:
+def _summary(result: WorldResult) -> str:
     found = ", ".join(f"{each.invariant}: {each.text}" for each in result.violations[:3]) or "no violation"
     return escape(f"{result.simulated_seconds:.0f} simulated seconds, trace hash {result.trace_hash}; {found}")
 
@@ -56,7 +56,7 @@ def _legend() -> str:
     return "".join(f'<span style="background:{colour}">{state}</span>' for state, colour in _STATES.items())
 
 
-def _scale(result: Result) -> float:
+def _scale(result: WorldResult) -> float:
     return _WIDTH / max(1.0, result.simulated_seconds)
 
 
@@ -93,7 +93,7 @@ def _line(samples: Sequence[Sample], scale: float, *, top: int, name: str, value
     yield f'<polyline points="{points}" fill="none" stroke="#1f2937"/>'
 
 
-def _faults(result: Result, scale: float, *, top: int) -> Iterator[str]:
+def _faults(result: WorldResult, scale: float, *, top: int) -> Iterator[str]:
     yield f'<text x="0" y="{top - 6}">faults</text>'
     open_since: dict[str, float] = {}
     lanes: dict[str, int] = {}

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from bigfleet.sim.kernel.journal import Entry
-from bigfleet.sim.plan_generator import Plan
-from bigfleet.sim.world.run import Result
+from bigfleet.sim.kernel.journal import JournalEntry
+from bigfleet.sim.plan_generator import WorldPlan
+from bigfleet.sim.world.run import WorldResult
 
 FORMAT = "bigfleet simulation trace 1"
 BYTES_MAX = 256 * 1024 * 1024
@@ -26,18 +26,18 @@ class TraceFileFault(ValueError):
 
 class _Head(msgspec.Struct, forbid_unknown_fields=True):
     format: str
-    plan: Plan
+    plan: WorldPlan
 
 
 class Trace(NamedTuple):
     """What a file holds."""
 
-    plan: Plan
-    entries: list[Entry]
+    plan: WorldPlan
+    entries: list[JournalEntry]
     trace_hash: str
 
 
-def write_trace(path: Path, result: Result) -> None:
+def write_trace(path: Path, result: WorldResult) -> None:
     """Write a run. Raises OSError."""
     lines = [
         msgspec.json.encode(_Head(FORMAT, result.plan)),
@@ -62,7 +62,7 @@ def read_trace(path: Path) -> Trace:
         head = msgspec.json.decode(first, type=_Head)
         if head.format != FORMAT:
             raise TraceFileFault(f"{path}: its format is {head.format!r}, this program reads {FORMAT!r}")
-        entries = [Entry(*msgspec.json.decode(line, type=tuple[int, str, str, str])) for line in middle]
+        entries = [JournalEntry(*msgspec.json.decode(line, type=tuple[int, str, str, str])) for line in middle]
         return Trace(head.plan, entries, msgspec.json.decode(last, type=dict[str, str])["hash"])
     except OSError as error:
         raise TraceFileFault(f"{path}: {error.strerror or error}; name a trace that `sim run --trace` wrote") from error
@@ -72,7 +72,9 @@ def read_trace(path: Path) -> Trace:
         raise TraceFileFault(f"{path}: no trace of a simulation ({error}); name one that `sim run` wrote") from error
 
 
-def first_difference(one: Iterable[Entry], other: Iterable[Entry]) -> tuple[Entry | None, Entry | None] | None:
+def first_difference(
+    one: Iterable[JournalEntry], other: Iterable[JournalEntry]
+) -> tuple[JournalEntry | None, JournalEntry | None] | None:
     """Return the first entries that differ, None where one course ended; None when they are equal."""
     ours, theirs = list(one), list(other)
     for left, right in zip(ours, theirs, strict=False):

@@ -19,9 +19,9 @@ from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Streams
 from bigfleet.sim.observations import Committed, Event, Hosted, Marked, Observations, Titled
-from bigfleet.sim.plan_generator import SHORT_QUEUES, Plan
+from bigfleet.sim.plan_generator import SHORT_QUEUES, WorldPlan
 from bigfleet.sim.sites.cluster import ClusterSite
-from bigfleet.sim.sites.fleet import Fleet, shard_name
+from bigfleet.sim.sites.fleet import ShardFleet, shard_name
 from bigfleet.sim.sites.provider import ProviderSite
 from bigfleet.sim.sites.shard import ShardSite
 
@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 class World:
     """Everything of one run."""
 
-    def __init__(self, plan: Plan, loop: KernelLoop, streams: Streams) -> None:
+    def __init__(self, plan: WorldPlan, loop: KernelLoop, streams: Streams) -> None:
         self.plan = plan
         self.loop = loop
         self.clock = KernelClock(loop)
@@ -74,7 +74,7 @@ class World:
         self.provider.store.on_mark = self._marked
         self.provider.book.on_host = self._hosted
         self.evidence.records = self.provider.store.records
-        self.fleet = Fleet(plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, tell=self.tell)
+        self.fleet = ShardFleet(plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, tell=self.tell)
         names = [shard_name(number) for number in range(plan.shards)]
         self.shards = [
             ShardSite(

@@ -15,8 +15,8 @@ from bigfleet.partition.allocator import Allocator
 from bigfleet.partition.cluster import read_cluster
 from bigfleet.provider.backend import FoundKind, MachineView, Op
 from bigfleet.provider.backends.partitioned.backend import PartitionedBackend, PartitionedReadiness
-from bigfleet.provider.backends.partitioned.book import Book, MemoryBook, read_records
-from bigfleet.provider.backends.partitioned.hosts_file import Fleet, fleet_of
+from bigfleet.provider.backends.partitioned.book import InstanceBook, MemoryInstanceBook, read_records
+from bigfleet.provider.backends.partitioned.hosts_file import HostsFile, fleet_of
 from bigfleet.provider.backends.partitioned.ports import Carved, Driver, Size, Standing
 from bigfleet.provider.backends.partitioned.restoring import instances_of, restored
 from bigfleet.provider.kit.core import CapacityCore
@@ -126,7 +126,7 @@ def _name(least: dict[str, int]) -> str:
     return next(name for name, quarters in SIZES.items() if quarters * MEMORY_MIB - 40 == least["memory-size"])
 
 
-def fleet(body: Mapping[str, Any], ours: Mapping[str, Carved] | None = None) -> Fleet:
+def fleet(body: Mapping[str, Any], ours: Mapping[str, Carved] | None = None) -> HostsFile:
     return fleet_of(body, "p", make_allocator, ours or {})
 
 
@@ -184,14 +184,14 @@ class Provider:
         *,
         driver: Driver | None = None,
         transition_timeout_seconds: float | None = None,
-        book: Book | None = None,
+        book: InstanceBook | None = None,
         state: Path | None = None,
         store: Store | None = None,
         failed_hold_seconds: float = 0.0,
     ) -> None:
         driver = driver or InstantDriver()
         self._driver = driver
-        self.book = book or MemoryBook()
+        self.book = book or MemoryInstanceBook()
         records = () if state is None else read_records(state)
         leases = restored(records, self.book.load())
         self.backend = PartitionedBackend(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.provider.backends.partitioned.book import Row, SqliteBook, read_records
+from bigfleet.provider.backends.partitioned.book import Row, SqliteInstanceBook, read_records
 from bigfleet.provider.backends.partitioned.ports import Carved, Size
 from bigfleet.provider.records.refusal import StartRefused
 
@@ -15,12 +15,12 @@ ROW = Row(operation_id="op-1", carved=Carved("n", "g-z-half-000", Size(15_960, 2
 
 async def test_rows_are_there_after_the_book_was_closed_and_the_latest_one_counts(tmp_path: Path) -> None:
     path = tmp_path / "s.db.rooms"
-    book = SqliteBook(path, is_power_safe=True)
+    book = SqliteInstanceBook(path, is_power_safe=True)
     assert book.load() == {}
     await book.put("m", Row(operation_id="op-0", carved=ROW.carved))
     await book.put("m", ROW)
     book.close()
-    again = SqliteBook(path, is_power_safe=False)
+    again = SqliteInstanceBook(path, is_power_safe=False)
     assert again.load() == {"m": ROW}
     again.close()
 
@@ -32,7 +32,7 @@ def test_a_file_that_is_no_book_is_refused_by_name(tmp_path: Path) -> None:
         connection.execute("PRAGMA application_id=1")
     for path, text in ((garbage, "file is not a database"), (other, "these are no rooms that this version reads")):
         with pytest.raises(StartRefused, match=f"{path.name}: {text}"):
-            SqliteBook(path, is_power_safe=True).load()
+            SqliteInstanceBook(path, is_power_safe=True).load()
 
 
 def test_records_that_cannot_be_read_end_the_start_instead_of_freeing_every_room(tmp_path: Path) -> None:

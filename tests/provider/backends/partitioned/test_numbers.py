@@ -4,12 +4,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.provider.backends.partitioned.slots import NUMBER_MAX, Numbers, split_id
+from bigfleet.provider.backends.partitioned.slots import NUMBER_MAX, SlotNumbers, split_id
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=60))
 def test_numbers_behave_like_four_sets(steps: list[tuple[int, int]]) -> None:
-    numbers = Numbers()
+    numbers = SlotNumbers()
     offered: set[int] = set()
     used: set[int] = set()
     withheld: set[int] = set()

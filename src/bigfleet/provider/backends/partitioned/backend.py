@@ -29,12 +29,12 @@ from bigfleet.provider.backend import (
     Slot,
     Stockout,
 )
-from bigfleet.provider.backends.partitioned.book import Book, Row
-from bigfleet.provider.backends.partitioned.hosts_file import HOST_LABEL, Fleet, Line
+from bigfleet.provider.backends.partitioned.book import InstanceBook, Row
+from bigfleet.provider.backends.partitioned.hosts_file import HOST_LABEL, HostsFile, Line
 from bigfleet.provider.backends.partitioned.ports import Carved, Driver, NoRoom, Placement, Size, Standing
 from bigfleet.provider.backends.partitioned.restoring import Lease, instances_of, size_offered
-from bigfleet.provider.backends.partitioned.rooms import Rooms
-from bigfleet.provider.backends.partitioned.slots import Numbers, split_id
+from bigfleet.provider.backends.partitioned.rooms import RoomCounts
+from bigfleet.provider.backends.partitioned.slots import SlotNumbers, split_id
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.record import Record
 
@@ -60,11 +60,11 @@ class PartitionedBackend:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: HostsFile,
         driver: Driver,
         *,
         provider: str,
-        book: Book,
+        book: InstanceBook,
         records: Iterable[Record] = (),
         leases: Mapping[str, Lease] = _NO_LEASES,
     ) -> None:
@@ -75,7 +75,7 @@ class PartitionedBackend:
         self._book = book
         #: Losses of the metric so far, by group and interval.
         self.lost_allocations: Counter[tuple[str, str]] = Counter()
-        self._numbers: dict[str, Numbers] = {}
+        self._numbers: dict[str, SlotNumbers] = {}
         #: All and only the machines whose host is there, or may be.
         self._leases = dict(leases)
         #: Hosts that stand for slots, as the last inventory saw them, by machine.
@@ -92,7 +92,7 @@ class PartitionedBackend:
         records = tuple(records)
         for record in records:
             self._number(record)
-        self._rooms = Rooms(fleet, self._standing())
+        self._rooms = RoomCounts(fleet, self._standing())
         self._place_unplaced(records)
         self._is_first_inventory = not records
         self._match_all(is_first=not records)
@@ -109,8 +109,8 @@ class PartitionedBackend:
         else:
             numbers.use(parts[1])
 
-    def _numbers_of(self, prefix: str) -> Numbers:
-        return self._numbers.setdefault(prefix, Numbers())
+    def _numbers_of(self, prefix: str) -> SlotNumbers:
+        return self._numbers.setdefault(prefix, SlotNumbers())
 
     def _standing(self) -> list[Carved]:
         return [lease.carved for lease in self._leases.values() if lease.carved is not None]
@@ -128,7 +128,7 @@ class PartitionedBackend:
         return instances_of(self._leases)
 
     @property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> HostsFile:
         """The hosts as they were read last."""
         return self._rooms.fleet
 
@@ -185,9 +185,9 @@ class PartitionedBackend:
         if self._withdrawn:
             self._wake()
 
-    def replace_fleet(self, fleet: Fleet) -> None:
+    def replace_fleet(self, fleet: HostsFile) -> None:
         """Take other hosts: what stands keeps its room, and slots follow."""
-        self._rooms = Rooms(fleet, self._standing())
+        self._rooms = RoomCounts(fleet, self._standing())
         for lease in self._leases.values():
             if lease.carved is not None and lease.carved.host not in fleet.hosts:
                 _log.warning("host.unknown", host=lease.carved.host, instance=lease.carved.instance)

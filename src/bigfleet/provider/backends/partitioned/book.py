@@ -30,7 +30,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     carved: Carved
 
 
-class Book(Protocol):
+class InstanceBook(Protocol):
     """Keeps the latest row of each machine."""
 
     def load(self) -> dict[str, Row]:
@@ -46,7 +46,7 @@ class Book(Protocol):
         ...
 
 
-class MemoryBook:
+class MemoryInstanceBook:
     """Keeps rows for as long as the object lives; for tests and the simulation."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class MemoryBook:
         """Keep what there is."""
 
 
-class SqliteBook:
+class SqliteInstanceBook:
     """One file beside the state, under the state's lock. `is_power_safe` False survives a killed process only."""
 
     def __init__(self, path: Path, *, is_power_safe: bool) -> None:

@@ -100,7 +100,7 @@ class HostPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class HostsFile:
     """Everything that a hosts file says."""
 
     allocator: Allocator
@@ -115,7 +115,7 @@ class Fleet:
     warnings: tuple[str, ...]
 
 
-def read_hosts(path: Path, provider: str, make: MakeAllocator, ours: Mapping[str, Carved]) -> Fleet:
+def read_hosts(path: Path, provider: str, make: MakeAllocator, ours: Mapping[str, Carved]) -> HostsFile:
     """Return what a file says; `ours` are the instances that we carved, by name. Raises HostsFault."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
@@ -140,7 +140,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return body
 
 
-def fleet_of(document: Mapping[str, Any], provider: str, make: MakeAllocator, ours: Mapping[str, Carved]) -> Fleet:
+def fleet_of(document: Mapping[str, Any], provider: str, make: MakeAllocator, ours: Mapping[str, Carved]) -> HostsFile:
     """Return what a document says. Raises HostsFault."""
     groups, nodes = _own_part(document)
     try:
@@ -154,7 +154,7 @@ def fleet_of(document: Mapping[str, Any], provider: str, make: MakeAllocator, ou
             allocator.vector(host.name)
     except (ClusterFault, UnlimitedInterval) as fault:
         raise HostsFault(str(fault)) from fault
-    return Fleet(
+    return HostsFile(
         allocator=allocator,
         hosts=places,
         offline=frozenset(name for name, node in document["nodes"].items() if node.get("offline") is True),

@@ -7,14 +7,14 @@ often. Only the host that was touched is counted anew. Nothing here may know ids
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from bigfleet.provider.backends.partitioned.hosts_file import Fleet, Line
+from bigfleet.provider.backends.partitioned.hosts_file import HostsFile, Line
 from bigfleet.provider.backends.partitioned.ports import Carved, NoRoom, Placement, Willingness
 
 
-class Rooms:
+class RoomCounts:
     """The room of one fleet. Placements are serial."""
 
-    def __init__(self, fleet: Fleet, standing: Iterable[Carved] = ()) -> None:
+    def __init__(self, fleet: HostsFile, standing: Iterable[Carved] = ()) -> None:
         """`standing` are instances of ours, which a document counts no room for."""
         self.fleet = fleet
         self._lines_of: defaultdict[tuple[str, str], list[Line]] = defaultdict(list)

@@ -10,7 +10,7 @@ from bigfleet.provider.backend import FoundKind, MachineView, Op, Slot
 from bigfleet.provider.backends.partitioned.ports import Carved, Standing
 from bigfleet.provider.backends.simulated.backend import SimulatedBackend, SimulatedReadiness
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
-from bigfleet.provider.backends.simulated.fleet import Offer
+from bigfleet.provider.backends.simulated.fleet import SimulatedOffer
 
 _HOST, _INSTANCE = "host", "instance"
 
@@ -35,7 +35,7 @@ class SimulatedDriver:
             labels={_HOST: carved.host, _INSTANCE: carved.instance},
             price_usd_per_hour=machine.price_usd_per_hour,
         )
-        self._cloud.offers[machine.id] = Offer(
+        self._cloud.offers[machine.id] = SimulatedOffer(
             slot=slot,
             own_price_usd_per_hour=machine.price_usd_per_hour,
             own_probability=0.0,

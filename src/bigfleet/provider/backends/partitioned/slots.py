@@ -21,7 +21,7 @@ def split_id(machine_id: str) -> tuple[str, int] | None:
     return prefix + slash, int(tail)
 
 
-class Numbers:
+class SlotNumbers:
     """The numbers of one line. A number is on offer, in use, withheld, or nobody's."""
 
     def __init__(self) -> None:

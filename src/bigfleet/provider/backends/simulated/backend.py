@@ -33,8 +33,8 @@ from bigfleet.provider.backends.simulated.cloud import (
     SimulatedCloud,
     Warning,
 )
-from bigfleet.provider.backends.simulated.fleet import Offer
-from bigfleet.provider.backends.simulated.life import Stage
+from bigfleet.provider.backends.simulated.fleet import SimulatedOffer
+from bigfleet.provider.backends.simulated.life import LifeStage
 from bigfleet.provider.records.kinds import Kind
 
 #: What is pushed for a rebalance hint and for a reclaim notice.
@@ -90,7 +90,7 @@ class SimulatedBackend:
         if count % _FACTS_PER_TURN_MAX == 0:
             await self._clock.sleep(0)
 
-    def _priced(self, offer: Offer, now_unix_nanos: int, number: int) -> Slot:
+    def _priced(self, offer: SimulatedOffer, now_unix_nanos: int, number: int) -> Slot:
         economy = self._cloud.economy
         price = economy.price_usd_per_hour(offer, now_unix_nanos)
         probability = economy.probability(offer)
@@ -160,11 +160,11 @@ class SimulatedBackend:
             return Found(kind=FoundKind.NO_HOST)
         made = Host(ref=host.ref, node_name=_node_name(host))
         match self._cloud.stage(host):
-            case Stage.RUNNING | Stage.LOST_JOIN:
+            case LifeStage.RUNNING | LifeStage.LOST_JOIN:
                 return Found(kind=FoundKind.CLEAN, host=made)
-            case Stage.BOOTSTRAPPING | Stage.JOINING | Stage.DRAINING as stage:
+            case LifeStage.BOOTSTRAPPING | LifeStage.JOINING | LifeStage.DRAINING as stage:
                 raise Transient(f"host {host.ref} is {stage.value}; ask again when that has ended")
-            case Stage.READY if host.cluster == machine.cluster:
+            case LifeStage.READY if host.cluster == machine.cluster:
                 return Found(kind=FoundKind.SERVING, host=made)
             case _:
                 return Found(kind=FoundKind.DIRTY, host=made)
@@ -239,7 +239,7 @@ class SimulatedReadiness:
     async def ready(self, machine: MachineView, cluster: str, op: Op) -> bool:
         """Say whether the host's node is Ready in that cluster."""
         host = self._cloud.host(machine.id)
-        return host is not None and host.cluster == cluster and self._cloud.stage(host) is Stage.READY
+        return host is not None and host.cluster == cluster and self._cloud.stage(host) is LifeStage.READY
 
 
 def _broken_half_way(facts: Sequence[Slot]) -> Iterator[Slot]:

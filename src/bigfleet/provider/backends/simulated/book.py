@@ -71,7 +71,7 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     counters: dict[str, int] = {}
 
 
-class Book(Protocol):
+class HostBook(Protocol):
     """Where entries are kept."""
 
     def load(self, now_unix_nanos: int) -> tuple[int, dict[str, Entry]]:
@@ -87,7 +87,7 @@ class Book(Protocol):
         ...
 
 
-class MemoryBook:
+class MemoryHostBook:
     """Keeps entries for as long as the object lives; for tests and the simulation."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class MemoryBook:
         """Keep what there is: the cloud outlives its provider."""
 
 
-class SqliteBook:
+class SqliteHostBook:
     """One file. It survives a killed process; a lost power supply may take the last moments of a simulation."""
 
     def __init__(self, path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import Slot
-from bigfleet.provider.backends.simulated.book import Book, Entry, Made, SimulatedHost
-from bigfleet.provider.backends.simulated.draws import Draws
+from bigfleet.provider.backends.simulated.book import Entry, HostBook, Made, SimulatedHost
+from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.economy import Economy
-from bigfleet.provider.backends.simulated.fleet import Market, Offer, pool_name
-from bigfleet.provider.backends.simulated.life import Stage, billed_nanos, cluster_of, is_there, stage_of
+from bigfleet.provider.backends.simulated.fleet import Market, SimulatedOffer, pool_name
+from bigfleet.provider.backends.simulated.life import LifeStage, billed_nanos, cluster_of, is_there, stage_of
 from bigfleet.provider.backends.simulated.world import Dwell, Faults, World
 
 
@@ -66,9 +66,9 @@ class SimulatedCloud:
         self,
         *,
         world: World,
-        offers: Sequence[Offer],
-        draws: Draws,
-        book: Book,
+        offers: Sequence[SimulatedOffer],
+        draws: KeyedDraws,
+        book: HostBook,
         clock: Clock,
         time_scale: float = 1.0,
         is_calm: bool = False,
@@ -130,7 +130,7 @@ class SimulatedCloud:
         """Return every live host, those included that no offer names any more."""
         return [(machine_id, host) for machine_id in self._entries if (host := self.host(machine_id)) is not None]
 
-    def stage(self, host: SimulatedHost) -> Stage:
+    def stage(self, host: SimulatedHost) -> LifeStage:
         """Return where a host is now."""
         return stage_of(host, self._clock.unix_nanos())
 
@@ -214,7 +214,7 @@ class SimulatedCloud:
         self._end_call(machine_id, "create")
         return host
 
-    async def _check_stock(self, offer: Offer) -> None:
+    async def _check_stock(self, offer: SimulatedOffer) -> None:
         if not self.economy.is_stocked_out(offer.market, self._clock.unix_nanos()):
             return
         answer_nanos = self.economy.scaled_nanos(self._world.stockout.answer_seconds)
@@ -222,7 +222,7 @@ class SimulatedCloud:
         slot = offer.slot
         raise OutOfStock(f"no {slot.capacity_type.label} {slot.instance_type} in {slot.zone} now")
 
-    def _make_host(self, offer: Offer, op_id: str, deadline_unix_nanos: int) -> SimulatedHost:
+    def _make_host(self, offer: SimulatedOffer, op_id: str, deadline_unix_nanos: int) -> SimulatedHost:
         machine_id, entry = offer.slot.id, self._entry(offer.slot.id)
         now = self._clock.unix_nanos()
         number = entry.counters.get("create", 0)
@@ -237,7 +237,7 @@ class SimulatedCloud:
         return host
 
     def _new_host(
-        self, offer: Offer, number: int, op_id: str, requested_unix_nanos: int, running_unix_nanos: int
+        self, offer: SimulatedOffer, number: int, op_id: str, requested_unix_nanos: int, running_unix_nanos: int
     ) -> SimulatedHost:
         fate = self.economy.fate(
             offer, number, requested_unix_nanos=requested_unix_nanos, running_unix_nanos=running_unix_nanos
@@ -253,7 +253,7 @@ class SimulatedCloud:
             hint_unix_nanos=fate.hint_unix_nanos if fate else None,
         )
 
-    def _put_host(self, entry: Entry, offer: Offer, host: SimulatedHost, now_unix_nanos: int) -> None:
+    def _put_host(self, entry: Entry, offer: SimulatedOffer, host: SimulatedHost, now_unix_nanos: int) -> None:
         slot = offer.slot
         assert entry.host is None, f"{slot.id} has a host already"
         entry.host = host
@@ -432,10 +432,10 @@ class SimulatedCloud:
         self._changed.clear()
         return is_changed
 
-    def walking_markets(self) -> dict[tuple[str, str], list[Offer]]:
+    def walking_markets(self) -> dict[tuple[str, str], list[SimulatedOffer]]:
         """Return the machines whose price walks, by type and zone."""
-        markets: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
-        offers: Iterable[Offer] = self.offers.values()
+        markets: defaultdict[tuple[str, str], list[SimulatedOffer]] = defaultdict(list)
+        offers: Iterable[SimulatedOffer] = self.offers.values()
         for offer in offers:
             if self.economy.has_walking_price(offer):
                 markets[offer.slot.instance_type, offer.slot.zone].append(offer)

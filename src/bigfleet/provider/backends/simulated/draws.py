@@ -15,7 +15,7 @@ _MANTISSA_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class KeyedDraws:
     """All draws of one seed."""
 
     seed: int

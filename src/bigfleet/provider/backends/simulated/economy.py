@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.states import CapacityType
-from bigfleet.provider.backends.simulated.draws import Draws
-from bigfleet.provider.backends.simulated.fleet import Market, Offer
+from bigfleet.provider.backends.simulated.draws import KeyedDraws
+from bigfleet.provider.backends.simulated.fleet import Market, SimulatedOffer
 from bigfleet.provider.backends.simulated.world import Dwell, World, parse_capacity_type
 
 _SECONDS_PER_HOUR = 3600.0
@@ -37,7 +37,9 @@ class Fate:
 class Economy:
     """The world's own course."""
 
-    def __init__(self, world: World, draws: Draws, *, time_scale: float, is_calm: bool, began_unix_nanos: int) -> None:
+    def __init__(
+        self, world: World, draws: KeyedDraws, *, time_scale: float, is_calm: bool, began_unix_nanos: int
+    ) -> None:
         self._world = world
         self._draws = draws
         self._time_scale = time_scale
@@ -79,7 +81,7 @@ class Economy:
         """Return when the next spot price is drawn."""
         return self._began_unix_nanos + (self.price_step(unix_nanos) + 1) * self._price_step_nanos
 
-    def price_usd_per_hour(self, offer: Offer, unix_nanos: int) -> float:
+    def price_usd_per_hour(self, offer: SimulatedOffer, unix_nanos: int) -> float:
         """Return what an hour of the machine costs now."""
         if offer.own_price_usd_per_hour is not None:
             return offer.own_price_usd_per_hour
@@ -94,7 +96,7 @@ class Economy:
             case _:
                 return on_demand
 
-    def _spot_factor(self, offer: Offer, step: int) -> float:
+    def _spot_factor(self, offer: SimulatedOffer, step: int) -> float:
         price = self._world.price
         if self._is_calm:
             return price.spot_mean
@@ -109,14 +111,14 @@ class Economy:
         self._spot_factors[subject] = (step, factor)
         return factor
 
-    def has_walking_price(self, offer: Offer) -> bool:
+    def has_walking_price(self, offer: SimulatedOffer) -> bool:
         """Say whether the machine's price changes with time."""
         is_spot = offer.slot.capacity_type is CapacityType.SPOT
         return is_spot and offer.own_price_usd_per_hour is None and not self._is_calm
 
     # ---- interruption --------------------------------------------------------------------------------------------
 
-    def probability(self, offer: Offer) -> float:
+    def probability(self, offer: SimulatedOffer) -> float:
         """Return the declared probability of an interruption within one hour."""
         if offer.own_probability is not None:
             return offer.own_probability
@@ -127,7 +129,7 @@ class Economy:
         return choices[int(self._draws.uniform("declared probability", subject, 0) * len(choices))]
 
     def fate(
-        self, offer: Offer, host_number: int, *, requested_unix_nanos: int, running_unix_nanos: int
+        self, offer: SimulatedOffer, host_number: int, *, requested_unix_nanos: int, running_unix_nanos: int
     ) -> Fate | None:
         """Return how a host ends, by whatever takes it first, or None when nothing does."""
         if self._is_calm:
@@ -151,7 +153,7 @@ class Economy:
             hint = min(dies, max(first, dies - self.scaled_nanos(rules.hint_seconds)))
         return Fate(dies_unix_nanos=dies, notice_unix_nanos=notice, hint_unix_nanos=hint)
 
-    def _hazard_unix_nanos(self, offer: Offer, host_number: int, running_unix_nanos: int) -> int | None:
+    def _hazard_unix_nanos(self, offer: SimulatedOffer, host_number: int, running_unix_nanos: int) -> int | None:
         if offer.slot.capacity_type is not CapacityType.SPOT:
             return None
         declared, truth_factor = self.probability(offer), self._world.interruption.truth_factor
@@ -162,7 +164,7 @@ class Economy:
         life_seconds = self._draws.exponential(mean_seconds, "interruption", offer.slot.id, host_number)
         return running_unix_nanos + self.scaled_nanos(life_seconds)
 
-    def _waves_unix_nanos(self, offer: Offer, host_number: int, requested_unix_nanos: int) -> Iterator[int]:
+    def _waves_unix_nanos(self, offer: SimulatedOffer, host_number: int, requested_unix_nanos: int) -> Iterator[int]:
         for number, wave in enumerate(self._world.interruption.waves):
             at = self.unix_nanos_at(wave.at_seconds)
             if wave.pool != offer.pool or at < requested_unix_nanos:
@@ -170,7 +172,7 @@ class Economy:
             if self._draws.happens(wave.share, f"wave {number}", offer.slot.id, host_number):
                 yield at
 
-    def _outage_unix_nanos(self, offer: Offer, requested_unix_nanos: int) -> int | None:
+    def _outage_unix_nanos(self, offer: SimulatedOffer, requested_unix_nanos: int) -> int | None:
         """Return when the first outage of the zone meets a host that is requested then."""
         met = [
             max(requested_unix_nanos, self.unix_nanos_at(outage.from_seconds))

@@ -40,7 +40,7 @@ Market = tuple[str, str, CapacityType]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class SimulatedOffer:
     """One machine of the fleet, without what changes over time."""
 
     #: Price and probability are those of the pool, or 0 where the economy sets them.
@@ -89,7 +89,7 @@ def default_pools(zones: Sequence[str], catalogue: Mapping[str, InstanceType]) -
     return tuple(pools)
 
 
-def build_fleet(world: World, catalogue: Mapping[str, InstanceType], provider: str) -> list[Offer]:
+def build_fleet(world: World, catalogue: Mapping[str, InstanceType], provider: str) -> list[SimulatedOffer]:
     """Return every machine of the world. Raises WorldFault with the path of a pool that cannot be offered."""
     pools = world.pools if world.pools is not None else default_pools(world.zones or DEFAULT_ZONES, catalogue)
     racks = _Racks(world.rack_size)
@@ -109,7 +109,7 @@ def build_fleet(world: World, catalogue: Mapping[str, InstanceType], provider: s
     return offers
 
 
-def _check_planned(world: World, offers: Sequence[Offer]) -> None:
+def _check_planned(world: World, offers: Sequence[SimulatedOffer]) -> None:
     """Refuse a wave or an outage that could never hit anything. Raises WorldFault with its path."""
     rules = world.interruption
     pools, zones = {offer.pool for offer in offers}, {offer.slot.zone for offer in offers}
@@ -125,7 +125,7 @@ def _check_planned(world: World, offers: Sequence[Offer]) -> None:
             )
 
 
-def build_seed_fleet(count: int, provider: str) -> list[Offer]:
+def build_seed_fleet(count: int, provider: str) -> list[SimulatedOffer]:
     """Return `count` slots in the mix and at the prices of the fake backend."""
     offers = []
     numbers: defaultdict[tuple[str, CapacityType], int] = defaultdict(int)
@@ -136,7 +136,7 @@ def build_seed_fleet(count: int, provider: str) -> list[Offer]:
         kind = capacity_word(slot.capacity_type)
         slot = fake_slot(number, id=f"{provider}/{kind}/{slot.instance_type}/{slot.zone}/{place:03d}")
         offers.append(
-            Offer(
+            SimulatedOffer(
                 slot=slot,
                 own_price_usd_per_hour=slot.price_usd_per_hour,
                 own_probability=slot.interruption_probability,
@@ -147,7 +147,7 @@ def build_seed_fleet(count: int, provider: str) -> list[Offer]:
     return offers
 
 
-def _with_any_price(offer: Offer) -> Slot:
+def _with_any_price(offer: SimulatedOffer) -> Slot:
     """Return the slot with a good price and probability where the economy sets them, to check the rest."""
     price, probability = offer.own_price_usd_per_hour, offer.own_probability
     return replace(
@@ -209,7 +209,7 @@ class _PoolShape:
             on_demand_usd_per_hour=known.on_demand_usd_per_hour if known else None,
         )
 
-    def offer(self, number: int, provider: str, rack: str) -> Offer:
+    def offer(self, number: int, provider: str, rack: str) -> SimulatedOffer:
         """Return one machine of the pool."""
         pool = self.pool
         kind = capacity_word(self.capacity_type)
@@ -226,7 +226,7 @@ class _PoolShape:
             interruption_probability=pool.interruption_probability or 0.0,
             fixed=is_bare_metal if pool.fixed is None else pool.fixed,
         )
-        return Offer(
+        return SimulatedOffer(
             slot=slot,
             own_price_usd_per_hour=pool.price_per_hour,
             own_probability=pool.interruption_probability,

@@ -13,7 +13,7 @@ _REQUEST_DIVISOR = 4
 _BOOTSTRAP_DIVISOR = 2
 
 
-class Stage(Enum):
+class LifeStage(Enum):
     """Where a host is in its life."""
 
     REQUESTED = "requested"
@@ -46,22 +46,22 @@ def cluster_of(host: SimulatedHost, now_unix_nanos: int) -> str:
     return "" if is_drained else host.cluster
 
 
-def stage_of(host: SimulatedHost, now_unix_nanos: int) -> Stage:
+def stage_of(host: SimulatedHost, now_unix_nanos: int) -> LifeStage:
     """Return where a host that is there is."""
     if host.deleted_by:
-        return Stage.DELETING
+        return LifeStage.DELETING
     if now_unix_nanos < host.running_unix_nanos:
         waits_nanos = (host.running_unix_nanos - host.requested_unix_nanos) // _REQUEST_DIVISOR
-        return Stage.REQUESTED if now_unix_nanos < host.requested_unix_nanos + waits_nanos else Stage.BOOTING
+        return LifeStage.REQUESTED if now_unix_nanos < host.requested_unix_nanos + waits_nanos else LifeStage.BOOTING
     if not cluster_of(host, now_unix_nanos) or now_unix_nanos < host.configured_unix_nanos:
-        return Stage.RUNNING
+        return LifeStage.RUNNING
     if host.ready_unix_nanos is None:
-        return Stage.LOST_JOIN
+        return LifeStage.LOST_JOIN
     if now_unix_nanos >= host.ready_unix_nanos:
-        return Stage.DRAINING if host.drained_by else Stage.READY
+        return LifeStage.DRAINING if host.drained_by else LifeStage.READY
     bootstrap_nanos = (host.ready_unix_nanos - host.configured_unix_nanos) // _BOOTSTRAP_DIVISOR
     is_booted = now_unix_nanos >= host.configured_unix_nanos + bootstrap_nanos
-    return Stage.JOINING if is_booted else Stage.BOOTSTRAPPING
+    return LifeStage.JOINING if is_booted else LifeStage.BOOTSTRAPPING
 
 
 def billed_nanos(host: SimulatedHost, now_unix_nanos: int) -> int:

@@ -1,4 +1,4 @@
-"""What a behaviour is: an id, a profile, a title in the words of docs/spec/provider.md §23, and a coroutine.
+"""Defines a behaviour: an id, a profile, a title in the words of docs/spec/provider.md §23, and a coroutine.
 
 Each area module makes one `Area` and registers its behaviours with it; `catalogue` gathers the areas. Nothing here may
 run one.

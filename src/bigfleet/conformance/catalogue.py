@@ -1,4 +1,4 @@
-"""Every behaviour there is, and which of them a run is about (docs/spec/provider.md §23).
+"""Lists every behaviour, and selects those of a run (docs/spec/provider.md §23).
 
 A new area is a module in `areas` and an entry in `AREAS`. Nothing here may leave out a behaviour that was asked for.
 """

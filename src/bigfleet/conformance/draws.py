@@ -1,4 +1,4 @@
-"""Chance for one behaviour: everything it draws comes from one stream of seed and id.
+"""Draws random values for one behaviour from one stream of seed and id.
 
 So a behaviour draws the same whether it runs alone or among all. Nothing here may share a stream.
 """

@@ -1,4 +1,4 @@
-"""How a behaviour says what it expects: one sentence each, which a failure shows.
+"""Checks expectations of behaviours: one sentence each, which a failure shows.
 
 Nothing here may look at a provider.
 """

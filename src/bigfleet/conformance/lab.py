@@ -1,4 +1,4 @@
-"""What a behaviour works with: machines lent to it, calls with fresh tokens, and waiting until a machine settles.
+"""Gives a behaviour what it works with: machines, calls with fresh tokens, waiting until a machine settles.
 
 One lab per behaviour and run. Its shard ids are new, so that a provider can be tested twice. Nothing here may judge;
 what is expected stands in the behaviours.

@@ -1,4 +1,4 @@
-"""What the suite says to a provider and hears from it: six requests, their answers, and who carries them.
+"""Defines the six requests of the suite, their answers, and the Protocols that carry them.
 
 docs/spec/wire.md §6. Answers are kept as they came, without judging them: a status that was not foreseen and a record
 that breaks every rule are what the suite is there to see. Nothing here may raise for what a provider answers.

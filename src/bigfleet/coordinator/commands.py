@@ -1,4 +1,4 @@
-"""What may be done to the coordinator's tables: commands as values, and the rules that admit or refuse them.
+"""Defines the commands that change the coordinator's tables, and the rules that admit or reject them.
 
 docs/spec/coordinator.md §2. `edits(tables, command)` is a pure function: it names the rows to write, none where the
 tables already say so, and raises where a rule forbids it. Times and whatever else a command cannot find in the tables

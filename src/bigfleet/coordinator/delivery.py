@@ -1,4 +1,4 @@
-"""Instructions on their way: due, delivered, answered, tried again, given up (docs/spec/coordinator.md §6).
+"""Delivers instructions to shards: due, delivered, acknowledged, retried, abandoned (docs/spec/coordinator.md §6).
 
 An immutable ledger and pure functions of time. It is soft state: a new leader begins with an empty one and derives
 what matters from what shards report. Nothing here decides what is told to whom.

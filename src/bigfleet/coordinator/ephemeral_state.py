@@ -1,4 +1,4 @@
-"""What a leader knows from reports, and forgets when it leads no more (docs/spec/coordinator.md §5).
+"""Holds what a leader learns from reports and drops when it loses leadership (docs/spec/coordinator.md §5).
 
 Immutable values; each report makes another. The time is that of the leader's own monotonic clock and comes in as a
 number. Nothing here writes to the store.

@@ -1,4 +1,4 @@
-"""One replica's time as the leader: it takes reports, keeps the tables, and answers (docs/spec/coordinator.md §4).
+"""Serves as the leader: accepts reports, writes the tables, answers shards (docs/spec/coordinator.md §4).
 
 A short flow over a `StateStore`; what is decided in it is decided by pure functions. Reports of shards are taken one
 after the other. It never dials anybody.

@@ -1,4 +1,4 @@
-"""One replica's time as the leader, beyond reports: what administrators ask, what readers list, and the passes.
+"""Serves administrators and readers during one term, and runs the rebalancing passes.
 
 docs/spec/coordinator.md §4 to §7. `leader` takes reports, `rebalancing` plans; here they meet. Whoever calls holds the
 replica's lock, so that nothing of this runs beside itself. Nothing here waits for time to pass.

@@ -1,4 +1,4 @@
-"""What a coordinator's replica tells Prometheus (docs/spec/coordinator.md §11).
+"""Exports the metrics of a coordinator's replica to Prometheus (docs/spec/coordinator.md §11).
 
 Counters and histograms are kept here, every label from the start; gauges are read off immutable values when somebody
 scrapes. Nothing here decides anything.

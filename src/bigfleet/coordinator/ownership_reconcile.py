@@ -1,4 +1,4 @@
-"""What the leader does when a shard's view of what it owns and the tables disagree (docs/spec/coordinator.md §9.6).
+"""Reconciles the ownership tables with the ownership that shards report (docs/spec/coordinator.md §9.6).
 
 A pure function of views and tables, run for the shard that has just reported. Whatever an answer told a shard counts
 as done until the shard's next report says otherwise, because a view is older than the answer that followed it; what

@@ -1,4 +1,4 @@
-"""The shortfalls of one pass that have not been looked at, by what they ask for, so that many are settled at once.
+"""Groups the unserved shortfalls of one pass by what they ask for, so that many are settled at once.
 
 docs/spec/coordinator.md §7. Of 20,000 shortfalls most get nothing, and those that ask for the same thing get nothing
 for the same reason. Nothing here decides who gets something.

@@ -1,4 +1,4 @@
-"""Which quota slots follow speculative slots that change shards (docs/spec/coordinator.md §7.3, §9.3 H6).
+"""Transfers quota with speculative slots that change shards (docs/spec/coordinator.md §7.3, §9.3 H6).
 
 They are booked before the recipient is told, once for each hand-over, under the id of the donor's instruction. Nothing
 here writes.

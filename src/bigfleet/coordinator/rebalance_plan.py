@@ -1,4 +1,4 @@
-"""Which spare machines go to which shard: the rebalancing pass, a pure function of the fleet's last reports.
+"""Plans which spare machines move to which shard: a pure function of the last reports of the fleet.
 
 docs/spec/coordinator.md §7. Three tiers in strict order for each shortfall: idle machines, speculative slots, and, for
 what is old and got nothing, a drain in another shard. Integers and fractions alone, every order total, so that equal

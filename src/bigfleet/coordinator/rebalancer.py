@@ -1,4 +1,4 @@
-"""A leader's rebalancing from pass to pass: what it shows `plan`, what it remembers, and how moves become instructions.
+"""Runs the rebalancing passes of a leader and turns the planned transfers into instructions.
 
 docs/spec/coordinator.md §7. What is in flight is read off the ledger and the last reports, so that it ends by itself
 when a move fails, expires or arrives; cooldowns and refusals are the only memory. Time comes in as a number. Nothing

@@ -1,4 +1,4 @@
-"""The life of one replica: it campaigns, leads until that is lost, forgets what it heard, and campaigns again.
+"""Runs one replica: it campaigns, leads until it loses the lease, drops its ephemeral state, and campaigns again.
 
 docs/spec/coordinator.md §1, §3 to §7, §10. While it leads, passes and exports run beside the answers; everything that
 touches its state does so under one lock and to its end, whether or not a caller still waits. Nothing here decides what

@@ -1,4 +1,4 @@
-"""What a shard tells the coordinator of itself, as values, and the part of it that a rebalancing pass works on.
+"""Defines the part of a shard's report that a rebalancing pass works on.
 
 docs/spec/wire.md §10. `prepared` does once for each report what every pass would do again: it groups capacity by type
 and zone, sorts shortfalls and finds which of the shard's own rows its own shortfalls want. Nothing here reads a clock.

@@ -1,4 +1,4 @@
-"""A whole report as values: what a shard tells every interval, before anything is derived from it.
+"""Defines the whole report that a shard sends every interval.
 
 docs/spec/wire.md §10. A link builds one, a leader keeps the last of each shard and shows it; `taken` makes of it what
 the leader's rules work on. Nothing here judges a report: bounds are checked where it comes off the wire.

@@ -1,4 +1,4 @@
-"""The coordinator's hard state: five small tables, as immutable values, and the edits that change them.
+"""Defines the coordinator's durable tables as immutable values, and the edits that change them.
 
 docs/spec/coordinator.md §2. Who may change them is decided by `bigfleet.coordinator.commands`; how they are kept, by a
 store. Nothing here reads a clock or a store.

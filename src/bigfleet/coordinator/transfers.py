@@ -1,4 +1,4 @@
-"""What a rebalancing pass is given and what it proposes, as values (docs/spec/coordinator.md §7).
+"""Defines the input and the result of a rebalancing pass (docs/spec/coordinator.md §7).
 
 Nothing here decides what moves.
 """

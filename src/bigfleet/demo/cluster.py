@@ -1,4 +1,4 @@
-"""A simulated cluster: it asks for capacity, boots machines, sees nodes join, and drains them when told.
+"""Simulates a cluster: it asks for capacity, boots machines, sees nodes join, and drains them on request.
 
 The roll-up builder and the session flow are the operator's own (`bigfleet.operator`); only what a Kubernetes API server
 would hold is simulated here: the requests, the nodes, and how long a drain takes. Demand comes from

@@ -1,4 +1,4 @@
-"""The machines of the demonstration: the default fleet by size, or the nodes of a trace as bare metal.
+"""Defines the machines of the demonstration: the default fleet by size, or the nodes of a trace as bare metal.
 
 Both are pools as the simulated provider's world file takes them (docs/spec/provider.md §21). `bigfleet.demo.workload`
 sizes its demand by `default_fleet`. A machine's id comes from its pool, so the order of pools and the counts in them

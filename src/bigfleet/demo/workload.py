@@ -1,4 +1,4 @@
-"""The demand of the demonstration: what each simulated cluster wants at each virtual second, from one seed.
+"""Generates the demand of the demonstration: what each simulated cluster wants at each virtual second.
 
 Three archetypes per cluster rise and fall: services that an interruption hurts, batch that does not mind, and GPU
 inference. A second's demand is a function of (seed, cluster, second) alone, so that a run resumes anywhere. Peaks are

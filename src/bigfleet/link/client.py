@@ -1,4 +1,4 @@
-"""Finds the leader among the coordinators and brings it a report: addresses in turn, and the hint of one who follows.
+"""Finds the leader among the coordinators and sends it reports: tries addresses in turn, follows hints of followers.
 
 docs/spec/coordinator.md §8, point 2. It waits for nobody longer than a call may take, and it keeps nothing of a report
 that found no taker: the next one says all of it again.

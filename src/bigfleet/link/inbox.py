@@ -1,4 +1,4 @@
-"""What a shard does with a coordinator's answer: the fence of terms, each instruction once, an answer for each.
+"""Handles a coordinator's answer: checks its term, runs each instruction once, acknowledges each.
 
 docs/spec/coordinator.md §8, points 3 to 5 and 7. Instructions are handled in order, each to its end. Nothing here knows
 how an instruction is carried out, or how reports are sent.

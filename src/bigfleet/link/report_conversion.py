@@ -1,4 +1,4 @@
-"""Turns what a shard says of itself into what a coordinator reads: figures, shortfalls, and what is owned and kept.
+"""Converts what a shard reports into what a coordinator reads: figures, shortfalls, ownership, reservations.
 
 docs/spec/wire.md §10, docs/spec/shard.md §11.3. Pure functions. Nothing here may judge what the shard says.
 """

@@ -1,4 +1,4 @@
-"""What a running shard has to say at a moment, gathered for a report; and how its figures hear of what was reported.
+"""Gathers the report of a running shard, and counts what was reported in the shard's metrics.
 
 docs/spec/coordinator.md §8, docs/spec/shard.md §11.3. Everything is read off the shard's own records, on its loop.
 Before its first finished cycle a shard has no figures, and says nothing of machines. Nothing here may change a shard.

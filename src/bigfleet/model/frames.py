@@ -1,4 +1,4 @@
-"""What an operator and a shard say to each other over a Session, as values (docs/spec/wire.md §8).
+"""Defines the frames that an operator and a shard exchange over a Session (docs/spec/wire.md §8).
 
 Both sides' flows speak in these; `bigfleet.rpc` turns them into protobuf and back. A frame says nothing about how it
 is queued or delivered; that is the outbox's business (`bigfleet.shard.sessions.outbox`).

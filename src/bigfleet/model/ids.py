@@ -1,4 +1,4 @@
-"""Identifiers: their types, the rule that makes one valid, and where new ones come from.
+"""Defines identifiers: their types, what makes one valid, and where new ones come from.
 
 The rules are those of docs/spec/wire.md §1. Nothing here draws randomness by itself: an `IdSource` is handed in.
 """

@@ -1,4 +1,4 @@
-"""What a coordinator may tell a shard to do, as values, and what the plain ones make of what the shard owns.
+"""Defines the instructions of a coordinator to a shard, and how the plain ones change what the shard owns.
 
 docs/spec/wire.md §10, docs/spec/coordinator.md §9.3. `owned_after` is the whole effect of every instruction but three:
 giving machines up, moving slots and draining need the donor's own machines and its provider. Nothing here does any I/O.

@@ -1,4 +1,4 @@
-"""Label and metadata keys that BigFleet reads or writes, each named once."""
+"""Names the label and metadata keys that BigFleet reads or writes, each once."""
 
 from typing import Final
 

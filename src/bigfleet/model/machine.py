@@ -1,4 +1,4 @@
-"""A machine as every part of BigFleet sees it, its invariant, and what it costs (docs/spec/model.md §1, §2).
+"""Defines a machine, its invariant, and what it costs (docs/spec/model.md §1, §2).
 
 A record is a frozen value: whoever changes a machine makes a new one. `invariant_fault` holds on every insert and
 update; a record that breaks it is refused and the last good one stays.

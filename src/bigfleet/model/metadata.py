@@ -1,4 +1,4 @@
-"""The stamps of a bound machine as text that its provider stores and echoes (docs/spec/model.md §4).
+"""Encodes the stamps of a bound machine as text that its provider stores and echoes (docs/spec/model.md §4).
 
 This is the only durable copy of why a machine serves a cluster: a restarted shard reads it back, key by key. A key
 that cannot be read leaves its field untouched and is reported; it never spoils the others.

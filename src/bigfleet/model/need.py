@@ -1,4 +1,4 @@
-"""Demand: one row of what a cluster needs, and how rows of one kind merge (docs/spec/model.md §8).
+"""Defines a row of demand, and how rows of one kind merge (docs/spec/model.md §8).
 
 A row says how much in total and the least that one machine must host alone. It may also say which requests it consists
 of (`bigfleet.model.shapes`); then the total is their sum.

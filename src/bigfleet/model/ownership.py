@@ -1,4 +1,4 @@
-"""Which machines a shard owns: its base, its domains, and one row for each machine that ever moved.
+"""Defines which machines a shard owns: its base, its domains, and one row for each machine that was ever moved.
 
 docs/spec/coordinator.md §9. Shards keep this on disk and act by it; the coordinator reads their copies and predicts
 what its instructions will make of them, by the same functions. Every transition is idempotent: a row is replaced only

@@ -1,4 +1,4 @@
-"""Penalty buckets: dollars of damage as 28 ordinals that cross the wire (docs/spec/model.md §6).
+"""Converts dollars of damage to 28 penalty buckets that cross the wire (docs/spec/model.md §6).
 
 0 is unspecified, 1 is $0, 2 is $0.50, 3 to 26 are $1 doubling to $8,388,608, 27 is pinned (never interrupt).
 """

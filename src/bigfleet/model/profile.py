@@ -1,4 +1,4 @@
-"""What makes demand equal: a profile, its canonical form, and the fingerprint text stored on machines.
+"""Defines when demand is equal: a profile, its canonical form, and the fingerprint stored on machines.
 
 docs/spec/model.md §7. The fingerprint is durable: it lives in every provider's metadata. Changing its text costs
 every running fleet its attribution, so never change it.

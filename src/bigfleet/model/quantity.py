@@ -1,4 +1,4 @@
-"""Kubernetes quantities as exact integers: every quantity becomes milli-units when it enters.
+"""Parses Kubernetes quantities to exact integers in milli-units.
 
 One number form (docs/spec/model.md §5): rounded away from zero, capped at (2**63 - 1) units. There is no float
 on any path here, so equal text gives equal integers in every process. Never parse a quantity anywhere else.

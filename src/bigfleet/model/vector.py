@@ -1,4 +1,4 @@
-"""Resource vectors: which resource, how much of it, in exact milli-units.
+"""Computes with resource vectors: resources and their amounts in exact milli-units.
 
 A vector maps names to positive integers; a dimension that is zero is absent, so equal vectors are equal mappings
 (docs/spec/model.md §5). Vectors are treated as immutable: no function here changes its arguments.

@@ -1,4 +1,4 @@
-"""Which drains a cluster has been told to do, and what became of each (docs/spec/operator.md §7).
+"""Tracks the drains that a cluster was asked for, and their outcomes (docs/spec/operator.md §7).
 
 Keyed by machine: a new instruction for a machine takes the place of the old one, the same instruction again can only
 move its deadline to an earlier moment. A result stays until the machine's state ends the drain, so that a new session

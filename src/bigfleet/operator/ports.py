@@ -1,4 +1,4 @@
-"""What an operator's session needs of the world, as Protocols: a shard to talk to, and a cluster to speak for.
+"""Defines what an operator's session needs, as Protocols: a shard to talk to, and a cluster to speak for.
 
 gRPC and the Kubernetes API stand behind these in production, values in tests and the simulation. Nothing here does I/O.
 """

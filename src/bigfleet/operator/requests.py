@@ -1,4 +1,4 @@
-"""One capacity request and what it becomes: a profile, a gang and a vector (docs/spec/operator.md §3).
+"""Converts one capacity request to a profile, a gang and a vector (docs/spec/operator.md §3).
 
 A request stands for one pod for the pod's whole life. One that cannot be mapped is refused with its reason, so that the
 caller can leave it out and say so; the others are unaffected. `bigfleet.operator.rollup` adds the mapped ones up. This

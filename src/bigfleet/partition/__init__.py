@@ -1,4 +1,4 @@
-"""Dedicated allocation for partitioned hosts: where an instance goes so that the fleet stays as open as possible.
+"""Allocates instances on partitioned hosts so that the fleet stays as open as possible.
 
 Hosts with exclusive storage are carved into instances that are never moved (docs/spec/partition.md). `metric` counts
 what still fits and compares what a placement costs, `hosts` says whether an instance fits, `search` chooses one host

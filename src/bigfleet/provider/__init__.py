@@ -1,4 +1,4 @@
-"""The kit for capacity providers, and the providers that are shipped with it (docs/spec/provider.md).
+"""Provides the kit for capacity providers, and the providers that are shipped with it (docs/spec/provider.md).
 
 Start reading at `bigfleet.provider.kit.core`, which answers the six calls, then `bigfleet.provider.operations.driver`,
 which makes them real. An author of a provider needs `bigfleet.provider.backend` alone. Nothing in this package may

@@ -1,4 +1,4 @@
-"""What an author of a provider writes, and the values that pass between the author and the kit.
+"""Defines what an author of a provider implements, and the values that pass between author and kit.
 
 docs/spec/provider.md §16. A backend makes hosts real and reports facts; it is idempotent by operation id. It must never
 know tokens, states, revisions, timeouts or stores: those are the kit's.

@@ -1,4 +1,4 @@
-"""The provider's metrics, each declared once (docs/spec/provider.md §18).
+"""Defines the provider's metrics, each once (docs/spec/provider.md §18).
 
 No label may carry a machine, cluster or shard id.
 """

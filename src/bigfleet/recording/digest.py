@@ -1,4 +1,4 @@
-"""Brings a decision of either engine into one canonical form, and digests it (docs/adr/0134).
+"""Computes a digest of a decision in a canonical form that is the same for all engines (docs/adr/0134).
 
 Actions are kept whole, as numbers: kind, row of the machine in the view, place of the row of demand. Of what rows got,
 the digests tell whether it is the same: members, machines in claim order, domain, victims; all other fields of a result

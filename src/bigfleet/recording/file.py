@@ -1,4 +1,4 @@
-"""The recording on disk: one file that grows, four old ones beside it, each of which can be read by itself.
+"""Writes recordings to disk: one file that grows and four older ones, each readable on its own.
 
 docs/adr/0134-a-recording-is-what-the-engine-saw.md. A frame is handed to the operating system as a whole; what a full
 disk took of one is taken back. The file is locked for the life of the process. A next process goes on behind the last

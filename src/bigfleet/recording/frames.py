@@ -1,4 +1,4 @@
-"""How a recording lies in a file: a line that says what it is, then frames, each of which says whether it is whole.
+"""Encodes a recording as a header line and frames, each with a checksum.
 
 docs/adr/0134-a-recording-is-what-the-engine-saw.md. A head begins a segment; the cycles of a segment are one stream of
 zlib, flushed after each, so that every cycle is packed with the help of those before. A frame that the end of the file

@@ -1,4 +1,4 @@
-"""A file that grows by whole writes, is locked for the life of its process, and has four old ones beside it.
+"""Writes a locked file that grows by whole writes and keeps four older ones.
 
 What the audit log (`bigfleet.shard.audit.log_file`) and the recording (`bigfleet.recording.file`) do alike. Nothing
 here may know what is written, or take anything back but what a full disk took of an unfinished write.

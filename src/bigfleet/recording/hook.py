@@ -1,4 +1,4 @@
-"""Hands what a cycle asked its engine, and what it was answered, to whoever records it (docs/adr/0134).
+"""Passes the input and the answer of each decision to a recorder (docs/adr/0134).
 
 References to values that nobody changes, so it costs a cycle nothing. Nothing here may look at them.
 """

@@ -1,4 +1,4 @@
-"""Says of each cycle how what was decided on differs from what was decided on before (docs/adr/0134).
+"""Computes how the input of each decision differs from that of the one before (docs/adr/0134).
 
 It keeps its own copy of the columns, 25 bytes a machine, and references to the rows of demand; so it may look at a view
 while the loop goes on, and a view is free as soon as it was looked at. After `begin_anew` everything differs. A cycle

@@ -1,4 +1,4 @@
-"""What a recording consists of, as it is written: one head for each process that wrote, then one record per cycle.
+"""Defines the records of a recording: one head for each process that wrote, then one record per cycle.
 
 docs/adr/0134-a-recording-is-what-the-engine-saw.md. A record says what differs from the one before; a fresh one differs
 from nothing, so reading may begin there. Machines are rows of columns, as the engine sees them: names of hosts and

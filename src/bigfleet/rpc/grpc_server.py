@@ -1,4 +1,4 @@
-"""A gRPC server as every BigFleet process runs it: limits, keepalive, TLS, health, reflection, a clear word on a fault.
+"""Runs a gRPC server as all BigFleet processes do: limits, keepalive, TLS, health, reflection.
 
 docs/spec/wire.md §2 and §3. It knows no service of ours; the caller adds them. With TLS every RPC stands behind the
 gate of `bigfleet.rpc.security.identity`. Nothing here decides anything.

@@ -1,4 +1,4 @@
-"""Reads the file that says how single clusters are to be treated: clusters, or patterns of clusters, with settings.
+"""Reads the cluster policy file: settings for clusters and for patterns of clusters.
 
 docs/spec/shard.md §1.1. `ClusterPolicies` is an immutable value that a cycle takes once; `PolicyFile` keeps the last
 one that could be read. The file is read completely or not at all.

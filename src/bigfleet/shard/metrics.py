@@ -1,4 +1,4 @@
-"""What a shard counts, under the names that dashboards read (docs/spec/shard.md §14).
+"""Defines the metrics of a shard, under the names that dashboards read (docs/spec/shard.md §14).
 
 Every label value of a bounded set is exported from the start, at 0. No label ever carries a machine id.
 """

@@ -1,4 +1,4 @@
-"""How an action ends, as a bounded set, and the record of one action from decision to end.
+"""Defines how an action can end, and the record of one action from decision to end.
 
 docs/spec/shard.md §9.7. Outcomes are told apart by the type of what happened, never by message text.
 """

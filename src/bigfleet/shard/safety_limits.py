@@ -1,4 +1,4 @@
-"""The rails: how fast a decision may be carried out, and how suddenly demand or supply may vanish.
+"""Limits how fast decisions are carried out, and how suddenly demand or supply may vanish.
 
 Pure arithmetic over values (docs/spec/shard.md §6). A rail may change how fast an answer is
 executed, never what it is: none of them reorders anything.

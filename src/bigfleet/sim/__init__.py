@@ -1,1 +1,1 @@
-"""The deterministic world: real flows on virtual time (docs/spec/simulation.md)."""
+"""Simulates BigFleet deterministically: real flows on virtual time (docs/spec/simulation.md)."""

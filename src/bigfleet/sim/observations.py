@@ -1,4 +1,4 @@
-"""What the invariants look at: events as they happen, and what is known of the run so far.
+"""Defines what the invariants observe: events as they happen, and what is known of the run so far.
 
 An invariant (`bigfleet.sim.checkers.invariants`) is a function of one event and of this evidence, and gives a sentence
 for each breach. The evidence is written by the watch alone, from disks and wires and never from the memory of what it

@@ -1,4 +1,4 @@
-"""What one seed's world consists of: how large it is, which faults it knows, what its clusters want.
+"""Generates the world of a seed: its size, its faults, what its clusters want.
 
 A swarm: each seed draws which faults are on, not only how often, so that one fault does not always hide behind another
 (docs/spec/simulation.md). A plan is a value that can be written down, made smaller (`bigfleet.sim.world.shrink`) and

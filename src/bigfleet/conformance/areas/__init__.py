@@ -1,1 +1,1 @@
-"""The behaviours, one module per area of docs/spec/provider.md §23. Nothing here may depend on the order of areas."""
+"""Holds the behaviours, one module per area of docs/spec/provider.md §23, in no particular order."""

@@ -1,4 +1,4 @@
-"""DUR: what a reply has shown, a kill -9 does not take back (docs/spec/provider.md §11, §12).
+"""Checks DUR: what a reply has shown, a kill -9 does not take back (docs/spec/provider.md §11, §12).
 
 Each behaviour kills the provider right after what it wants remembered. Nothing here may wait for a flush.
 """

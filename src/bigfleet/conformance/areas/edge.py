@@ -1,4 +1,4 @@
-"""EDGE: calls out of position, repeats, unknown and empty ids, and arguments at their limits.
+"""Checks EDGE: calls out of position, repeats, unknown and empty ids, and arguments at their limits.
 
 docs/spec/provider.md §3, §5. Where the contract leaves a choice, each of the choices passes, but nothing between them.
 """

@@ -1,4 +1,4 @@
-"""FENCE: which tokens pass, and what a mark is kept for (docs/spec/provider.md §4).
+"""Checks FENCE: which tokens pass, and what a mark is kept for (docs/spec/provider.md §4).
 
 A token is tried without moving a machine by a Drain of a slot, which is out of position: the fence comes first, so
 FAILED_PRECONDITION is a stale token and any other answer one that passed. Nothing here may reuse a shard id.

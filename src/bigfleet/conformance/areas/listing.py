@@ -1,4 +1,4 @@
-"""LIST: filters, caps, cursors and the deltas between them (docs/spec/provider.md §10).
+"""Checks LIST: filters, caps, cursors and the deltas between them (docs/spec/provider.md §10).
 
 A cursor is opaque: it is kept, altered and handed back, never read. Nothing here may depend on the order of an answer.
 """

@@ -1,4 +1,4 @@
-"""META: what a shard leaves with a machine comes back exactly, and goes with the binding (docs/spec/provider.md §8).
+"""Checks META: metadata comes back exactly, and goes with the binding (docs/spec/provider.md §8).
 
 Nothing here may assume that a key means anything.
 """

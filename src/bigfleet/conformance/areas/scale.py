@@ -1,4 +1,4 @@
-"""SCALE: a large fleet stays whole, in shape and quick to read (docs/spec/provider.md §23).
+"""Checks SCALE: a large fleet stays complete, well formed and quick to read (docs/spec/provider.md §23).
 
 Times are those of a client, its own reading included. Nothing here may judge by a mean: a fleet waits for the slowest.
 """

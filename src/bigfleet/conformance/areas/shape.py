@@ -1,4 +1,4 @@
-"""SHAPE: what every record says, in every state (docs/spec/provider.md §9).
+"""Checks SHAPE: what every record says, in every state (docs/spec/provider.md §9).
 
 Nothing here may ask for a field that the contract leaves free.
 """

@@ -1,4 +1,4 @@
-"""Rows as text: the one form in which stores and snapshots keep them (docs/spec/coordinator.md §3, §10).
+"""Encodes rows as text, the same in all stores and snapshots (docs/spec/coordinator.md §3, §10).
 
 JSON with sorted keys, so that equal rows are equal bytes. Reading checks every field: a row that does not read back is
 a finding, never a guess.

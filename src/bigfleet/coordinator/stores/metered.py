@@ -1,4 +1,4 @@
-"""A store that counts and times its calls (docs/spec/coordinator.md §11), for the metrics of one replica.
+"""Counts and times the calls of a store, for the metrics of one replica (docs/spec/coordinator.md §11).
 
 It changes no answer and no error.
 """

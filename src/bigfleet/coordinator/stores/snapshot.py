@@ -1,4 +1,4 @@
-"""The coordinator's tables as one JSON document: saved, exported, and read back for a restore.
+"""Saves the coordinator's tables as one JSON document, exports it, and reads it back for a restore.
 
 docs/spec/coordinator.md §10. Equal tables give equal documents but for the moment they were saved at. A document that
 does not read back whole is refused; nothing here repairs one, and nothing here touches a store.

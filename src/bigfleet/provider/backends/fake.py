@@ -1,4 +1,4 @@
-"""A backend without a substrate: every call succeeds at once, or waits until a test lets it.
+"""Implements a backend without machines: every call succeeds at once, or waits until a test releases it.
 
 docs/spec/provider.md §20. Nothing here may be served as a real provider without being asked for by name.
 """

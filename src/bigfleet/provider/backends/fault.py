@@ -1,4 +1,4 @@
-"""A fake backend that fails when it is asked to: by the slot that is created, by the cluster that it is bound to.
+"""Implements a fake backend that fails on request: by the slot that is created, by the cluster that is bound.
 
 docs/spec/provider.md §20. Everything that is not selected succeeds at once, as in `bigfleet.provider.backends.fake`.
 Nothing here may fail by chance.

@@ -1,4 +1,4 @@
-"""One provider over several backends: each machine belongs to the part whose prefix its id begins with.
+"""Combines several backends: each machine belongs to the one whose prefix its id begins with.
 
 docs/spec/provider.md §16. A part whose inventory breaks hides nothing of the others, and nothing follows from its
 silence. A fact outside of its part's prefix must never be taken.

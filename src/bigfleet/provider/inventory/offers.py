@@ -1,4 +1,4 @@
-"""Which slots are on offer beside those of the inventory: of an offerings file, or a number of seeds.
+"""Lists the slots on offer beside the inventory: from an offerings file, or a number of seeds.
 
 docs/spec/provider.md §12, §13, §19. A kind that shrinks loses its highest free slots; machines in use stay until their
 Delete. A kind whose entry is broken stays as it is. Nothing here may remove a record: what is no longer offered is

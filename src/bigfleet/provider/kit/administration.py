@@ -1,4 +1,4 @@
-"""What a person may do to a running provider: look, help a machine out of FAILED, let losses happen, end cursors.
+"""Implements what an administrator may do to a running provider: inspect, recover failed machines, allow losses.
 
 docs/spec/provider.md §13, §14. Each is one audit line: who, what, before, after. No rule of the kit is stepped around
 but those that are named here, and a person must never do by one word what stops a machine that may serve.

@@ -1,4 +1,4 @@
-"""The provider's answers: the six calls, each checked in the one order of docs/spec/provider.md §3.
+"""Implements the six calls of a provider, each checked in the order of docs/spec/provider.md §3.
 
 A mutating call takes the machine's turn, and its acceptance, its mark and its effects are one commit; the work begins
 after it (`bigfleet.provider.operations.driver`). A refused call must leave the record exactly as it was.

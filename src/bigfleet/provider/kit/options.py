@@ -1,4 +1,4 @@
-"""The knobs of a provider that are not the backend's (docs/spec/provider.md §19).
+"""Defines the options of a provider that do not belong to its backend (docs/spec/provider.md §19).
 
 Nothing here may have a value that does nothing.
 """

@@ -1,4 +1,4 @@
-"""Hygiene towards the substrate, per kind of call: how many at a time, how fast, and not at all while it is unwell.
+"""Limits the calls to the backend by kind: how many at a time, how fast, and none while it is unhealthy.
 
 docs/spec/provider.md §15. An operation takes a place (concurrency), then passes the breaker and the token bucket; a
 retry passes the latter two again. Nothing here may hold a place for longer than the call behind it runs.

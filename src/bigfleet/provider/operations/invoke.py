@@ -1,4 +1,4 @@
-"""How the kit calls an author's code: plain functions in a bounded pool, coroutines on the loop, both cut in time.
+"""Calls an author's code: functions in a bounded pool, coroutines on the loop, both with timeouts.
 
 docs/spec/provider.md §6, §16. A call that overran is cancelled and not awaited; what it brings later is handed to a
 callback. Nothing here may wait for a call beyond its time.

@@ -1,5 +1,4 @@
-"""The automatic way out of FAILED: after a hold the backend says what is there, and the table of docs/spec/provider.md
-§14 says what becomes of the machine.
+"""Recovers FAILED machines: after a hold it asks the backend what is there (docs/spec/provider.md §14).
 
 Only what is proven is acted on: a host that may run pods stays as it is. A machine with a backend call still in flight
 must never be touched.

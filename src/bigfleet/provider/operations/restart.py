@@ -1,4 +1,4 @@
-"""Settles what a restart interrupted: driven again where that is safe, checked where only that is left, else FAILED.
+"""Settles the operations that a restart interrupted: drives again, checks, or fails them.
 
 docs/spec/provider.md §12. Runs once, before anything is served. Nothing may be left in a transitional state without
 somebody who drives it.

@@ -1,4 +1,4 @@
-"""A mutating call as the core takes it, and what can be wrong with it by itself (docs/spec/provider.md §3, steps 3, 4).
+"""Defines a mutating call, and validates its fields (docs/spec/provider.md §3, step 1).
 
 Nothing here may know a machine.
 """

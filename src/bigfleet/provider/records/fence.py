@@ -1,4 +1,4 @@
-"""The fence: which tokens pass, and the marks that remember the newest one (docs/spec/provider.md §4, ADR-0058).
+"""Fences calls: decides which tokens pass, and keeps the marks of the newest (docs/spec/provider.md §4, ADR-0058).
 
 One mark per (machine, shard). Marks of machines in the inventory stay for good; the others are bounded in number and
 age. A mark must never move back.

@@ -1,4 +1,4 @@
-"""The four mutating calls as data: from where, through what, to where, and how long (docs/spec/provider.md §2, §6).
+"""Defines the four mutating calls: source state, transitional state, target state, timeout.
 
 The next module to read is `bigfleet.provider.records.lifecycle`, which applies these edges to records. Nothing here may
 know a machine.

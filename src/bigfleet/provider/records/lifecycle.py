@@ -1,4 +1,4 @@
-"""How a record becomes the next one: acceptance, completion, failure, recovery, refreshed facts. Pure functions.
+"""Computes the next record: acceptance, completion, failure, recovery, refreshed facts. Pure functions.
 
 docs/spec/provider.md §2, §8, §13, §14. Who may call which, and when, is decided in `core`, `work`, `reconcile` and
 `recovery`. Nothing here may read a clock or remember anything.

@@ -1,4 +1,4 @@
-"""The facts that were refused, with the reason of each; the last good record stays (docs/spec/provider.md §9).
+"""Keeps rejected facts with their reasons; the last good record stays (docs/spec/provider.md §9).
 
 Kept until a good fact for the same id arrives. Nothing here may touch a record.
 """

@@ -1,4 +1,4 @@
-"""Why a call is refused: a closed set of codes and a sentence (docs/spec/provider.md §3).
+"""Defines why a call is rejected: a closed set of codes, and a sentence (docs/spec/provider.md §3).
 
 The codes carry the names of the gRPC status codes, so that a transport maps them by name. A refusal must never carry
 a blob or a metadata value.

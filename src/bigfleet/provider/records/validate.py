@@ -1,4 +1,4 @@
-"""Which facts may become a record: the rules of docs/spec/provider.md §9, each with the reason it is counted under.
+"""Validates facts before they become a record, with the reason for each rejection (docs/spec/provider.md §9).
 
 Checked where facts enter (inventory, the result of `create`, pushes). A value that breaks a rule is never repaired.
 """

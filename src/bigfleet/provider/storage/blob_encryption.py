@@ -1,4 +1,4 @@
-"""Seals bootstrap blobs at rest, so that a Configure can be driven again after a restart (docs/spec/provider.md §12).
+"""Encrypts bootstrap blobs at rest, so that a Configure can be driven again after a restart.
 
 AES-256-GCM with the author's key; machine and operation are bound to the text, so that a row that was moved to another
 machine does not open. A blob must never be stored but through this, nor outlive its Configure.

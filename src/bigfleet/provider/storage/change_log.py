@@ -1,4 +1,4 @@
-"""Records in the order of their last change: append at the end, strike out anywhere, read from a position.
+"""Orders records by their last change: appends, removes anywhere, reads from a position.
 
 Every operation costs what it touches, never the size of the fleet, except `all`, which copies references. It is kept
 by `bigfleet.provider.storage.view`. A journal must never hold one id twice; its owner strikes out the old place first.

@@ -1,4 +1,4 @@
-"""Records as rows: JSON that a person can read at three in the morning, and back, exact (docs/spec/provider.md §11).
+"""Encodes records as rows of readable JSON, and decodes them exactly (docs/spec/provider.md §11).
 
 Used by `bigfleet.provider.storage.sqlite`. Maps that repeat are interned on the way in, so that a large fleet stays
 small in memory. A row that does not read back must never be guessed at.

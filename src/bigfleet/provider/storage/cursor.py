@@ -1,4 +1,4 @@
-"""The opaque cursor of List: 28 bytes that say what a reader was told (docs/spec/provider.md §10).
+"""Encodes the opaque cursor of List: 28 bytes that say what a reader has seen (docs/spec/provider.md §10).
 
 Whatever does not fit its checksum is no cursor. A cursor must never make a List fail.
 """

@@ -1,5 +1,4 @@
-"""The one owner of a provider's state: turns per machine, group commit, and the committed view (docs/spec/provider.md
-§3, §10, §11).
+"""Owns a provider's state: turns per machine, group commit, the committed view (docs/spec/provider.md §3, §10, §11).
 
 Whoever changes a machine takes its turn, makes the next record with `lifecycle`, and commits; readers see it after the
 commit, in order. Commits of many turns share one transaction. Nothing that failed to commit must ever be seen.

@@ -1,4 +1,4 @@
-"""The durable store: one SQLite file under an exclusive lock, one transaction a batch (docs/spec/provider.md §11).
+"""Stores records in one locked SQLite file, one transaction a batch (docs/spec/provider.md §11).
 
 A change is a few rows. A file that is damaged, or of a newer schema, ends the start with its name and the finding. It
 must never be recreated silently.

@@ -1,4 +1,4 @@
-"""What a store keeps and how it is asked, and the store that forgets at the end of the process.
+"""Defines the Protocol of stores, and a store in memory.
 
 docs/spec/provider.md §11. `bigfleet.provider.storage.sqlite` is the durable one, `bigfleet.provider.storage.ledger` the
 only caller. A commit must never be applied in part.

@@ -1,4 +1,4 @@
-"""The committed fleet as readers see it, and the answers of List (docs/spec/provider.md §10).
+"""Holds the committed fleet as readers see it, and answers List (docs/spec/provider.md §10).
 
 Fed by `bigfleet.provider.storage.ledger` after each commit, in commit order. A view must never show what is not
 durable.

@@ -1,4 +1,4 @@
-"""The suite's own way to a provider: one channel a connection, every status and trailing detail handed on as it came.
+"""Calls a provider for the suite: one channel a connection, every status and trailing detail handed on.
 
 docs/spec/wire.md §2, §6; docs/spec/provider.md §23. It shares no code with the shard's client, whose errors it might
 otherwise repeat. Nothing here may judge, retry, or leave out a field.

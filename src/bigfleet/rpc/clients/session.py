@@ -1,4 +1,4 @@
-"""The operator's stream to its shard over gRPC: `bigfleet.v1alpha1.Shard/Session` (docs/spec/wire.md §2, §8).
+"""Opens the operator's stream to its shard: `bigfleet.v1alpha1.Shard/Session` (docs/spec/wire.md §2, §8).
 
 Frames go out serialised deterministically, so that equal demand gives equal bytes and costs the shard no parse. What
 the codes of a broken stream mean to the operator is said here and nowhere else; nothing here retries.

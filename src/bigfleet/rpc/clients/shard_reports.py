@@ -1,4 +1,4 @@
-"""A shard's reports over gRPC: `bigfleet.v1alpha1.Coordinator/ReportShard` (docs/spec/wire.md §2, §4 and §10).
+"""Sends a shard's reports: `bigfleet.v1alpha1.Coordinator/ReportShard` (docs/spec/wire.md §2, §4, §10).
 
 What a status means to the link is said here and nowhere else, told apart by code and never by text. A channel lasts for
 one call, so that a certificate is read anew and an address that has moved is found. Nothing here may retry.

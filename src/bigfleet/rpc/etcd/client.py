@@ -1,4 +1,4 @@
-"""A thin client of etcd v3 over gRPC: ranges, transactions, one lease, one watched key.
+"""Calls etcd v3 over gRPC: ranges, transactions, one lease, one watched key.
 
 docs/spec/coordinator.md §3. It knows several endpoints and asks them in turn: the one that answered last first. A read
 is tried at each of them; a transaction at one only, because nobody but the caller can tell what a lost answer means.

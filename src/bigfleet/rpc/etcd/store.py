@@ -1,4 +1,4 @@
-"""The coordinator's tables in etcd: a `StateStore` for any number of replicas (docs/spec/coordinator.md §3).
+"""Stores the coordinator's tables in etcd, for any number of replicas (docs/spec/coordinator.md §3).
 
 The leader is whoever made the key `election`; its term is that key's create revision, and every write holds only while
 the key is still the same one. So a leader that was paused, or cut off, writes nothing, whatever its clock says. The

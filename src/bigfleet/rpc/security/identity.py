@@ -1,4 +1,4 @@
-"""Who a peer is and what it may call: the one `bigfleet` URI of its certificate, held against a table.
+"""Authorizes peers: the one `bigfleet` URI of a certificate, compared with a table of what it may call.
 
 docs/spec/wire.md §3, docs/spec/provider.md §17. On a connection in plain text every check is skipped; on one with TLS
 whatever the table does not allow is refused, and so is every name in a message that is not the certificate's. Nothing

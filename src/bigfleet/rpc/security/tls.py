@@ -1,4 +1,4 @@
-"""Certificates from files to gRPC: read at start, read again when they change, never replaced by what does not fit.
+"""Loads certificates for gRPC at start and when the files change; a bad file never replaces a good one.
 
 docs/spec/wire.md §3. A server asks before each handshake, a client before each new channel; connections that stand are
 left alone. Who the peer is, `bigfleet.rpc.security.identity` decides. Nothing here may log or write down a key.

@@ -1,4 +1,4 @@
-"""Nothing older than TLS 1.3 for a process: a setting that gRPC reads from the environment when it is first imported.
+"""Requires TLS 1.3 in a process: gRPC reads the setting from the environment when it is first imported.
 
 gRPC for Python has no option for it (docs/adr/0113-identity-is-the-certificate.md). This module may import nothing that
 imports gRPC.

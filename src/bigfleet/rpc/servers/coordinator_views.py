@@ -1,4 +1,4 @@
-"""What a coordinator lists, as messages in the order of docs/spec/wire.md §10.
+"""Converts what a coordinator lists to messages, in the order of docs/spec/wire.md §10.
 
 Read from one term's tables and soft state at one moment. Nothing here changes anything.
 """

@@ -1,4 +1,4 @@
-"""Whom not to ask again yet: machines that their provider keeps refusing, rows and operators that do not answer.
+"""Backs off from machines that their provider keeps rejecting, and from rows and operators that do not answer.
 
 docs/spec/shard.md §9.2 and §9.6. Everything is bounded: a hold doubles to a day, a row's back-off to ten minutes, and
 both end by themselves. Nothing here removes a machine or a row.

@@ -1,4 +1,4 @@
-"""What carrying out one action means: provision, bootstrap, drain and delete, step by step, and each of them again.
+"""Executes one action: provisions, bootstraps, drains or deletes a machine, step by step, each step retried.
 
 docs/spec/shard.md §9, whose step names stand in the comments. An executor makes one attempt; retrying is the next
 cycle's business. An ack in the transitional state ends the worker's part, and reconcile finishes the transition. The

@@ -1,4 +1,4 @@
-"""Transitions that do not end: each is driven again once, and is then shown as stuck.
+"""Detects transitions that never finish, re-drives each once, and then reports it as stuck.
 
 docs/spec/shard.md §9.5. Looked at on timer cycles, measured on the monotonic clock from when this process first saw the
 machine in its state. A machine stays in its state until its provider says otherwise; no end is ever invented here.

@@ -1,4 +1,4 @@
-"""The audit log: what it says of each action's end, and the chain by which a gap or an edit shows.
+"""Writes one audit record for each action, chained so that gaps and edits show.
 
 docs/spec/shard.md §13, docs/adr/0114-the-audit-log-is-a-chain.md. One line of JSON per action that was carried out or
 kept from it; `chain` is the SHA-256 of the chain before it and of the line without it. The file behind is in

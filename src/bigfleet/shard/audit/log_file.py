@@ -1,4 +1,4 @@
-"""The audit log on disk: one file that grows, four old ones beside it, and a disk that is asked to keep it.
+"""Stores the audit log on disk: one file that grows and four older ones, synced to disk.
 
 docs/spec/shard.md §13. A line is handed to the operating system at once and as a whole; the disk is asked once a
 second, off the loop. What a full disk took of a line is taken back. The file is locked for the life of the process. It

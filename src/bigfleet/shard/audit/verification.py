@@ -1,4 +1,4 @@
-"""Whether an audit log is whole: every line as it was written, none missing, none moved, none added.
+"""Verifies an audit log: no line is changed, missing, moved or added.
 
 docs/spec/shard.md §13. Pure: lines in, findings out. What was cut off at the very end shows only against a head that
 was noted before, so a check returns the head. It must never change a log.

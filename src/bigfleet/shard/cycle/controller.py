@@ -1,4 +1,4 @@
-"""The shard itself: it cycles on a timer and on changed demand, and puts the parts of this package together.
+"""Runs the shard: a cycle on a timer and on changed demand; wires the parts of this package.
 
 docs/spec/shard.md §3. One cycle at a time: reconcile, snapshot, decide on that one snapshot off the loop, rails,
 enqueue, show. What takes time in proportion to a decision is worked out off the loop, on values that nobody changes.

@@ -1,4 +1,4 @@
-"""Passes a decision's actions through the rails to the action queue and keeps what the rails remember between cycles.
+"""Passes a decision's actions through the safety limits to the action queue, and keeps their state between cycles.
 
 docs/spec/shard.md §6. The arithmetic is in `bigfleet.shard.safety_limits` and `bigfleet.shard.cycle.reclaim_delay`;
 what takes time in proportion to the actions runs off the loop. Nothing here changes a decision: what a rail holds back,

@@ -1,4 +1,4 @@
-"""The machines that a shard knows, as its loop sees them at this moment (docs/spec/model.md §3).
+"""Holds the machines that a shard knows, as its loop sees them now (docs/spec/model.md §3).
 
 Every insert and update passes the invariant; a record that breaks it is refused and the last good one stays. The same
 change goes to the columns that the engine decides from (ADR 0110), so that a snapshot costs what has changed. Machines

@@ -1,4 +1,4 @@
-"""What a fleet offers by shape: how many machines, at what price, and which shapes fit what is asked for.
+"""Counts and prices the machines of a fleet by shape, and matches shapes with demand.
 
 NumPy over all machines, Python over shapes and distinct questions alone; what was read of the vocabulary is kept while
 it grows. Hints, verdicts and the demand gauge ask here, off the loop, one at a time. Nothing here may make an object

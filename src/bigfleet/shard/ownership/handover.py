@@ -1,4 +1,4 @@
-"""How a shard carries a coordinator's instructions out: it gives machines up, takes them over, and drains for others.
+"""Carries out a coordinator's instructions: releases machines, takes them over, drains them for other shards.
 
 docs/spec/coordinator.md §9.2 to §9.5. Each step that changes who owns what is one transaction of the ownership file.
 Every instruction may come again, late, or after a crash of this process at any point. A machine that was given up must

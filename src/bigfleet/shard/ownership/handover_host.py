@@ -1,4 +1,4 @@
-"""What a handover sees and moves of a running shard: its inventory, its actions, its provider, its audit log.
+"""Adapts a running shard to the handover: reads inventory, starts drains, inserts and removes machines.
 
 docs/spec/coordinator.md §9.3, H2 to H4 and H7; the Protocol is `bigfleet.shard.ownership.handover.HandoverHost`.
 Candidates are found by shape, so that a question costs the machines that match and not the fleet. Nothing here may

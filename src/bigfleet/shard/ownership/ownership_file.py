@@ -1,4 +1,4 @@
-"""What a shard owns, on disk: base, domains, moved machines, reservations and the accepted term, each change a whole.
+"""Stores what a shard owns: base, domains, moved machines, reservations, the accepted term; changes are atomic.
 
 docs/spec/shard.md §2, docs/spec/coordinator.md §9. Tables of `shard.db`, whose file
 `bigfleet.shard.ownership.state_file` opens. A row that cannot be read ends the start and is named. Nothing here decides

@@ -1,4 +1,4 @@
-"""What a shard keeps on disk: its epoch and what it owns, in a SQLite file that one process holds at a time.
+"""Stores a shard's epoch and what it owns in a SQLite file that one process locks.
 
 docs/spec/shard.md §2. Each start commits epoch + 1 before anything is served, so that a predecessor is fenced. A file
 of an older schema is brought up to this one in the same transaction. A file that is damaged, of a newer schema or held

@@ -1,4 +1,4 @@
-"""Which of the machines that a provider shows are this shard's: asked of every record before anything else.
+"""Filters the machines of a List by ownership, before anything else reads them.
 
 docs/spec/shard.md §5.3 point 1, docs/spec/coordinator.md §9.1. The rules are those of `bigfleet.model.ownership`; here
 they meet what the shard has at hand. A shard without a coordinator owns all that nobody else has bound, and is asked as

@@ -1,4 +1,4 @@
-"""Keeping the shard's view true: what one List means for the inventory.
+"""Reconciles the inventory with one List of the provider.
 
 docs/spec/shard.md §5. List and Get only; there is no Watch. A record that was refused or skipped was still seen: it
 never reads as a removal. An error changes nothing, and a sudden loss of supply is not believed before its third time.

@@ -1,4 +1,4 @@
-"""Finds the records of a full answer that say what is known already, by their digests alone.
+"""Finds the records of a full List that did not change, by their digests.
 
 Of half a million machines a few hundred change between two Lists. The inventory notes the digest of the record that
 last said all of what is known of a machine, and any change of the machine wipes the note; so a record whose digest is

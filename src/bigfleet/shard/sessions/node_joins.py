@@ -1,4 +1,4 @@
-"""Whether a Configured machine was ever seen Ready by its cluster: the second look, through the cluster's own eyes.
+"""Checks that the cluster reported the node of each Configured machine as Ready.
 
 docs/spec/shard.md §10.6. Joined once a status with `ready` named the machine since it was bound; a later one without
 is shown, not judged. Unjoined when it has been Configured for longer than the deadline, is not joined, and its

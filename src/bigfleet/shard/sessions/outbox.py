@@ -1,4 +1,4 @@
-"""What waits to be sent to one operator: bounded, coalescing, and nobody who puts a frame in ever waits.
+"""Queues frames for one operator: bounded, coalescing, never blocking the sender.
 
 docs/spec/shard.md §10.4. One writer takes frames out. Frames of the same key replace each other, the newer going to
 the tail. Frames that must be delivered are never replaced or dropped; when no room is left for one the session ends.

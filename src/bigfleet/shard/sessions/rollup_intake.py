@@ -1,4 +1,4 @@
-"""What becomes of a roll-up between its session and the table of demand: route, digest, rows, guard, ack.
+"""Takes roll-ups in: routes, deduplicates by digest, reads rows, applies the quarantine, acknowledges.
 
 docs/spec/shard.md §4, steps 1 and 2, and 4 to 6, which sessions, simulation and tests all enter through
 `RollUpLane.judge`. The slot of step 3 is emptied by one `serve` per session. Nothing here decides what the demand is

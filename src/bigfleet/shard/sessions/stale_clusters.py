@@ -1,4 +1,4 @@
-"""Which clusters have been without a session for too long: surfaced, and nothing else follows.
+"""Reports clusters that have had no session for too long. Nothing else follows from it.
 
 docs/spec/shard.md §10.7. A silent cluster's demand stands and its machines stay; silence never means "no demand".
 """

@@ -1,4 +1,4 @@
-"""What could serve a cluster's needs right now, told as hints: how many machines, how sure, at what price.
+"""Computes capacity hints: what could serve a cluster's needs now, how likely, at what price.
 
 docs/spec/shard.md §10.5. What is on offer is worked out off the loop, once per distinct ask and only when the fleet
 moved; what is told is decided on the loop, only where something changed or a hint grew old. A hint reserves nothing

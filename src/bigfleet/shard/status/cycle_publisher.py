@@ -1,4 +1,4 @@
-"""What a cycle tells the world when it has decided: hints, verdicts, gauges, and who is silent or has not joined.
+"""Publishes the effects of a cycle: hints, need statuses, gauges, stale clusters, missing joins.
 
 docs/spec/shard.md §10.5 to §10.7, §11.2, §14. What grows with the fleet or with what is short is worked out off the
 loop in `aftermath_of`; the loop only sends what came of it. Each part is a module of its own. Nothing here changes a

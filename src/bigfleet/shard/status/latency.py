@@ -1,4 +1,4 @@
-"""How long things take: from a need's first sight to a machine that serves it, and from state to state.
+"""Measures latencies: from a need's first sight to a machine that serves it, and between machine states.
 
 docs/spec/shard.md §11.2 and §14. Samples hang on the transition, whoever observed it, and each first sight gives one
 sample at most. Nothing here is ever decided on.

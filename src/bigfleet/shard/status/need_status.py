@@ -1,4 +1,4 @@
-"""What each operator is told of its needs after a cycle: which are unmet, by how much, and why.
+"""Reports to each operator which of its needs are unmet after a cycle, by how much, and why.
 
 docs/spec/shard.md §10.7 and §12. Rows are those that the cluster reported. Everything here is worked out off the loop
 over the rows that are short, and over no others; a verdict changes nothing about a decision.

@@ -1,4 +1,4 @@
-"""What a reader is shown of the last finished cycle: every row as it was reported, met or not, and why not.
+"""Shows readers the last finished cycle: every row as reported, met or not, and why not.
 
 docs/spec/shard.md §10.7 and §12. A cycle leaves what it decided on and what it came to, swapped by reference; the rows
 are made of it when somebody first asks. A reader never stops a cycle and a cycle never changes what a reader is

@@ -1,4 +1,4 @@
-"""What must come true once nothing fails any more, within a bounded virtual time (docs/spec/simulation.md, L1 to L8).
+"""Checks what must become true within a bounded virtual time once nothing fails any more (L1 to L8).
 
 Looked at when the world has come to rest, or when the time for that is over. The truth is the provider's disk and the
 pods of the clusters; the shard is asked only for its verdict on them. Nothing here may help the world to its rest.

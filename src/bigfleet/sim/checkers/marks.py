@@ -1,4 +1,4 @@
-"""Interesting states by name: a nightly run that never reached one of them has tested less than it says.
+"""Names interesting states: a run that never reached one has tested less than it claims.
 
 `observe` derives them from events, and keeps what later ones need to know. A state that a fault causes directly is
 marked where it happens. A mark must never decide anything.

@@ -1,4 +1,4 @@
-"""Faults that come and go, one function each: they change the world around the code, and undo it themselves.
+"""Injects faults into the world around the code, one function each, and undoes them.
 
 Which of them a world has is drawn from the seed (`bigfleet.sim.plan_generator`); when they come, in `chaos`. Every draw
 is made from the stream of faults. None may touch the state of the code that is tried.

@@ -1,4 +1,4 @@
-"""Faults between several shards, their coordinator and its store, one function each; they undo what they did.
+"""Injects faults between shards, their coordinator and its store, one function each, and undoes them.
 
 As in `bigfleet.sim.faults.catalogue`, whose stream they draw from. An administrator who moves a domain is one of them.
 None may touch the state of the code that is tried.

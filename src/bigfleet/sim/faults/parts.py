@@ -1,4 +1,4 @@
-"""What faults are made of: somebody dies and comes back, stands still, lies or hears nothing for a while.
+"""Provides the parts of faults: crash and return, pause, faulty responses, partition.
 
 Every wait and every draw is made here in the order in which the fault asks for it, from the stream of faults. None may
 touch the state of the code that is tried.

@@ -1,1 +1,1 @@
-"""The kernel of the deterministic world: time, order, randomness, processes and network (docs/spec/simulation.md)."""
+"""Simulates time, order, randomness, processes and network (docs/spec/simulation.md)."""

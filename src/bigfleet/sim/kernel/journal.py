@@ -1,4 +1,4 @@
-"""What happened in one run, as lines with their virtual time, and a hash over all of them.
+"""Records what happened in one run, as lines with their virtual time, and a hash over all of them.
 
 Two runs are equal when their hashes are (docs/spec/simulation.md, S19). The newest lines are kept for people; the hash
 covers every one. Nothing that differs between two processes may be written: no address, no order of a set, no real

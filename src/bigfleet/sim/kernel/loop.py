@@ -1,4 +1,4 @@
-"""The event loop of the deterministic world: integer virtual time, and a ready order drawn from the seed.
+"""Runs an event loop on integer virtual time, with a ready order drawn from the seed.
 
 When nobody is ready, time jumps to the next timer. Whoever is ready at one moment runs in an order that the scheduler's
 stream draws. Tasks and futures hash by number, so that no set of them depends on an address. It implements the part of

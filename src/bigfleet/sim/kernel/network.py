@@ -1,4 +1,4 @@
-"""The simulated network: calls and streams between processes, with delay, reset, stall, partition and slow readers.
+"""Simulates the network: calls and streams with delays, resets, stalls, partitions and slow readers.
 
 A link has a direction. What is under way when a link is cut waits; a peer that stays away for `KEEPALIVE_SECONDS` is
 given up, as a keepalive does. A call that was taken goes on at its server, whatever becomes of the caller. Nothing here

@@ -1,4 +1,4 @@
-"""Processes of the simulated world: they die at any await, stop for a while and go on, and know nothing of it.
+"""Simulates processes: they die at any await, pause and resume, and do not notice.
 
 A process is whatever runs in its context: each callback remembers the process in which it was made, and the loop
 (`bigfleet.sim.kernel.loop`) runs none of a dead one and keeps those of a paused one for later. So a death takes place

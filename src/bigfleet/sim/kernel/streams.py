@@ -1,4 +1,4 @@
-"""Named streams of randomness from one root seed (docs/spec/simulation.md, Randomness).
+"""Derives named streams of randomness from one root seed (docs/spec/simulation.md, Randomness).
 
 Each purpose draws from a stream of its own, so that a new draw in one moves no other. Nothing here may read the
 operating system's randomness, and no stream may depend on the order in which streams are asked for.

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: when nobody is ready, time moves to the next timer at once.
+"""Runs an event loop whose clock jumps to the next timer when nothing is ready.
 
 Code under it runs the same lines as in production, because it reads time from its loop through a `Clock`. Real I/O
 still works (a socket that is ready is served before time moves), but time does not wait for it: this loop is for flows

@@ -1,4 +1,4 @@
-"""What must hold in every cycle of every scenario: one function each, whose docstring is the sentence.
+"""Checks what must hold in every cycle of every scenario: one function each, whose docstring is the sentence.
 
 docs/spec/simulation.md, "Invariants". A check looks at the world from outside: at the provider's records, the nodes of
 the clusters and the decisions, not at what a shard says of itself. It yields what is broken and must never repair it.

@@ -1,4 +1,4 @@
-"""The operator inside a simulated cluster: its demand is its pods, its drains evict them.
+"""Simulates the operator inside a cluster: its demand is its pods, its drains evict them.
 
 Implements `bigfleet.operator.ports.ClusterAgent` over `bigfleet.sim.pods.cluster_pods.PodCluster`; the roll-up builder
 and the session flow are the operator's own. It tells the shard what the cluster sees of its nodes. It must never drain

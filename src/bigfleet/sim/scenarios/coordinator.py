@@ -1,4 +1,4 @@
-"""The coordinator beside a closed world: the real replica and the real link, over tables that can be cut off.
+"""Runs the real replica and the real link beside a closed world, over tables that can be cut off.
 
 docs/spec/coordinator.md §3, §8. The replica's process can be gone, and its store can be partitioned from it; what it
 had heard goes with its process, what it had written stays. No shard may decide otherwise because of either. Nothing

@@ -1,4 +1,4 @@
-"""The two wires of a closed world, without sockets: a shard's calls to a provider, an operator's session to a shard.
+"""Connects a closed world without sockets: a shard's calls to a provider, an operator's session to a shard.
 
 docs/spec/wire.md. Frames of a session go through their bytes, as they would over gRPC; each message takes its time. A
 wire can be cut: what is sent then is lost, as with a process that died. Nothing here decides anything.

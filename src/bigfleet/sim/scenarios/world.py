@@ -1,4 +1,4 @@
-"""One closed world: the real shard, provider kit and operator flow on virtual time, cycle by cycle.
+"""Runs one closed world: the real shard, provider kit and operator flow on virtual time, cycle by cycle.
 
 docs/spec/simulation.md. Everything outside of the shard's own process is here: who is alive, what happens when, and in
 which order clusters report. A cycle begins with its events, the shard decides half-way through it, and what takes no

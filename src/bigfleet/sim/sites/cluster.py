@@ -1,4 +1,4 @@
-"""A cluster of the world: the real operator session over a cluster that can lie about its demand, fall silent or die.
+"""Simulates a cluster: the real operator session over a cluster that can misreport demand, go silent or die.
 
 The pods are Kubernetes' and outlive the operator; their nodes are the machines that the provider has bound to the
 cluster. What a roll-up says in a faulty time is chosen by name (`LIES`); the real demand stands in `pods`. A cluster

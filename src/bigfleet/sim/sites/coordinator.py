@@ -1,4 +1,4 @@
-"""The coordinator of the world: real replicas over the simulated store, in processes that die and start again.
+"""Runs the real coordinator replicas over the simulated store, in processes that die and restart.
 
 A shard's link reaches them through `RemoteCoordinators`, over the simulated network and in the bytes of the real wire;
 there a report may arrive twice, and an answer may come a second time. What a replica knows beyond its store dies with

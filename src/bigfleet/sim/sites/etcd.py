@@ -1,4 +1,4 @@
-"""The coordinator's store in the world: a linearisable key-value store with leases, in the messages of etcd's wire.
+"""Simulates etcd: a linearisable key-value store with leases, in the messages of its wire.
 
 The real `EtcdStore` runs over `EtcdWire`, which stands where its gRPC client does (docs/spec/coordinator.md §3).
 Faults: no member leads, a commit whose answer is lost, leases that end at once, watches that miss what happened. What

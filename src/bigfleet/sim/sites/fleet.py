@@ -1,4 +1,4 @@
-"""Several shards of a world with their coordinator: replicas, their store, the links, and who gives zones to shards.
+"""Runs the shards of a world with their coordinator: replicas, store, links, and zones for shards.
 
 A network of its own lies between them, so that what nobody answers moves no draw of the others. The administrator goes
 by the real calls, again and again until the tables say what is wanted. Nothing here may write a table or a disk.

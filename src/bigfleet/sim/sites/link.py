@@ -1,4 +1,4 @@
-"""A shard's link in the world: the real reporter, client and inbox, watched, in the shard's process or beside it.
+"""Runs a shard's real link in the world, watched, in the shard's process or beside it.
 
 docs/spec/coordinator.md §8. Beside it, it draws from streams of its own and runs after everything else of a moment, so
 that a run with a link that nobody answers can be held against a run without one. The watch notes what is told and how

@@ -1,4 +1,4 @@
-"""A shard's disk in the world, and what the evidence reads off it: who owns which machine, whatever anybody believes.
+"""Keeps a shard's disk in the world, and reads from it who owns which machine.
 
 The tables are the real ones of `bigfleet.shard.ownership.ownership_file`, in memory; what a process has committed is
 what its successor finds. A disk has one holder: a process whose successor has started writes nothing more. After each

@@ -1,4 +1,4 @@
-"""The provider of the world: the real kit over the simulated cloud, in a process that dies and starts again.
+"""Runs the real provider kit over the simulated cloud, in a process that dies and restarts.
 
 Its store and the cloud's book outlive it. A shard reaches it through `RemoteProvider`, over the simulated network and
 in the bytes of the real wire; there an answer to List may also be stale, partial, without its cursor or with records

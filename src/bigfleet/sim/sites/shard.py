@@ -1,4 +1,4 @@
-"""A shard of the world: the real `Shard` with its session servicer, watched, in a process that dies and starts again.
+"""Runs the real `Shard` with its session servicer, watched, in a process that dies and restarts.
 
 Only its disk outlives it: its epoch and, with several shards, what it owns. Work runs inline. The watch reads what the
 shard tells (cycle reports, outcomes of roll-ups, audit lines) and must never decide or change anything.

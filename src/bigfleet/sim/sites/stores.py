@@ -1,4 +1,4 @@
-"""What outlives a process: a provider's store, the cloud's book, an audit log; each tells who watches what it takes.
+"""Keeps what outlives a process: a provider's store, the cloud's book, an audit log; reports each write.
 
 They stand for disks. A commit happens whole or not at all, and a disk that is down refuses it (`StoreDown`). What was
 taken must never change by itself.

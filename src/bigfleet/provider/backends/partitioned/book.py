@@ -1,4 +1,4 @@
-"""Where instances were put: one row per machine, durable before the driver is asked to carve.
+"""Stores where instances were placed: one durable row per machine, before the driver carves.
 
 docs/spec/provider.md §22. The provider's own state names the host of a machine from the end of its Create on; these
 rows say it before that, and after a Create that failed. A row must never be believed for another operation than the

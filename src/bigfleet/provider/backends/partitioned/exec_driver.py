@@ -1,4 +1,4 @@
-"""A driver that is a program: one run for each call, JSON on standard input and output, no shell.
+"""Drives hosts by running a program for each call, with JSON on standard input and output.
 
 docs/spec/provider.md §22. Exit 0 is done, 75 may be tried again, anything else is final with the last line of standard
 error as text. A program that is not done in time is killed with everything that it started. What a program was given

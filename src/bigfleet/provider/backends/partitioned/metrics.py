@@ -1,4 +1,4 @@
-"""The series that the partitioned provider adds (docs/spec/provider.md §18, §22). No label may carry a machine."""
+"""Adds the series of the partitioned provider (docs/spec/provider.md §18, §22). No label may carry a machine."""
 
 from collections import Counter
 from collections.abc import Iterator

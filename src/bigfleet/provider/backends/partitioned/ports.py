@@ -1,4 +1,4 @@
-"""What the partitioned provider asks of others: an allocator that chooses hosts, a driver that carves instances.
+"""Defines what the partitioned provider needs: an allocator that chooses hosts, a driver that carves instances.
 
 docs/spec/provider.md §22. Nothing here may decide anything.
 """

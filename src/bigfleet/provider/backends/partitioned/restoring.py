@@ -1,4 +1,4 @@
-"""Says, after a restart, which machine has which room: from the provider's records and the book of rooms.
+"""Restores after a restart which machine has which room, from records and the book of rooms.
 
 docs/spec/provider.md §12, §22. A record that names a host is believed; the book says the rest, as far as it was written
 for the operation of the record. Nothing here may choose a host.

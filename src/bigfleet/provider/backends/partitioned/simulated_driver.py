@@ -1,4 +1,4 @@
-"""A driver without hosts: instances boot, join, drain and go in the times of the simulated cloud.
+"""Drives no hosts: instances boot, join, drain and go in the times of the simulated cloud.
 
 docs/spec/provider.md §21, §22. The cloud is calm and outlives the provider. Nothing here may choose a host.
 """

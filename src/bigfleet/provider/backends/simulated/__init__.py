@@ -1,4 +1,4 @@
-"""The simulated cloud: a substrate that behaves like one, and the provider's backend over it.
+"""Simulates a cloud, and implements the provider's backend over it.
 
 docs/spec/provider.md §21. Start reading at `bigfleet.provider.backends.simulated.cloud`. Nothing here may draw
 randomness that is not keyed by what it is about.

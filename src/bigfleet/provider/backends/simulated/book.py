@@ -1,4 +1,4 @@
-"""What the simulated cloud remembers: one row per machine in a SQLite file of its own, or in memory.
+"""Stores the machines of the simulated cloud: one row each, in a SQLite file or in memory.
 
 docs/spec/provider.md §21. The cloud outlives the provider's process, so an effect is committed before the call that
 caused it returns. A row must never be written in part.

@@ -1,4 +1,4 @@
-"""Instance types with their shapes and prices, read from CSV (docs/spec/provider.md §21).
+"""Reads instance types with their shapes and prices from CSV (docs/spec/provider.md §21).
 
 A bad row ends the reading with file, line and column. Nothing here may invent a type that the file does not have.
 """

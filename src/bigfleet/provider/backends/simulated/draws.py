@@ -1,4 +1,4 @@
-"""Keyed randomness: a draw depends on what it is about, not on how many draws came before it.
+"""Draws keyed random numbers: a draw depends on its subject, not on how many came before it.
 
 docs/spec/provider.md §21. Equal seed, topic, subject and number give the equal draw in every process. Nothing here may
 keep state.

@@ -1,4 +1,4 @@
-"""What changes over the world's time without anybody calling: prices, stockouts, the fate of spot hosts.
+"""Changes the simulated world over time: prices, stockouts, interruptions of spot hosts.
 
 docs/spec/provider.md §21. Everything is a function of (seed, subject, time since the world began), so that a restart
 changes nothing. Nothing here may remember a draw that it could not make again.

@@ -1,4 +1,4 @@
-"""Where a host is in its life, as a function of its times and now (docs/spec/provider.md §21).
+"""Computes the stage of a host from its times and now (docs/spec/provider.md §21).
 
 The times are in the book before the call that set them returns, so whatever was begun lands in its time: also when the
 caller gave up, and also while no provider runs. Nothing here may wait, and nothing here changes a host.

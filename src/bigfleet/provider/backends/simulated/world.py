@@ -1,4 +1,4 @@
-"""The world file: what the simulated cloud consists of and how it behaves, with a default for every key.
+"""Reads the world file: what the simulated cloud consists of and how it behaves, with a default for every key.
 
 docs/spec/provider.md §21. An unknown key or a bad value is refused with its path. Durations are seconds of the world;
 `--time-scale` multiplies all of them. Nothing here may be read and then ignored.

@@ -1,6 +1,7 @@
 """The house rules that no linter holds: room sizes, docstrings, and edges to rooms that may not even exist yet."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,6 +67,22 @@ def test_a_module_is_a_small_room_with_a_story(path: Path) -> None:
     assert ast.get_docstring(tree), "the module does not say what it decides"
     assert text.count("\n") <= MODULE_LINES_MAX, "the module is too big to live in"
     assert long_functions == {}
+
+
+#: A plain sentence about a module begins with its verb: "Detects transitions that never finish".
+VERB = re.compile(r"[A-Z][a-z]+s,?")
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)], ids=name_of
+)
+def test_a_module_docstring_says_what_the_module_does(path: Path) -> None:
+    """The subject is the module; "What ...", "How ..." and a bare noun are titles, not sentences."""
+    if path == SOURCE / "__init__.py":
+        return
+    first = (ast.get_docstring(parsed(path)) or "").split()[0]
+
+    assert VERB.fullmatch(first), f"begin with a verb in the third person in place of {first!r}"
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=name_of)

@@ -1,1 +1,1 @@
-"""The commands, and the place where clocks, sockets, files and randomness become real."""
+"""Implements the commands: here clocks, sockets, files and randomness become real."""

@@ -1,4 +1,4 @@
-"""The `bigfleet` command and its subcommands; `bigfleet.cli.runtime.program` runs it.
+"""Defines the `bigfleet` command and its subcommands; `bigfleet.cli.runtime.program` runs it.
 
 Commands import what they need when they run, so that `--help` stays quick. No command prints a traceback for a user's
 mistake.

@@ -1,5 +1,4 @@
-"""The suite before a core of the kit, without a network: for tests of the kit and of the suite (docs/spec/provider.md
-§16, §23).
+"""Runs the suite against a core of the kit without a network, for tests of both (docs/spec/provider.md §16, §23).
 
 With a virtual clock a whole run takes a moment. Nothing of the suite but this module may import the kit.
 """

@@ -1,4 +1,4 @@
-"""What a decision takes and gives: options in, actions and one result per row out (docs/spec/engine.md §2, §11).
+"""Defines what a decision takes and returns: options, actions, one result per row (docs/spec/engine.md §1, §11).
 
 Plain frozen values, shared by every engine, the rails, the shard and the tests. A decision remembers what it was made
 of, so that it can be explained (`bigfleet.engine.explain.explanation`). Nothing here decides.

@@ -1,4 +1,4 @@
-"""Rows of demand in list order that say how they came from the rows that were listed before.
+"""Lists rows of demand in order, and says how they came from the list before.
 
 A demand table knows which rows it put in or took out; an engine that works on rows by identity would otherwise have to
 look at each of tens of thousands to find the few that are others (docs/adr/0111). They are a tuple like any other to

@@ -1,4 +1,4 @@
-"""The engine of a shard: it decides over pods when any row says of which pods it consists, over aggregates otherwise.
+"""Selects the engine of each decision: over pods when any row has shapes, over aggregates otherwise.
 
 Both ways serve all rows of a cycle, because rows of both kinds compete for the same machines (docs/spec/engine.md
 §2.4). Importing this module loads the kernels of the decision over aggregates.

@@ -1,4 +1,4 @@
-"""The plain decision: the readable statement of both ways to decide, which every quicker way must equal."""
+"""States both ways to decide plainly; every faster engine must equal it."""
 
 from collections.abc import Sequence
 

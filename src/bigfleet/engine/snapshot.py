@@ -1,4 +1,4 @@
-"""An immutable, consistent view of the machines, and its orders (docs/spec/model.md §3).
+"""Defines an immutable, consistent view of the machines, and its orders (docs/spec/model.md §3).
 
 Built once per cycle by the shard's inventory and read by the engine in a worker thread. Never changed after it is made.
 """

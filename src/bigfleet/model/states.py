@@ -1,4 +1,4 @@
-"""The life of a machine: its states and the table of what may be driven from where, with a reason per edge.
+"""Defines the states of a machine, and the table of legal transitions with a reason per edge.
 
 The table binds what BigFleet drives, not what it observes: a provider's word about a machine is taken as it is
 (docs/spec/model.md §2, docs/spec/shard.md §5.3). Anything that is not an edge here is refused.

@@ -1,4 +1,4 @@
-"""Keep the hosts of a cluster up to date while instances come and go, and offer, choose and carve room on them.
+"""Keeps the hosts of a cluster up to date as instances come and go, and offers, chooses and carves room on them.
 
 What `hail-dedicated` and the partitioned provider both stand on (docs/spec/partition.md §5 and §9,
 docs/spec/provider.md §22). Choosing and taking are two steps, so that a caller may look at the choice, and drop it.

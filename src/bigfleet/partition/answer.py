@@ -1,4 +1,4 @@
-"""Answer an IAllocator message byte for byte as Ganeti's `hail` does where it uses the dedicated metric.
+"""Answers an IAllocator message byte for byte as Ganeti's `hail` does where it uses the dedicated metric.
 
 docs/spec/partition.md §3, §9 to §11 and §13. Two things differ, both on purpose: where `hail` would never end, because
 nothing limits an interval of the policy, this is an error; and `is_sequential` asks for a multi-allocate in which each

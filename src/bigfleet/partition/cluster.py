@@ -1,4 +1,4 @@
-"""Read a cluster out of an IAllocator message: its groups, its hosts, and what stands on them.
+"""Reads a cluster out of an IAllocator message: its groups, its hosts, and what stands on them.
 
 docs/spec/partition.md §2, §6 and §13. Everything is read in the order in which `hail` reads it, so that of several
 faults the same one is told. This module never decides whether a cluster is sound; it says what its records miss.

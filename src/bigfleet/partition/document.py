@@ -1,4 +1,4 @@
-"""Read JSON as Ganeti's `hail` reads it, and take values out of it with errors that name owner and key.
+"""Reads JSON as Ganeti's `hail` reads it, and takes values out of it with errors that name owner and key.
 
 docs/spec/partition.md §2 and §13. Of a key that occurs twice the first counts; a whole number may be written with a
 fraction and is rounded half to even; strings, null and booleans are no numbers. Numbers with a fraction or an exponent

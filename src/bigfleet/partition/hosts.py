@@ -1,4 +1,4 @@
-"""Say whether an instance fits on a host, as primary or as secondary, and what is left of the host then.
+"""Checks whether an instance fits on a host, as primary or as secondary, and computes what is left of the host.
 
 docs/spec/partition.md §6 and §7: the first refusal in the listed order is the reason. Asking changes nothing; a host
 changes only when it is told that an instance has come. This module never compares hosts.

@@ -1,4 +1,4 @@
-"""Say what an instance takes of its hosts, given its template and whether it runs (docs/spec/partition.md §6).
+"""Computes what an instance takes of its hosts, given its template and state (docs/spec/partition.md §6).
 
 This module never knows where an instance is.
 """

@@ -1,4 +1,4 @@
-"""Count in closed form what still fits on a host, and say what a placement costs: the dedicated metric.
+"""Counts in closed form what still fits on a host, and computes what a placement costs: the dedicated metric.
 
 docs/spec/partition.md §8. A host's *allocation vector* counts, for each size that the policy allows and from the
 largest disk to the smallest, how many instances of that size could still be added. A placement costs the difference of

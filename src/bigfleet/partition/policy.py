@@ -1,4 +1,4 @@
-"""Say which instances a group of hosts admits, and with which sizes its hosts are measured.
+"""Decides which instances a group of hosts admits, and with which sizes its hosts are measured.
 
 docs/spec/partition.md §2, §7 and §8. A policy is a list of intervals; an instance is admitted when one of them holds
 it, and refused for the reason that the first one gives. This module never looks at a host.

@@ -1,4 +1,4 @@
-"""Read what an IAllocator message asks for, and say whether the dedicated metric answers it.
+"""Reads what an IAllocator message asks for, and whether the dedicated metric answers it.
 
 docs/spec/partition.md §2 and §4. This module never places anything.
 """

@@ -1,4 +1,4 @@
-"""Choose the host, or the pair of hosts, on which an instance loses least; and count why the others were refused.
+"""Chooses the host, or the pair of hosts, on which an instance loses least, and counts why others were refused.
 
 docs/spec/partition.md §5, §8 and §9. Candidates of one group come in the order of the message; the last of equals wins,
 as it does in `hail`. Pairs are not enumerated: for a given primary the secondaries' costs are all shifted by the same

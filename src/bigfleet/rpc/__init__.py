@@ -1,1 +1,1 @@
-"""Protobuf messages, conversions, gRPC servers and clients."""
+"""Implements everything that knows gRPC: messages, conversions, servers and clients."""

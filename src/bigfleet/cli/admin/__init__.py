@@ -1,1 +1,1 @@
-"""`bigfleet admin`: what a person changes in the coordinator's tables (docs/coordinator.md)."""
+"""Implements `bigfleet admin`: changes the coordinator's tables (docs/coordinator.md)."""

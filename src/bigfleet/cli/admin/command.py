@@ -1,4 +1,4 @@
-"""`bigfleet admin`: one call of the coordinator each, made at its leader (docs/spec/wire.md §10).
+"""Defines `bigfleet admin`: one call each to the coordinator's leader (docs/spec/wire.md §10).
 
 Exit 0 when it was done, or was so already; 1 when the coordinator cannot be reached or refuses, 2 for a wrong call.
 Nothing here asks back: what cannot be undone wants its own flag.

@@ -1,4 +1,4 @@
-"""`bigfleet certs dev`: an authority and certificates for every role, to try mutual TLS with on machines of one's own.
+"""Defines `bigfleet certs dev`: an authority and certificates for every role, to try mutual TLS with.
 
 docs/tls.md. Exit 2 for a wrong call and for a directory that cannot be used, 1 when a file cannot be written, else 0.
 The authority's key lies beside the certificates: nothing that this makes may guard machines that matter.

@@ -1,4 +1,4 @@
-"""The directory of a development authority: what is there is checked and kept, what is missing is made.
+"""Keeps the directory of a development authority: checks what is there, makes what is missing.
 
 Each holder has `NAME.crt` and `NAME.key`; keys are readable by their owner alone, and a file appears whole or not at
 all. Nothing here overwrites a file unless it is told to make everything anew.

@@ -1,4 +1,4 @@
-"""A development authority and what it signs: ECDSA P-256, one `bigfleet://` URI for the one that has a role.
+"""Issues certificates of a development authority: ECDSA P-256, one `bigfleet://` URI for each role.
 
 docs/spec/wire.md §3. A certificate can do what its holder needs and no more: only shards and providers carry host names
 and may act as servers, because the host name is all that a client checks of a server. Nothing here touches a file.

@@ -1,4 +1,4 @@
-"""Where the providers under test are: one that runs, or one that is started, killed and started again.
+"""Finds or starts the providers under test, kills them, and starts them again.
 
 A command is an argument vector, never a shell's line; it is killed by its own pid. docs/spec/provider.md §23. Nothing
 here may leave a process behind.

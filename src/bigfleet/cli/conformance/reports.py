@@ -1,4 +1,4 @@
-"""What a run leaves behind: report.json for programs, junit.xml for a CI's page (docs/spec/provider.md §23).
+"""Writes the reports of a run: report.json for programs, junit.xml for CI (docs/spec/provider.md §23).
 
 Nothing here may turn a skip into a pass.
 """

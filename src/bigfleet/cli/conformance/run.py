@@ -1,4 +1,4 @@
-"""One conformance run from its settings to its exit code: sites, runner, view and reports put together.
+"""Runs one conformance run from its settings to its exit code.
 
 Nothing here may decide anything but the exit code (docs/spec/provider.md §23).
 """

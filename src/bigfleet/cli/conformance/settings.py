@@ -1,4 +1,4 @@
-"""What a conformance run was asked for: the flags, checked against each other (docs/spec/provider.md §23).
+"""Checks the flags of a conformance run against each other (docs/spec/provider.md §23).
 
 Nothing here may reach a provider.
 """

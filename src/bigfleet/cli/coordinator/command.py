@@ -1,4 +1,4 @@
-"""`bigfleet coordinator`: its flags, checked one by one, and what they mean to the process.
+"""Defines `bigfleet coordinator`: its flags, checked one by one, and what they mean to the process.
 
 docs/spec/coordinator.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean
 stop. The process itself is put together in `bigfleet.cli.coordinator.process`.

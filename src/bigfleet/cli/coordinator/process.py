@@ -1,4 +1,4 @@
-"""One coordinator process put together: store, replica, gRPC, HTTP, and the order of a clean stop.
+"""Runs one coordinator process: store, replica, gRPC, HTTP, and a clean stop.
 
 docs/spec/coordinator.md §1. It listens before it leads: a store that cannot be reached keeps it waiting and not ready.
 A clean stop gives leadership up last, so that the next leader stands at once. Nothing here decides anything.

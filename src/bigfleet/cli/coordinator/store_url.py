@@ -1,4 +1,4 @@
-"""What `--store` names: etcd endpoints with a prefix, or a SQLite file (docs/spec/coordinator.md §1).
+"""Parses `--store`: etcd endpoints with a prefix, or a SQLite file (docs/spec/coordinator.md §1).
 
 Each mistake is a UsageFault that names the flag. Opening a SQLite file takes its lock; etcd is not asked for anything
 yet.

@@ -1,4 +1,4 @@
-"""Holds the engines to one answer: runs each on the same input and says where they first differ.
+"""Runs all engines on the same input and shows where they first differ.
 
 Decisions are compared in every field and, on request, the records that a reporter is told (docs/spec/aggregates.md §8).
 The default engine is what the others are compared with. Nothing here says which of two answers is right.

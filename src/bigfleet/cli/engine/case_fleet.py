@@ -1,4 +1,4 @@
-"""The machines of one engine case over its cycles: what was decided is carried out in between.
+"""Carries the machines of an engine case over its cycles, and applies what was decided in between.
 
 The format is that of tests/cases/engine/README.md. Nothing here decides or compares anything.
 """

@@ -1,4 +1,4 @@
-"""The engine as a shard runs it: with nothing at hand but the columns, for its decision and for its records.
+"""Runs the engine as a shard does: from columns alone.
 
 A quicker call would keep the snapshot that it was given and could answer from it; a check that compares engines must
 not let it. Nothing here decides.

@@ -1,4 +1,4 @@
-"""`bigfleet engine check` and `bigfleet engine decide`: the engines on case files and fleets, without a shard.
+"""Defines `bigfleet engine check` and `bigfleet engine decide`: runs case files and fleets through the engines.
 
 Exit 2 for a wrong call or a file that cannot be read, 1 for a case that fails and for engines that differ, else 0.
 """

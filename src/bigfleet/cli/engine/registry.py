@@ -1,4 +1,4 @@
-"""The engines that there are, by name.
+"""Lists the engines by name.
 
 An engine is a function of (snapshot, demand, options, reporter) that returns a Decision (docs/spec/aggregates.md). It
 is imported when it is asked for, so that a command line stays quick. Nothing stands here that cannot be run.

@@ -1,4 +1,4 @@
-"""`bigfleet explain`: its flags, and the way from a name to the row or machine that is meant (docs/operating.md).
+"""Defines `bigfleet explain`: its flags, and how a name becomes the row or machine that is meant.
 
 Exit 0 when the shard explained it, 1 when it cannot be reached or knows no such row or machine, 2 for a wrong call. An
 explanation costs the shard seconds off its loop at most, however large its fleet, and changes nothing.

@@ -1,4 +1,4 @@
-"""Switches on a command line: `--name`, `--name=true` and `--name=false` (docs/spec/provider.md §19).
+"""Parses switches: `--name`, `--name=true` and `--name=false` (docs/spec/provider.md §19).
 
 Click knows `--name/--no-name` only. A switch never takes the next token.
 """

@@ -1,4 +1,4 @@
-"""`--tls-cert`, `--tls-key` and `--tls-ca`: all three or none, on every command that serves or dials.
+"""Defines `--tls-cert`, `--tls-key` and `--tls-ca`: all three or none, on every command that serves or dials.
 
 docs/spec/wire.md §3. Nothing here makes a connection.
 """

@@ -1,4 +1,4 @@
-"""Values on a command line: durations, sizes and addresses, each with an error that names what was expected."""
+"""Parses values of a command line: durations, sizes and addresses, with errors that name what was expected."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""`bigfleet get`: its flags, and which question to the shard each of them makes (docs/operating.md).
+"""Defines `bigfleet get`: its flags, and the question that each makes to the shard (docs/operating.md).
 
 Exit 0 when the shard answered, 1 when it cannot be reached, refuses or is not ready, 2 for a wrong call. Nothing here
 changes a shard.

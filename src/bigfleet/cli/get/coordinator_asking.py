@@ -1,4 +1,4 @@
-"""How commands ask a coordinator: their flags, and what a refusal means to a person.
+"""Connects commands to a coordinator: their flags, and what its rejections mean.
 
 The leader is found from any replica. Nothing here decides what is shown.
 """

@@ -1,4 +1,4 @@
-"""`bigfleet get shards|domains|quotas|providers|bindings|instructions|moves`: what the coordinator knows.
+"""Defines `bigfleet get shards|domains|quotas|providers|bindings|instructions|moves`.
 
 Beside the subcommands about a shard, in the same manner; `bigfleet get clusters` is a shard's, so the clusters' shards
 are `bindings`. Exit codes as there. Nothing here changes a coordinator.

@@ -1,4 +1,4 @@
-"""Machines on their way between shards: who gives what to whom, why, and how far it is.
+"""Shows machines on their way between shards: donor, receiver, reason, progress.
 
 A move is what the donor was told and, once it has given, what the recipient was told; both halves carry one id, and a
 person is shown them as one. Nothing here asks a coordinator or changes anything.

@@ -1,4 +1,4 @@
-"""The flags that every command about a live shard has: whom to ask, who asks, and how the answer is shown.
+"""Defines the flags of all commands about a live shard: address, identity, output.
 
 Each is written once, as a field; `bigfleet.cli.flags.groups` gives them to a command. Nothing here dials or prints.
 """

@@ -1,4 +1,4 @@
-"""Looks again and again: a screen that is drawn anew for a person, a document per change for a program.
+"""Repeats a question: redraws a screen, or prints a document per change.
 
 A shard that goes away after the first look is waited for, and said to be away. Records hold no ages, so equal records
 are no change. Ctrl-C is the ordinary end. Nothing here remembers more than the last document's digest.

@@ -1,1 +1,1 @@
-"""`bigfleet hail` and `hail-dedicated`: our allocator where Ganeti's `hail` stands (docs/partitioned-hosts.md)."""
+"""Implements `bigfleet hail` and `hail-dedicated`: our allocator in the place of Ganeti's `hail`."""

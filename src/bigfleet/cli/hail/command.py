@@ -1,4 +1,4 @@
-"""`bigfleet hail`: hands its words, unread, to the program that Ganeti starts by itself (docs/spec/partition.md §1).
+"""Passes the arguments of `bigfleet hail` to the program that Ganeti starts (docs/spec/partition.md §1).
 
 Nothing is decided here: one parser knows the options, so that both names of the program mean the same.
 """

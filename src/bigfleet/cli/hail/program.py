@@ -1,4 +1,4 @@
-"""The program `hail-dedicated`: reads one IAllocator message, prints one line of JSON, and ends.
+"""Runs `hail-dedicated`: reads one IAllocator message, prints one line of JSON, and ends.
 
 docs/spec/partition.md §1. It is started anew for each question of Ganeti's, so it imports what it needs and no more:
 not the other commands, and not the libraries that they stand on (docs/adr/0120-the-allocator-starts-anew.md). Exit

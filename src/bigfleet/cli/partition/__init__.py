@@ -1,1 +1,1 @@
-"""`bigfleet partition`: partitioned hosts as a picture, and orders of placement side by side."""
+"""Implements `bigfleet partition`: draws partitioned hosts and compares orders of placement."""

@@ -1,4 +1,4 @@
-"""`bigfleet partition show` and `bigfleet partition compare` (docs/partitioned-hosts.md).
+"""Defines `bigfleet partition show` and `bigfleet partition compare` (docs/partitioned-hosts.md).
 
 Exit 2 for a wrong call or a wrong file, else 0. Nothing here places an instance anywhere but in memory.
 """

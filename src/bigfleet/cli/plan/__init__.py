@@ -1,4 +1,4 @@
-"""`bigfleet plan`: what BigFleet would do with a fleet and a demand given as files, without touching anything.
+"""Implements `bigfleet plan`: what BigFleet would do with a fleet and a demand from files.
 
 `command` has the flags, `inputs` and `patches` read files, `planning` decides, `tables` and `document` show it.
 """

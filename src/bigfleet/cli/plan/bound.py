@@ -1,4 +1,4 @@
-"""How far a plan's acquisitions are from the cheapest conceivable, by linear relaxation (docs/planning.md).
+"""Bounds the cost of a plan's acquisitions from below by linear relaxation (docs/planning.md).
 
 The relaxation covers, for each row, as much as the plan newly covers, from the same idle and offered machines. It may
 take parts of machines and knows no idle-before-offered, no order of rows, no domain and no spread; so the gap is what

@@ -1,4 +1,4 @@
-"""`bigfleet plan`: its flags, and the way from files to a plan that is shown (docs/planning.md).
+"""Defines `bigfleet plan`: its flags, and the way from files to a plan that is shown (docs/planning.md).
 
 Exit 2 for a wrong call or a wrong file, else 0: a plan that leaves rows short is an answer, not a failure.
 """

@@ -1,4 +1,4 @@
-"""A plan as one JSON document for scripts: every action by name, exact figures, explanations as values and sentences.
+"""Writes a plan as one JSON document: every action by name, exact figures, explanations.
 
 Infinite numbers are the string `+Inf`, as in the inventory. Nothing here decides or rounds anything.
 """

@@ -1,4 +1,4 @@
-"""`bigfleet provider admin --state FILE …`: what a person may do to a running provider, over its admin socket.
+"""Defines `bigfleet provider admin --state FILE …`: administers a running provider over its admin socket.
 
 docs/spec/provider.md §13, §14. Exit 0 done, 1 refused or nobody there, 2 a wrong call. The provider decides and writes
 the audit line; nothing here may open the state file.

@@ -1,4 +1,4 @@
-"""Where the admin socket of a state file is, and how to reach it however long the path is.
+"""Finds the admin socket of a state file, and connects to it however long the path is.
 
 docs/adr/0116-the-admin-socket.md. Nothing here may create a socket.
 """

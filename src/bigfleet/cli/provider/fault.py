@@ -1,4 +1,4 @@
-"""`bigfleet provider fault`: serves the backend that fails on request, for conformance runs.
+"""Defines `bigfleet provider fault`: serves the backend that fails on request, for conformance runs.
 
 docs/spec/provider.md §20. Nothing here decides anything.
 """

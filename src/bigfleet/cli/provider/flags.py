@@ -1,4 +1,4 @@
-"""The flags that every provider has, declared once: read, checked, and handed on as where and how to serve.
+"""Declares the flags that every provider has, and reads them.
 
 docs/spec/provider.md §19. `provider_command` puts them on a command beside its own. A flag must never be accepted and
 then do nothing.

@@ -1,4 +1,4 @@
-"""`bigfleet provider new`: writes the project of a new provider, ready to be tested and run.
+"""Defines `bigfleet provider new`: writes the project of a new provider, ready to be tested and run.
 
 The files come from `templates/` beside this module. Nothing that exists is ever written over.
 """

@@ -1,4 +1,4 @@
-"""`bigfleet provider partitioned`: brings hosts file, allocator, driver and backend together.
+"""Defines `bigfleet provider partitioned`: combines hosts file, allocator, driver and backend.
 
 docs/spec/provider.md §22. The allocator is `bigfleet.partition`'s, behind the Protocol that the provider asks. Nothing
 here decides where an instance goes.

@@ -1,4 +1,4 @@
-"""The provider process: state, backend, core, gRPC and HTTP put together, and taken down in order.
+"""Runs the provider process: state, backend, core, gRPC and HTTP, started and stopped in order.
 
 docs/spec/provider.md §12. Nothing here decides anything.
 """

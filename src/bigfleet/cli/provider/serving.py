@@ -1,4 +1,4 @@
-"""Where a provider runs, as its flags say it (docs/spec/provider.md §19). Nothing here may open anything."""
+"""Holds where a provider runs, as its flags say (docs/spec/provider.md §19). Nothing here may open anything."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a provider's command brings to the process that serves it: a backend, readiness, and what goes with them.
+"""Defines what a provider's command gives to the process that serves it: backend, readiness, and the like.
 
 docs/spec/provider.md §16, §19. Built by the command after the state file was locked, closed after the core stopped.
 Nothing here may serve anything.

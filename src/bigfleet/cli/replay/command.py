@@ -1,4 +1,4 @@
-"""`bigfleet replay`: its flags, and the way from a recording to a verdict (docs/replay.md).
+"""Defines `bigfleet replay`: its flags, and the way from a recording to a verdict (docs/replay.md).
 
 Exit 0 when every cycle was decided as it was recorded, 1 when one was not, 2 for a wrong call or a file that is no
 recording or is damaged. What changed settings or patches change is an answer and no difference.

@@ -1,4 +1,4 @@
-"""A replayed cycle as one record, for the table and for JSON alike. Nothing here decides or compares."""
+"""Holds a replayed cycle as one record, for the table and for JSON alike. Nothing here decides or compares."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a command fails: one line that names the place and the remedy, and an exit code.
+"""Defines how a command fails: one line with place and remedy, and an exit code.
 
 Exit 2 is a wrong call or a wrong file given with it, exit 1 a run that failed (docs/spec/shard.md §1). A user's
 mistake never shows a traceback.

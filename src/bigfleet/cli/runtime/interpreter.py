@@ -1,4 +1,4 @@
-"""How a process of ours keeps its interpreter from holding its streams up: rare collections, short turns.
+"""Tunes the interpreter of a process so that its streams are not delayed: rare collections, short turns.
 
 docs/adr/0115-rare-collections-and-short-turns.md. CPython looks for garbage in reference cycles in whatever thread
 makes the next object, and every other thread waits; a thread that computes keeps the interpreter until its turn is

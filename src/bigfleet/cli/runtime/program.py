@@ -1,4 +1,4 @@
-"""How a command line program ends: the one place that turns a failure into a line and an exit code.
+"""Ends a command: turns a failure into a line and an exit code, in one place.
 
 Used by the `bigfleet` command and by every provider that is a program of its own. Nothing here prints a traceback for a
 user's mistake.

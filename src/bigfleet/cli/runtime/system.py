@@ -1,4 +1,4 @@
-"""Where the world becomes real: the system clock, ids, logs, signals and the HTTP endpoints of a server process.
+"""Provides the real world: the system clock, ids, logs, signals, and the HTTP endpoints of a process.
 
 Flows take these through their Protocols; only commands construct them. Nothing here decides anything.
 """

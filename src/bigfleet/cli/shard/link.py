@@ -1,4 +1,4 @@
-"""A shard's link to the coordinator, made for one process: who speaks, who carries out, and whom it dials.
+"""Builds a shard's link to the coordinator for one process.
 
 docs/spec/coordinator.md §8. The shard imports nothing of this; with no coordinator configured it does not exist.
 Nothing here decides anything.

@@ -1,4 +1,4 @@
-"""Who a shard process is, where it keeps its state, whom it dials and where it listens (docs/spec/shard.md §1).
+"""Holds a shard process's identity, state directory and addresses (docs/spec/shard.md §1).
 
 Values that `bigfleet.cli.shard.command` makes of its flags; nothing here opens or checks anything.
 """

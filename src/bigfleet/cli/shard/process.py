@@ -1,4 +1,4 @@
-"""One shard process put together: state file, provider channel, sessions, HTTP, link, and the order of a clean stop.
+"""Runs one shard process: state file, provider channel, sessions, HTTP, link, and a clean stop.
 
 docs/spec/shard.md §1. The epoch is committed before anything is served; sessions and health are served before the first
 reconcile, and while the engine's kernels are loaded or compiled. Nothing here decides anything; the parts are made and

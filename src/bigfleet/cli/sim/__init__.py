@@ -1,1 +1,1 @@
-"""`bigfleet sim`: runs the deterministic world of faults and the closed-loop scenarios (docs/spec/simulation.md)."""
+"""Implements `bigfleet sim`: runs the fault world and the closed-loop scenarios (docs/spec/simulation.md)."""

@@ -1,4 +1,4 @@
-"""`bigfleet sim`: run, list, replay and shrink simulations (docs/spec/simulation.md).
+"""Defines `bigfleet sim`: runs, lists, replays and shrinks simulations (docs/spec/simulation.md).
 
 Exit 0 when everything held, 1 for a violation or another course than the trace's, 2 for a wrong call. Two equal calls
 print equal summaries; progress goes to standard error. It must never write a file that it was not told to write.

@@ -1,4 +1,4 @@
-"""What `bigfleet sim` prints of a run for people: one seed, many seeds, a closed-loop scenario.
+"""Prints the result of a run: one seed, many seeds, a closed-loop scenario.
 
 Plain lines; the last one of a run is `trace hash: <hex>`. Nothing here runs anything or decides what counts as failed.
 """

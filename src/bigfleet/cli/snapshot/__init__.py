@@ -1,1 +1,1 @@
-"""`bigfleet snapshot`: save the coordinator's tables, and restore a store from them (docs/spec/coordinator.md §10)."""
+"""Implements `bigfleet snapshot`: saves the coordinator's tables, and restores a store from them."""

@@ -1,4 +1,4 @@
-"""`bigfleet snapshot save` and `restore`: a copy of the coordinator's tables, and a store made of one.
+"""Defines `bigfleet snapshot save` and `restore`: a copy of the coordinator's tables, and a store made of one.
 
 docs/spec/coordinator.md §10. Saving asks the leader; restoring is offline and writes to the store itself, under a term
 that is above every one that may have been in use. Nothing here replaces tables that are there without `--force`.

@@ -1,4 +1,4 @@
-"""Amounts of resources as a person or a report reads them. Nothing here computes with what it has rounded."""
+"""Formats amounts of resources for people. Nothing here computes with what it has rounded."""
 
 from typing import Final
 

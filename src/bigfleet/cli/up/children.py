@@ -1,4 +1,4 @@
-"""The processes of a run, in the order in which they start: what each is called, told, and where it listens.
+"""Defines the processes of a run in their start order: names, arguments, addresses.
 
 One shard is called `shard` and has no coordinator. Several have ids of their own, one zone of the fleet each, and a
 coordinator between them, on a SQLite file or on an etcd that is started here as well. What the coordinator waits for is

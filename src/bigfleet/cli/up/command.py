@@ -1,4 +1,4 @@
-"""`bigfleet up`: its flags, and the way from them to a run.
+"""Defines `bigfleet up`: its flags, and the way from them to a run.
 
 Exit 2 for a wrong call or a wrong file, 1 for a run that failed, 0 after a run that ended or was stopped.
 """

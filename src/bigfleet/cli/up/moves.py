@@ -1,4 +1,4 @@
-"""The moves of a run: what the coordinator tells is read again and again, counted once, and kept.
+"""Reads the moves of a run from the coordinator, counts each once, and keeps them.
 
 The coordinator forgets when its process ends, and what was seen is not to go with it. Nothing here changes anything,
 but that it gives each shard its zone before a run begins.

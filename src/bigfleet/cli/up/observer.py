@@ -1,4 +1,4 @@
-"""What the shard says of its fleet, read through `ShardRead` and added up for the view and the report.
+"""Reads what a shard reports through `ShardRead`, and adds it up for the view and the report.
 
 Every figure is the shard's own answer: demand and shortfall from InspectNeeds, machines from ListMachines, actions from
 ListActions. While the shard is away the last answer stands and says so. Nothing here asks the clusters, so that the

@@ -1,4 +1,4 @@
-"""When a run may begin: the shard has read its machines and its engine's kernels are at hand.
+"""Waits until a run may begin: the shard has read its machines and loaded its kernels.
 
 The first start of a version compiles the kernels, which takes about a minute; a person is told so, and that minute is
 no part of the run. Nothing here judges a shard that was ready once.

@@ -1,4 +1,4 @@
-"""The end of a run: one page for a person, and a JSON file for a program (docs/quick-start.md).
+"""Reports the end of a run: one page for a person, and a JSON file for a program (docs/quick-start.md).
 
 Amounts in the file are plain numbers in base units: cores, bytes, pieces. Every figure is the shard's own last answer,
 but for pods and cost, which are those of the fleet check.

@@ -1,4 +1,4 @@
-"""One run of `bigfleet up`, put together: children, clusters, demand, view, summary, in that order and back.
+"""Runs `bigfleet up`: children, clusters, demand, view, summary, in that order and back.
 
 Nothing here decides about capacity; it starts the real processes and lets a person watch them.
 """

@@ -1,4 +1,4 @@
-"""What a run of `bigfleet up` is asked to do, checked before anything is touched.
+"""Checks what a run of `bigfleet up` is asked to do before anything is touched.
 
 `UpSettings` is what the person said; the parts that must stay the same when a run is resumed are its `RunIdentity`.
 Nothing here reads anything but the command line, the trace files that it names, and the PATH.

@@ -1,4 +1,4 @@
-"""Several shards seen as one fleet: the same figures and actions that one shard's observer gives, and each shard's own.
+"""Shows several shards as one fleet: the figures and actions of one shard's observer, and those of each shard.
 
 Each shard is read by an `ShardObserver` of its own and the coordinator by a `CoordinatorWatch`; while one of them is
 away its last answer stands. Nothing here adds up what a shard did not say.

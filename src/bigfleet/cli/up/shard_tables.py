@@ -1,4 +1,4 @@
-"""What a person is shown of several shards: each one's machines and demand, how that went over time, and the moves.
+"""Draws tables of several shards: machines and demand of each, how that went over time, and the moves.
 
 The view and the summary show the same tables. Nothing here asks anybody.
 """

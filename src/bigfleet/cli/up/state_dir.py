@@ -1,4 +1,4 @@
-"""The directory in which a run keeps itself: who may use it, what it was made for, where the run stands.
+"""Keeps the directory of a run: who may use it, what it was made for, where the run stands.
 
 One marker file says that the directory is ours; without it nothing in a directory is ever deleted. One lock, held by
 the kernel for the life of the process, keeps a second run out. Everything that must survive the process is written to

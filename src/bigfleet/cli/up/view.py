@@ -1,4 +1,4 @@
-"""The live view of a run: who wants what, what serves it, what the shard just did, and how the processes fare.
+"""Draws the live view of a run: demand, supply, recent actions, and the state of the processes.
 
 On a terminal one screen that is drawn anew twice a second, otherwise one line every few seconds. The view reads what
 others counted and never waits for anything.

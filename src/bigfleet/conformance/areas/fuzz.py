@@ -1,4 +1,4 @@
-"""FUZZ: random tokens, maps, sequences and nonsense against models that fit on a page (docs/spec/provider.md §23).
+"""Checks FUZZ: random tokens, maps, sequences and nonsense against small models (docs/spec/provider.md §23).
 
 Everything is drawn from the behaviour's own stream. Nothing here may draw elsewhere.
 """

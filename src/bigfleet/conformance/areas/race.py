@@ -1,4 +1,4 @@
-"""RACE: sixteen calls at once collapse into one operation, or end in one clean state (docs/spec/provider.md §3, §5).
+"""Checks RACE: sixteen calls at once become one operation, or end in one clean state (docs/spec/provider.md §3, §5).
 
 Calls in parallel carry tokens of shards of their own, unless the tokens are the point: those of one shard may overtake
 each other and be fenced. Nothing here may depend on the order in which calls arrive.

@@ -1,4 +1,4 @@
-"""The decision over columns of integers: the reference engine's answer at half a million machines.
+"""Decides over columns of integers: the reference engine's answer at half a million machines.
 
 `ColumnStore` keeps the machines, `ColumnarEngine` decides. Nothing here may mean anything that the reference engine
 does not (docs/adr/0110-columnar-engine.md).

@@ -1,4 +1,4 @@
-"""Whether two answers say the same, told from their columns, without making an action or a row.
+"""Compares two answers by their columns, without making an action or a row.
 
 For the check that a shard makes of its own decisions while it serves: the objects of half a million machines would keep
 the interpreter for seconds. True means equal in every field; False may also mean that the columns cannot tell.

@@ -1,4 +1,4 @@
-"""One decision, step by step: mark what changed, fold, lay rows out, credit, acquire, preempt, give back.
+"""Runs one decision: mark what changed, fold, lay rows out, credit, acquire, preempt, reclaim.
 
 docs/spec/aggregates.md §2. What the last decision left is used for clusters that nothing touched (docs/adr/0111); a
 cycle that is given nothing does everything, with the same steps. Nothing here may look at a machine or a row one by

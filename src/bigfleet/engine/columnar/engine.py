@@ -1,4 +1,4 @@
-"""The columnar engine: the reference engine's answer, action for action, for fleets of half a million machines.
+"""Decides with columns: the reference engine's answer, action for action, for half a million machines.
 
 `ColumnarEngine.decide` follows docs/spec/aggregates.md like the reference; `cycle` has the steps. What an engine keeps
 between calls (matching, orders, and what clusters were credited with that nothing touched since) only saves work. The

@@ -1,4 +1,4 @@
-"""Retells the walks of a decision machine by machine: considered, taken, rejected (docs/spec/aggregates.md §8).
+"""Replays the scans of a decision machine by machine: considered, taken, rejected.
 
 Each walk is told after it ended, from what the row wanted before it and what it took, so that the phases stay free of
 telling. A retelling reads the book and never changes it.

@@ -1,4 +1,4 @@
-"""A finished decision in columns: who holds which machine, in which order rows came, and in which order machines stand.
+"""Holds a finished decision in columns: who holds which machine, the order of rows and of machines.
 
 docs/adr/0121-explain-one-row.md. Made of what a cycle decided on and what it came to, so that one row can be retold
 without deciding all others again. An array that is by machine has one entry per row of the view, removed ones included.

@@ -1,4 +1,4 @@
-"""Why the decision is what it is, for one row of demand or one machine, from the records (docs/spec/aggregates.md §8).
+"""Explains one row or one machine of a decision, from the records (docs/spec/aggregates.md §8).
 
 An explanation is a value: what was taken and what nearly was, why the others were not, which domain beat which, and
 the smallest change that would have turned the choice. `explain` runs the reference with a reporter that listens for one

@@ -1,4 +1,4 @@
-"""The smallest change that would have turned a choice between a machine and its runner-up (docs/spec/aggregates.md §8).
+"""Computes the smallest change that would turn a choice to its runner-up (docs/spec/aggregates.md §8).
 
 A walk takes machines in order of one key, so it takes the runner-up as soon as the machine's key is behind the
 runner-up's, and takes the same machines until then. That does not hold for a strict spread, whose domains open and

@@ -1,4 +1,4 @@
-"""Tells a reporter what became of every Configured and every Idle machine: Phase 3 (docs/spec/aggregates.md §7, §8).
+"""Reports to a listener what Phase 3 did with every Configured and Idle machine (docs/spec/aggregates.md §7).
 
 It says why a machine is kept, given back, spared, released or held, from the book that Phases 1 and 2 filled. It must
 never be asked whether something happens: that is `bigfleet.engine.reference.reclaim`'s answer.

@@ -1,4 +1,4 @@
-"""What the engine tells a listener of a decision: one typed record per fact (docs/spec/aggregates.md §8).
+"""Defines the records that the engine reports of a decision, one per fact (docs/spec/aggregates.md §8).
 
 Records come in decision order and equal input gives equal records. Vectors are milli-integers, coverages fractions
 as `n/d`, differences are the runner-up's order key less the taken one's. Nothing is ever decided by a record, and

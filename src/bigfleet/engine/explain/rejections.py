@@ -1,4 +1,4 @@
-"""Why a walk passed a machine over: the first reason that applies, with what it compared (docs/spec/aggregates.md §8).
+"""Finds why a scan passed a machine over: the first reason that applies (docs/spec/aggregates.md §8).
 
 Read after the walk, from the same book that the walk used: during a row's walk only the row itself claims anything, so
 what the others hold is what it was. Nothing here may change the book or be consulted by a phase.

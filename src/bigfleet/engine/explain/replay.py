@@ -1,4 +1,4 @@
-"""Retells one row, or one machine, of a finished decision with the reference's own steps, on the machines that matter.
+"""Replays one row or machine of a finished decision with the reference's steps, on the machines that matter.
 
 docs/adr/0121-explain-one-row.md. The book is filled with what every other row held on the row's turns, as the decision
 says; then the reference serves the one row again, with its observer listening. That it comes to what the decision says

@@ -1,4 +1,4 @@
-"""Which machines can make a difference to what is told of one row, as of its turns in a finished decision.
+"""Finds the machines that can change the explanation of one row of a finished decision.
 
 docs/adr/0121-explain-one-row.md. A walk that takes what helps takes, of machines of one kind (equal supply, equal place
 where places count), the first ones and no more than the row can use, so those and one more stand for their kind. Of

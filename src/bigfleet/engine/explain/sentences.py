@@ -1,4 +1,4 @@
-"""Says an explanation in sentences for a person, with figures and units (docs/spec/aggregates.md §8).
+"""Writes explanations as sentences with figures and units (docs/spec/aggregates.md §8).
 
 `sentences` is the one place where a decision becomes prose: the commands, the audit log and the console print what it
 returns. Figures and reasons get their words in `bigfleet.engine.explain.words`. It adds nothing to the explanation and

@@ -1,4 +1,4 @@
-"""The figures of an explanation and the reasons why machines were passed over, in words (docs/spec/aggregates.md §8).
+"""Words the figures of an explanation and the reasons of rejections (docs/spec/aggregates.md §8).
 
 `bigfleet.engine.explain.sentences` makes whole explanations of them. Nothing here decides, and no figure stands without
 its unit.

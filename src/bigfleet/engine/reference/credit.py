@@ -1,4 +1,4 @@
-"""What a row holds already: the credit half of Phase 1 (docs/spec/aggregates.md §5.2, §5.3).
+"""Credits rows with what their clusters hold: the first half of Phase 1 (docs/spec/aggregates.md §5.2, §5.3).
 
 Bound machines and the row's own machines in creation are claimed while they are useful; a Same row chooses its one
 domain here. Acquiring anything is `bigfleet.engine.reference.acquire`'s business: no Idle or Speculative machine is

@@ -1,4 +1,4 @@
-"""What one shard decides from one view of its machines and one view of demand: the specification in plain Python.
+"""Decides for one shard from one view of its machines and of demand: the specification in plain Python.
 
 `decide` reads like docs/spec/aggregates.md: fold, stamp, credit, acquire, preempt, reclaim, release, all on one
 snapshot. Each phase continues in its own module (`folding`, `parking`, `credit`, `acquire`, `preempt`, `reclaim`). A

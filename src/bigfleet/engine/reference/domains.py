@@ -1,4 +1,4 @@
-"""Which domain a gang gets: the comparison of domains, exact (docs/spec/aggregates.md §5.3).
+"""Compares the domains of a gang exactly, and picks one (docs/spec/aggregates.md §5.3).
 
 A coverage is a sum of fractions sum ÷ aggregate. All domains of one row share the aggregate, so the fractions are
 brought to one denominator and compared as integers. No float may ever come near this choice, and price plays no part.

@@ -1,4 +1,4 @@
-"""What one decision over aggregates may draw on, in the orders of its phases.
+"""Holds the machines that one decision over aggregates may use, in the orders of its phases.
 
 Orders: docs/spec/model.md §3. Hidden machines: docs/spec/engine.md §1.1.
 

@@ -1,4 +1,4 @@
-"""Who is drained for a row that free machines could not serve: Phase 2 (docs/spec/aggregates.md §6).
+"""Selects the machines that are drained for a row that free ones could not serve: Phase 2.
 
 Only an assigned priority strictly below the row's makes a victim; penalties rank victims and never make one. What the
 row itself, an equal or a higher row holds in this cycle is never touched. Partial preemption stands.

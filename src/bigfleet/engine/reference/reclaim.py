@@ -1,4 +1,4 @@
-"""What a cluster gives back and what is given up: Phase 3 (docs/spec/aggregates.md §7, docs/spec/engine.md §7).
+"""Reclaims what a cluster no longer needs and releases idle machines: Phase 3 (docs/spec/aggregates.md §7).
 
 It reads what Phases 1 and 2 left over and adds nothing of its own. A machine that is claimed or was preempted is never
 reclaimed, nor is one that was bound for a row which is short; silence removes nothing. How many reclaims are carried

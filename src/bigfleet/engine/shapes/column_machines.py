@@ -1,4 +1,4 @@
-"""The machines of a decision in columns, which follow from one view to the next at the cost of what changed.
+"""Holds the machines of a decision in columns, updated from view to view at the cost of what changed.
 
 Machines become objects when a phase looks at them. Everything that is kept only saves work.
 """

@@ -1,4 +1,4 @@
-"""What the phases ask of the machines of one decision, and the plain answer to it from a snapshot.
+"""Defines what the phases ask of the machines of one decision, and answers it plainly from a snapshot.
 
 `column_machines` answers the same questions from columns, and remembers what did not change between two decisions.
 """

@@ -1,4 +1,4 @@
-"""A Hypothesis state machine over a backend under the kit: calls, legal or not, repeats, stale tokens, restarts.
+"""Drives a backend under the kit at random: calls, legal or not, repeats, stale tokens, restarts.
 
 docs/spec/provider.md §2 to §5, §8, §12, §16, on virtual time. After each step the provider must show what a model of a
 few lines says, to Get, to a full List and to a reader that threads cursors. It is made for substrates on which calls

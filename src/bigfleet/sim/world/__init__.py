@@ -1,1 +1,1 @@
-"""The world of faults: real shards, providers and operators on the simulated kernel (docs/spec/simulation.md)."""
+"""Builds and runs the fault world: real shards, providers and operators (docs/spec/simulation.md)."""

@@ -1,4 +1,4 @@
-"""What all compiled loops share: their settings, the types that they take, and the arithmetic of one claim.
+"""Shares what all compiled loops need: their settings, their types, and the arithmetic of one claim.
 
 Every kernel does what the reference engine's function of the like name does, over integers. Sums cannot wrap: whoever
 calls has made sure that the scaled supply of the whole fleet stays below `QUANTITY_MAX`, and a coverage that would not

@@ -1,4 +1,4 @@
-"""The provider's backend over the simulated cloud: translates calls, reads stages, pushes events.
+"""Implements the provider's backend over the simulated cloud: calls, stages, events.
 
 docs/spec/provider.md §16, §21. It is resumable in all kinds. It must never look at the provider's records.
 """

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bigfleet.coordinator import ephemeral_state as soft
-from bigfleet.coordinator import ownership_reconcile as squaring
+from bigfleet.coordinator import ephemeral_state, ownership_reconcile
 from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.ownership_reconcile import OwnershipView, PeerViews
@@ -25,24 +24,24 @@ def _drop_on_an_old_view(patch: pytest.MonkeyPatch) -> None:
     def has_left(view: OwnershipView, domain: Any) -> bool:
         return domain not in view.told.domains and domain not in view.told.leaving
 
-    patch.setattr(squaring, "_has_left", has_left)
+    patch.setattr(ownership_reconcile, "_has_left", has_left)
     # Giving a domain while another shard has it would be refused all the same.
-    patch.setattr(squaring, "_still_in", lambda _domain, _others: ())
+    patch.setattr(ownership_reconcile, "_still_in", lambda _domain, _others: ())
 
 
 def _notes_without_what_was_only_sent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(squaring, "_moved", lambda view: view.told.rows.items())
+    patch.setattr(ownership_reconcile, "_moved", lambda view: view.told.rows.items())
 
 
 def _forget_while_a_release_is_unconfirmed(patch: pytest.MonkeyPatch) -> None:
     def is_nowhere(rows: Iterable[Row]) -> bool:
         return all(row.kind is not RowKind.ADOPTED for row in rows)
 
-    patch.setattr(squaring, "_is_nowhere", is_nowhere)
+    patch.setattr(ownership_reconcile, "_is_nowhere", is_nowhere)
 
 
 def _forget_what_was_only_sent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(squaring, "_assumed_rows", lambda _machine_id, _around: [])
+    patch.setattr(ownership_reconcile, "_assumed_rows", lambda _machine_id, _around: [])
 
 
 def _answer_a_new_file_without_the_check(patch: pytest.MonkeyPatch) -> None:
@@ -53,7 +52,7 @@ def _answer_a_new_file_without_the_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deliver_what_no_longer_follows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(soft, "still_follows", lambda _instruction, _to, _around: True)
+    patch.setattr(ephemeral_state, "still_follows", lambda _instruction, _to, _around: True)
 
 
 def _any_view_is_current(patch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-from bigfleet.coordinator import donors as flows
+from bigfleet.coordinator import donors
 from bigfleet.coordinator import rebalance_plan as planner
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.transfers import Knobs
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.shard.ownership import donor_selection as giving
-from bigfleet.shard.ownership import handover
+from bigfleet.shard.ownership import donor_selection, handover
 from bigfleet.sim.kernel.virtual_time import run_virtual
 from tests.coordinator.fleet_world import (
     CLOCK,
@@ -242,7 +241,7 @@ def no_cooldown_of_machines(patch: pytest.MonkeyPatch) -> None:
 
 def no_margin_of_donors(patch: pytest.MonkeyPatch) -> None:
     def chosen(selector: Any, matching: Any) -> Any:
-        return [each.machine.id for each in sorted(matching, key=giving._order)[: selector.count]]
+        return [each.machine.id for each in sorted(matching, key=donor_selection._order)[: selector.count]]
 
     patch.setattr(handover, "chosen", chosen)
 
@@ -251,7 +250,7 @@ def no_demand_pull(patch: pytest.MonkeyPatch) -> None:
     def as_many_as_there_are(_allocatable: Vector, _deficit: Vector) -> int:
         return 100
 
-    patch.setattr(flows, "machines_needed", as_many_as_there_are)
+    patch.setattr(donors, "machines_needed", as_many_as_there_are)
     patch.setattr(planner, "machines_needed", as_many_as_there_are)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.engine.columnar import credit_pass as credits
+from bigfleet.engine.columnar import credit_pass
 from bigfleet.engine.columnar.arrays import SETTLED, UNSETTLED, Replay, Work
 from bigfleet.engine.columnar.credit_pass import Pass
 from bigfleet.engine.columnar.earmarks import Earmarks, start_replay
@@ -87,7 +87,7 @@ def disputes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return result
 
     monkeypatch.setattr(Pass, "_round", counting)
-    monkeypatch.setattr(credits, "start_replay", starting)
+    monkeypatch.setattr(credit_pass, "start_replay", starting)
     return counted
 
 

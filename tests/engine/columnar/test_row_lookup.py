@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.engine.columns import row_lookup as finding_module
+from bigfleet.engine.columns import row_lookup
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
@@ -46,7 +46,7 @@ def test_rows_are_found_before_they_are_noted_and_after(
     """Removed machines included, until the next layout; ids without a row have none."""
     known = [MachineId(Clashing(name)) if is_clashing else name for name in order[:size]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finding_module, "HALVED_MAX", 2)
+        patch.setattr(row_lookup, "HALVED_MAX", 2)
         store = grown(known)
         for machine_id in known:
             if str(machine_id) in gone:
@@ -62,15 +62,15 @@ def test_rows_are_found_before_they_are_noted_and_after(
 
 def test_rows_are_noted_once_that_has_paid_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids that have no row do not count: noting rows would not find them sooner."""
-    monkeypatch.setattr(finding_module, "HALVED_MAX", 3)
+    monkeypatch.setattr(row_lookup, "HALVED_MAX", 3)
     halved: list[str] = []
-    halve = finding_module.halved
+    halve = row_lookup.halved
 
     def heard(ids: list[MachineId], wanted: MachineId) -> int | None:
         halved.append(wanted)
         return halve(ids, wanted)
 
-    monkeypatch.setattr(finding_module, "halved", heard)
+    monkeypatch.setattr(row_lookup, "halved", heard)
     # One machine has its place whatever its hash is.
     finder = grown(NAMES[:1])._finder
     halved.clear()

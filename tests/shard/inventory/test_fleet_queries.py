@@ -14,7 +14,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
-from bigfleet.shard.inventory import fleet_queries as census
+from bigfleet.shard.inventory import fleet_queries
 from bigfleet.shard.inventory.fleet_queries import ShapeCensus, Wanted
 from bigfleet.shard.inventory.inventory import Inventory
 from tests.shard.world import machine, need
@@ -76,14 +76,14 @@ def test_counts_are_those_of_the_machines(drawn: tuple[list[Machine], frozenset[
         for each in inventory
     )
 
-    assert census.machines_by_kind(view) == dict(kinds)
-    assert census.configured_by_cluster(view) == dict(
+    assert fleet_queries.machines_by_kind(view) == dict(kinds)
+    assert fleet_queries.configured_by_cluster(view) == dict(
         Counter(each.cluster for each in inventory if each.state is S.CONFIGURED)
     )
     for each in fleet:
-        assert (census.row_of(view, each.id) is None) == (each.id not in inventory)
+        assert (fleet_queries.row_of(view, each.id) is None) == (each.id not in inventory)
         if each.id in inventory:
-            assert census.supply_of(view, each.id) == each.supply
+            assert fleet_queries.supply_of(view, each.id) == each.supply
 
 
 ROWS: list[Need] = [
@@ -126,5 +126,5 @@ def test_all_and_only_the_machines_asked_for_are_found(
     view = filled(fleet).snapshot()
     expected = [each.id for each in fleet if wanted.holds(each) and each.id not in left_out]
 
-    assert [view.ids[row] for row in census.find(view, wanted, but_for=left_out)] == expected
-    assert census.first_after(view, "m05") == sum(each.id <= "m05" for each in fleet)
+    assert [view.ids[row] for row in fleet_queries.find(view, wanted, but_for=left_out)] == expected
+    assert fleet_queries.first_after(view, "m05") == sum(each.id <= "m05" for each in fleet)

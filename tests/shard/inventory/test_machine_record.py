@@ -11,7 +11,7 @@ from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Host, Machine, PreemptedFor
 from bigfleet.model.states import MachineState
-from bigfleet.shard.inventory import machine_record as kept_module
+from bigfleet.shard.inventory import machine_record
 from bigfleet.shard.inventory.machine_record import InventoryRecord, Keeper, binding_of
 from tests.shard.world import World, machine
 from tests.strategies import machines
@@ -42,7 +42,7 @@ def test_a_kept_machine_is_the_one_that_was_put(fleet: list[Machine], shared_max
     """Every field, and the same numbers as a machine that goes into the columns as a whole; however much is shared."""
     keeper, store, whole = Keeper(ColumnStore().vocabulary), ColumnStore(), ColumnStore()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_module, "SHARED_MAX", shared_max)
+        patch.setattr(machine_record, "SHARED_MAX", shared_max)
         for number, drawn in enumerate(fleet):
             shown = replace(drawn, id=MachineId(f"m{number:02}"))
             kept = keep(keeper, store, shown)

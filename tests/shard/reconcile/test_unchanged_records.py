@@ -17,7 +17,7 @@ from bigfleet.model.machine import Host, Machine, invariant_fault
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.states import MachineState, is_legal_transition
 from bigfleet.shard.ports import Listing, ProviderRefusal, Record, RefusalKind, ShardSettings
-from bigfleet.shard.reconcile import unchanged_records as recognition
+from bigfleet.shard.reconcile import unchanged_records
 from bigfleet.shard.reconcile.unchanged_records import ROUNDS_MAX, _Index
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 from tests.shard.world import World, machine
@@ -143,7 +143,7 @@ def test_a_list_with_digests_comes_to_what_one_without_does(story: list[tuple[st
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "WAITING_MAX", waiting_max)
-        patch.setattr(recognition, "LOOKED_UP_PER_TURN_MAX", 2)
+        patch.setattr(unchanged_records, "LOOKED_UP_PER_TURN_MAX", 2)
         run_virtual(tell)
 
 
@@ -257,7 +257,7 @@ async def test_a_refused_record_is_refused_again() -> None:
 
 async def test_rows_that_are_numbered_anew_under_the_look_up_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader's snapshot may come in between; when rows do not hold still at all, everything is read."""
-    monkeypatch.setattr(recognition, "LOOKED_UP_PER_TURN_MAX", 2)
+    monkeypatch.setattr(unchanged_records, "LOOKED_UP_PER_TURN_MAX", 2)
     world, shown = World(), fleet(10)
     await reconcile(world, listing_of(shown)[0])
     inventory, number = world.shard.inventory, [0]

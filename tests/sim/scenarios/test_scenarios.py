@@ -24,8 +24,7 @@ from bigfleet.provider.records.fence import NO_TOKEN
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.cycle.engine_runner import DecisionEngine, fleet_engine
 from bigfleet.sim.pods import cluster_pods as pods
-from bigfleet.sim.scenarios import cluster_agent as agent
-from bigfleet.sim.scenarios import in_process
+from bigfleet.sim.scenarios import cluster_agent, in_process
 from bigfleet.sim.scenarios.runner import ScenarioOutcome, run, run_scenario, scenario_of, scenarios
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure, Scenario
 from bigfleet.sim.scenarios.world import ClosedWorld
@@ -134,7 +133,7 @@ async def breaks(*_self: Any) -> None:
 
 def test_an_operator_that_breaks_breaks_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the world runs ends unheard."""
-    monkeypatch.setattr(agent.ClusterOperator, "run", breaks)
+    monkeypatch.setattr(cluster_agent.ClusterOperator, "run", breaks)
 
     with pytest.raises(ZeroDivisionError):
         run("steady-state", cycles_max=1)
@@ -327,7 +326,7 @@ def test_a_reclaim_from_a_cluster_that_was_not_heard_is_found(monkeypatch: pytes
 def test_demand_of_waiting_pods_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that leaves out the pods that run gets their machines taken away."""
 
-    def roll_up(self: agent.ClusterOperator) -> RollUp:
+    def roll_up(self: cluster_agent.ClusterOperator) -> RollUp:
         waiting = [pods._request_of(pod) for pod in self.pods.pods.values() if pod.node is None]
         self._stamp_nanos += 1
         return RollUp(
@@ -336,7 +335,7 @@ def test_demand_of_waiting_pods_alone_is_found(monkeypatch: pytest.MonkeyPatch) 
             needs=recount(self.cluster, waiting),
         )
 
-    monkeypatch.setattr(agent.ClusterOperator, "roll_up", roll_up)
+    monkeypatch.setattr(cluster_agent.ClusterOperator, "roll_up", roll_up)
     monkeypatch.setattr(pods.PodCluster, "do_not_fit", lambda _self, _machine_id: [])
 
     outcome = run_scenario(shortened(scenario_of("bound-counts"), 20), name="bound-counts")

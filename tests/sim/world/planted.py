@@ -23,7 +23,7 @@ from bigfleet.provider.operations import driver as provider_work
 from bigfleet.provider.records import lifecycle
 from bigfleet.provider.records.fence import Fence
 from bigfleet.provider.records.kinds import Kind
-from bigfleet.shard import safety_limits as rails
+from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation import backoff, executors
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.executors import Executors
@@ -340,13 +340,13 @@ def _sums(patch: pytest.MonkeyPatch) -> None:
 
 @defect("the reclaim cap is off", "S8", "rollup-empty")
 def _cap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rails._ReclaimCap, "admits", lambda _self, _action: True)
+    patch.setattr(safety_limits._ReclaimCap, "admits", lambda _self, _action: True)
 
 
 @defect("each woken cycle has a reclaim cap of its own", "S8", "rollup-empty", found_by=2, change_seconds_mean=3.0)
 def _spent(patch: pytest.MonkeyPatch) -> None:
-    before = rails.choose
-    patch.setattr(rails, "choose", lambda actions, **given: before(actions, **(given | {"spent": {}})))
+    before = safety_limits.choose
+    patch.setattr(safety_limits, "choose", lambda actions, **given: before(actions, **(given | {"spent": {}})))
 
 
 @defect("the reclaim delay is off", "S8", reclaim_after_seconds=60.0)
@@ -356,12 +356,12 @@ def _delay(patch: pytest.MonkeyPatch) -> None:
 
 @defect("a pause is ignored", "S11", posture="paused")
 def _paused(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rails, "disposition", lambda **_posture: Disposition.EXECUTE)
+    patch.setattr(safety_limits, "disposition", lambda **_posture: Disposition.EXECUTE)
 
 
 @defect("a dry run acts", "S11", posture="dry-run")
 def _dry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rails, "disposition", lambda **_posture: Disposition.EXECUTE)
+    patch.setattr(safety_limits, "disposition", lambda **_posture: Disposition.EXECUTE)
 
 
 @defect("the quarantine is off", "S10", "rollup-empty", "rollup-truncated")
@@ -375,7 +375,7 @@ def _quarantine(patch: pytest.MonkeyPatch) -> None:
 
 @defect("the second suspicious roll-up is believed", "S10", "rollup-empty", "rollup-truncated")
 def _second(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rails, "STRIKES_TO_BELIEVE", 2)
+    patch.setattr(safety_limits, "STRIKES_TO_BELIEVE", 2)
 
 
 @defect("a held roll-up comes into force", "S10", "rollup-empty", "rollup-truncated")
@@ -479,22 +479,22 @@ def _token(patch: pytest.MonkeyPatch) -> None:
 
 @defect("nothing is ever reclaimed", "L3", found_by=2)
 def _no_reclaim(patch: pytest.MonkeyPatch) -> None:
-    before = rails.choose
+    before = safety_limits.choose
 
     def choose(actions: Any, **given: Any) -> Any:
         return before([action for action in actions if action.kind is not ActionKind.RECLAIM], **given)
 
-    patch.setattr(rails, "choose", choose)
+    patch.setattr(safety_limits, "choose", choose)
 
 
 @defect("one cluster is never served", "L1", change_seconds_mean=1e6)
 def _unserved(patch: pytest.MonkeyPatch) -> None:
-    before = rails.choose
+    before = safety_limits.choose
 
     def choose(actions: Any, **given: Any) -> Any:
         return before([action for action in actions if action.profile is None or action.cluster != "c1"], **given)
 
-    patch.setattr(rails, "choose", choose)
+    patch.setattr(safety_limits, "choose", choose)
 
 
 @defect("a machine is reclaimed for nothing now and then", "L2", found_by=6)

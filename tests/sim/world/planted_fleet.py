@@ -13,7 +13,7 @@ from weakref import WeakSet
 import msgspec
 import pytest
 
-from bigfleet.coordinator import ownership_reconcile as squaring
+from bigfleet.coordinator import ownership_reconcile
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.link.client import Client
@@ -21,7 +21,7 @@ from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import Reporter
 from bigfleet.model.ownership import RowKind
 from bigfleet.rpc.etcd.store import EtcdStore
-from bigfleet.shard import safety_limits as rails
+from bigfleet.shard import safety_limits
 from bigfleet.shard.ownership.handover import Handover, HandoverDone
 from bigfleet.shard.ownership.handover_host import ShardHandoverHost
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
@@ -158,7 +158,7 @@ def _open_doors(patch: pytest.MonkeyPatch) -> None:
 
 @defect("what was given up is handed to nobody", "S5")
 def _to_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(squaring, "_hand_on", lambda *_arguments: None)
+    patch.setattr(ownership_reconcile, "_hand_on", lambda *_arguments: None)
 
 
 # ---- instructions -----------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def _no_cooldown(patch: pytest.MonkeyPatch) -> None:
 
 @defect("who hears nothing of the coordinator does one thing at a time", "S12", coordinator=GONE)
 def _silence(patch: pytest.MonkeyPatch) -> None:
-    before_send, before_choose = Client.send, rails.choose
+    before_send, before_choose = Client.send, safety_limits.choose
     #: The loops whose shards heard nothing; each lasts as long as its run.
     silent: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
@@ -248,4 +248,4 @@ def _silence(patch: pytest.MonkeyPatch) -> None:
         return before_choose(actions[:1] if asyncio.get_running_loop() in silent else actions, **given)
 
     patch.setattr(Client, "send", send)
-    patch.setattr(rails, "choose", choose)
+    patch.setattr(safety_limits, "choose", choose)

@@ -15,7 +15,7 @@ from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.vector import parse_vector
-from bigfleet.shard import safety_limits as rails
+from bigfleet.shard import safety_limits
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.sessions.demand import Intake
 
@@ -83,17 +83,17 @@ def _row(group: str) -> Need:
 def _rails(case: Case, decide: Decide) -> None:
     data: dict[str, Any] = dict(case.data)
     actions = [_action(text) for text in data["actions"]]
-    posture = rails.disposition(paused=data.get("paused", False), dry_run=data.get("dry_run", False))
+    posture = safety_limits.disposition(paused=data.get("paused", False), dry_run=data.get("dry_run", False))
     expect = data["expect"]
-    if posture is not rails.Disposition.EXECUTE:
+    if posture is not safety_limits.Disposition.EXECUTE:
         expect_equal(expect["executed"], [], "executed")
         expect_equal(expect["suppressed"], dict(Counter(action.kind.label for action in actions)), "suppressed")
         expect_equal(expect["outcome"], posture.value, "outcome")
         return
-    capped = rails.cap_reclaims(
+    capped = safety_limits.cap_reclaims(
         actions, fraction=data.get("fraction", 0.05), configured_by_cluster=data["configured"], spent={}
     )
-    limited, postponed = rails.limit_actions(capped.kept, data.get("actions_max", 0))
+    limited, postponed = safety_limits.limit_actions(capped.kept, data.get("actions_max", 0))
     executed = [f"{a.kind.label} {a.machine_id} {a.cluster or '-'}" for a in limited]
     expect_equal(expect["executed"], executed, "executed")
     expect_equal(expect.get("capped", 0), capped.capped, "capped")

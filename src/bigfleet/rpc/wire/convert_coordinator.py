@@ -15,7 +15,7 @@ from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import Ack, Outcome
 from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn, turn_of
-from bigfleet.rpc.wire import report_checks as wire_checks
+from bigfleet.rpc.wire import report_checks
 from bigfleet.rpc.wire.amounts import check_count, check_string
 from bigfleet.rpc.wire.convert_instruction import (
     instruction_from_wire,
@@ -75,15 +75,15 @@ def report_from_wire(message: coordinator_pb2.ShardReport) -> ShardReport:
 
     Clusters count as told when there is one, or when ownership is told beside them: both are sent together when asked.
     """
-    wire_checks.check_identifier("shard_id", message.shard_id)
+    report_checks.check_identifier("shard_id", message.shard_id)
     for name in ("cycle", "shard_epoch", "coordinator_term"):
-        wire_checks.check_not_negative(name, getattr(message, name))
+        report_checks.check_not_negative(name, getattr(message, name))
     check_string("shard_address", message.shard_address)
     check_count("shortfalls", len(message.shortfalls), "rows", SHORTFALLS_MAX)
     check_count("instruction_acks", len(message.instruction_acks), "rows", ACKS_MAX)
     check_count("clusters", len(message.clusters), "ids", CLUSTERS_MAX)
     for index, cluster in enumerate(message.clusters):
-        wire_checks.check_identifier(f"clusters[{index}]", cluster)
+        report_checks.check_identifier(f"clusters[{index}]", cluster)
     has_clusters = bool(message.clusters) or message.HasField("ownership")
     shard_id = ShardId(message.shard_id)
     return ShardReport(
@@ -120,7 +120,7 @@ def summary_to_wire(summary: Summary) -> coordinator_pb2.ShardSummary:
 def _summary(message: coordinator_pb2.ShardSummary) -> Summary:
     check_string("summary.provider_address", message.provider_address)
     for name in ("total_machines", "free_machines"):
-        wire_checks.check_not_negative(f"summary.{name}", getattr(message, name))
+        report_checks.check_not_negative(f"summary.{name}", getattr(message, name))
     return Summary(
         total_machines=message.total_machines,
         free_machines=message.free_machines,
@@ -135,8 +135,8 @@ def _summary(message: coordinator_pb2.ShardSummary) -> Summary:
 def _counts(counts: Mapping[str, int], place: str) -> dict[str, int]:
     check_count(place, len(counts), "keys", COUNT_KEYS_MAX)
     for name in sorted(counts):
-        check_string(f"{place}[{wire_checks.shown(name)}]", name, "the key has")
-        wire_checks.check_not_negative(f"{place}[{wire_checks.shown(name)}]", counts[name])
+        check_string(f"{place}[{report_checks.shown(name)}]", name, "the key has")
+        report_checks.check_not_negative(f"{place}[{report_checks.shown(name)}]", counts[name])
     return dict(sorted(counts.items()))
 
 
@@ -156,14 +156,14 @@ def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> 
     for index, row in enumerate(rows):
         check_string(f"{place}[{index}].instance_type", row.instance_type)
         check_string(f"{place}[{index}].zone", row.zone)
-        wire_checks.check_not_negative(f"{place}[{index}].count", row.count)
+        report_checks.check_not_negative(f"{place}[{index}].count", row.count)
     return tuple(
         CapacityRow(
             row.instance_type,
             row.zone,
             capacity_type_from_wire(row.capacity_type),
             row.count,
-            wire_checks.checked_vector(f"{place}[{index}].allocatable", row.allocatable.resources),
+            report_checks.checked_vector(f"{place}[{index}].allocatable", row.allocatable.resources),
         )
         for index, row in enumerate(rows)
     )
@@ -188,7 +188,7 @@ def _sold_out(messages: Sequence[coordinator_pb2.SoldOutPool]) -> tuple[SoldOutP
     for index, message in enumerate(messages):
         check_string(f"sold_out[{index}].instance_type", message.instance_type)
         check_string(f"sold_out[{index}].zone", message.zone)
-        wire_checks.check_not_negative(f"sold_out[{index}].backoff_seconds", message.backoff_seconds)
+        report_checks.check_not_negative(f"sold_out[{index}].backoff_seconds", message.backoff_seconds)
     return tuple(map(_sold_out_pool, messages))
 
 
@@ -207,14 +207,14 @@ def shortfall_to_wire(shortfall: Shortfall) -> coordinator_pb2.Shortfall:
 
 
 def _shortfall(message: coordinator_pb2.Shortfall, place: str) -> Shortfall:
-    wire_checks.check_not_negative(f"{place}.age_cycles", message.age_cycles)
-    wire_checks.check_bucket(f"{place}.interruption_penalty_bucket", message.interruption_penalty_bucket)
+    report_checks.check_not_negative(f"{place}.age_cycles", message.age_cycles)
+    report_checks.check_bucket(f"{place}.interruption_penalty_bucket", message.interruption_penalty_bucket)
     return Shortfall(
         # The text of a profile holds all its requirements, so it is longer than other strings may be.
         fingerprint=Fingerprint(message.profile_fingerprint),
-        requirements=wire_checks.checked_requirements(f"{place}.requirements", message.requirements),
-        deficit=wire_checks.checked_vector(f"{place}.deficit", message.deficit.resources),
-        min_unit=wire_checks.checked_vector(f"{place}.min_unit", message.min_unit.resources),
+        requirements=report_checks.checked_requirements(f"{place}.requirements", message.requirements),
+        deficit=report_checks.checked_vector(f"{place}.deficit", message.deficit.resources),
+        min_unit=report_checks.checked_vector(f"{place}.min_unit", message.min_unit.resources),
         priority=message.priority,
         age_cycles=message.age_cycles,
         interruption_bucket=message.interruption_penalty_bucket,
@@ -310,7 +310,7 @@ def _holding(message: coordinator_pb2.Ownership) -> Holding:
         check_count(f"ownership.{name}", len(getattr(message, name)), "rows", OWNERSHIP_ROWS_MAX)
     for index, domain in enumerate(message.domains):
         for name in ("topology_key", "topology_value"):
-            wire_checks.check_name(f"ownership.domains[{index}].{name}", getattr(domain, name))
+            report_checks.check_name(f"ownership.domains[{index}].{name}", getattr(domain, name))
     rows: dict[MachineId, Row] = {}
     for kind, name in ((RowKind.ADOPTED, "adopted"), (RowKind.DISOWNED, "disowned")):
         for index, adoption in enumerate(getattr(message, name)):
@@ -335,7 +335,7 @@ def _kept(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Kept, ...]:
     kept: list[Kept] = []
     for index, message in enumerate(messages):
         place = f"ownership.reservations[{index}]"
-        wire_checks.check_name(f"{place}.machine_id", message.machine_id)
+        report_checks.check_name(f"{place}.machine_id", message.machine_id)
         for name in ("to_shard_id", "instruction_id", "instance_type", "zone"):
             check_string(f"{place}.{name}", getattr(message, name))
         kept.append(
@@ -353,11 +353,11 @@ def _kept(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Kept, ...]:
 
 
 def _put_row(rows: dict[MachineId, Row], machine_id: str, row: Row, place: str) -> None:
-    wire_checks.check_name(f"{place}.machine_id", machine_id)
+    report_checks.check_name(f"{place}.machine_id", machine_id)
     check_string(f"{place}.shard_id", row.other)
     if machine_id in rows:
         raise MalformedMessage(
-            f"{place}.machine_id", f"{wire_checks.shown(machine_id)} has another row in the same view"
+            f"{place}.machine_id", f"{report_checks.shown(machine_id)} has another row in the same view"
         )
     rows[MachineId(machine_id)] = row
 
@@ -366,7 +366,7 @@ def _turn(instruction_id: str, place: str) -> Turn:
     check_string(place, instruction_id)
     turn = turn_of(instruction_id, own=Turn(-1, -1))
     if turn.term < 0:
-        raise MalformedMessage(place, f"{wire_checks.shown(instruction_id)} names no term and number, as in 17-3")
+        raise MalformedMessage(place, f"{report_checks.shown(instruction_id)} names no term and number, as in 17-3")
     return turn
 
 

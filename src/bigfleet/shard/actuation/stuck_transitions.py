@@ -15,7 +15,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
-from bigfleet.shard import safety_limits as rails
+from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.inventory.fleet_queries import Wanted, find
 from bigfleet.shard.inventory.inventory import Inventory
@@ -60,7 +60,7 @@ class StuckTransitions:
             MachineState.DRAINING: settings.stuck_draining_margin_seconds,
             MachineState.DELETING: settings.stuck_deleting_seconds,
         }
-        self._posture = rails.disposition(paused=settings.actuation_paused, dry_run=settings.dry_run)
+        self._posture = safety_limits.disposition(paused=settings.actuation_paused, dry_run=settings.dry_run)
         self._inventory = inventory
         self._metrics = metrics
         self._clock = clock

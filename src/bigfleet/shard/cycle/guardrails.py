@@ -15,7 +15,7 @@ from bigfleet.engine.decision import Action, Decision
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId
-from bigfleet.shard import safety_limits as rails
+from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
 from bigfleet.shard.cycle.reclaim_delay import Excess, FitHolds, excess_machines, is_delayable
@@ -70,12 +70,12 @@ class Guardrails:
         self, decision: Decision, snapshot: ColumnSnapshot, *, cycle: int, now_seconds: float, is_timer: bool
     ) -> AdmittedActions:
         """Enqueue what the rails admit, or set all of it aside under a pause or a dry run."""
-        posture = rails.disposition(paused=self._settings.actuation_paused, dry_run=self._settings.dry_run)
+        posture = safety_limits.disposition(paused=self._settings.actuation_paused, dry_run=self._settings.dry_run)
         if is_timer:
             self._reclaims_spent = {}
         # What starts meanwhile is caught when the actions are enqueued.
         in_flight = self._actuator.in_flight()
-        if posture is not rails.Disposition.EXECUTE:
+        if posture is not safety_limits.Disposition.EXECUTE:
             open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
             self._metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))
             await self._actuator.suppress(open_actions, cycle, posture)
@@ -114,7 +114,7 @@ class Guardrails:
         *,
         now_seconds: float,
         is_timer: bool,
-    ) -> rails.Chosen:
+    ) -> safety_limits.Chosen:
         settings, before, spent = self._settings, self.excess, self._reclaims_spent
         backed_off = self._refusals.backed_off()
         after_seconds = settings.reclaim_after_seconds
@@ -122,12 +122,12 @@ class Guardrails:
         self._metrics.reclaim_held_machines.set(len(fit_held))
         held = fit_held | self._awaited()
 
-        def choose() -> tuple[Excess, int, rails.Chosen]:
+        def choose() -> tuple[Excess, int, safety_limits.Chosen]:
             excess = before
             if after_seconds > 0:
                 found = excess_machines(decision.actions)
                 excess = before.followed_by(found, now_seconds=now_seconds, is_timer=is_timer)
-            chosen = rails.choose(
+            chosen = safety_limits.choose(
                 decision.actions,
                 in_flight=in_flight,
                 backed_off=backed_off,

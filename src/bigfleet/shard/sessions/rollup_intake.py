@@ -14,7 +14,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.vector import Vector
-from bigfleet.shard import safety_limits as rails
+from bigfleet.shard import safety_limits
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
@@ -96,7 +96,7 @@ class RollUpIntake:
             _log.warning("rollup_held", cluster=session.cluster, verdict=verdict.value, rows=len(needs), reason=why)
             self._sessions.acknowledge_rollup(session, offer, held=True)
             return RollUpOutcome.HELD
-        if verdict is rails.QuarantineVerdict.ACCEPT_CONFIRMED:
+        if verdict is safety_limits.QuarantineVerdict.ACCEPT_CONFIRMED:
             _log.warning("rollup_believed", cluster=session.cluster, rows=len(needs), reason=why)
         rows = self._intake.table.rows_of(session.cluster)
         self._telling.rollup_accepted(session.cluster, rows, offer.timestamp_unix_nanos)

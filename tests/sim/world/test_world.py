@@ -57,7 +57,7 @@ def course(seed: int, hash_seed: str) -> str:
         "from bigfleet.cli.runtime.kernel_cache import keep_kernels\n"
         "keep_kernels()\n"
         "from bigfleet.sim.plan_generator import draw\n"
-        "from bigfleet.sim.world.world import run_plan\n"
+        "from bigfleet.sim.world.run import run_plan\n"
         "result = run_plan(msgspec.structs.replace(draw(int(sys.argv[1])), safety_seconds=100.0))\n"
         "print(result.trace_hash, result.steps, result.cycles, sorted(result.reached.items()))\n"
     )

@@ -33,7 +33,7 @@ _WHAT: Final = {
 }
 
 
-def show_plan(console: Console, plan: FleetPlan, title: str = "FleetPlan") -> None:
+def show_plan(console: Console, plan: FleetPlan, title: str = "Plan") -> None:
     """Print a whole plan."""
     _title(console, title)
     if plan.actions:

@@ -17,7 +17,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long soak lint types format bench proto lock setup clean
+.PHONY: help up kernels test test-slow test-long soak lint types format bench proto docs lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,27 @@ proto: $(STAMP) ## generate the Python code from proto/
 lock: ## resolve the versions anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --upgrade --group dev --extra uvloop --extra bound --extra parquet pyproject.toml --output-file requirements.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --upgrade --group pyproject.toml:docs --output-file requirements-docs.lock
+
+# The site has tools of its own: nothing that builds or runs BigFleet needs them.
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.synced
+
+$(DOCS_STAMP): requirements-docs.lock
+ifneq ($(UV),)
+	uv venv --quiet --allow-existing --python $(PYTHON) $(DOCS_VENV)
+	uv pip sync --quiet --python $(DOCS_VENV)/bin/python --require-hashes requirements-docs.lock
+else
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  --requirement requirements-docs.lock
+endif
+	@touch $@
+
+docs: $(DOCS_STAMP) ## check the links of the documentation and build the site: build/site/index.html
+	@$(DOCS_VENV)/bin/python -m tools.docs_site build/docs
+	@$(DOCS_VENV)/bin/zensical build --clean --strict
 
 clean: ## remove what the targets made, and the state of `make up`
-	rm -rf $(VENV) .bigfleet .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DOCS_VENV) build .cache .bigfleet .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,10 +1,11 @@
 """Checks the links of the documentation, and that the checker finds planted faults."""
 
+import re
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tools.docs_site import ROOT, anchors, broken_links, rewritten, stage
+from tools.docs_site import ROOT, anchors, broken_links, pages, place, rewritten, stage
 
 
 def planted(folder: Path, text: str) -> list[str]:
@@ -77,3 +78,11 @@ def test_staged_pages_have_no_broken_link(tmp_path: Path) -> None:
 
     assert count == len(list((tmp_path / "docs").rglob("*.md")))
     assert [fault for fault in broken_links(tmp_path) if "link to" in fault] == []
+
+
+def test_each_page_has_a_place_in_the_navigation() -> None:
+    """Decisions are found on the list of decisions, every other page in the navigation, and nothing else is there."""
+    listed = set(re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    places = {str(place(page)) for page in pages(ROOT)}
+
+    assert listed == {each for each in places if not re.match(r"adr/\d", each)}

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.synced
 UV := $(shell command -v uv 2>/dev/null)
 ARGS ?=
@@ -22,31 +23,37 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The lock file pins every version with its hashes. uv reads it when it is there, pip otherwise.
-$(STAMP): requirements.lock pyproject.toml
+# The lock files pin every version with its hashes: what BigFleet needs to run, and that with all that develops it. uv
+# reads them when it is there, pip otherwise. What is not for development takes half the room and half the time.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "BigFleet needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-ifneq ($(UV),)
-	uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)
-	uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
-	uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
-else
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-endif
+	@echo "installing $(1) into $(VENV)"
+	@$(if $(UV),\
+	  uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
+	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $(1) && \
+	  uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .,\
+	  $(PYTHON) -m venv $(VENV) && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(1) && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .)
+endef
+
+$(RUNTIME): requirements.lock pyproject.toml
+	$(call install,requirements.lock)
 	@touch $@
 
-setup: $(STAMP) ## create .venv from the lock file
+$(STAMP): requirements-dev.lock requirements.lock pyproject.toml
+	$(call install,requirements-dev.lock)
+	@touch $(RUNTIME) $@
 
-up: $(STAMP) ## run a provider, a shard and simulated clusters: make up ARGS="--for 60s"
+setup: $(STAMP) ## create .venv with all that develops BigFleet
+
+up: $(RUNTIME) ## run a provider, a shard and simulated clusters: make up ARGS="--for 60s"
 	@$(BIN)/bigfleet up $(ARGS)
 
-# Importing compiles what is not on disk yet. Without this each worker of the tests would compile all of it.
+# Without this each worker of the tests would compile all of it.
 kernels: $(STAMP) ## compile the engine's kernels once, for every later process of this user
-	@$(BIN)/python -c 'from bigfleet.cli.runtime.kernel_cache import keep_kernels; keep_kernels(); \
-	  from bigfleet.engine.columnar.engine import warm_up; \
-	  import bigfleet.planner.compiled, bigfleet.recording.kernel; warm_up()'
+	@$(BIN)/bigfleet kernels build
 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
@@ -77,11 +84,13 @@ bench: $(STAMP) ## print the benchmark tables: make bench ARGS="--quick"
 proto: $(STAMP) ## generate the Python code from proto/
 	$(BIN)/python tools/generate_proto.py
 
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 lock: ## resolve the versions anew (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --upgrade --group dev --extra uvloop --extra bound --extra parquet pyproject.toml --output-file requirements.lock
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --upgrade --group pyproject.toml:docs --output-file requirements-docs.lock
+	$(COMPILE) --upgrade --group dev --extra uvloop --extra bound --extra parquet pyproject.toml \
+	  --output-file requirements-dev.lock
+	$(COMPILE) --constraints requirements-dev.lock --group build --extra uvloop pyproject.toml \
+	  --output-file requirements.lock
+	$(COMPILE) --upgrade --group pyproject.toml:docs --output-file requirements-docs.lock
 
 # The site has tools of its own: nothing that builds or runs BigFleet needs them.
 DOCS_VENV := .venv-docs

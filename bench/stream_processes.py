@@ -30,7 +30,7 @@ from bigfleet.cli.provider.process import serve_provider
 from bigfleet.cli.provider.serving import ProviderPlace
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.system import SystemClock, SystemIds, configure_logging, run_loop, system_rng
-from bigfleet.cli.shard.process import compute_in_thread, make_engine
+from bigfleet.cli.shard.process import compute_in_thread
 from bigfleet.model.frames import (
     Acknowledgement,
     AvailableCapacity,
@@ -63,6 +63,7 @@ from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
 from bigfleet.rpc.wire.convert_need import ReceivedRollUp, rollup_to_wire
 from bigfleet.rpc.wire.convert_session import operator_frame_to_wire
 from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.cycle.engine_runner import fleet_engine
 from bigfleet.shard.ports import Listing, Record, ShardSettings
 from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session
@@ -222,7 +223,7 @@ def shard_parts(provider: ListedProvider) -> dict[str, Any]:
         "ids": SystemIds(),
         "compute": compute_in_thread,
         "registry": CollectorRegistry(),
-        "make_engine": make_engine,
+        "make_engine": fleet_engine,
     }
 
 

@@ -112,23 +112,6 @@ def test_a_process_loads_no_kernels_before_it_says_where_they_are_kept() -> None
     assert said.stdout.strip() == "[]"
 
 
-def test_kernels_are_kept_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compiled before a directory is named is compiled again by the next process."""
-    calls: list[str] = []
-
-    def kept() -> None:
-        calls.append("kept")
-
-    def made(**_arguments: object) -> None:
-        calls.append("made")
-
-    monkeypatch.setattr(shard_process, "keep_kernels", kept)
-    monkeypatch.setattr(shard_process, "fleet_engine", made)
-    shard_process.make_engine(verify_every_cycles=0, on_divergence=lambda _divergence: None)
-
-    assert calls == ["kept", "made"]
-
-
 @pytest.mark.parametrize(("flags", "cycles"), [((), 100), (("--engine-verify-every", "0"), 0)])
 def test_how_often_a_decision_is_checked_is_a_flag(
     flags: tuple[str, ...], cycles: int, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from bigfleet.cli.runtime.failures import RunFault
-from bigfleet.cli.up.readiness import COMPILING, QUIET_SECONDS, READY_SECONDS_MAX, answers_ready, until_ready
+from bigfleet.cli.up.readiness import QUIET_SECONDS, READY_SECONDS_MAX, WAITING, answers_ready, until_ready
 from bigfleet.sim.kernel.virtual_time import LoopClock
 
 
@@ -43,7 +43,7 @@ async def test_a_shard_that_is_ready_soon_is_not_talked_about() -> None:
 async def test_a_shard_that_compiles_is_waited_for_with_one_word() -> None:
     seconds, printed = await waited(60.0)
 
-    assert (printed, seconds >= 60.0) == (f"{COMPILING}\n", True)
+    assert (printed, seconds >= 60.0) == (f"{WAITING}\n", True)
 
 
 @pytest.mark.virtual_time

@@ -20,6 +20,7 @@ from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.command import app as get_app
 from bigfleet.cli.get.coordinator_command import add_to as add_coordinator_lists
 from bigfleet.cli.hail.command import WORDS, hail
+from bigfleet.cli.kernels.command import app as kernels_app
 from bigfleet.cli.partition.command import app as partition_app
 from bigfleet.cli.plan.command import plan
 from bigfleet.cli.provider.command import app as provider_app
@@ -55,6 +56,7 @@ app.add_typer(explain_app, name="explain")
 app.add_typer(admin_app, name="admin")
 app.add_typer(snapshot_app, name="snapshot")
 app.add_typer(sim_app, name="sim")
+app.add_typer(kernels_app, name="kernels")
 add_coordinator_lists(get_app)
 
 

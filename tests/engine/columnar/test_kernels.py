@@ -8,14 +8,13 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 import bigfleet.engine.columnar
-from bigfleet.cli.runtime.kernel_cache import source_modules
+from bigfleet.cli.runtime.kernel_set import KERNELS, source_modules
 
 MODULES = (
     *(module.name for module in walk_packages(bigfleet.engine.columnar.__path__, "bigfleet.engine.columnar.")),
     "bigfleet.planner.compiled",
     "bigfleet.recording.kernel",
 )
-KERNELS_MAX = 46
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def dispatchers() -> Mapping[str, CPUDispatcher]:
 def test_no_more_kernels_are_compiled_than_were_measured(dispatchers: Mapping[str, CPUDispatcher]) -> None:
     compiled = [name for name, each in dispatchers.items() if each.signatures]
 
-    assert 40 < len(compiled) <= KERNELS_MAX, sorted(compiled)
+    assert len(compiled) == KERNELS, sorted(compiled)
 
 
 def test_an_inlined_function_has_no_compiled_copy(dispatchers: Mapping[str, CPUDispatcher]) -> None:

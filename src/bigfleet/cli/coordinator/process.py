@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl, open_store
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
-from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals
+from bigfleet.cli.runtime.system import NOT_READY, SystemClock, serve_http, stop_on_signals
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
 from bigfleet.coordinator.replica import Export, Replica
@@ -87,7 +87,9 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
         server = _grpc_server(replica, clock, metrics, registry, place.tls)
         ready = replica
         # Before gRPC, whose server would have to be stopped if this failed.
-        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: ready.is_ready))
+        await stack.enter_async_context(
+            serve_http(place.metrics_address, registry, lambda: "" if ready.is_ready else NOT_READY)
+        )
         try:
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:

@@ -1,62 +1,92 @@
-"""Keeps compiled kernels on disk between processes, so that only the first start of a version compiles.
+"""Finds compiled kernels on disk, so that only the first start of a version compiles them.
 
-Numba compares one source file to tell whether a kernel is stale, but kernels inline functions of other modules
-(ADR 0110). So the directory is named by a digest of all of them. Without a directory nothing is kept, and each process
-compiles for itself.
+Looked for in this order: the directory in BIGFLEET_KERNELS, `kernels` beside the interpreter's prefix (as images ship
+it), the user's cache directory. The first two are only read. Without a directory that can be written nothing is kept,
+and each process compiles for itself.
 """
 
-import hashlib
 import os
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+import shutil
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-#: Beside the columnar engine.
-_MODULES = ("model/states.py", "planner/compiled.py", "recording/kernel.py")
-_DIGEST_CHARACTERS = 16
+import structlog
+
+from bigfleet.cli.runtime.kernel_set import INCOMPLETE, KernelTarget, current_target, examine
+
+#: Numba asks these in turn; the rest serve other packages of the process.
+_LOCATORS: Final = (
+    "bigfleet.cli.runtime.kernel_locator.KernelLocator,UserProvidedCacheLocator,InTreeCacheLocator,UserWideCacheLocator"
+)
+SHIPPED_VARIABLE: Final = "BIGFLEET_KERNELS"
+
+_log = structlog.get_logger("bigfleet.cli.runtime.kernel_cache")
 
 
 def keep_kernels() -> Path | None:
     """Have kernels that are compiled from now on kept on disk; return where, or None when no directory can be written.
 
-    Must be called before `bigfleet.engine.columnar.kernels.base` or `bigfleet.planner.compiled` is imported. The
-    directory stands below NUMBA_CACHE_DIR when that is set, else below the user's cache directory.
+    Must be called before `bigfleet.engine.columnar.kernels.base` or `bigfleet.planner.compiled` is imported. A set that
+    was shipped is used where it fits this process; if it does not, one line says why.
     """
-    import numba
-
-    config: Any = numba.config
-    named = os.environ.get("NUMBA_CACHE_DIR")
-    base = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bigfleet"
-    directory = base / f"kernels-{source_digest()}"
+    wanted = current_target()
+    for directory in shipped_directories():
+        found = examine(directory, wanted)
+        if not isinstance(found, str):
+            use_set(directory, found.target)
+            return directory
+        _log.warning("kernels.set_rejected", directory=str(directory), reason=found, advice="kernels are compiled here")
+    directory = user_directory(wanted)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        _drop_damaged(directory, wanted)
     except OSError:
-        config.CACHE_DIR = ""
+        _config().CACHE_DIR = ""
         return None
-    config.CACHE_DIR = str(directory)
+    use_set(directory, wanted)
     return directory
 
 
-def source_modules() -> dict[str, Traversable]:
-    """Return the modules that kernels are made of, by their paths in the package: kernels, and the values they fix."""
-    found: dict[str, Traversable] = {}
-    root = files("bigfleet")
-    waiting = [("engine/columnar", root / "engine" / "columnar")]
-    while waiting:
-        name, folder = waiting.pop()
-        for entry in folder.iterdir():
-            path = f"{name}/{entry.name}"
-            if entry.is_dir():
-                waiting.append((path, entry))
-            elif entry.name.endswith(".py"):
-                found[path] = entry
-    return found | {name: root.joinpath(*name.split("/")) for name in _MODULES}
+def is_complete(directory: Path | None) -> bool:
+    """Say whether `keep_kernels` has found a whole set, so that nothing will be compiled."""
+    return directory is not None and not isinstance(examine(directory, current_target()), str)
 
 
-def source_digest() -> str:
-    """Return a digest of `source_modules`, names and contents."""
-    digest = hashlib.sha256()
-    for name, module in sorted(source_modules().items()):
-        digest.update(name.encode() + b"\0" + module.read_bytes() + b"\0")
-    return digest.hexdigest()[:_DIGEST_CHARACTERS]
+def use_set(directory: Path, target: KernelTarget) -> None:
+    """Have Numba read and write the files of one set, and compile for its processor."""
+    config = _config()
+    config.CACHE_LOCATOR_CLASSES = _LOCATORS
+    config.CACHE_DIR = str(directory)
+    config.CPU_NAME, config.CPU_FEATURES = target.cpu, target.features
+
+
+def shipped_directories() -> list[Path]:
+    """Return the directories, where there are any, whose kernels came with the installation."""
+    named = os.environ.get(SHIPPED_VARIABLE)
+    if named:
+        return [Path(named)]
+    beside = Path(sys.prefix) / "kernels"
+    return [beside] if beside.is_dir() else []
+
+
+def user_directory(target: KernelTarget) -> Path:
+    """Return where this user's kernels for a target are kept: below NUMBA_CACHE_DIR, or the user's cache directory."""
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    base = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bigfleet"
+    return base / f"kernels-{target.key}"
+
+
+def _drop_damaged(directory: Path, wanted: KernelTarget) -> None:
+    """Remove the files of a set of our own that was complete and is damaged, as after a crash of the host."""
+    found = examine(directory, wanted)
+    if isinstance(found, str) and found != INCOMPLETE:
+        _log.warning("kernels.set_damaged", directory=str(directory), reason=found, advice="kernels are compiled again")
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True, exist_ok=True)
+
+
+def _config() -> Any:
+    import numba
+
+    return numba.config

@@ -2,9 +2,6 @@
 
 import asyncio
 import multiprocessing
-import os
-import signal
-import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
@@ -12,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
+from bigfleet.cli.runtime.parent_watch import end_with_parent
 
 if TYPE_CHECKING:
     from bigfleet.planner.composition import Composition
@@ -84,14 +82,6 @@ def _work_on(problem: "Problem | None") -> "Composition | None":
 
 
 def _begin() -> None:
-    """Have this worker end when the shard does, however it ends; only the shard answers to signals of the terminal."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Have this worker end when the shard does, and keep what it compiles."""
+    end_with_parent()
     keep_kernels()
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker is started by a shard"
-
-    def wait() -> None:
-        parent.join()
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()

@@ -27,6 +27,9 @@ from ulid import ULID
 
 from bigfleet.cli.runtime.failures import RunFault
 
+#: What `/readyz` says where nothing better is known.
+NOT_READY = "not ready"
+
 
 class SystemClock:
     """The real `Clock`: the loop's monotonic time and the machine's wall clock."""
@@ -131,8 +134,11 @@ async def serving(config: uvicorn.Config, listening: socket.socket) -> AsyncIter
         listening.close()
 
 
-def http_application(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> Starlette:
-    """Return `/metrics`, `/healthz` (200 while this answers) and `/readyz` (200 when `is_ready()`, else 503)."""
+def http_application(registry: CollectorRegistry, readiness: Callable[[], str]) -> Starlette:
+    """Return `/metrics`, `/healthz` (200 while this answers) and `/readyz`.
+
+    The last is 200 when `readiness()` is "", else 503 with what it says.
+    """
 
     async def metrics(_request: Request) -> Response:
         # Rendering walks every series; off the loop, so that a large registry never holds up a stream.
@@ -143,15 +149,15 @@ def http_application(registry: CollectorRegistry, is_ready: Callable[[], bool]) 
         return PlainTextResponse("ok\n")
 
     async def readyz(_request: Request) -> Response:
-        ready = is_ready()
-        return PlainTextResponse("ready\n" if ready else "not ready\n", status_code=200 if ready else 503)
+        reason = readiness()
+        return PlainTextResponse(f"{reason or 'ready'}\n", status_code=503 if reason else 200)
 
     return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz)])
 
 
 @asynccontextmanager
 async def serve_http(
-    address: tuple[str, int] | None, registry: CollectorRegistry, is_ready: Callable[[], bool]
+    address: tuple[str, int] | None, registry: CollectorRegistry, readiness: Callable[[], str]
 ) -> AsyncIterator[None]:
     """Serve `http_application` while the context lasts; None serves nothing.
 
@@ -162,7 +168,7 @@ async def serve_http(
         return
     host, port = address
     config = uvicorn.Config(
-        http_application(registry, is_ready), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=1
+        http_application(registry, readiness), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=1
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)

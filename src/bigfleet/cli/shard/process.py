@@ -20,9 +20,9 @@ from bigfleet.cli.flags.values import address_text
 from bigfleet.cli.replay.recorder import kept_recorder
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
-from bigfleet.cli.runtime.kernel_cache import keep_kernels
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
-from bigfleet.cli.runtime.system import SystemClock, SystemIds, serve_http, stop_on_signals
+from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, serve_http, stop_on_signals
+from bigfleet.cli.shard.engines import ShardEngines
 from bigfleet.cli.shard.link import make_reporter
 from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.link.reporter import Reporter
@@ -35,7 +35,7 @@ from bigfleet.rpc.servers import shardread as shardread_server
 from bigfleet.shard.audit.log_file import AuditFile, AuditFileFault
 from bigfleet.shard.cluster_policy import PolicyFile
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.cycle.engine_runner import DecisionEngine, EngineDivergence, EngineMaker, fleet_engine
+from bigfleet.shard.cycle.engine_runner import EngineMaker
 from bigfleet.shard.ownership.state_file import StateFile, StateFileFault
 from bigfleet.shard.ports import ShardSettings
 
@@ -52,19 +52,11 @@ async def compute_in_thread(work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-def make_engine(*, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> DecisionEngine:
-    """Return the engine, its kernels kept on disk for the next start where a directory can be written."""
-    # Before the import that loads the kernels, and not on the loop: finding the compiler takes a second.
-    if keep_kernels() is None:
-        _log.warning("kernels_not_kept", advice="set NUMBA_CACHE_DIR to a directory that can be written")
-    engine = fleet_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
-    # Loading kernels, and all the more compiling them, leaves garbage, and the process is not ready yet.
-    gc.collect()
-    return engine
+async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: EngineMaker | None = None) -> int:
+    """Run the shard until a signal stops it; return the exit code. Raises RunFault when it cannot start.
 
-
-async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: EngineMaker = make_engine) -> int:
-    """Run the shard until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
+    Its engine comes from `engine_maker`, or from `ShardEngines`.
+    """
     clock = SystemClock()
     interpreter.settle()
     stop = stop_on_signals()
@@ -95,6 +87,8 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             tls=place.tls if place.provider_address else None,
         )
         stack.push_async_callback(provider.close)
+        engines = ShardEngines(registry)
+        stack.callback(engines.close)
         workers = stack.enter_context(ProcessPlanWorkers(place.plan_workers)) if place.plan_workers else None
         if workers is not None:
             workers.start()
@@ -107,7 +101,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             ids=SystemIds(),
             compute=compute_in_thread,
             registry=registry,
-            make_engine=engine_maker,
+            make_engine=engine_maker or engines.make,
             audit_log=audit_file,
             ownership_file=state_file.ownership,
             plan_workers=workers,
@@ -122,7 +116,11 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
-        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: shard.is_ready))
+
+        def readiness() -> str:
+            return engines.why_waiting or ("" if shard.is_ready else NOT_READY)
+
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, readiness))
         _log.info("started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
         reporter = make_reporter(place, shard, settings, clock, port=bound)
         await _run_until(stop, shard, server, clock, reporter)

@@ -1,7 +1,6 @@
-"""Waits until a run may begin: the shard has read its machines and loaded its kernels.
+"""Waits until a run may begin: the shard has read its machines and can decide.
 
-The first start of a version compiles the kernels, which takes about a minute; a person is told so, and that minute is
-no part of the run. Nothing here judges a shard that was ready once.
+A wait that is longer than usual is told, and is no part of the run. Nothing here judges a shard that was ready once.
 """
 
 import asyncio
@@ -15,17 +14,17 @@ from rich.console import Console
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.model.clock import Clock
 
-#: Compiling takes this long on no machine that could run a fleet.
+#: Reading a fleet takes this long on no machine that could run one.
 READY_SECONDS_MAX: Final = 600.0
-#: A shard whose kernels are at hand is ready within this; only a longer wait is told.
+#: A shard is usually ready within this; only a longer wait is told.
 QUIET_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.1
 _ASK_SECONDS_MAX: Final = 5.0
-COMPILING: Final = "compiling the engine's kernels: once per version, about a minute …"
+WAITING: Final = "waiting until the shard has read its machines …"
 
 
 async def until_ready(
-    is_ready: Callable[[], Awaitable[bool]], clock: Clock, console: Console, *, log: str, waiting: str = COMPILING
+    is_ready: Callable[[], Awaitable[bool]], clock: Clock, console: Console, *, log: str, waiting: str = WAITING
 ) -> None:
     """Return when the shard says that it is ready; tell the console what it waits for when that takes long.
 

@@ -21,7 +21,7 @@ from bigfleet.cli.up.drive import DemandDriver, DemoDriver, ReplayDriver
 from bigfleet.cli.up.fleet_check import FleetCheck, FleetChecker
 from bigfleet.cli.up.moves import CoordinatorWatch
 from bigfleet.cli.up.observer import ShardObserver, Watcher
-from bigfleet.cli.up.readiness import COMPILING, answers_ready, until_ready
+from bigfleet.cli.up.readiness import WAITING, answers_ready, until_ready
 from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
 from bigfleet.cli.up.several import SeveralObserver
@@ -44,7 +44,7 @@ LOOK_SECONDS: Final = 1.0
 PLAIN_LINE_SECONDS: Final = 5.0
 SCREENS_PER_SECOND: Final = 2
 SUMMARY_WIDTH: Final = 110
-OTHERS: Final = "the other shards load their engines …"
+OTHERS: Final = "waiting for the other shards …"
 #: Thirty reports of a shard are enough on any machine.
 ZONES_SECONDS_MAX: Final = 60.0
 ZONES_ASSIGNED: Final = "the coordinator gives each shard its zone …"
@@ -256,7 +256,7 @@ async def _get_ready(parts: _Parts, console: Console) -> None:
     first, *others = parts.shard_metrics_ports
     # The first shard alone compiles the kernels, if they are not at hand; the others find them.
     await parts.supervisor.start(through=first)
-    await _while_children_live(parts, _until_ready(parts, console, first, COMPILING))
+    await _while_children_live(parts, _until_ready(parts, console, first, WAITING))
     await parts.supervisor.start()
     for name in others:
         await _while_children_live(parts, _until_ready(parts, console, name, OTHERS))

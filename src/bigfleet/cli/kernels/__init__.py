@@ -1,0 +1,1 @@
+"""Builds and checks compiled kernels: `bigfleet kernels`."""

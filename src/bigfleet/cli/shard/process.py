@@ -10,6 +10,7 @@ import gc
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -64,13 +65,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     async with AsyncExitStack() as stack:
-        try:
-            opened = StateFile.open(
-                place.data_dir, shard_id=place.shard_id, clock=clock, new_file_owns=place.new_file_owns
-            )
-            state_file = stack.enter_context(opened)
-        except StateFileFault as fault:
-            raise RunFault(str(fault)) from fault
+        state_file = _open_state(place, clock, stack)
         audit_file = _open_audit(place)
         if audit_file is not None:
             stack.callback(audit_file.close)
@@ -116,16 +111,19 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
-
-        def readiness() -> str:
-            return engines.why_waiting or ("" if shard.is_ready else NOT_READY)
-
-        await stack.enter_async_context(serve_http(place.metrics_address, registry, readiness))
+        await stack.enter_async_context(
+            serve_http(place.metrics_address, registry, partial(_readiness, shard, engines))
+        )
         _log.info("started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
         reporter = make_reporter(place, shard, settings, clock, port=bound)
         await _run_until(stop, shard, server, clock, reporter)
     _log.info("stopped", shard=place.shard_id)
     return 0
+
+
+def _readiness(shard: Shard, engines: ShardEngines) -> str:
+    """Return why the shard is not ready, "" when it is."""
+    return engines.why_waiting or ("" if shard.is_ready else NOT_READY)
 
 
 async def _serve_fake(place: ShardPlace, clock: SystemClock, stack: AsyncExitStack) -> tuple[str, int]:
@@ -138,6 +136,14 @@ async def _serve_fake(place: ShardPlace, clock: SystemClock, stack: AsyncExitSta
         return await stack.enter_async_context(serving_fake(place.fake_slots, clock))
     except ListenFault as fault:
         raise RunFault(f"--fake-provider: {fault}") from fault
+
+
+def _open_state(place: ShardPlace, clock: SystemClock, stack: AsyncExitStack) -> StateFile:
+    try:
+        opened = StateFile.open(place.data_dir, shard_id=place.shard_id, clock=clock, new_file_owns=place.new_file_owns)
+        return stack.enter_context(opened)
+    except StateFileFault as fault:
+        raise RunFault(str(fault)) from fault
 
 
 def _open_audit(place: ShardPlace) -> AuditFile | None:

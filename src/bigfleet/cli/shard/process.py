@@ -56,7 +56,7 @@ def make_engine(*, verify_every_cycles: int, on_divergence: Callable[[EngineDive
     """Return the engine, its kernels kept on disk for the next start where a directory can be written."""
     # Before the import that loads the kernels, and not on the loop: finding the compiler takes a second.
     if keep_kernels() is None:
-        _log.warning("kernels_not_kept", advice="set NUMBA_CACHE_DIR to a directory that can be written")
+        _log.warning("shard.kernel_cache_failed", advice="set NUMBA_CACHE_DIR to a directory that can be written")
     engine = fleet_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
     # Loading kernels, and all the more compiling them, leaves garbage, and the process is not ready yet.
     gc.collect()
@@ -123,10 +123,10 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
         await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: shard.is_ready))
-        _log.info("started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
+        _log.info("shard.started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
         reporter = make_reporter(place, shard, settings, clock, port=bound)
         await _run_until(stop, shard, server, clock, reporter)
-    _log.info("stopped", shard=place.shard_id)
+    _log.info("shard.stopped", shard=place.shard_id)
     return 0
 
 

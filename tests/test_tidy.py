@@ -213,6 +213,89 @@ def test_no_empty_package() -> None:
     assert empty == []
 
 
+# ---- log events -----------------------------------------------------------------------------------------------
+
+
+LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
+LOG_NAMES = {"log", "_log", "logger", "_logger"}
+LOG_EVENT = re.compile(r"(?P<component>[a-z]+)\.[a-z]+(_[a-z]+)*")
+
+
+def log_components() -> set[str]:
+    """Return the components that CONTRIBUTING.md lists."""
+    listed = re.search(r"The components are: ([^.]+)\.", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    return set(re.findall("`(.+?)`", listed[1])) if listed else set()
+
+
+def log_events(source: str) -> list[tuple[int, str]]:
+    """Return line and text of each log event; of a condition both texts, of another expression the expression."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if node.func.attr not in LOG_METHODS or ast.unparse(node.func.value).rpartition(".")[2] not in LOG_NAMES:
+            continue
+        event = node.args[0] if node.args else ast.Constant("")
+        for each in (event.body, event.orelse) if isinstance(event, ast.IfExp) else (event,):
+            is_text = isinstance(each, ast.Constant) and isinstance(each.value, str)
+            found.append((node.lineno, str(each.value) if is_text else ast.unparse(each)))  # type: ignore[attr-defined]
+    return found
+
+
+def bad_log_events(source: str) -> list[str]:
+    """Return the log events that are not `component.event_happened` with a listed component."""
+    return [
+        f"line {line}: {event!r}"
+        for line, event in log_events(source)
+        if not (named := LOG_EVENT.fullmatch(event)) or named["component"] not in log_components()
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)], ids=name_of
+)
+def test_log_events_have_one_grammar(path: Path) -> None:
+    """One pattern finds every event of a component; a sentence cannot be searched for or alerted on."""
+    found = bad_log_events(path.read_text(encoding="utf-8"))
+
+    assert found == [], (
+        "name the event component.event_happened, such as store.commit_failed, with a component that CONTRIBUTING.md "
+        "lists; put what varies into keywords: error=, reason=, advice="
+    )
+
+
+def test_every_listed_log_component_logs() -> None:
+    used = {
+        event.partition(".")[0]
+        for path in SOURCE.rglob("*.py")
+        if not _is_generated(path)
+        for _line, event in log_events(path.read_text(encoding="utf-8"))
+    }
+
+    assert log_components() == used
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "_log.warning('report refused', shard=shard)",
+        "_log.info('leading')",
+        "log.error('store_commit_failed')",
+        "self._log.info('Store.CommitFailed')",
+        "_log.info('nonsense.happened')",
+        "_log.info('store.up!' if is_up else 'store.became_unavailable')",
+        "_log.info(f'store.{state}')",
+        "_log.info(event='store.commit_failed')",
+    ],
+)
+def test_a_planted_bad_log_event_is_found(planted: str) -> None:
+    assert len(bad_log_events(planted)) == 1
+
+
+def test_a_sound_log_event_is_let_be() -> None:
+    assert bad_log_events("_log.info('store.became_available' if is_up else 'store.became_unavailable', a=1)") == []
+
+
 # ---- tests that hold on a busy machine ---------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ def test_a_snapshot_is_saved_restored_and_led_from_under_a_higher_term(tmp_path:
 def test_an_unreachable_store_keeps_it_waiting_with_a_clear_log_and_not_ready(tmp_path: Path) -> None:
     url = f"etcd://127.0.0.1:{free_port()}/bigfleet"
     with coordinator(tmp_path, "--store", url, wait_for="/healthz") as waiting:
-        wait_until(lambda: "the store cannot be asked; trying again" in waiting.log.read_text(), waiting.log.read_text)
+        wait_until(lambda: "etcd.campaign_failed" in waiting.log.read_text(), waiting.log.read_text)
         assert waiting.page("/readyz")[0] == 503
         with grpc.insecure_channel(waiting.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)

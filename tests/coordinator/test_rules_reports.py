@@ -97,7 +97,7 @@ async def test_every_change_is_logged_with_the_identity_of_who_asked_for_it(tmp_
             await admin.AssignDomain(pb.AssignDomainRequest(topology_key="zone", topology_value="a", shard_id="s1"))
             await admin.RemoveShard(pb.RemoveShardRequest(shard_id="s1", force=True))
 
-    changes = [(log["rpc"], log["by"]) for log in logs if log["event"] == "changed"]
+    changes = [(log["rpc"], log["by"]) for log in logs if log["event"] == "admin.command_executed"]
     assert changes == [("AssignDomain", "bigfleet://admin"), ("RemoveShard", "bigfleet://admin")]
 
 

@@ -309,5 +309,5 @@ def live_shard(place: Path, provider: str, *flags: str) -> Iterator[LiveShard]:
     place.mkdir(exist_ok=True)
     shard = LiveShard(place, provider, *flags)
     with serving(shard.address, shard.log, *shard.flags) as shard.process:
-        until(lambda: shard.said("ready"), bool, f"the shard was never ready: {shard.log.read_text()}")
+        until(lambda: shard.said("shard.became_ready"), bool, f"the shard was never ready: {shard.log.read_text()}")
         yield shard

@@ -61,7 +61,7 @@ def test_a_provider_that_goes_and_comes_back(provider: LiveProvider, shard: Live
     before = until_bound(shard, 1)
     provider.stop()
     operator.report("14")
-    until(lambda: shard.said("reconcile_failed"), lambda said: len(said) > 2, "the provider was never missed")
+    until(lambda: shard.said("reconcile.failed"), lambda said: len(said) > 2, "the provider was never missed")
     assert (len(shard.machines()), shard.bound("c1")) == (4, before)
 
     provider.start()
@@ -113,7 +113,7 @@ def test_a_provider_that_loses_its_cursors(provider: LiveProvider, shard: LiveSh
 
     assert (len(shard.machines()), before.items() <= after.items()) == (4, True)
     assert sorted(bindings(provider)) == sorted(after)
-    assert shard.said("machines_removed") == []
+    assert shard.said("inventory.machines_removed") == []
 
 
 def test_a_provider_that_returns_garbage(provider: LiveProvider, shard: LiveShard, operator: LiveOperator) -> None:
@@ -140,7 +140,7 @@ def test_a_provider_that_returns_garbage(provider: LiveProvider, shard: LiveShar
     assert [view.machine.price_per_hour >= 0 for view in shard.machines().values()] == [True] * 4
 
     provider.faults.answers_noise = True
-    until(lambda: shard.said("reconcile_failed"), bool, "noise was taken for a list")
+    until(lambda: shard.said("reconcile.failed"), bool, "noise was taken for a list")
     assert shard.bound("c1") == after
     provider.faults.answers_noise, provider.faults.garbage = False, {}
     operator.report("21")

@@ -31,9 +31,9 @@ def test_of_two_shards_with_one_id_the_older_is_fenced_and_says_so(tmp_path: Pat
             until(lambda: older.metric("fenced_total"), bool, "the older one was never fenced")
             astray.close()
 
-            (event,) = older.said("fenced")
+            (event,) = older.said("shard.fenced")
             assert (event["machine"], event["level"]) == (bound, "error")
-            assert "stop one of the two processes with this shard id" in event["remedy"]
+            assert "stop one of the two processes with this shard id" in event["advice"]
             view = older.machines()[bound]
             assert (view.held, view.machine.state) == (True, provider_pb2.MACHINE_STATE_FAILED)
             assert older.audited()[-1]["outcome"] == "fenced"
@@ -65,7 +65,7 @@ def test_a_shard_that_is_stopped_under_way_leaves_the_machine_to_the_next(tmp_pa
         # It ended by itself: `serving` kills what runs on when patience ends, which the call outlasts.
         assert first.process is not None
         assert first.process.returncode == 0
-        assert first.said("stopped") != []
+        assert first.said("shard.stopped") != []
         assert first.audited()[-1]["kind"] == "Bootstrap"
         assert first.audited()[-1]["outcome"] == "ctx_canceled"
 
@@ -74,7 +74,7 @@ def test_a_shard_that_is_stopped_under_way_leaves_the_machine_to_the_next(tmp_pa
             again = LiveOperator(second.address, "c1")
             again.report("7")
             bound = until(lambda: second.bound("c1"), lambda each: list(each.values()) == [CONFIGURED], "never bound")
-            cycle = second.said("ready")[-1]["cycle"]
+            cycle = second.said("shard.became_ready")[-1]["cycle"]
             until(lambda: second.metric("cycle_duration_seconds_count"), lambda n: n > cycle + 5, "no more cycles")
             again.close()
             assert (second.bound("c1"), provider.backend.clusters) == (bound, dict.fromkeys(bound, "c1"))
@@ -114,7 +114,7 @@ def test_a_full_disk_under_the_audit_log_stops_nothing(tmp_path: Path) -> None:
             operator.close()
 
             assert shard.metric("audit_write_errors_total") == 2
-            assert [event["error"] for event in shard.said("audit_write_failed")] == ["No space left on device"]
+            assert [event["error"] for event in shard.said("audit.write_failed")] == ["No space left on device"]
 
 
 def test_an_audit_log_that_was_moved_away_is_begun_anew_at_a_sighup(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_audit_log_that_was_moved_away_is_begun_anew_at_a_sighup(tmp_path: Pa
         shard.audit_log.rename(moved)
         assert shard.process is not None
         shard.process.send_signal(signal.SIGHUP)
-        until(lambda: shard.said("audit_reopened"), bool, "the log was never opened anew")
+        until(lambda: shard.said("audit.file_reopened"), bool, "the log was never opened anew")
         operator.report("14")
         until(lambda: shard.bound("c1"), lambda each: list(each.values()) == [CONFIGURED] * 2, "never bound")
         operator.close()

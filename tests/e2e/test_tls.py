@@ -161,7 +161,7 @@ def test_a_forged_cluster_is_refused_logged_and_counted(fleet: Fleet) -> None:
     assert after[counter] - before[counter] == 1
     assert after['bigfleet_shard_session_lifecycle_total{event="replaced"}'] == 0
     lines = [json.loads(line) for line in (fleet.logs / "shard.log").read_text().splitlines()]
-    refused = [line for line in lines if line["event"] == "identity_refused" and "Session" in line["rpc"]]
+    refused = [line for line in lines if line["event"] == "tls.identity_rejected" and "Session" in line["rpc"]]
     assert refused[-1]["presented"] == "bigfleet://cluster/c2"
 
 
@@ -222,7 +222,7 @@ def test_a_provider_that_certifies_says_that_it_is_insecure(fleet: Fleet, tmp_pa
     with serving(address, tmp_path / "log", *words, *flags, credentials=probe):
         assert metrics(http)["bigfleet_provider_insecure"] == 1
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [line["level"] for line in lines if line["event"] == "provider.certify"] == ["warning"]
+    assert [line["level"] for line in lines if line["event"] == "provider.certification_allowed"] == ["warning"]
 
 
 def test_a_shard_with_another_ones_certificate_does_not_start(fleet: Fleet, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_no
         hungry.process.kill()
         hungry.process.wait(PATIENCE_SECONDS)
         stack.enter_context(serving(hungry.address, hungry.log, *hungry.flags))
-        until(lambda: len(hungry.said("ready")), lambda n: n == 2, "it is ready again")
+        until(lambda: len(hungry.said("shard.became_ready")), lambda n: n == 2, "it is ready again")
         until(running.held, lambda held: held == (4, 5), "it has what it had")
         blue = LiveOperator(hungry.address, "blue")
         stack.callback(blue.close)

@@ -181,7 +181,7 @@ async def test_each_command_is_one_audit_line() -> None:
         core.administration.quarantine(WHO)
         await core.administration.recover(WHO, SLOT, "idle", is_out_of_service=True)
         await core.administration.reset_cursors(WHO)
-    audits = [line for line in lines if line["event"] == "admin.audit"]
+    audits = [line for line in lines if line["event"] == "admin.command_executed"]
     assert [(line["who"], line["what"]) for line in audits] == [
         (WHO, what) for what in ("status", "quarantine", "recover", "reset-cursors")
     ]
@@ -257,7 +257,7 @@ def test_the_command_reaches_the_provider_over_its_socket(
         run(state, "reset-cursors")
         with pytest.raises(RunFault, match="not engaged"):
             run(state, "accept-losses")
-    whos = {line["who"] for line in lines if line["event"] == "admin.audit"}
+    whos = {line["who"] for line in lines if line["event"] == "admin.command_executed"}
     assert len(whos) == 1
     assert whos.pop().startswith("uid ")
     assert not admin_path(state).exists()

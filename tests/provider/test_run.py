@@ -111,7 +111,7 @@ def test_a_provider_of_twenty_lines_serves_reflects_measures_and_stops_cleanly(t
         assert process.wait(PATIENCE_SECONDS) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert lines[-1]["event"] == "provider.stopped"
-    audits = [line for line in lines if line["event"] == "admin.audit"]
+    audits = [line for line in lines if line["event"] == "admin.command_executed"]
     assert [(line["who"].split()[:2], line["what"]) for line in audits] == [(["uid", str(os.getuid())], "status")]
 
 
@@ -139,7 +139,7 @@ def test_offerings_are_read_again_on_sighup_and_the_fake_is_asked_for_by_name(to
         until(lambda: len(ids(channel)) == 3)
         file.write_text("no longer JSON")
         process.send_signal(signal.SIGHUP)
-        until(lambda: "offerings.unreadable" in (tmp_path / "log").read_text())
+        until(lambda: "offerings.load_failed" in (tmp_path / "log").read_text())
         assert len(ids(channel)) == 3
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         with pytest.raises(grpc.RpcError):

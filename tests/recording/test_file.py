@@ -172,7 +172,7 @@ def test_a_recording_of_another_format_is_put_aside_and_a_new_one_is_begun(tmp_p
 
     assert numbered(path, 1).read_bytes() == old
     assert [cycle.cycle for cycle in cycles_of(path)] == [1, 2, 3]
-    assert [(line["event"], line["fault"]) for line in logs] == [("recording_put_aside", "records of format 1")]
+    assert [(line["event"], line["error"]) for line in logs] == [("recording.file_put_aside", "records of format 1")]
 
 
 def test_a_sound_frame_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_full_disk_ends_the_recording_with_one_line_and_a_metric(
     monkeypatch.undo()
     recorder.close()
 
-    assert [line["event"] for line in logs] == ["recording_ended"]
+    assert [line["event"] for line in logs] == ["recording.ended"]
     assert (logs[0]["log_level"], logs[0]["error"]) == ("error", "No space left on device")
     assert registry.get_sample_value("bigfleet_shard_recording_on") == 0
     assert registry.get_sample_value("bigfleet_shard_recorded_cycles_total") == 4
@@ -274,7 +274,7 @@ def test_a_defect_of_the_recorder_costs_the_recording_and_nothing_else(
     monkeypatch.setattr(recorder, "_digester", None)
     with structlog.testing.capture_logs() as logs:
         live(recorder, Life(small_fleet()), range(1, 4))
-    assert [line["event"] for line in logs] == ["recording_failed", "recording_ended"]
+    assert [line["event"] for line in logs] == ["recording.failed", "recording.ended"]
     recorder.close()
 
 

@@ -186,4 +186,4 @@ def test_a_row_that_comes_to_something_else_is_answered_by_the_whole_cycle() -> 
         told = explain_server._need_events(replace(on, rows=rows), view)
 
     assert told == full
-    assert [entry["event"] for entry in logs] == ["not_retold"]
+    assert [entry["event"] for entry in logs] == ["explain.mismatch_found"]

@@ -30,7 +30,7 @@ def lives(log: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Split a shard's log into its processes."""
     segments: list[list[dict[str, Any]]] = []
     for line in log:
-        if line["event"] == "started":
+        if line["event"] == "shard.started":
             segments.append([])
         if segments:
             segments[-1].append(line)
@@ -40,9 +40,9 @@ def lives(log: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def assert_nothing_was_taken_before_its_cluster_spoke(life: Iterable[dict[str, Any]]) -> None:
     connected = set()
     for line in life:
-        if line["event"] == "session_opened":
+        if line["event"] == "session.opened":
             connected.add(line["cluster"])
-        if line["event"] == "action" and line["kind"] in ("Reclaim", "Preempt"):
+        if line["event"] == "action.finished" and line["kind"] in ("Reclaim", "Preempt"):
             assert line["cluster"] in connected, line
 
 

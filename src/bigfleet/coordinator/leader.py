@@ -97,7 +97,9 @@ class Leader:
         return report.echoed_term == self.term or await self._store.is_leader()
 
     def _refused(self, outcome: str, report: ReceivedReport) -> ReportAnswer:
-        _log.warning("report refused", shard=report.shard_id, epoch=report.epoch, cycle=report.cycle, why=outcome)
+        _log.warning(
+            "coordinator.report_rejected", shard=report.shard_id, epoch=report.epoch, cycle=report.cycle, reason=outcome
+        )
         self._on_report(outcome)
         return ReportAnswer(term=self.term, acknowledged=False)
 
@@ -108,7 +110,7 @@ class Leader:
         if not await self._store.is_leader():
             raise NotLeader("a shard has seen a later leader")
         term = await self._store.raise_term(report.echoed_term)
-        _log.warning("term raised: shards had seen a higher one", seen=report.echoed_term, term=term)
+        _log.warning("coordinator.term_raised", term=term, seen=report.echoed_term, reason="a shard had accepted it")
         self.soft = EphemeralState.of_new_leader(term, self._report_cycle_seconds)
 
     async def _is_registered(self, report: ReceivedReport) -> bool:
@@ -136,7 +138,9 @@ class Leader:
                 # Once for each: reports come every half minute, and lists show it as long as it lasts.
                 self._told_conflicts.add((cluster, report.shard_id))
                 owner = bound.shard_id
-                _log.warning("a cluster reports to two shards", cluster=cluster, bound_to=owner, also=report.shard_id)
+                _log.warning(
+                    "coordinator.cluster_reported_twice", cluster=cluster, bound_to=owner, also=report.shard_id
+                )
 
     async def _is_booked(self, wanted: Wanted, report: ReceivedReport) -> bool:
         """Book the quota that moves with slots; False when it could not be written, and the recipient must wait."""
@@ -145,10 +149,16 @@ class Leader:
             if booking is not None:
                 await self._commit(booking)
         except CommandRefused as refused:
-            _log.warning("quota not moved in full", instruction=wanted.instruction_id, why=str(refused))
+            _log.warning("coordinator.quota_transfer_reduced", instruction=wanted.instruction_id, error=str(refused))
             return booking is None or await self._is_written(what_is_left(booking, self.tables))
         except (StoreUnavailable, OutcomeUnknown) as error:
-            _log.warning("slots wait for their quota", instruction=wanted.instruction_id, why=str(error))
+            advice = "the slots are not moved until the store answers"
+            _log.warning(
+                "coordinator.quota_transfer_failed",
+                instruction=wanted.instruction_id,
+                error=str(error),
+                advice=advice,
+            )
             return False
         return True
 
@@ -174,4 +184,9 @@ class Leader:
         try:
             await self._commit(command)
         except (CommandRefused, StoreUnavailable, OutcomeUnknown) as error:
-            _log.warning("not written, to be tried again", command=type(command).__name__, why=str(error))
+            _log.warning(
+                "coordinator.commit_failed",
+                command=type(command).__name__,
+                error=str(error),
+                advice="the next report tries again",
+            )

@@ -147,7 +147,7 @@ class Term:
         plan = self.rebalancing.run(self.soft, self.heard, self.tables, now_seconds)
         self._metrics.passed(plan, self._clock.monotonic_seconds() - now_seconds)
         skipped = {reason.label: count for reason, count in plan.skips().items() if count}
-        _log.info("rebalancing", moves=len(plan.moves), skipped=skipped, dry_run=self._settings.is_dry_run)
+        _log.info("coordinator.rebalanced", moves=len(plan.moves), skipped=skipped, dry_run=self._settings.is_dry_run)
         if self._settings.is_dry_run:
             self.proposed = plan.moves
             return
@@ -157,7 +157,12 @@ class Term:
         self._metrics.moved(entry.move for entry in told if entry.move is not None)
         self._metrics.ended(self.soft.ledger.entries)
         for entry in told:
-            _log.info("move", instruction=entry.instruction.instruction_id, donor=entry.to, why=entry.why)
+            _log.info(
+                "coordinator.transfer_started",
+                instruction=entry.instruction.instruction_id,
+                donor=entry.to,
+                reason=entry.why,
+            )
 
     # ---- what readers see ----------------------------------------------------------------------------------------
 

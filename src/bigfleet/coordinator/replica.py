@@ -101,7 +101,7 @@ class Replica:
             try:
                 won = await self._store.campaign()
             except StoreUnavailable as error:
-                _log.warning("the store refuses; trying again", why=str(error), seconds=_RETRY_SECONDS)
+                _log.warning("coordinator.campaign_failed", error=str(error), retry_seconds=_RETRY_SECONDS)
                 await self._clock.sleep(_RETRY_SECONDS)
                 continue
             leader = Leader(
@@ -116,7 +116,7 @@ class Replica:
 
     async def _lead(self, term: Term) -> None:
         """Answer as the leader until that is lost; what was heard goes with the term."""
-        _log.info("leading", term=term.term, shards=len(term.tables.shards))
+        _log.info("coordinator.leadership_acquired", term=term.term, shards=len(term.tables.shards))
         self._term = term
         work = [asyncio.create_task(self._keep_rebalancing(term)), asyncio.create_task(self._keep_exporting(term))]
         lost = asyncio.create_task(self._store.lost())
@@ -125,7 +125,7 @@ class Replica:
             for task in done - {lost}:
                 # They end by a fault alone, and a leader without them is none: the process ends and says so.
                 task.result()
-            _log.warning("not leading any more", term=term.term, why=await lost)
+            _log.warning("coordinator.leadership_lost", term=term.term, reason=await lost)
         finally:
             self._term = None
             for task in (lost, *work):
@@ -146,7 +146,7 @@ class Replica:
         try:
             term.rebalance()
         except Exception:
-            _log.exception("the rebalancing pass failed; the next one is tried at its time", term=term.term)
+            _log.exception("coordinator.rebalance_failed", term=term.term, advice="the next pass runs at its time")
 
     async def _keep_exporting(self, term: Term) -> None:
         to = self._export_to
@@ -164,11 +164,11 @@ class Replica:
         try:
             folder = await self._compute(lambda: export(to.directory, taken, keep=to.keep))
         except SnapshotFault as fault:
-            _log.error("snapshot not exported", why=str(fault))
+            _log.error("coordinator.snapshot_failed", error=str(fault))
             return
         self._exported = digest
         self._metrics.snapshot_last_success.set(self._clock.unix_nanos() / NANOS_PER_SECOND)
-        _log.info("snapshot exported", directory=str(folder))
+        _log.info("coordinator.snapshot_exported", directory=str(folder))
 
     # ---- what it answers -----------------------------------------------------------------------------------------
 

@@ -75,7 +75,11 @@ class Client:
         now_seconds = self._clock.monotonic_seconds()
         if now_seconds - self._warned_at_seconds >= WARNING_SECONDS:
             self._warned_at_seconds = now_seconds
-            _log.warning("no_coordinator_answers", asked=faults, kept_until_one_does="acks")
+            _log.warning(
+                "link.coordinator_unreachable",
+                asked=faults,
+                advice="acknowledgements are kept until a coordinator answers",
+            )
         return None
 
     async def _order(self) -> list[str]:

@@ -76,7 +76,9 @@ class Inbox:
         """Handle one answer; of one whose term is below the accepted one all is dropped."""
         if term < self.accepted_term:
             self.dropped_answers += 1
-            _log.warning("an answer of a former leader was dropped", term=term, accepted_term=self.accepted_term)
+            _log.warning(
+                "link.answer_dropped", term=term, accepted_term=self.accepted_term, reason="its leader was replaced"
+            )
             return
         if term > self.accepted_term:
             await self._handler.accept_term(term)

@@ -105,7 +105,7 @@ class Reporter:
             try:
                 has_more = await self.exchange()
             except Exception:  # the link must outlive every defect of its own
-                _log.exception("report_failed", cycle=self.cycle)
+                _log.exception("link.report_failed", cycle=self.cycle)
             pause_seconds = AGAIN_SECONDS if has_more else self._interval_seconds
             elapsed_seconds = 0.0 if has_more else self._clock.monotonic_seconds() - started_seconds
             await self._clock.sleep(max(AGAIN_SECONDS, pause_seconds - elapsed_seconds))
@@ -163,7 +163,7 @@ class Reporter:
             await self._inbox.take(answer.term, answer.confirmed, answer.instructions)
         except MayYetSucceed as failure:
             # Nothing of the answer was handled; the leader says all of it again.
-            _log.error("answer_not_handled", error=str(failure))
+            _log.error("link.answer_failed", error=str(failure))
             return False
         return bool(answer.instructions)
 
@@ -171,11 +171,11 @@ class Reporter:
         self.untaken_in_a_row += 1
         if self.untaken_in_a_row == UNTAKEN_MAX:
             _log.error(
-                "reports_not_taken",
+                "link.shard_superseded",
                 shard=self._shard_id,
                 epoch=self._epoch,
                 reports=self.untaken_in_a_row,
-                remedy="another process of this shard is newer: stop one of the two",
+                advice="another process of this shard is newer: stop one of the two",
             )
         else:
-            _log.warning("report_not_taken", cycle=self.cycle, epoch=self._epoch)
+            _log.warning("link.report_rejected", cycle=self.cycle, epoch=self._epoch)

@@ -218,7 +218,7 @@ class SessionClient:
                 case frames.NeedStatusUpdate() as update:
                     self._agent.need_status(update)
                 case None:
-                    log.debug("frame of an unknown kind skipped", cluster=self._cluster)
+                    log.debug("operator.frame_skipped", cluster=self._cluster, reason="its kind is unknown")
 
     def _take_ack(self, ack: frames.Acknowledgement) -> None:
         if ack.echo in (frames.ECHO_ROLLUP, frames.ECHO_ROLLUP_REJECTED):
@@ -232,7 +232,12 @@ class SessionClient:
 
     def _take_bootstrap(self, request: BootstrapRequest, tasks: asyncio.TaskGroup) -> None:
         if self._bootstraps_waiting >= BOOTSTRAPS_WAITING_MAX:
-            log.warning("bootstrap request dropped: too many wait", cluster=self._cluster, machine=request.machine_id)
+            log.warning(
+                "operator.bootstrap_dropped",
+                cluster=self._cluster,
+                machine=request.machine_id,
+                reason=f"{BOOTSTRAPS_WAITING_MAX} requests wait already",
+            )
             return
         self._bootstraps_waiting += 1
         tasks.create_task(self._answer_bootstrap(request))

@@ -80,19 +80,21 @@ class RecordingFile:
                 for found in frames(file):
                     if isinstance(found, Torn):
                         os.ftruncate(self._file, found.start)
-                        _log.warning("recording_tail_cut", file=str(self._path), bytes=found.size_bytes)
+                        _log.warning("recording.tail_truncated", file=str(self._path), bytes=found.size_bytes)
                         return found.start
                     written = format_of_head(found.content) if found.kind is FrameKind.HEAD else FORMAT
                     if written != FORMAT:
                         # Readers stop at records of another format, so ours would never be read behind them.
-                        _log.warning("recording_put_aside", file=str(self._path), fault=f"records of format {written}")
+                        _log.warning(
+                            "recording.file_put_aside", file=str(self._path), error=f"records of format {written}"
+                        )
                         self.rotate()
                         return self.size_bytes
                     end = found.stop
         except WrongFile as fault:
             raise RecordingFault(f"{self._path}: {fault}; it is left alone, choose another file") from fault
         except Damage as damage:
-            _log.warning("recording_put_aside", file=str(self._path), fault=str(damage))
+            _log.warning("recording.file_put_aside", file=str(self._path), error=str(damage))
             self.rotate()
             return self.size_bytes
         return end

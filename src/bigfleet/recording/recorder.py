@@ -96,8 +96,8 @@ class Recorder:
                 self._end(error.strerror or str(error), "make room or choose another file, then restart the shard")
             except Exception:
                 # Nothing of the recorder may cost a shard anything, whatever is wrong with it.
-                _log.exception("recording_failed", cycle=asked.cycle)
-                self._end("a defect of the recorder", "report the line before this one; the shard is not affected")
+                _log.exception("recording.failed", cycle=asked.cycle)
+                self._end("internal error of the recorder", "the shard is not affected; report the previous line")
 
     def close(self) -> None:
         """Write what waits and close the file; `run` must have ended."""
@@ -109,7 +109,7 @@ class Recorder:
         self._has_ended = True
         self._is_on.set(0)
         self._waiting.clear()
-        _log.error("recording_ended", error=error, advice=advice)
+        _log.error("recording.ended", error=error, advice=advice)
 
     def _write(self, asked: CycleInput, decision: Decision | None, missed: int) -> None:
         is_grown = self._since_fresh_bytes >= _WORTH_OF_FRESH * self._fresh_bytes

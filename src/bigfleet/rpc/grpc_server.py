@@ -95,8 +95,10 @@ class GrpcServer:
         except RuntimeError as error:
             raise ListenFault(f"cannot listen on {address}: it is in use or not an address of this machine") from error
         if self._tls is None and not is_loopback(host):
-            advice = "whoever reaches it may call anything in any name; give --tls-cert, --tls-key and --tls-ca"
-            _log.warning("plain_text", address=address, advice=advice)
+            advice = (
+                "anybody who reaches the port may call every RPC under any name; set --tls-cert, --tls-key and --tls-ca"
+            )
+            _log.warning("rpc.plain_text_enabled", address=address, advice=advice)
         await self._server.start()
         await self.set_serving(serving=True)
         return bound

@@ -103,12 +103,11 @@ class PolicyFile:
         try:
             self.policies = read_policies(self._path)
         except PolicyFault as fault:
-            _log.error(
-                "cluster_policy_refused", error=str(fault), effect="the policies of the last good file stay in force"
-            )
+            advice = "the policies of the last good file stay in force; correct the file"
+            _log.error("policy.rejected", error=str(fault), advice=advice)
             return False
         clusters, patterns = len(self.policies.by_cluster), len(self.policies.by_pattern)
-        _log.info("cluster_policy_read", path=str(self._path), clusters=clusters, patterns=patterns)
+        _log.info("policy.loaded", path=str(self._path), clusters=clusters, patterns=patterns)
         return True
 
 

@@ -77,7 +77,7 @@ def test_a_killed_provider_comes_back_with_its_rooms_and_reads_its_hosts_again(t
         assert "partitioned/g/z/half/001" in slots
         hosts.write_text("{")
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "hosts.unreadable" in log.read_text(), log.read_text)
+        wait_until(lambda: "hosts.load_failed" in log.read_text(), log.read_text)
         assert listed(provider, pb.MACHINE_STATE_SPECULATIVE).keys() == slots.keys()
         hosts.write_text(json.dumps(document({"n": node("g", drained=True), "m": node("g", filled=3)})))
         process.send_signal(signal.SIGHUP)

@@ -92,7 +92,7 @@ async def test_a_malformed_requirement_is_named_by_its_place_and_the_last_report
         assert served.value("reports_total", outcome="refused") == 1
         # The shard is named, or nobody would know whose reports those are that a metric counts.
         assert [(log["event"], log["shard"]) for log in logs if log["log_level"] == "warning"] == [
-            ("report refused", "east-0")
+            ("coordinator.report_rejected", "east-0")
         ]
 
 
@@ -105,7 +105,7 @@ async def test_a_superseded_process_is_told_so_and_changes_nothing(tmp_path: Pat
 
         assert (answer.acknowledged, list(answer.instructions)) == (False, [])
         assert (entry.shard_epoch, entry.address) == (5, "east-0:7780")
-        assert [log["why"] for log in logs if log["event"] == "report refused"] == ["superseded"]
+        assert [log["reason"] for log in logs if log["event"] == "coordinator.report_rejected"] == ["superseded"]
 
 
 async def test_a_cluster_that_two_shards_claim_is_logged_once(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_a_cluster_that_two_shards_claim_is_logged_once(tmp_path: Path) ->
             for cycle in (1, 2):
                 assert (await served.stub.ReportShard(report("east-1", cycle, clusters=["blue"]))).acknowledged
 
-        told = [log for log in logs if log["event"] == "a cluster reports to two shards"]
+        told = [log for log in logs if log["event"] == "coordinator.cluster_reported_twice"]
         assert [(log["cluster"], log["bound_to"], log["also"]) for log in told] == [("blue", "east-0", "east-1")]
 
 
@@ -198,9 +198,9 @@ async def test_a_store_that_comes_late_is_waited_for_with_longer_and_longer_paus
 
 def _pauses(log: Path) -> list[float]:
     lines = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
-    told = [line for line in lines if line["event"] == "the store cannot be asked; trying again"]
-    assert all("etcd at 127.0.0.1:" in line["why"] for line in told)
-    return [line["seconds"] for line in told]
+    told = [line for line in lines if line["event"] == "etcd.campaign_failed"]
+    assert all("etcd at 127.0.0.1:" in line["error"] for line in told)
+    return [line["retry_seconds"] for line in told]
 
 
 def _until(is_so: Callable[[], bool], log: Path) -> None:

@@ -105,7 +105,7 @@ async def test_an_install_with_tls_everywhere_and_a_shard_that_says_it_is_anothe
     assert refused.returncode == 1
     assert "bigfleet://readonly may not call AssignDomain" in refused.stderr
     assert 'bigfleet_coordinator_identity_rejected_total{rpc="ReportShard"} 1.0' in metrics
-    assert "identity_refused" in log
+    assert "tls.identity_rejected" in log
     assert "bigfleet://shard/east-0" in log
 
 

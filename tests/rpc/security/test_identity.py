@@ -304,9 +304,9 @@ async def test_a_forged_cluster_id_is_refused_and_nothing_of_it_processed(
     assert shard.world.shard.intake.table.clusters == set()
     assert shard.world.metric("session_lifecycle_total", event="installed") == 0
     assert shard.world.metric("session_identity_rejected_total") == 1
-    (line,) = [line for line in logs if line["event"] == "identity_refused"]
+    (line,) = [line for line in logs if line["event"] == "tls.identity_rejected"]
     assert (line["presented"], line["rpc"]) == ("bigfleet://cluster/c1", "/bigfleet.v1alpha1.Shard/Session")
-    assert line["why"] == why
+    assert line["reason"] == why
 
 
 async def test_the_rightful_cluster_keeps_its_session_when_another_claims_its_name(

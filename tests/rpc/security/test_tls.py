@@ -239,8 +239,8 @@ async def test_a_pair_that_does_not_fit_keeps_the_last_good_one(certificates: Ce
         assert await presented_by(shard.port, admin) == serial(fresh)
 
     assert shown == [good] * 3
-    (line,) = [line for line in logs if line["event"] == "certificate_not_taken"]
-    assert str(paths.key) in line["why"] or str(paths.certificate) in line["why"]
+    (line,) = [line for line in logs if line["event"] == "tls.certificate_rejected"]
+    assert str(paths.key) in line["error"] or str(paths.certificate) in line["error"]
     assert not any(certificates.issue(SHARD).key.decode()[30:60] in str(value) for value in line.values())
 
 
@@ -493,7 +493,7 @@ async def test_a_certificate_that_runs_out_is_told_once_and_exported(certificate
         certificates.rewrite(SHARD)
         renewed = exported()
 
-    assert [line["event"] for line in logs] == ["certificate_expired", "certificate_taken"]
+    assert [line["event"] for line in logs] == ["tls.certificate_expired", "tls.certificate_loaded"]
     assert renewed == files.current().expires.timestamp()
 
 
@@ -508,7 +508,7 @@ async def test_plain_text_that_others_can_reach_is_warned_of_once(host: str, war
         await server.start(host, 0)
     await server.stop(0)
 
-    assert [line["event"] for line in logs] == ["plain_text"] * warnings
+    assert [line["event"] for line in logs] == ["rpc.plain_text_enabled"] * warnings
 
 
 async def test_nothing_is_warned_of_with_tls(certificates: Certificates) -> None:

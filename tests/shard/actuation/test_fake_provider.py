@@ -172,8 +172,8 @@ def test_a_clusters_demand_is_served_by_fake_machines(tmp_path: Path) -> None:
         operator.close()
 
     assert (set(bound) < set(known), set(known)) == (True, {f"fake-{number}" for number in range(6)})
-    assert [(said["slots"], said["level"], said["text"]) for said in shard.said("fake_provider")] == [
-        (6, "warning", "machines are fake and forgotten at the end")
+    assert [(said["slots"], said["level"], said["advice"]) for said in shard.said("shard.fake_provider_started")] == [
+        (6, "warning", "the machines are fake and are discarded when the process ends")
     ]
-    assert (process.returncode, len(shard.said("stopped")), shard.log.read_text().count("Traceback")) == (0, 1, 0)
+    assert (process.returncode, len(shard.said("shard.stopped")), shard.log.read_text().count("Traceback")) == (0, 1, 0)
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["shard.db", "shard.lock"]

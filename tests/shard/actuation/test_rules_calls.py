@@ -119,8 +119,8 @@ async def test_a_fenced_call_is_never_made_again(call: str) -> None:
         await world.cycle()
 
     assert (len(provider.calls), world.state("m1"), world.metric("machines_held")) == (1, S.FAILED, 1)
-    (told,) = [line for line in logs if line["event"] == "fenced"]
-    assert (told["log_level"], "stop one of the two processes" in told["remedy"]) == ("error", True)
+    (told,) = [line for line in logs if line["event"] == "shard.fenced"]
+    assert (told["log_level"], "stop one of the two processes" in told["advice"]) == ("error", True)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -375,7 +375,7 @@ async def test_a_drain_without_a_session_is_warned_of() -> None:
     with capture_logs() as logs:
         await world.shard.actuator.run_inline()
 
-    (told,) = [line for line in logs if line["event"] == "drain_without_session"]
+    (told,) = [line for line in logs if line["event"] == "drain.started_without_session"]
     assert (told["log_level"], told["machine"], told["cluster"]) == ("warning", "m1", "c1")
     assert (world.provider.grace_seconds, world.metric("drains_without_session_total")) == ({"m1": 600}, 1)
 

@@ -98,7 +98,7 @@ async def test_a_divergence_is_told_with_its_evidence_and_the_answer_is_used() -
         await world.cycle()
         await world.cycle()
 
-    told = [entry for entry in logs if entry["event"] == "engine_diverged"]
+    told = [entry for entry in logs if entry["event"] == "engine.diverged"]
     assert [(entry["log_level"], entry["decisions"], entry["difference"]) for entry in told] == [
         ("error", 2, "row 3: deficit differs"),
         ("error", 3, "row 3: deficit differs"),

@@ -149,7 +149,7 @@ async def test_the_delay_is_shown() -> None:
 
     assert report.delayed == 2
     assert (world.metric("reclaim_delayed_machines"), world.metric("reclaim_after_seconds")) == (2, 600)
-    lines = [line for line in logs if line["event"] == "reclaim_delay_started"]
+    lines = [line for line in logs if line["event"] == "reclaim.delay_started"]
     assert [(line["machines"], line["waiting"]) for line in lines] == [(2, 2)]
 
 

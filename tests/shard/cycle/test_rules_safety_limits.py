@@ -76,8 +76,12 @@ async def test_the_third_suspicious_roll_up_is_believed_with_a_warning() -> None
         outcomes = [operator.report() for _ in range(3)]
 
     assert outcomes == ["held", "held", "accepted"]
-    told = [(line["event"], line["log_level"]) for line in logs if line["event"].startswith("rollup_")]
-    assert told == [("rollup_held", "warning"), ("rollup_held", "warning"), ("rollup_believed", "warning")]
+    told = [(line["event"], line["log_level"]) for line in logs if line["event"].startswith("rollup.")]
+    assert told == [
+        ("rollup.quarantined", "warning"),
+        ("rollup.quarantined", "warning"),
+        ("rollup.confirmed", "warning"),
+    ]
 
 
 async def test_what_the_brake_holds_back_and_believes_is_logged_at_error() -> None:
@@ -94,9 +98,9 @@ async def test_what_the_brake_holds_back_and_believes_is_logged_at_error() -> No
     told = [
         (line["event"], line["log_level"], line["machines"], line["known"])
         for line in logs
-        if line["event"].startswith("removals_")
+        if line["event"].startswith("inventory.removals_")
     ]
-    held, believed = ("removals_braked", "error", 30, 30), ("removals_believed", "error", 30, 30)
+    held, believed = ("inventory.removals_braked", "error", 30, 30), ("inventory.removals_accepted", "error", 30, 30)
     assert told == [held, held, believed]
 
 
@@ -115,7 +119,7 @@ async def test_a_dry_run_says_each_action_in_one_line() -> None:
         with capture_logs() as logs:
             await world.cycle()
         lines[name] = [
-            (line["log_level"], line["kind"], line["machine"]) for line in logs if line["event"] == "dry_run"
+            (line["log_level"], line["kind"], line["machine"]) for line in logs if line["event"] == "action.suppressed"
         ]
 
     assert sorted(lines["dry"]) == [

@@ -54,7 +54,7 @@ async def test_a_machine_that_another_shard_has_bound_is_not_ours_whatever_the_f
             await shard.world.cycle()
 
     assert shard.holds() == ["free", "mine", "nobodys"]
-    (warned,) = [each for each in logged if each["event"] == "machines_of_other_shards"]
+    (warned,) = [each for each in logged if each["event"] == "ownership.foreign_machines_found"]
     assert (warned["machines"], "--inherits" in warned["advice"]) == (1, True)
     assert shard.world.metric("ownership_machines", relation="foreign") == 1
 

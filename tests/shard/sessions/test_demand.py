@@ -207,7 +207,7 @@ async def test_an_empty_roll_up_of_a_cluster_with_few_rows_and_many_pods_is_held
         outcomes = [operator.report() for _ in range(3)]
 
     assert outcomes == ["held", "held", "accepted"]
-    reasons = [line["reason"] for line in logs if line["event"] in ("rollup_held", "rollup_believed")]
+    reasons = [line["reason"] for line in logs if line["event"] in ("rollup.quarantined", "rollup.confirmed")]
     assert reasons == ["the total of cpu fell from 450000 to 0 milli-units"] * 3
 
 

@@ -101,5 +101,5 @@ async def test_silence_is_logged_once_and_changes_nothing() -> None:
         for _ in range(3):
             await silent_after(world, ALERT_SECONDS)
 
-    assert [line["cluster"] for line in logs if line["event"] == "cluster_silent"] == ["c1"]
+    assert [line["cluster"] for line in logs if line["event"] == "cluster.went_silent"] == ["c1"]
     assert (world.state("m-c1"), len(world.shard.intake.table.rows_of("c1"))) == (S.CONFIGURED, 1)

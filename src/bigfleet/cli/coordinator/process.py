@@ -94,9 +94,9 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
-        _log.info("started", replica=place.me.replica, port=bound, advertised=place.me.address)
+        _log.info("coordinator.started", replica=place.me.replica, port=bound, advertised=place.me.address)
         await _run_until(stop, replica, server, clock)
-    _log.info("stopped", replica=place.me.replica)
+    _log.info("coordinator.stopped", replica=place.me.replica)
     return 0
 
 
@@ -146,6 +146,6 @@ async def _tell_health(replica: Replica, server: GrpcServer, clock: SystemClock)
             await server.set_service(coordinator_server.SERVICE_NAME, serving=was_ready)
         if not was_ready and not has_told and clock.monotonic_seconds() - since_seconds > _LEADERLESS_SECONDS:
             has_told = True
-            advice = "shards go on by themselves; moves and membership wait for the store"
-            _log.warning("no leader is known", advice=advice)
+            advice = "shards continue by themselves; transfers and membership wait for the store"
+            _log.warning("coordinator.leader_missing", advice=advice)
         await clock.sleep(HEALTH_SECONDS)

@@ -173,7 +173,7 @@ def _warn(fleet: "HostsFile") -> None:
 
     log = structlog.get_logger("bigfleet.cli.provider.partitioned")
     for text in fleet.warnings:
-        log.warning("hosts.size_never_fits", text=text)
+        log.warning("hosts.size_unplaceable", error=text)
 
 
 def _reload(place: "ProviderPlace", asked: PartitionFlags, backend: "PartitionedBackend") -> None:
@@ -188,8 +188,8 @@ def _reload(place: "ProviderPlace", asked: PartitionFlags, backend: "Partitioned
     try:
         fleet = _read_fleet(place, asked, backend.ours)
     except HostsFault as fault:
-        log.error("hosts.unreadable", error=str(fault))
+        log.error("hosts.load_failed", error=str(fault))
         return
     backend.replace_fleet(fleet)
     _warn(fleet)
-    log.info("hosts.read", path=str(asked.hosts_path), hosts=len(fleet.hosts))
+    log.info("hosts.loaded", path=str(asked.hosts_path), hosts=len(fleet.hosts))

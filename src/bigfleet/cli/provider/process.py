@@ -200,11 +200,11 @@ async def _read_again(place: ProviderPlace, core: CapacityCore, substrate: Subst
             try:
                 offers = await asyncio.to_thread(_read_offers, place.offerings_path, place.provider)
             except OfferingsUnreadable as fault:
-                _log.error("offerings.unreadable", error=str(fault))
+                _log.error("offerings.load_failed", error=str(fault))
                 continue
             await core.replace_offers(offers)
             substrate.take_offers(core.offered)
-            _log.info("offerings.read", path=str(place.offerings_path), faults=len(offers.faults))
+            _log.info("offerings.loaded", path=str(place.offerings_path), faults=len(offers.faults))
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
     task = asyncio.create_task(reload())
@@ -223,7 +223,10 @@ async def _serve(
     is_plain = place.tls is None and not is_loopback(host)
     metrics.insecure.set(1 if is_plain or place.certify else 0)
     if place.certify:
-        _log.warning("provider.certify", text="an admin may change machines with any token or none")
+        _log.warning(
+            "provider.certification_allowed",
+            advice="an admin may change machines with any token or none; use it in tests only",
+        )
     health = asyncio.create_task(_follow_health(core, server))
     stopping = asyncio.create_task(stop.wait())
     loaded = asyncio.create_task(core.loaded())
@@ -231,7 +234,7 @@ async def _serve(
         await asyncio.wait({stopping, loaded}, return_when=asyncio.FIRST_COMPLETED)
         if loaded.done():
             loaded.result()
-            _log.info("provider.serving", address=f"{host}:{bound}", machines=len((await core.list()).records))
+            _log.info("provider.started", address=f"{host}:{bound}", machines=len((await core.list()).records))
         await stopping
     finally:
         for task in (health, stopping, loaded):

@@ -76,7 +76,7 @@ async def collect_when_due(
             collect()
             last = Collected(clock.monotonic_seconds(), size_bytes())
             _log.info(
-                "garbage_collected",
+                "runtime.garbage_collected",
                 seconds=round(last.at_seconds - now_seconds, 3),
                 before_bytes=before_bytes,
                 after_bytes=last.size_bytes,

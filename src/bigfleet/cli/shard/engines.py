@@ -118,7 +118,7 @@ class ShardEngines:
 
         directory = keep_kernels()
         if directory is None:
-            _log.warning("kernels.not_kept", advice="set NUMBA_CACHE_DIR to a directory that can be written")
+            _log.warning("kernels.cache_failed", advice="set NUMBA_CACHE_DIR to a directory that can be written")
             return compiled()
         if is_complete(directory):
             return compiled()

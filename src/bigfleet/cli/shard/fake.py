@@ -62,7 +62,8 @@ async def serving_fake(slot_count: int, clock: SystemClock) -> AsyncIterator[tup
         await core.start()
         await core.loaded()
         port = await server.start(_HOST, 0)
-        _log.warning("fake_provider", slots=slot_count, port=port, text="machines are fake and forgotten at the end")
+        advice = "the machines are fake and are discarded when the process ends"
+        _log.warning("shard.fake_provider_started", slots=slot_count, port=port, advice=advice)
         yield _HOST, port
     finally:
         await server.stop(_STOP_SECONDS_MAX)

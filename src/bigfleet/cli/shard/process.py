@@ -114,10 +114,10 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         await stack.enter_async_context(
             serve_http(place.metrics_address, registry, partial(_readiness, shard, engines))
         )
-        _log.info("started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
+        _log.info("shard.started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
         reporter = make_reporter(place, shard, settings, clock, port=bound)
         await _run_until(stop, shard, server, clock, reporter)
-    _log.info("stopped", shard=place.shard_id)
+    _log.info("shard.stopped", shard=place.shard_id)
     return 0
 
 

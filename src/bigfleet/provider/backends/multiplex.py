@@ -98,7 +98,7 @@ class Multiplex:
         for (prefix, part), found in zip(parts, read, strict=True):
             if isinstance(found, BaseException):
                 unread.append(prefix)
-                _log.error("multiplex.part_unread", prefix=prefix, error=f"{type(found).__name__}: {found}")
+                _log.error("multiplex.part_read_failed", prefix=prefix, error=f"{type(found).__name__}: {found}")
                 continue
             unread.extend(inner for inner in found.unread_prefixes if inner.startswith(prefix))
             refused.extend(found.refused)
@@ -169,7 +169,7 @@ class _OwnFeed:
     def _owns(self, machine_id: str) -> bool:
         if machine_id.startswith(self._prefix):
             return True
-        _log.warning("multiplex.push_refused", prefix=self._prefix, machine_id=machine_id)
+        _log.warning("multiplex.push_rejected", prefix=self._prefix, machine_id=machine_id)
         return False
 
     async def report_price(self, ids: Iterable[str], usd_per_hour: float) -> None:
@@ -189,7 +189,7 @@ async def _fed(part: Feeds, feed: Feed, prefix: str) -> None:
     try:
         await part.feed(feed)
     except Exception as error:  # the same rule as for a backend alone: slower, not wrong
-        _log.error("multiplex.feed_ended", prefix=prefix, exc_info=error)
+        _log.error("multiplex.push_ended", prefix=prefix, exc_info=error)
 
 
 async def _read(part: Backend) -> PartialFacts:

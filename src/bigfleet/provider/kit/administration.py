@@ -193,4 +193,4 @@ def _audit(
     machine_id: str | None = None,
 ) -> None:
     named = {} if machine_id is None else {"machine_id": machine_id}
-    _log.info("admin.audit", who=who, what=what, before=before, after=after, **named)
+    _log.info("admin.command_executed", who=who, what=what, before=before, after=after, **named)

@@ -238,7 +238,7 @@ class CapacityCore:
         try:
             await self._author.feeds.feed(self.feed)
         except Exception as error:  # pushes end, inventory goes on; a provider without pushes is slower, not wrong
-            _log.error("feed.ended", exc_info=error)
+            _log.error("backend.push_ended", exc_info=error)
 
     def _failed_oldest_seconds(self) -> float:
         since = [record.state_since_unix_nanos for record in self._ledger.view.of_state(MachineState.FAILED)]

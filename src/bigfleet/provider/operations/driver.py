@@ -138,7 +138,7 @@ class OperationDriver:
         if task.cancelled():
             dispatch.breaker.ended_without_word()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("operation.flow_broke", machine_id=machine_id, exc_info=error)
+            _log.error("operation.flow_failed", machine_id=machine_id, exc_info=error)
 
     def cancel(self, machine_id: str) -> None:
         """Stop driving a machine whose turn the caller holds; a result that still comes is late."""
@@ -427,7 +427,7 @@ class OperationDriver:
         self._metrics.backend_calls.labels(op.kind.value, "late").inc()
         self._metrics.late_results.labels(op.kind.value, "yes" if compensated else "no").inc()
         _log.warning(
-            "operation.late_result",
+            "operation.finished_late",
             machine_id=job.machine.id,
             operation_id=op.id,
             kind=op.kind.value,

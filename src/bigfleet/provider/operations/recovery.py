@@ -155,7 +155,7 @@ class Recovery:
             return found
         if is_bound or author.deletes is None or record.slot.fixed:
             self._metrics.recoveries.labels("auto", "kept_failed").inc()
-            _log.warning("recovery.kept_failed", machine_id=record.id, found=found.kind.value)
+            _log.warning("recovery.machine_left_failed", machine_id=record.id, found=found.kind.value)
             return None
         return await self._give_back(record, found)
 
@@ -193,7 +193,7 @@ class Recovery:
         result = "source" if found is None else found.kind.value
         self._metrics.recoveries.labels("auto", result).inc()
         state_to = None if is_gone else recovered.state.name
-        _log.info("recovery.done", machine_id=record.id, found=result, state_to=state_to)
+        _log.info("recovery.finished", machine_id=record.id, found=result, state_to=state_to)
 
     def _recovered(self, record: Record, found: Found | None) -> Record:
         now, provider = self._clock.unix_nanos(), self._author.provider

@@ -83,7 +83,7 @@ class Restart:
         blob = None if self._blob_key is None else self._blob_key.open(sealed)
         if blob is None:
             why = "no --intent-key was given" if self._blob_key is None else "it does not open with this --intent-key"
-            _log.error("operation.blob_unusable", machine_id=record.id, operation_id=sealed.operation_id, why=why)
+            _log.error("operation.blob_rejected", machine_id=record.id, operation_id=sealed.operation_id, error=why)
         return blob
 
     async def _fail(self, record: Record, operation: Operation, why: str) -> None:

@@ -242,7 +242,7 @@ class Ledger:
     def _set_up(self, is_up: bool) -> None:
         if self.is_up != is_up:
             self.is_up = is_up
-            _log.info("store.up" if is_up else "store.down")
+            _log.info("store.became_available" if is_up else "store.became_unavailable")
             self.on_health()
 
     def _batch(self, changes: Sequence[Change]) -> tuple[Batch, list[Record | None]]:

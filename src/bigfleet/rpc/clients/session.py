@@ -68,7 +68,7 @@ class GrpcSessionStream:
             return shard_frame_from_wire(message)
         except MalformedMessage as error:
             # One frame that cannot be read costs itself; ending the stream would only bring it again in the resync.
-            log.warning("frame from the shard skipped", why=str(error))
+            log.warning("operator.frame_skipped", error=str(error))
             return None
 
     async def _ended(self) -> SessionEnded:

@@ -97,7 +97,7 @@ class EtcdStore:
             try:
                 won = await self._campaign_once()
             except (EtcdUnavailable, NoAnswer, UnreadableRow) as error:
-                _log.warning("the store cannot be asked; trying again", why=str(error), seconds=wait_seconds)
+                _log.warning("etcd.campaign_failed", error=str(error), retry_seconds=wait_seconds)
                 await self._clock.sleep(wait_seconds)
                 wait_seconds = min(2 * wait_seconds, _RETRY_MAX_SECONDS)
                 continue
@@ -166,7 +166,7 @@ class EtcdStore:
             try:
                 await self._client.revoke(lease)
             except EtcdUnavailable as error:
-                _log.warning("the lease ends by itself", why=str(error), seconds=self._ttl_seconds)
+                _log.warning("etcd.lease_revoke_failed", error=str(error), expires_seconds=self._ttl_seconds)
 
     async def close(self) -> None:
         """Resign and close the client."""
@@ -199,7 +199,7 @@ class EtcdStore:
                 async with asyncio.timeout(max(0.0, renewed_seconds + 2 * third - began_seconds)):
                     is_kept = await self._client.keep_alive(self._lease)
             except (EtcdUnavailable, TimeoutError) as error:
-                _log.warning("the lease was not renewed", why=str(error) or "no answer in time")
+                _log.warning("etcd.lease_renewal_failed", error=str(error) or "no answer in time")
                 await self._clock.sleep(_RETRY_FIRST_SECONDS)
                 continue
             if not is_kept:

@@ -201,7 +201,7 @@ class Gate:
         """Log a refusal with the identity that was presented, and count it, in `count` if that is its own."""
         uris = ", ".join(_property(context.auth_context(), "peer_uri"))
         presented = uris[:_PRESENTED_CHARACTERS_MAX]
-        _log.warning("identity_refused", rpc=rpc, presented=presented, why=str(denied), peer=context.peer())
+        _log.warning("tls.identity_rejected", rpc=rpc, presented=presented, reason=str(denied), peer=context.peer())
         if count is not None:
             count.inc()
         elif self._rejected is not None:

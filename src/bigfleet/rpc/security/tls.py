@@ -89,7 +89,7 @@ class TlsFiles:
             if not self._has_told_expiry and self._pair.expires <= datetime.now(UTC):
                 self._has_told_expiry = True
                 path = str(self._paths.certificate)
-                _log.error("certificate_expired", file=path, advice="peers refuse it; replace the files")
+                _log.error("tls.certificate_expired", file=path, advice="peers reject it; replace the files")
             return self._pair
 
     def _replace(self) -> None:
@@ -97,9 +97,9 @@ class TlsFiles:
             pair = self._load()
         except TlsFault as fault:
             _log.error(
-                "certificate_not_taken",
-                why=str(fault),
-                advice="the one before stays in force; replace the files",
+                "tls.certificate_rejected",
+                error=str(fault),
+                advice="the previous certificate stays in force; replace the files",
                 serial=f"{self._pair.serial:x}",
                 expires=f"{self._pair.expires:%Y-%m-%dT%H:%MZ}",
             )
@@ -107,7 +107,7 @@ class TlsFiles:
         if pair != self._pair:
             self._pair = pair
             self._has_told_expiry = False
-            _log.info("certificate_taken", serial=f"{pair.serial:x}", expires=f"{pair.expires:%Y-%m-%dT%H:%MZ}")
+            _log.info("tls.certificate_loaded", serial=f"{pair.serial:x}", expires=f"{pair.expires:%Y-%m-%dT%H:%MZ}")
 
     def _load(self) -> KeyPair:
         certificate_path, key_path = self._paths.certificate, self._paths.key

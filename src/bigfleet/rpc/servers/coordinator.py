@@ -81,7 +81,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         except MalformedMessage as fault:
             self._on_refused()
             named = request.shard_id[:IDENTIFIER_BYTES_MAX]
-            _log.warning("report refused", shard=named, why=str(fault), peer=context.peer())
+            _log.warning("coordinator.report_rejected", shard=named, error=str(fault), peer=context.peer())
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
         try:
             self._gate.check_report(context, request.shard_id)
@@ -295,7 +295,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
 
     def _told(self, method: str, by: str, **what: object) -> None:
-        _log.info("changed", rpc=method, by=by, **what)
+        _log.info("admin.command_executed", rpc=method, by=by, **what)
 
 
 async def _abort(context: _Context, code: grpc.StatusCode, text: str, hint: str = "") -> NoReturn:

@@ -249,7 +249,11 @@ def _machine_events(decided_on: DecidedOn, machine_id: MachineId) -> tuple[Machi
 
 
 def _tell_not_retold(fault: ExplainMismatch) -> None:
-    _log.error("not_retold", difference=str(fault), advice="the whole cycle was decided again; report this line")
+    _log.error(
+        "explain.mismatch_found",
+        difference=str(fault),
+        advice="the answer was computed from the whole cycle; report this line",
+    )
 
 
 def row_events_in_full(decided_on: DecidedOn, position: int) -> Events:

@@ -193,7 +193,7 @@ class ProviderServicer:
                 code, message = refused.code.value, refused.message
             except Exception as error:  # a bug here is the log's business; the caller gets no stack
                 code, message = "INTERNAL", "internal error; the provider's log has it"
-                _log.error("rpc.failed", method=method, exc_info=error)
+                _log.error("rpc.call_failed", method=method, exc_info=error)
             finally:
                 metrics.rpc_requests.labels(method, code).inc()
                 metrics.rpc_seconds.labels(method).observe(self._clock.monotonic_seconds() - started_seconds)

@@ -95,7 +95,7 @@ class SessionServicer:
             async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
                 await context.abort(code, f"{text}: {stream.fault}" if stream.fault else text)
         except TimeoutError:
-            _log.info("status_not_taken", cluster=session.cluster, code=code.name)
+            _log.info("session.status_undelivered", cluster=session.cluster, code=code.name)
 
     async def _hello(self, frames: _Frames, context: _Context) -> Hello:
         try:
@@ -148,7 +148,7 @@ class _Stream:
             return
         except Exception:
             reason = CloseReason.BROKEN
-            _log.exception("session_write_failed", cluster=self._session.cluster)
+            _log.exception("session.write_failed", cluster=self._session.cluster)
         finally:
             self._shard.sessions.close(self._session, reason)
 
@@ -172,7 +172,7 @@ class _Stream:
             return
         except Exception:
             reason = CloseReason.BROKEN
-            _log.exception("session_read_failed", cluster=self._session.cluster)
+            _log.exception("session.read_failed", cluster=self._session.cluster)
         finally:
             self._shard.sessions.close(self._session, reason)
 
@@ -201,8 +201,12 @@ class _Stream:
         self._shard.metrics.session_frames_dropped.labels(kind).inc()
         if kind == "unknown" and not self._has_told_unknown:
             self._has_told_unknown = True
-            _log.info("unknown_frame", cluster=self._session.cluster, advice="its operator may be newer than the shard")
-        _log.debug("frame_dropped", cluster=self._session.cluster, kind=kind, machine=machine)
+            _log.info(
+                "session.unknown_frame_received",
+                cluster=self._session.cluster,
+                advice="its operator may be newer than the shard",
+            )
+        _log.debug("session.frame_dropped", cluster=self._session.cluster, kind=kind, machine=machine)
 
 
 def add_to_server(servicer: SessionServicer, server: aio.Server) -> None:

@@ -159,7 +159,13 @@ class Actuator:
             counter.labels(kind.label).inc(number)
         if posture is Disposition.DRY_RUN:
             for action in actions:
-                _log.info("dry_run", kind=action.kind.label, machine=action.machine_id, cluster=action.cluster)
+                _log.info(
+                    "action.suppressed",
+                    kind=action.kind.label,
+                    machine=action.machine_id,
+                    cluster=action.cluster,
+                    reason="dry run",
+                )
         noted = actions if self._audit.is_on else actions[-self._settings.action_history_max :]
         for position, action in enumerate(noted):
             if position and position % SUPPRESSED_PER_TURN_MAX == 0:
@@ -314,7 +320,7 @@ class Actuator:
             message = str(refusal)
         except Exception as error:  # one action's defect must not end the others
             message = f"{type(error).__name__}: {error}"
-            _log.exception("action_failed", kind=record.kind_label, machine=machine_id)
+            _log.exception("action.failed", kind=record.kind_label, machine=machine_id)
         finally:
             # The entry names the action that ended, which is another one after a follow-up.
             last = self._ledger.pop(machine_id, record)
@@ -332,7 +338,7 @@ class Actuator:
         self._metrics.outcomes.labels(record.kind_label, outcome.value).inc()
         self._audit.note(record)
         _log.info(
-            "action",
+            "action.finished",
             action_id=record.action_id,
             kind=record.kind_label,
             machine=action.machine_id,

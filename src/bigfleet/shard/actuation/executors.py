@@ -346,7 +346,7 @@ class Executors:
         grace_seconds = action.grace_seconds
         if session is None:  # D2'
             self._metrics.drains_without_session.inc()
-            _log.warning("drain_without_session", machine=machine.id, cluster=machine.cluster)
+            _log.warning("drain.started_without_session", machine=machine.id, cluster=machine.cluster)
         elif session.can(CAPABILITY_DRAIN_RESULT):  # D3
             result = await self._await_drained(record, machine, deadline_seconds, actuator)
             if result is None:
@@ -363,7 +363,7 @@ class Executors:
         """Leave the machine in service: the pods on it fit nowhere else."""
         record.message = f"the operator answered WOULD_NOT_FIT: {text}"
         seconds = self._fit_holds.hold(machine.id, text)
-        _log.info("reclaim_would_not_fit", machine=machine.id, cluster=machine.cluster, hold_seconds=seconds, text=text)
+        _log.info("drain.rejected", machine=machine.id, cluster=machine.cluster, reason=text, hold_seconds=seconds)
         current = self._inventory.get(machine.id)
         if current is None or current.state is not MachineState.DRAINING:
             return Outcome.NOOP
@@ -525,7 +525,9 @@ class Executors:
         match refusal.kind:
             case RefusalKind.FENCED:
                 self._metrics.fenced.inc()
-                _log.error("fenced", machine=machine_id, remedy="stop one of the two processes with this shard id")
+                _log.error(
+                    "shard.fenced", machine=machine_id, advice="stop one of the two processes with this shard id"
+                )
                 self._hold(machine_id, FENCED_CAUSE, until_restart=True)
             case RefusalKind.NOT_FOUND:
                 if machine_id in self._inventory:

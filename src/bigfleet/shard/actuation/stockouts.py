@@ -101,7 +101,7 @@ class Stockouts:
             known = _Pool(now_seconds + seconds, min(2 * seconds, POOL_BACKOFF_MAX_SECONDS), others_until_seconds)
             self._pools[pool] = known
             self.metrics.stockouts.inc()
-            _log.warning("pool_sold_out", **_named(pool), machine=machine.id, backoff_seconds=seconds)
+            _log.warning("pool.sold_out", **_named(pool), machine=machine.id, backoff_seconds=seconds)
         self._note_failure(machine, known.until_seconds + FAILING_SECONDS)
 
     def others_report(self, pools: Mapping[CapacityPool, float]) -> None:
@@ -119,7 +119,7 @@ class Stockouts:
             known = self._pools.get(name)
             if known is None:
                 known = self._pools[name] = _Pool(-math.inf, POOL_BACKOFF_FIRST_SECONDS)
-                _log.info("pool_sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
+                _log.info("pool.sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
             known.others_until_seconds = now_seconds + seconds
 
     def observed(self, before: Machine, after: Machine | None) -> None:
@@ -154,7 +154,7 @@ class Stockouts:
         known = self._pools.get(pool)
         if known is not None and known.probe == machine.id:
             del self._pools[pool]
-            _log.info("pool_available", **_named(pool), machine=machine.id)
+            _log.info("pool.became_available", **_named(pool), machine=machine.id)
         for row, pools in list(self._failing.items()):
             pools.pop(pool, None)
             if not pools:

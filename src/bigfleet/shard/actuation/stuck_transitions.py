@@ -97,8 +97,8 @@ class StuckTransitions:
                 stay.is_driven = actuator.redrive(_again(machine), cycle, self._posture)
             elif stay.is_driven and not stay.is_stuck:
                 stay.is_stuck = True
-                remedy = "look at what the provider does with it; it stays as it is until the provider says otherwise"
-                _log.warning("machine_stuck", machine=machine.id, state=machine.state.label, remedy=remedy)
+                advice = "inspect it at the provider; its state changes only when the provider reports another one"
+                _log.warning("machine.got_stuck", machine=machine.id, state=machine.state.label, advice=advice)
         self._stays = stays
         self._grace_seconds = {
             machine_id: seconds

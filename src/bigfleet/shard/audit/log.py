@@ -148,12 +148,12 @@ class Audit:
         except OSError as error:
             self._metrics.audit_write_errors.inc()
             if not self._lost_in_a_row:
-                remedy = "make room, or look at the file's rights; records are lost meanwhile"
-                _log.error("audit_write_failed", sequence=self._sequence, error=error.strerror, remedy=remedy)
+                advice = "free space or correct the file's permissions; records are lost until then"
+                _log.error("audit.write_failed", sequence=self._sequence, error=error.strerror, advice=advice)
             self._lost_in_a_row += 1
             return
         if self._lost_in_a_row:
-            _log.warning("audit_written_again", sequence=self._sequence, lost=self._lost_in_a_row)
+            _log.warning("audit.write_recovered", sequence=self._sequence, lost=self._lost_in_a_row)
             self._lost_in_a_row = 0
 
     def _write(self, log: AuditLog, fields: dict[str, object]) -> None:

@@ -70,7 +70,7 @@ class AuditFile:
         try:
             self._replace(begin_fresh(self._path))
         except OSError as error:
-            _log.error("audit_not_rotated", file=str(self._path), error=error.strerror)
+            _log.error("audit.rotation_failed", file=str(self._path), error=error.strerror)
             # It is tried again when as much has been written once more, not at every record.
             self._size_bytes = 1
 
@@ -88,10 +88,10 @@ class AuditFile:
         try:
             opened = open_locked(self._path, takes_devices=True)
         except OSError as error:
-            _log.error("audit_not_reopened", file=str(self._path), error=error.strerror)
+            _log.error("audit.reopen_failed", file=str(self._path), error=error.strerror)
             return
         self._replace(opened)
-        _log.info("audit_reopened", file=str(self._path))
+        _log.info("audit.file_reopened", file=str(self._path))
 
     async def keep_synced(self, clock: Clock, in_thread: Compute, on_failure: Callable[[], None]) -> None:
         """Ask the disk once a second to keep what was written, until cancelled; `on_failure` counts its refusals."""
@@ -153,7 +153,9 @@ def _last_line(opened: int, path: Path) -> bytes:
             os.ftruncate(opened, size_bytes - len(rest))
         except OSError as error:
             raise AuditFileFault(f"{path}: {error.strerror}; choose a file that can be written") from error
-        _log.warning("audit_tail_cut", file=str(path), bytes=len(rest), text=rest[:200].decode("utf-8", "replace"))
+        _log.warning(
+            "audit.tail_truncated", file=str(path), bytes=len(rest), text=rest[:200].decode("utf-8", "replace")
+        )
     return whole.rpartition(b"\n")[2]
 
 
@@ -164,5 +166,5 @@ def _sync_and_close(files: list[int], on_failure: Callable[[], None]) -> None:
         except OSError as error:
             if error.errno != errno.EINVAL:  # a device keeps nothing, and says so
                 on_failure()
-                _log.error("audit_not_synced", error=error.strerror)
+                _log.error("audit.sync_failed", error=error.strerror)
         os.close(opened)

@@ -232,7 +232,7 @@ class CompositionPlans:
             outcome = "too_large"
         except Exception as fault:  # no failure of a worker may stop a cycle
             outcome = "failed"
-            _log.warning("plan_failed", cluster=cluster, error=f"{type(fault).__name__}: {fault}")
+            _log.warning("planner.plan_failed", cluster=cluster, error=f"{type(fault).__name__}: {fault}")
         self._metrics.plans.labels(outcome).inc()
         plan = self._plans.get(cluster)
         if plan is None:

@@ -313,7 +313,7 @@ class Shard:
 
     def _tell_ready(self) -> None:
         if self.is_ready:
-            _log.info("ready", machines=len(self.inventory), cycle=self.cycle)
+            _log.info("shard.became_ready", machines=len(self.inventory), cycle=self.cycle)
 
     async def _cycles(self) -> None:
         next_tick_seconds = self._clock.monotonic_seconds()
@@ -363,7 +363,7 @@ class Shard:
             raise
         except Exception:
             self.metrics.cycle_failures.inc()
-            _log.exception("cycle_failed", cycle=self.cycle)
+            _log.exception("cycle.failed", cycle=self.cycle)
             report = CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
         else:
             self.metrics.cycle_last_success.set(self._clock.unix_nanos() / NANOS_PER_SECOND)
@@ -457,7 +457,7 @@ class Shard:
         try:
             result = await self.reconciler.run(self.actuator)
         except (ProviderRefusal, TimeoutError) as error:
-            _log.warning("reconcile_failed", cycle=self.cycle, error=str(error) or "List timed out")
+            _log.warning("reconcile.failed", cycle=self.cycle, error=str(error) or "List timed out")
             return
         if self.ownership is not None:
             self.ownership.reconciled(result)

@@ -120,9 +120,9 @@ class EngineRunner:
             divergence = self._diverged.popleft()
             self._metrics.engine_divergences.inc()
             _log.error(
-                "engine_diverged",
+                "engine.diverged",
                 decisions=divergence.decisions,
                 difference=divergence.difference,
                 evidence=divergence.evidence,
-                advice="the full pass was used; keep this line and report it",
+                advice="the cycle used the full pass; report this line",
             )

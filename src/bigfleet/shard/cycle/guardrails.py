@@ -147,7 +147,7 @@ class Guardrails:
         self._metrics.reclaim_delayed_machines.set(waiting)
         started = len(self.excess.since_seconds.keys() - before.since_seconds.keys())
         if started:
-            _log.info("reclaim_delay_started", machines=started, waiting=waiting, reclaim_after_seconds=after_seconds)
+            _log.info("reclaim.delay_started", machines=started, waiting=waiting, reclaim_after_seconds=after_seconds)
         return chosen
 
 

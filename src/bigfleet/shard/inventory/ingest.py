@@ -161,7 +161,7 @@ class Ingest:
                 self._inventory.observe(observed, now_seconds=seconds, now_unix_nanos=unix_nanos, binding=binding)
         except InventoryRefusal as refusal:
             self._metrics.machines_rejected.labels(refusal.reason).inc()
-            _log.warning("record_refused", machine=machine_id, reason=refusal.reason, fault=str(refusal))
+            _log.warning("inventory.record_rejected", machine=machine_id, reason=refusal.reason, error=str(refusal))
             return False
         if shown is observed or (
             shown.state is observed.state
@@ -280,7 +280,9 @@ class Ingest:
             # A binding that we did not make, or whose memory we lost: the provider's echo is the only account of it.
             if ours.cluster:
                 self._metrics.binding_conflicts.inc()
-                _log.warning("binding_conflict", machine=machine.id, ours=ours.cluster, provider=machine.cluster)
+                _log.warning(
+                    "inventory.binding_conflicted", machine=machine.id, ours=ours.cluster, provider=machine.cluster
+                )
             return self._restored(machine, metadata), None
         return machine, ours.moved(machine.state, machine.cluster)
 
@@ -288,7 +290,7 @@ class Ingest:
         restored, malformed = decode_metadata(machine, metadata)
         for key in malformed:
             self._metrics.metadata_errors.inc()
-            _log.warning("metadata_unreadable", machine=machine.id, key=key)
+            _log.warning("inventory.metadata_rejected", machine=machine.id, key=key)
         return restored
 
     def _tell(self, machine_id: MachineId, before: InventoryRecord | None, after: Machine) -> None:

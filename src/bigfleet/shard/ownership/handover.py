@@ -154,7 +154,7 @@ class Handover:
         except (DoesNotApply, MayYetSucceed):
             raise
         except Exception as error:  # a defect here must not end the link
-            _log.exception("instruction_failed", instruction=instruction.instruction_id)
+            _log.exception("handover.instruction_failed", instruction=instruction.instruction_id)
             raise MayYetSucceed(f"{type(error).__name__}: {error}") from error
 
     async def _carry_out(self, instruction: Instruction) -> HandoverDone:
@@ -200,7 +200,12 @@ class Handover:
         gone = {machine.id for machine in going}
         self._commit(owned, {m: each for m, each in self._file.reservations.items() if m not in gone})  # H4
         self._grounds.leave(sorted(gone))
-        _log.info("machines_given_up", instruction=instruction.instruction_id, to=payload.to_shard, machines=len(gone))
+        _log.info(
+            "handover.machines_released",
+            instruction=instruction.instruction_id,
+            to=payload.to_shard,
+            machines=len(gone),
+        )
         return HandoverDone(machine_ids=tuple(machine.id for machine in going), machines=tuple(going))
 
     def _given_up_at(self, turn: Turn) -> HandoverDone:
@@ -307,7 +312,7 @@ class Handover:
         except ProviderRefusal as refusal:
             if refusal.kind is RefusalKind.FENCED:
                 raise MayYetSucceed("another process of this shard is newer") from refusal
-            _log.warning("machine_not_given_up", machine=machine_id, refusal=refusal.kind.value, message=str(refusal))
+            _log.warning("handover.release_failed", machine=machine_id, refusal=refusal.kind.value, error=str(refusal))
             return None
         is_free = machine.id == machine_id and machine.state is state and not machine.cluster
         return machine.without_binding() if is_free and invariant_fault(machine) is None else None
@@ -389,7 +394,7 @@ class Handover:
         try:
             self._commit(owned, kept)
         except MayYetSucceed as failure:
-            _log.error("ownership_not_written", error=str(failure))
+            _log.error("ownership.write_failed", error=str(failure))
 
     def _has_business_in(self, domain: Domain, kept: Mapping[MachineId, Reservation]) -> bool:
         """Say whether a leaving domain keeps a machine here; one that nothing keeps leaves the inventory (§9.2)."""

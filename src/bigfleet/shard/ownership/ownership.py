@@ -68,9 +68,9 @@ class Ownership:
         if foreign and self.file.owned.base is Base.ALL and not self._has_told_of_others:
             self._has_told_of_others = True
             _log.warning(
-                "machines_of_other_shards",
+                "ownership.foreign_machines_found",
                 machines=foreign,
-                advice="left alone; --inherits takes over those of a shard that is gone for good",
+                advice="they are not touched; --inherits adopts the machines of a shard that was removed",
             )
 
     def _prune(self, unnamed: Set[MachineId]) -> None:
@@ -87,9 +87,9 @@ class Ownership:
         try:
             self.file.commit(self.file.owned.without(gone))
         except OwnershipNotWritten as error:
-            _log.error("ownership_not_written", error=str(error))
+            _log.error("ownership.write_failed", error=str(error))
             return
-        _log.warning("adopted_rows_pruned", machines=len(gone), sample=[str(each) for each in sorted(gone)[:10]])
+        _log.warning("ownership.rows_pruned", machines=len(gone), sample=[str(each) for each in sorted(gone)[:10]])
 
 
 def rows_with(view: ColumnSnapshot, taken: MachineRows, more: Set[MachineId]) -> MachineRows:

@@ -344,19 +344,21 @@ class Reconciler:
             held_before = self._brake.braked_in_a_row
             admitted, self._brake = self._brake.admit(len(gone), known_before)
             if not admitted:
-                _log.error("removals_braked", machines=len(gone), known=known_before)
+                _log.error("inventory.removals_braked", machines=len(gone), known=known_before)
                 if not is_full:
                     self._held_removals.update(gone)
                 return 0, len(gone)
             if held_before and RemovalBrake.is_suspicious(len(gone), known_before):
-                _log.error("removals_believed", machines=len(gone), known=known_before)
+                _log.error("inventory.removals_accepted", machines=len(gone), known=known_before)
         for machine_id in gone:
             self._executors.end_drain_wait(machine_id)
             self._ingest.remove(machine_id)
             self._strikes.forget(machine_id)
             self._held_removals.discard(machine_id)
         if gone:
-            _log.warning("machines_removed", machines=len(gone), sample=[str(machine_id) for machine_id in gone[:10]])
+            _log.warning(
+                "inventory.machines_removed", machines=len(gone), sample=[str(machine_id) for machine_id in gone[:10]]
+            )
         return len(gone), 0
 
     async def _read_revisits(self, actuator: Actuator) -> None:

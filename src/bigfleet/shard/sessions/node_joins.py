@@ -136,7 +136,7 @@ class NodeJoins:
         before, self._judged = self._judged, frozenset().union(*(self._overdue[cluster] for cluster in clusters))
         fresh = self._judged - before
         if fresh:
-            _log.warning("machines_unjoined", machines=len(fresh), first=min(fresh), unjoined=len(self._judged))
+            _log.warning("machine.join_timed_out", machines=len(fresh), first=min(fresh), unjoined=len(self._judged))
         return self._judged
 
     def _judgeable(self, sessions: Sessions, now_seconds: float) -> Iterator[str]:

@@ -164,7 +164,7 @@ class Sessions:
             self._end(former, CloseReason.REPLACED)
             self.on_lifecycle("replaced", former)
         self.on_lifecycle("installed", session)
-        _log.info("session_opened", cluster=session.cluster, capabilities=sorted(session.capabilities))
+        _log.info("session.opened", cluster=session.cluster, capabilities=sorted(session.capabilities))
         self.acknowledge_hello(session)
         self.on_open(session)
         return session
@@ -188,7 +188,7 @@ class Sessions:
             self.on_lifecycle("removed", session)
             if reason in (CloseReason.OVERFLOWED, CloseReason.UNRESPONSIVE):
                 self.on_lifecycle(reason.value, session)
-            _log.info("session_closed", cluster=session.cluster, reason=reason.value)
+            _log.info("session.closed", cluster=session.cluster, reason=reason.value)
 
     def stop(self) -> None:
         """Refuse new sessions and end every stream."""
@@ -215,7 +215,9 @@ class Sessions:
 
     def receive_reclaim_ack(self, session: Session, ack: ReclaimAck) -> None:
         """Record that a drain has begun."""
-        _log.debug("drain_begun", cluster=session.cluster, instruction=ack.instruction_id, nodes=ack.nodes_started)
+        _log.debug(
+            "session.drain_started", cluster=session.cluster, instruction=ack.instruction_id, nodes=ack.nodes_started
+        )
 
     def receive_drain_result(self, session: Session, result: DrainResult) -> bool:
         """Hand a drain's result to whoever waits for it; return whether anybody did, for a machine of this cluster."""

@@ -70,7 +70,7 @@ class RollUpIntake:
 
     def _judge(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
         if offer.cluster_id != session.cluster:
-            _log.warning("rollup_misrouted", session=session.cluster, cluster=offer.cluster_id)
+            _log.warning("rollup.misrouted", session=session.cluster, cluster=offer.cluster_id)
             return RollUpOutcome.MISROUTED
         if self._intake.is_unchanged(session.cluster, offer.digest):
             self._telling.rollup_repeated(session.cluster, offer.timestamp_unix_nanos)
@@ -80,7 +80,7 @@ class RollUpIntake:
             needs, overheads = offer.needs(), offer.overheads()
         except MalformedMessage as fault:
             self._metrics.rollups_rejected.labels(session.cluster).inc()
-            _log.warning("rollup_rejected", cluster=session.cluster, place=fault.place, fault=fault.fault)
+            _log.warning("rollup.rejected", cluster=session.cluster, place=fault.place, error=fault.fault)
             self._sessions.reject_rollup(session, offer, str(fault))
             return RollUpOutcome.REJECTED
         verdict = self._intake.offer(
@@ -93,11 +93,13 @@ class RollUpIntake:
         )
         why = self._intake.suspicion(session.cluster)
         if not verdict.is_accepted:
-            _log.warning("rollup_held", cluster=session.cluster, verdict=verdict.value, rows=len(needs), reason=why)
+            _log.warning(
+                "rollup.quarantined", cluster=session.cluster, verdict=verdict.value, rows=len(needs), reason=why
+            )
             self._sessions.acknowledge_rollup(session, offer, held=True)
             return RollUpOutcome.HELD
         if verdict is safety_limits.QuarantineVerdict.ACCEPT_CONFIRMED:
-            _log.warning("rollup_believed", cluster=session.cluster, rows=len(needs), reason=why)
+            _log.warning("rollup.confirmed", cluster=session.cluster, rows=len(needs), reason=why)
         rows = self._intake.table.rows_of(session.cluster)
         self._telling.rollup_accepted(session.cluster, rows, offer.timestamp_unix_nanos)
         self._wake()
@@ -120,7 +122,7 @@ class RollUpIntake:
                         continue
                 self._take(session, offer)
             except Exception:  # the next roll-up must still find its taker, and the last good demand stays
-                _log.exception("rollup_failed", cluster=session.cluster)
+                _log.exception("rollup.failed", cluster=session.cluster)
 
     async def _read_apart(self, session: Session, offer: RollUpOffer) -> RollUpOffer:
         """Read a large roll-up off the loop; one that would not be read at all comes back as it is."""

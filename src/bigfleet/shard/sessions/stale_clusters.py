@@ -43,12 +43,12 @@ class StaleClusters:
         silent = frozenset(cluster for cluster, seconds in since.items() if now_seconds - seconds > self._alert_seconds)
         for cluster in sorted(silent - self._silent):
             _log.warning(
-                "cluster_silent",
+                "cluster.went_silent",
                 cluster=cluster,
                 seconds=round(now_seconds - since[cluster]),
-                advice="its operator has no session; its demand stands and its machines stay",
+                advice="its operator has no session; its last demand stays in force and its machines are kept",
             )
         for cluster in sorted(self._silent - silent):
-            _log.info("cluster_not_silent", cluster=cluster)
+            _log.info("cluster.returned", cluster=cluster)
         self._since_seconds, self._silent = since, silent
         return silent

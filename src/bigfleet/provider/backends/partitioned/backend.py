@@ -190,7 +190,7 @@ class PartitionedBackend:
         self._rooms = RoomCounts(fleet, self._standing())
         for lease in self._leases.values():
             if lease.carved is not None and lease.carved.host not in fleet.hosts:
-                _log.warning("host.unknown", host=lease.carved.host, instance=lease.carved.instance)
+                _log.warning("hosts.host_missing", host=lease.carved.host, instance=lease.carved.instance)
         self._match_all()
 
     def _admission(

@@ -20,8 +20,8 @@ from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.rebalance_plan import plan
 from bigfleet.coordinator.reports import Shortfall
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, ShardReport, Summary, taken
-from bigfleet.coordinator.stores.protocol import Leader as Name
-from bigfleet.coordinator.stores.sqlite import SqliteStore
+from bigfleet.coordinator.stores.protocol import LeaderInfo as Name
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.coordinator.transfers import FleetView
 from bigfleet.model import labels
 from bigfleet.model.ids import Fingerprint, ShardId
@@ -149,7 +149,7 @@ async def _registered(directory: Path) -> Term:
 async def registered(directory: Path) -> Term:
     """Return a leader on a file that nobody has reported to."""
     clock = SystemClock()
-    store = SqliteStore(directory / "c.db", leader=Name("bench", ""))
+    store = SqliteStateStore(directory / "c.db", leader=Name("bench", ""))
     leader = Leader(store, await store.campaign(), clock=clock, report_cycle_seconds=10.0)
     return Term(leader, settings=CoordinatorSettings(), clock=clock, metrics=CoordinatorMetrics(CollectorRegistry()))
 

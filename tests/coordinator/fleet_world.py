@@ -25,11 +25,11 @@ from bigfleet.coordinator.stores.protocol import NotLeader
 from bigfleet.engine.decision import Action
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import holding_of
-from bigfleet.link.reporter import Reporter, ReportSnapshot
+from bigfleet.link.reporter import CoordinatorLink, ReportSnapshot
 from bigfleet.model import labels, vector
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import Instruction, Reading, Selector, TransferOwnership, reading
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, RowKind
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement
@@ -37,7 +37,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, matches
 from bigfleet.shard.ownership.handover import Handover, HandoverDone
 from bigfleet.shard.ownership.ownership_file import Reservation
-from bigfleet.shard.ports import Record
+from bigfleet.shard.ports import ListedMachine
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.coordinator.handover.handover_world import PROVIDER, Backend, HeldStore
 
@@ -88,7 +88,7 @@ class Event(NamedTuple):
 
 def machines_of(zone: str, kind: str, number: int, state: MachineState = S.IDLE) -> list[Machine]:
     """Return equal machines, named by zone and type."""
-    host = Host("p", "h") if state is S.IDLE else Host()
+    host = HostRef("p", "h") if state is S.IDLE else HostRef()
     return [
         Machine(
             id=MachineId(f"{zone}-{kind}-{state.label}-{index}"),
@@ -143,7 +143,7 @@ class ModelShard:
         )
         self.inbox = Inbox(self, accepted_term=0)
         client: Any = fleet
-        self.reporter = Reporter(
+        self.reporter = CoordinatorLink(
             shard_id=name,
             epoch=1,
             advertised_address=f"{name}:7780",
@@ -192,7 +192,7 @@ class ModelShard:
         machine = replace(
             self.machines[machine_id],
             state=state,
-            host=Host("p", "h"),
+            host=HostRef("p", "h"),
             cluster=ClusterId("") if want is None else want.cluster,
             assigned_priority=0 if want is None else want.priority,
             assigned_interruption_penalty_dollars=0.0 if want is None else bucket_upper_dollars(want.bucket),
@@ -338,8 +338,8 @@ class ModelShard:
     async def close_door(self, machine_id: MachineId, instruction_id: str) -> None:
         """Nothing of an older process is under way here."""
 
-    async def get(self, machine_id: MachineId) -> Record:
-        return Record(self._fleet.records[machine_id], {})
+    async def get(self, machine_id: MachineId) -> ListedMachine:
+        return ListedMachine(self._fleet.records[machine_id], {})
 
     def preempt(self, actions: Sequence[Action]) -> None:
         now_seconds = CLOCK.monotonic_seconds()

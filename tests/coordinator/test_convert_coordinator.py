@@ -15,7 +15,7 @@ from bigfleet.model.instructions import (
     AssignDomain,
     CrossShardDrain,
     Instruction,
-    Outcome,
+    InstructionOutcome,
     Payload,
     ReassignSpeculative,
     Selector,
@@ -23,7 +23,7 @@ from bigfleet.model.instructions import (
     UnassignDomain,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, RowKind, Turn
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.convert_coordinator import answer_from_wire, answer_to_wire, report_from_wire, report_to_wire
@@ -82,8 +82,8 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
 )
 instructions = st.builds(Instruction, instruction_id=names, turn=turns, payload=st.none() | payloads)
 rows = st.one_of(
-    st.builds(Row, st.just(RowKind.ADOPTED) | st.just(RowKind.DISOWNED), turns, shards),
-    st.builds(Row, st.just(RowKind.RELEASED), turns, shards, st.integers(0, 2**62), st.none() | machines),
+    st.builds(OwnershipRow, st.just(RowKind.ADOPTED) | st.just(RowKind.DISOWNED), turns, shards),
+    st.builds(OwnershipRow, st.just(RowKind.RELEASED), turns, shards, st.integers(0, 2**62), st.none() | machines),
 )
 holdings = st.builds(
     Holding,
@@ -134,7 +134,9 @@ reports = st.builds(
         max_size=3,
     ).map(tuple),
     acks=st.lists(
-        st.builds(Ack, names, st.sampled_from(Outcome), names, id_lists, st.lists(machines, max_size=2).map(tuple)),
+        st.builds(
+            Ack, names, st.sampled_from(InstructionOutcome), names, id_lists, st.lists(machines, max_size=2).map(tuple)
+        ),
         max_size=2,
     ).map(tuple),
     clusters=st.none() | st.frozensets(names.map(ClusterId), min_size=1, max_size=3),
@@ -188,4 +190,4 @@ def test_an_outcome_of_a_later_version_reads_as_a_failure_that_is_tried_again() 
 
     (ack,) = report_from_wire(message).acks
 
-    assert ack.outcome is Outcome.FAILED
+    assert ack.outcome is InstructionOutcome.FAILED

@@ -15,7 +15,7 @@ from bigfleet.coordinator.shard_report import ShardReport, Summary
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import holding_of
-from bigfleet.link.reporter import Reporter, ReportSnapshot
+from bigfleet.link.reporter import CoordinatorLink, ReportSnapshot
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Payload, Selector, TransferOwnership
 from bigfleet.model.ownership import Base, Domain, RowKind
@@ -42,7 +42,7 @@ class LinkedShard(HandoverShard):
         super().start()
         self.inbox = Inbox(self.handover, accepted_term=self.file.accepted_term)
         assert self._state_file is not None
-        self.reporter = Reporter(
+        self.reporter = CoordinatorLink(
             shard_id=self.name,
             epoch=self._state_file.epoch,
             advertised_address=f"{self.name}:7780",

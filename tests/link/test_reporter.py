@@ -10,17 +10,17 @@ import structlog
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
 from bigfleet.link.inbox import DoesNotApply, Inbox, MayYetSucceed
-from bigfleet.link.reporter import Reporter, ReportOutcome, ReportSnapshot
+from bigfleet.link.reporter import CoordinatorLink, ReportOutcome, ReportSnapshot
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
-from bigfleet.model.instructions import AssignDomain, Instruction, Outcome
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.instructions import AssignDomain, Instruction, InstructionOutcome
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import HandoverDone
 from bigfleet.sim.kernel.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
-GIVEN = Machine(id=MachineId("m"), state=MachineState.IDLE, host=Host("p", "m"), labels={"a": "b"})
+GIVEN = Machine(id=MachineId("m"), state=MachineState.IDLE, host=HostRef("p", "m"), labels={"a": "b"})
 
 
 class Link:
@@ -38,7 +38,7 @@ class Link:
         self.outcomes: list[ReportOutcome] = []
         self.inbox = Inbox(self, accepted_term=0)
         leader: Any = self
-        self.reporter = Reporter(
+        self.reporter = CoordinatorLink(
             shard_id=ShardId("shard-0"),
             epoch=4,
             advertised_address="here:7780",
@@ -113,8 +113,8 @@ async def test_answers_to_instructions_do_not_wait_for_the_interval() -> None:
     assert link.moments() == [0, 1, 31]
     acks = link.reports[1][1].acks
     assert [(ack.instruction_id, ack.outcome) for ack in acks] == [
-        ("1-1", Outcome.ACCEPTED),
-        ("1-2", Outcome.ACCEPTED),
+        ("1-1", InstructionOutcome.ACCEPTED),
+        ("1-2", InstructionOutcome.ACCEPTED),
     ]
     assert acks[0].machines == (GIVEN,)
     assert not link.last().acks
@@ -195,9 +195,9 @@ async def test_a_redelivery_is_answered_alike_and_a_failure_runs_again() -> None
 
     assert link.done == ["1-3", "1-2"]
     assert [(ack.instruction_id, ack.outcome, ack.reason) for ack in link.last().acks] == [
-        ("1-1", Outcome.REJECTED_INVALID, "not here"),
-        ("1-2", Outcome.ACCEPTED, ""),
-        ("1-3", Outcome.ACCEPTED, ""),
+        ("1-1", InstructionOutcome.REJECTED_INVALID, "not here"),
+        ("1-2", InstructionOutcome.ACCEPTED, ""),
+        ("1-3", InstructionOutcome.ACCEPTED, ""),
     ]
 
 

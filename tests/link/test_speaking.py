@@ -9,7 +9,7 @@ from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import ReportOutcome
 from bigfleet.model.instructions import (
     AssignDomain,
-    Outcome,
+    InstructionOutcome,
     Payload,
     ReassignSpeculative,
     Selector,
@@ -79,10 +79,10 @@ async def test_reports_and_instructions_are_counted_by_what_became_of_them(tmp_p
         counts.reported(outcome)
     counts.redirected()
 
-    def counted(kind: str, outcome: Outcome) -> float:
+    def counted(kind: str, outcome: InstructionOutcome) -> float:
         return shard.world.metric("instructions_total", kind=kind, outcome=outcome.value)
 
-    accepted, invalid = Outcome.ACCEPTED, Outcome.REJECTED_INVALID
+    accepted, invalid = InstructionOutcome.ACCEPTED, InstructionOutcome.REJECTED_INVALID
     assert {kind for kind in metrics.INSTRUCTION_KINDS if counted(kind, accepted) == 1} == {
         "assign_domain",
         "unassign_domain",

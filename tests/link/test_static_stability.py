@@ -16,7 +16,7 @@ from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_source import LinkCounts, ShardReportSource
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import RefusalKind, ShardSettings
@@ -48,12 +48,12 @@ class Absent:
 
 
 @asynccontextmanager
-async def linked(world: World, file: Any, coordinators: Absent) -> AsyncIterator[Reporter]:
+async def linked(world: World, file: Any, coordinators: Absent) -> AsyncIterator[CoordinatorLink]:
     """Run a shard's link beside it."""
     ownership = world.shard.ownership
     assert ownership is not None
     counts = LinkCounts(world.shard.metrics, LoopClock())
-    reporter = Reporter(
+    reporter = CoordinatorLink(
         shard_id=world.shard.shard_id,
         epoch=world.shard.epoch,
         advertised_address="here:7780",

@@ -10,7 +10,7 @@ from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import ShardReportSource
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.model.ids import ShardId
 from bigfleet.model.states import CapacityType
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
@@ -30,7 +30,7 @@ class SharingShard(HandoverShard):
         super().__init__(directory / name, name=name, provider=self.stock)
         shard = self.world.shard
         assert shard.ownership is not None
-        self.reporter = Reporter(
+        self.reporter = CoordinatorLink(
             shard_id=name,
             epoch=shard.epoch,
             advertised_address=f"{name}:7780",

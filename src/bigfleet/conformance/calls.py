@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from bigfleet.conformance.expecting import how, shown
 from bigfleet.conformance.ports import (
     Answer,
+    CallToken,
     Configure,
     Drain,
     Get,
@@ -18,7 +19,6 @@ from bigfleet.conformance.ports import (
     ProviderClient,
     Request,
     Status,
-    Token,
 )
 from bigfleet.model.clock import Clock
 
@@ -77,8 +77,8 @@ def _told_request(request: Request) -> str:
     return f"{told}, token={_told_token(request.token)})"
 
 
-def _told_token(token: Token) -> str:
-    return f"{token.shard_id}:{token.epoch}:{token.sequence}" if token != Token() else "absent"
+def _told_token(token: CallToken) -> str:
+    return f"{token.shard_id}:{token.epoch}:{token.sequence}" if token != CallToken() else "absent"
 
 
 def _told_answer(answer: Answer) -> str:

@@ -14,6 +14,7 @@ from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import broken, expect, expect_ok
 from bigfleet.conformance.ports import (
     Answer,
+    CallToken,
     Configure,
     Create,
     Delete,
@@ -23,10 +24,9 @@ from bigfleet.conformance.ports import (
     ListSeen,
     MachineSeen,
     Mutation,
+    ProviderUnderTest,
     Request,
-    Site,
     Status,
-    Token,
 )
 from bigfleet.conformance.slots import Slots
 from bigfleet.model.clock import Clock
@@ -113,7 +113,7 @@ class Way:
 class Lab:
     """The bench of one behaviour."""
 
-    site: Site
+    site: ProviderUnderTest
     calls: CallLog
     clock: Clock
     draws: BehaviourDraws
@@ -145,14 +145,14 @@ class Lab:
         """Return an id that no provider offers."""
         return f"conformance-unknown-{self.ids.new_id()}"
 
-    def token(self) -> Token:
+    def token(self) -> CallToken:
         """Return the next token of the behaviour's own shard."""
         self._sequence += 1
-        return Token(self.shard, 1, self._sequence)
+        return CallToken(self.shard, 1, self._sequence)
 
-    def shards(self, count: int) -> list[Token]:
+    def shards(self, count: int) -> list[CallToken]:
         """Return first tokens of so many new shards, so that calls in parallel do not fence each other."""
-        return [Token(self.new_shard(), 1, 1) for _ in range(count)]
+        return [CallToken(self.new_shard(), 1, 1) for _ in range(count)]
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Lab:
 
     def stamped(self, request: Mutation) -> Mutation:
         """Return the request with a fresh token unless it has one."""
-        return request if request.token != Token() else replace(request, token=self.token())
+        return request if request.token != CallToken() else replace(request, token=self.token())
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 

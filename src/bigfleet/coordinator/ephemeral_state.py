@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, InstructionEntry, InstructionLedger, State
-from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, OwnershipView, PeerViews, Wanted, still_follows
+from bigfleet.coordinator.ownership_reconcile import (
+    OwnershipPlan,
+    OwnershipView,
+    PeerViews,
+    WantedInstruction,
+    still_follows,
+)
 from bigfleet.coordinator.reports import ShardFigures, SoldOutPool
 from bigfleet.coordinator.tables import Tables
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
@@ -16,7 +22,7 @@ from bigfleet.model.instructions import (
     Ack,
     AssignDomain,
     Instruction,
-    Outcome,
+    InstructionOutcome,
     Reading,
     ReassignSpeculative,
     TransferOwnership,
@@ -129,7 +135,7 @@ class EphemeralState:
         return replace(self, known={**self.known, report.shard_id: known}, ledger=ledger, refused=refused)
 
     def _refused_by(self, report: ReceivedReport) -> set[tuple[MachineId, Turn]]:
-        refused_ids = {ack.instruction_id for ack in report.acks if ack.outcome is Outcome.REJECTED_INVALID}
+        refused_ids = {ack.instruction_id for ack in report.acks if ack.outcome is InstructionOutcome.REJECTED_INVALID}
         found: set[tuple[MachineId, Turn]] = set()
         for entry in self.ledger.live():
             payload, instruction = entry.instruction.payload, entry.instruction
@@ -219,7 +225,7 @@ class EphemeralState:
             ledger = ledger.enqueued(to, payload, term=self.term, now_seconds=now_seconds)
         return replace(self, ledger=ledger)
 
-    def _is_leaving_already(self, wanted: Wanted, now_seconds: float) -> bool:
+    def _is_leaving_already(self, wanted: WantedInstruction, now_seconds: float) -> bool:
         """Say whether a shard has just agreed to leave a domain, and has not been given it since.
 
         A view lists what is being left among what is held, for as long as machines there are bound: told again with

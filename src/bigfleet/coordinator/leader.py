@@ -10,7 +10,7 @@ import structlog
 
 from bigfleet.coordinator.commands import AddShard, BindCluster, Command, CommandRefused, Rule, UpdateShard
 from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport, ReportAnswer
-from bigfleet.coordinator.ownership_reconcile import Wanted, square
+from bigfleet.coordinator.ownership_reconcile import WantedInstruction, square
 from bigfleet.coordinator.quota_transfer import booking_of, what_is_left
 from bigfleet.coordinator.stores.protocol import (
     TERM_MAX,
@@ -138,7 +138,7 @@ class Leader:
                 owner = bound.shard_id
                 _log.warning("a cluster reports to two shards", cluster=cluster, bound_to=owner, also=report.shard_id)
 
-    async def _is_booked(self, wanted: Wanted, report: ReceivedReport) -> bool:
+    async def _is_booked(self, wanted: WantedInstruction, report: ReceivedReport) -> bool:
         """Book the quota that moves with slots; False when it could not be written, and the recipient must wait."""
         booking = booking_of(wanted, report.provider_address, self.tables, self._clock.unix_nanos())
         try:

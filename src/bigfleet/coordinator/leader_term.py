@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from bigfleet.coordinator.commands import AssignDomain, Command, RemoveShard
+from bigfleet.coordinator.commands import Command, RemoveShard, SetDomainOwner
 from bigfleet.coordinator.delivery import InstructionEntry
 from bigfleet.coordinator.ephemeral_state import FRESH_CYCLES, EphemeralState, ReportAnswer
 from bigfleet.coordinator.leader import BadReport, Leader
@@ -20,7 +20,7 @@ from bigfleet.coordinator.tables import DomainState, Tables
 from bigfleet.coordinator.transfers import Knobs, Transfer
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import ClusterId, ShardId
-from bigfleet.model.ownership import Domain, Row, RowKind
+from bigfleet.model.ownership import Domain, OwnershipRow, RowKind
 
 _log = structlog.get_logger("bigfleet.coordinator.leader_term")
 
@@ -110,7 +110,7 @@ class Term:
 
     async def assign(self, domain: Domain, shard_id: ShardId) -> None:
         """Give a domain to a shard; the shard hears of it with its next report. Raises as `StateStore.commit`."""
-        await self.commit(AssignDomain(domain, shard_id, self._neighbours(shard_id)))
+        await self.commit(SetDomainOwner(domain, shard_id, self._neighbours(shard_id)))
 
     def _neighbours(self, shard_id: ShardId) -> frozenset[ShardId]:
         known = self.soft.known.get(shard_id)
@@ -217,10 +217,10 @@ class Term:
         )
 
 
-def _unadopted(soft: EphemeralState) -> list[Row]:
+def _unadopted(soft: EphemeralState) -> list[OwnershipRow]:
     """Return the released rows whose machine nobody has adopted since."""
     views = [known.told.rows for known in soft.known.values() if known.told is not None]
-    adopted: dict[str, Row] = {}
+    adopted: dict[str, OwnershipRow] = {}
     for rows in views:
         for machine_id, row in rows.items():
             if row.kind is RowKind.ADOPTED and (machine_id not in adopted or adopted[machine_id].turn < row.turn):

@@ -29,7 +29,7 @@ from bigfleet.model import vector
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import (
     CrossShardDrain,
-    Outcome,
+    InstructionOutcome,
     Payload,
     ReassignSpeculative,
     Selector,
@@ -124,7 +124,7 @@ class Rebalancing:
         """Return the donors in which a drain for a shortfall found nothing, for one cooldown."""
         for entry in soft.ledger.entries:
             move, last = entry.move, entry.last
-            is_refused = last is not None and last.outcome is Outcome.REJECTED_INVALID
+            is_refused = last is not None and last.outcome is InstructionOutcome.REJECTED_INVALID
             if move is None or move.tier is not Tier.PREEMPT or not is_refused:
                 continue
             if now_seconds - entry.finished_seconds < self._cooldown_seconds:

@@ -64,7 +64,7 @@ class Shortfall:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asking:
+class ShortfallClass:
     """What many shortfalls have in common: machines that serve one of them serve all. Equal ones are one object."""
 
     #: The requirements that a type and a zone can answer; the rest is left to the donor.
@@ -88,11 +88,13 @@ _serials = count()
 
 
 @lru_cache(maxsize=65_536)
-def _asking(gate: tuple[Requirement, ...], min_unit: tuple[tuple[str, int], ...], names: frozenset[str]) -> Asking:
-    return Asking(gate, dict(min_unit), names, next(_serials))
+def _asking(
+    gate: tuple[Requirement, ...], min_unit: tuple[tuple[str, int], ...], names: frozenset[str]
+) -> ShortfallClass:
+    return ShortfallClass(gate, dict(min_unit), names, next(_serials))
 
 
-def asking_of(shortfall: Shortfall) -> Asking:
+def asking_of(shortfall: Shortfall) -> ShortfallClass:
     """Return what a shortfall asks for."""
     gate = tuple(r for r in shortfall.requirements if r.key in (labels.INSTANCE_TYPE, labels.ZONE))
     return _asking(gate, vector.vector_key(shortfall.min_unit), frozenset(shortfall.deficit))
@@ -120,7 +122,7 @@ class ShardFigures:
     #: Priority descending, age descending, fingerprint ascending.
     shortfalls: tuple[Shortfall, ...]
     #: Of each shortfall: what it asks for, its priority, its age, and whether Same binds it.
-    askings: tuple[Asking, ...]
+    askings: tuple[ShortfallClass, ...]
     priorities: NDArray[np.int64]
     ages: NDArray[np.int64]
     is_bound: NDArray[np.bool_]
@@ -203,13 +205,13 @@ def accepts(gate: tuple[Requirement, ...], instance_type: str, zone: str | None)
     return True
 
 
-def _wanted(rows: Iterable[CapacityCount], askings: Iterable[Asking]) -> frozenset[tuple[str, str]]:
+def _wanted(rows: Iterable[CapacityCount], askings: Iterable[ShortfallClass]) -> frozenset[tuple[str, str]]:
     return frozenset(
         (row.instance_type, row.zone) for row in rows if any(asking.is_served_by(row) for asking in askings)
     )
 
 
-def _wanted_types(counts: Iterable[str], askings: Iterable[Asking]) -> frozenset[str]:
+def _wanted_types(counts: Iterable[str], askings: Iterable[ShortfallClass]) -> frozenset[str]:
     gates = {tuple(r for r in asking.gate if r.key == labels.INSTANCE_TYPE) for asking in askings}
     return frozenset(name for name in counts if any(accepts(gate, name, None) for gate in gates))
 

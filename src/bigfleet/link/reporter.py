@@ -62,7 +62,7 @@ class ReportSource(Protocol):
         ...
 
 
-class Reporter:
+class CoordinatorLink:
     """The link of one shard process."""
 
     def __init__(

@@ -11,22 +11,22 @@ from typing import Any, TypeVar
 
 from bigfleet.coordinator.commands import (
     AddShard,
-    AssignDomain,
     Command,
     CommandRefused,
     ReleaseDomain,
     RemoveShard,
+    SetDomainOwner,
     apply,
 )
 from bigfleet.coordinator.ephemeral_state import ReceivedReport, ReportAnswer
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.stores.protocol import TERM_STEP, Leadership, NotLeader, StoreUnavailable
-from bigfleet.coordinator.stores.protocol import Leader as LeaderName
+from bigfleet.coordinator.stores.protocol import LeaderInfo as LeaderName
 from bigfleet.coordinator.tables import DomainState, Tables
 from bigfleet.link.inbox import DoesNotApply, Inbox
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Ack, Instruction, Reading, TransferOwnership, ids_of, owned_after, reading
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, RowKind
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -237,7 +237,7 @@ def machine(name: str, zone: str) -> Machine:
     return Machine(
         id=MachineId(name),
         state=MachineState.IDLE,
-        host=Host("p", name),
+        host=HostRef("p", name),
         zone=zone,
         instance_type="t",
         capacity_type=CapacityType.ON_DEMAND,
@@ -274,7 +274,7 @@ class World:
         for name in self.shards:
             run(self.leader._commit(AddShard(name, "", 1, 0)))
         for number, zone in enumerate(self.zones):
-            run(self.leader._commit(AssignDomain(zone, list(self.shards)[number % shards])))
+            run(self.leader._commit(SetDomainOwner(zone, list(self.shards)[number % shards])))
 
     @property
     def leader(self) -> Leader:
@@ -332,7 +332,7 @@ class World:
         self._try(leader, ReleaseDomain(domain))
 
     def give_domain(self, leader: Leader, domain: Domain, to: ShardId) -> None:
-        self._try(leader, AssignDomain(domain, to))
+        self._try(leader, SetDomainOwner(domain, to))
 
     def remove(self, name: ShardId) -> None:
         """Remove a shard by force: somebody promises that it is gone."""

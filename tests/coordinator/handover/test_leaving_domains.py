@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, State
 from bigfleet.coordinator.ephemeral_state import EphemeralState
-from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, Wanted
+from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, WantedInstruction
 from bigfleet.model.ids import ShardId
-from bigfleet.model.instructions import Ack, AssignDomain, Outcome, Payload, UnassignDomain
+from bigfleet.model.instructions import Ack, AssignDomain, InstructionOutcome, Payload, UnassignDomain
 from bigfleet.model.ownership import Domain
 
 EAST = ShardId("east")
@@ -21,13 +21,13 @@ def new_leader() -> EphemeralState:
 
 def told(soft: EphemeralState, payload: Payload, now_seconds: float) -> EphemeralState:
     """What squaring wants after a report."""
-    return soft.told_to_do(OwnershipPlan(instructions=[Wanted(EAST, "", payload)]), EAST, now_seconds)
+    return soft.told_to_do(OwnershipPlan(instructions=[WantedInstruction(EAST, "", payload)]), EAST, now_seconds)
 
 
 def done(soft: EphemeralState, now_seconds: float) -> EphemeralState:
     """The shard is told, and acknowledges."""
     due = soft.ledger.due(EAST, now_seconds)
-    acks = [Ack(entry.instruction.instruction_id, Outcome.ACCEPTED) for entry in due]
+    acks = [Ack(entry.instruction.instruction_id, InstructionOutcome.ACCEPTED) for entry in due]
     return replace(soft, ledger=soft.ledger.delivered(due).acked(EAST, acks, now_seconds))
 
 

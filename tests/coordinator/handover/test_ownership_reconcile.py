@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from bigfleet.coordinator.commands import AssignDomain as AssignRow
 from bigfleet.coordinator.commands import DropDomain, ReleaseDomain
-from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, OwnershipView, PeerViews, Wanted, square
+from bigfleet.coordinator.commands import SetDomainOwner as AssignRow
+from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, OwnershipView, PeerViews, WantedInstruction, square
 from bigfleet.coordinator.tables import DomainRow, DomainState
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -17,14 +17,14 @@ from bigfleet.model.instructions import (
     TransferOwnership,
     UnassignDomain,
 )
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
 from bigfleet.model.states import MachineState
 
 D, R, X = ShardId("d"), ShardId("r"), ShardId("x")
 ZONE = Domain("zone", "a")
 M = MachineId("m")
-IDLE = Machine(id=M, state=MachineState.IDLE, host=Host("p", "m"))
+IDLE = Machine(id=M, state=MachineState.IDLE, host=HostRef("p", "m"))
 SLOT = Machine(id=M, state=MachineState.SPECULATIVE)
 TERM = 5
 MINE, FORMER = Turn(TERM, 3), Turn(TERM - 1, 3)
@@ -139,7 +139,7 @@ def test_where_a_machine_came_from_and_is_forgotten_hears_where_it_is() -> None:
     views = {D: NOTHING, R: NOTHING.adopted(M, MINE, by_gift_of=D)}
 
     note = TransferOwnership(from_shard=D, to_shard=R, machine_ids=(M,), is_note=True)
-    assert square(R, around(views)).instructions == [Wanted(D, "5-3/note/d", note)]
+    assert square(R, around(views)).instructions == [WantedInstruction(D, "5-3/note/d", note)]
 
 
 def test_an_older_release_is_history() -> None:
@@ -182,7 +182,7 @@ def test_what_everybody_says_is_elsewhere_is_forgotten_once_all_views_are_there(
     views = {D: NOTHING.noted(M, MINE, at=R), R: NOTHING}
 
     forget = TransferOwnership(from_shard=D, to_shard=ShardId(""), machine_ids=(M,), is_note=True)
-    assert square(D, around(views)).instructions == [Wanted(D, "5-3/forget/d", forget)]
+    assert square(D, around(views)).instructions == [WantedInstruction(D, "5-3/forget/d", forget)]
     assert is_nothing(square(D, around(views, stale=frozenset({R}))))
 
 

@@ -15,12 +15,12 @@ from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.rebalancer import InFlight, in_flight, ownership_overlap
 from bigfleet.coordinator.reports import Shortfall
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
-from bigfleet.coordinator.stores.protocol import Leader as Name
-from bigfleet.coordinator.stores.sqlite import SqliteStore
+from bigfleet.coordinator.stores.protocol import LeaderInfo as Name
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.coordinator.tables import QuotaKey
 from bigfleet.coordinator.transfers import Skip, Tier
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
-from bigfleet.model.instructions import Ack, CrossShardDrain, Outcome, ReassignSpeculative, TransferOwnership
+from bigfleet.model.instructions import Ack, CrossShardDrain, InstructionOutcome, ReassignSpeculative, TransferOwnership
 from bigfleet.model.machine import Machine
 from bigfleet.model.ownership import Base, Domain, Owned
 from bigfleet.model.states import CapacityType, MachineState
@@ -54,7 +54,7 @@ class HandClock:
 class Fleet:
     """Two shards behind one provider and their leader; what a shard holds is kept here between its reports."""
 
-    def __init__(self, term: Term, clock: HandClock, store: SqliteStore, registry: CollectorRegistry) -> None:
+    def __init__(self, term: Term, clock: HandClock, store: SqliteStateStore, registry: CollectorRegistry) -> None:
         self.term = term
         self.clock = clock
         self.store = store
@@ -68,7 +68,7 @@ class Fleet:
     @classmethod
     async def make(cls, path: Any, **settings: Any) -> "Fleet":
         clock, registry = HandClock(), CollectorRegistry()
-        store = SqliteStore(path / "c.db", leader=Name("r0", ""))
+        store = SqliteStateStore(path / "c.db", leader=Name("r0", ""))
         leader = Leader(store, await store.campaign(), clock=clock, report_cycle_seconds=CYCLE_SECONDS)
         metrics = CoordinatorMetrics(registry)
         term = Term(leader, settings=CoordinatorSettings(**settings), clock=clock, metrics=metrics)
@@ -173,12 +173,14 @@ async def test_what_is_in_flight_is_not_asked_for_again_until_the_recipient_has_
     # One of the two is found, and given up.
     machine = Machine(id=MachineId("m1"), state=MachineState.IDLE)
     fleet.owned[EAST1] = fleet.owned[EAST1].released(machine, release.turn, to=EAST0)
-    await fleet.tell(EAST1, Ack(release.instruction_id, Outcome.ACCEPTED, machine_ids=(machine.id,)), idle=11)
+    await fleet.tell(
+        EAST1, Ack(release.instruction_id, InstructionOutcome.ACCEPTED, machine_ids=(machine.id,)), idle=11
+    )
     assert fleet.flying() == {"cpu": 16_000}
     (adopt,) = (await fleet.tell(EAST0, **STARVING)).instructions
     assert adopt.instruction_id == f"{release.instruction_id}/adopt"
     fleet.owned[EAST0] = fleet.owned[EAST0].adopted(machine.id, release.turn, by_gift_of=EAST1)
-    await fleet.tell(EAST0, Ack(adopt.instruction_id, Outcome.ACCEPTED), **STARVING)
+    await fleet.tell(EAST0, Ack(adopt.instruction_id, InstructionOutcome.ACCEPTED), **STARVING)
     assert fleet.flying() == {"cpu": 16_000}
     fleet.clock.now_seconds += 1
     await fleet.tell(EAST0, shortfall=short(deficit={"cpu": 15_000}))
@@ -216,7 +218,7 @@ async def test_slots_move_with_their_quota_which_is_booked_before_the_recipient_
     slots = [Machine(id=MachineId(name), state=MachineState.SPECULATIVE) for name in ("s1", "s2")]
     for slot in slots:
         fleet.owned[EAST1] = fleet.owned[EAST1].released(slot, release.turn, to=EAST0)
-    ack = Ack(release.instruction_id, Outcome.ACCEPTED, machine_ids=tuple(slot.id for slot in slots))
+    ack = Ack(release.instruction_id, InstructionOutcome.ACCEPTED, machine_ids=tuple(slot.id for slot in slots))
     fleet.store._connection.execute("PRAGMA query_only = 1")
     await fleet.tell(EAST1, ack, speculative=38)
     assert (await fleet.tell(EAST0, **STARVING)).instructions == ()
@@ -245,7 +247,7 @@ async def test_drained_machines_are_handed_over_when_they_are_ready_and_only_the
         return Kept(MachineId(name), EAST0, drain.instruction_id, is_ready, 0, "m6i", "a")
 
     fleet.kept[EAST1] = (kept("d1", is_ready=False), kept("d2", is_ready=True))
-    await fleet.tell(EAST1, Ack(drain.instruction_id, Outcome.ACCEPTED), **poor)
+    await fleet.tell(EAST1, Ack(drain.instruction_id, InstructionOutcome.ACCEPTED), **poor)
     assert fleet.flights().draining_donors == {EAST1}
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=desperate, east1=poor)
 
@@ -263,7 +265,9 @@ async def test_a_donor_that_found_no_victim_is_not_asked_again_for_a_cooldown(tm
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=desperate, east1=poor)
     (drain,) = (await fleet.tell(EAST1, **poor)).instructions
     fleet.clock.now_seconds += CYCLE_SECONDS
-    await fleet.tell(EAST1, Ack(drain.instruction_id, Outcome.REJECTED_INVALID, "nothing is cheaper"), **poor)
+    await fleet.tell(
+        EAST1, Ack(drain.instruction_id, InstructionOutcome.REJECTED_INVALID, "nothing is cheaper"), **poor
+    )
 
     await fleet.passes(after_seconds=COOLDOWN_SECONDS - 1, east0=desperate, east1=poor)
     assert len(fleet.term.instructions()) == 1

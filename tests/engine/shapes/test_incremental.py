@@ -13,7 +13,7 @@ from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from tests.engine.shapes.shape_fleets import TYPES, Drawn, fleet, machine, need
@@ -65,7 +65,7 @@ class Life:
         changed = replace(
             one,
             state=state,
-            host=Host("p", one.id) if state is not MachineState.SPECULATIVE else Host(),
+            host=HostRef("p", one.id) if state is not MachineState.SPECULATIVE else HostRef(),
             cluster=action.cluster if is_bound else ClusterId(""),
             assigned_need_fingerprint=action.profile.fingerprint if action.profile is not None else Fingerprint(""),
             assigned_group=action.group,

@@ -12,7 +12,7 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.instructions import AssignDomain
 from bigfleet.model.ownership import Domain, RowKind
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.outcomes import Outcome
+from bigfleet.shard.outcomes import ActionOutcome
 from bigfleet.shard.ownership.handover import MayYetSucceed
 from bigfleet.shard.ownership.ownership import Ownership
 from bigfleet.shard.ports import ShardSettings
@@ -92,7 +92,7 @@ async def test_a_machine_that_is_kept_for_another_shard_is_never_deleted(make: A
     shard.world.shard.actuator.enqueue((deleting,), 99)
     await shard.world.shard.actuator.run_inline()
 
-    assert shard.world.outcomes()[-1] == ("Delete", "a", Outcome.STALE.value)
+    assert shard.world.outcomes()[-1] == ("Delete", "a", ActionOutcome.STALE.value)
     assert not [call for call in shard.provider.calls if call[0] == "delete"]
 
 

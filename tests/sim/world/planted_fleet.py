@@ -18,7 +18,7 @@ from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.model.ownership import RowKind
 from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.shard import safety_limits
@@ -197,7 +197,7 @@ def _any_term(patch: pytest.MonkeyPatch) -> None:
     async def ignore(_self: Any, _report: Any) -> None:
         return None
 
-    patch.setattr(Reporter, "exchange", exchange)
+    patch.setattr(CoordinatorLink, "exchange", exchange)
     patch.setattr(EtcdStore, "_step_down", lambda _self, _why: None)
     patch.setattr(EtcdStore, "is_leader", leads)
     patch.setattr(Leader, "_outrun", ignore)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.etcd import client as etcd_client
@@ -88,7 +88,9 @@ def test_a_machine_that_is_given_on_before_its_cooldown_is_over_is_told() -> Non
     nothing = OwnershipRecord(owned=Owned(base=Base.DOMAINS))
     came = OwnershipRecord(owned=nothing.owned.adopted(machine_id, Turn(1, 1), by_gift_of=ShardId("b")))
     remember(Titled(donor, nothing, came), evidence)
-    machine = Machine(id=machine_id, state=MachineState.IDLE, host=Host("p", "h"), capacity_type=CapacityType.RESERVED)
+    machine = Machine(
+        id=machine_id, state=MachineState.IDLE, host=HostRef("p", "h"), capacity_type=CapacityType.RESERVED
+    )
     gone = Titled(donor, came, OwnershipRecord(owned=came.owned.released(machine, Turn(1, 2), to=ShardId("b"))))
 
     now_nanos[0] = 79_000_000_000

@@ -20,7 +20,7 @@ from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
 from bigfleet.coordinator.replica import Export, Replica
 from bigfleet.coordinator.stores.metered import MeteredStore
-from bigfleet.coordinator.stores.protocol import Leader
+from bigfleet.coordinator.stores.protocol import LeaderInfo
 from bigfleet.rpc.etcd.client import StoreTls
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
@@ -41,7 +41,7 @@ _log = structlog.get_logger("bigfleet.cli.coordinator")
 class CoordinatorPlace:
     """Who the replica is, where its store is, and where it listens."""
 
-    me: Leader
+    me: LeaderInfo
     store: EtcdUrl | SqliteUrl
     store_tls: StoreTls | None
     lease_ttl_seconds: int

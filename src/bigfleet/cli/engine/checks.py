@@ -27,7 +27,7 @@ from bigfleet.cli.engine.registry import Decide
 from bigfleet.engine.decision import Decision, ParkingKey, RowResult, Weights
 from bigfleet.engine.folding import fold
 from bigfleet.engine.parking import next_ages, stamp_parked
-from bigfleet.engine.reference.domains import Domain, rank_domains
+from bigfleet.engine.reference.domains import DomainOffer, rank_domains
 from bigfleet.engine.reference.pool import CandidatePool
 from bigfleet.engine.reference.preempt import grace_seconds, score_terms
 from bigfleet.engine.shortfalls import Ledger, Shortfall, record, report
@@ -291,7 +291,7 @@ def _invariant_of(row: Entry) -> str:
 
 def _best_domain(row: Entry) -> str:
     domains = [
-        Domain(
+        DomainOffer(
             value=bucket["v"],
             members=bucket["n"],
             total=bucket["total"],

@@ -25,7 +25,7 @@ from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
 from bigfleet.cli.runtime.system import SystemClock, SystemIds, serve_http, stop_on_signals
 from bigfleet.cli.shard.link import make_reporter
 from bigfleet.cli.shard.place import ShardPlace
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
@@ -207,7 +207,7 @@ def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, 
 
 
 async def _run_until(
-    stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock, reporter: Reporter | None
+    stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock, reporter: CoordinatorLink | None
 ) -> None:
     running = asyncio.create_task(shard.run(), name="shard")
     collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")

@@ -13,8 +13,8 @@ from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import expect, expect_fenced, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab
-from bigfleet.conformance.ports import Configure, Create, Drain, MachineSeen, Token
-from bigfleet.conformance.profiles import Lane, Profile
+from bigfleet.conformance.ports import CallToken, Configure, Create, Drain, MachineSeen
+from bigfleet.conformance.profiles import ConformanceProfile, Lane
 from bigfleet.model.states import MachineState
 
 AREA = Area("DUR")
@@ -22,15 +22,15 @@ AREA = Area("DUR")
 _S = MachineState
 
 
-@AREA.behaviour(1, Profile.DURABLE)
+@AREA.behaviour(1, ConformanceProfile.DURABLE)
 async def marks_survive(lab: Lab) -> None:
     """A replayed token is fenced after a kill."""
     machine_id, slot, unknown, shard = await lab.slot(), await lab.slot(), lab.new_machine_id(), lab.new_shard()
-    created = Create(machine_id, Token(shard, 5, 7))
+    created = Create(machine_id, CallToken(shard, 5, 7))
     ack = expect_ok(await lab.call(created), "Create with a first token")
     await lab.way_of(machine_id, ack)
-    await expect_pass(lab, slot, Token(shard, 3, 2), wanted=True, why="first contact")
-    await lab.call(Drain(unknown, 0, Token(shard, 4, 4)))
+    await expect_pass(lab, slot, CallToken(shard, 3, 2), wanted=True, why="first contact")
+    await lab.call(Drain(unknown, 0, CallToken(shard, 4, 4)))
     await lab.site.restart()
     expect_fenced(await lab.call(created), "the token of an applied Create, after a kill")
     for at, epoch, sequence, what in (
@@ -38,12 +38,12 @@ async def marks_survive(lab: Lab) -> None:
         (slot, 3, 2, "the token of a call that was refused"),
         (unknown, 4, 4, "the token for a machine that does not exist"),
     ):
-        answer = await lab.call(Drain(at, 0, Token(shard, epoch, sequence)))
+        answer = await lab.call(Drain(at, 0, CallToken(shard, epoch, sequence)))
         expect_fenced(answer, f"{what}, ({epoch}, {sequence}), after a kill")
-    await expect_pass(lab, slot, Token(shard, 3, 3), wanted=True, why="the mark after a kill is (3, 2)")
+    await expect_pass(lab, slot, CallToken(shard, 3, 3), wanted=True, why="the mark after a kill is (3, 2)")
 
 
-@AREA.behaviour(2, Profile.DURABLE)
+@AREA.behaviour(2, ConformanceProfile.DURABLE)
 async def operations_survive(lab: Lab) -> None:
     """A repeated Configure returns the id from before the kill."""
     machine_id = await lab.idle()
@@ -57,7 +57,7 @@ async def operations_survive(lab: Lab) -> None:
     await lab.stays(machine_id, _S.CONFIGURED, "a repeat after a kill changes nothing")
 
 
-@AREA.behaviour(3, Profile.DURABLE)
+@AREA.behaviour(3, ConformanceProfile.DURABLE)
 async def bindings_survive(lab: Lab) -> None:
     """Cluster and metadata are intact."""
     before = [await lab.configured(metadata=HOSTILE), await lab.configured(metadata={"a": "1", "empty": ""})]
@@ -69,7 +69,7 @@ async def bindings_survive(lab: Lab) -> None:
             expect_same_map(reading.metadata, machine.metadata, "after a kill")
 
 
-@AREA.behaviour(4, Profile.DURABLE)
+@AREA.behaviour(4, ConformanceProfile.DURABLE)
 async def machines_survive(lab: Lab) -> None:
     """The same ids in the same states."""
     lent = [await lab.slot(), await lab.idle(), (await lab.configured()).id]
@@ -86,7 +86,7 @@ async def machines_survive(lab: Lab) -> None:
         expect_unchanged(await lab.get(machine_id), seen[machine_id], "a kill")
 
 
-@AREA.behaviour(5, Profile.DURABLE)
+@AREA.behaviour(5, ConformanceProfile.DURABLE)
 async def ids_do_not_come_again(lab: Lab) -> None:
     """The revision is not empty, and a new operation id repeats no old one."""
     machine_ids = [await lab.idle(), await lab.idle()]
@@ -111,7 +111,7 @@ async def _round(lab: Lab, machine_id: str) -> list[str]:
     return ids
 
 
-@AREA.behaviour(6, Profile.DURABLE, lane=Lane.FAULT)
+@AREA.behaviour(6, ConformanceProfile.DURABLE, lane=Lane.FAULT)
 async def interrupted_transitions_end(lab: Lab) -> None:
     """An interrupted transition ends FAILED with text, or clean; never stuck (with --launch-fault)."""
     acks = []
@@ -138,14 +138,16 @@ def _expect_ended(end: MachineSeen, request: Configure) -> None:
         expect_failed(end, "an interrupted Configure that ends in no other way")
 
 
-@AREA.behaviour(7, Profile.DURABLE)
+@AREA.behaviour(7, ConformanceProfile.DURABLE)
 async def first_contact_after_a_kill(lab: Lab) -> None:
     """An unknown shard's (1, 1) is accepted after the restart."""
     machine_id = await lab.slot()
-    for number, token in enumerate((Token(lab.new_shard(), 9, 9), Token(lab.new_shard(), INT64_MAX, INT64_MAX))):
+    for number, token in enumerate(
+        (CallToken(lab.new_shard(), 9, 9), CallToken(lab.new_shard(), INT64_MAX, INT64_MAX))
+    ):
         await expect_pass(lab, machine_id, token, wanted=True, why=f"first contact of shard {number + 1}")
     await lab.site.restart()
-    token = Token(lab.new_shard(), 1, 1)
+    token = CallToken(lab.new_shard(), 1, 1)
     ack = expect_ok(await lab.call(Create(machine_id, token)), "Create with (1, 1) of a new shard after a kill")
     end = (await lab.way_of(machine_id, ack)).end
     expect(end.state is _S.IDLE, "Create after a kill ends in IDLE", told_machine(end))

@@ -8,7 +8,7 @@ from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import QUIET_SECONDS, Lab
 from bigfleet.conformance.ports import Configure, Create, Delete, Drain, MachineSeen
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("LIFE")
@@ -18,7 +18,7 @@ _QUIET_READS = 8
 _S = MachineState
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def rounds_leave_nothing(lab: Lab) -> None:
     """Four rounds IDLE → CONFIGURED → IDLE leave no cluster, metadata or error."""
     machine_id = await lab.idle()
@@ -33,7 +33,7 @@ def expect_unbound(machine: MachineSeen, expectation: str) -> None:
     expect(not machine.cluster and not machine.metadata and not machine.last_error, expectation, told_machine(machine))
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def only_configuring_on_the_way(lab: Lab) -> None:
     """On the way to CONFIGURED only CONFIGURING is ever seen."""
     machine_id = await lab.idle()
@@ -41,7 +41,7 @@ async def only_configuring_on_the_way(lab: Lab) -> None:
     way.expect_only(_S.CONFIGURING, "on the way to CONFIGURED only CONFIGURING is seen")
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def only_draining_on_the_way(lab: Lab) -> None:
     """On the way from CONFIGURED to IDLE only DRAINING is ever seen."""
     machine = await lab.configured()
@@ -49,7 +49,7 @@ async def only_draining_on_the_way(lab: Lab) -> None:
     way.expect_only(_S.DRAINING, "on the way from CONFIGURED to IDLE only DRAINING is seen")
 
 
-@AREA.behaviour(4, Profile.CORE)
+@AREA.behaviour(4, ConformanceProfile.CORE)
 async def no_resting_state_is_skipped(lab: Lab) -> None:
     """The states seen over create, configure, drain skip no resting state."""
     machine_id = await lab.slot()
@@ -64,7 +64,7 @@ async def no_resting_state_is_skipped(lab: Lab) -> None:
     expect(resting == expected, "the resting states are SPECULATIVE, IDLE, CONFIGURED, IDLE, in this order", told)
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def cluster_while_bound(lab: Lab) -> None:
     """Cluster is set in CONFIGURED, and in CONFIGURING if seen; empty after the drain."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
@@ -75,7 +75,7 @@ async def cluster_while_bound(lab: Lab) -> None:
     expect(not machine.cluster, "the drain clears the cluster", told_machine(machine))
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def host_in_the_states_that_have_one(lab: Lab) -> None:
     """Host absent in SPECULATIVE, present in IDLE and CONFIGURED; a resting machine never reads as transitional."""
     machine_id = await lab.slot()
@@ -97,7 +97,7 @@ async def _expect_host(lab: Lab, machine_id: str, state: MachineState, *, has_ho
         expect(is_hosted if has_host else reading.host is None, expectation, told_machine(reading))
 
 
-@AREA.behaviour(7, Profile.CORE)
+@AREA.behaviour(7, ConformanceProfile.CORE)
 async def settled_machines_stay(lab: Lab) -> None:
     """A settled machine does not move by itself."""
     settled = [
@@ -119,7 +119,7 @@ def _position(machine: MachineSeen) -> tuple[object, ...]:
     return machine.state, machine.host, machine.cluster, dict(machine.metadata)
 
 
-@AREA.behaviour(8, Profile.CLOUD)
+@AREA.behaviour(8, ConformanceProfile.CLOUD)
 async def only_deleting_on_the_way(lab: Lab) -> None:
     """While deleting only DELETING is seen; it ends SPECULATIVE without host."""
     machine_id = await lab.idle()

@@ -12,7 +12,7 @@ from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import List, ListSeen, MachineSeen
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("LIST")
@@ -55,7 +55,7 @@ async def delta_since(lab: Lab, cursor: bytes) -> ListSeen:
     return await lab.list_machines(List(since=cursor))
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def filters_are_exact(lab: Lab) -> None:
     """Single-state filters are exact, and so is their union."""
     await lab.slot()
@@ -76,7 +76,7 @@ async def filters_are_exact(lab: Lab) -> None:
             expect(machine.state in states, f"List({names}) shows these states alone", told_machine(machine))
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def caps_hold(lab: Lab) -> None:
     """Caps 1, 2, 3 hold; 0 = everything."""
     lent = {await lab.slot(), await lab.idle(), await lab.slot(), await lab.slot()}
@@ -92,7 +92,7 @@ async def caps_hold(lab: Lab) -> None:
             expect(ids <= everything, "a capped list shows machines of the full one", sorted(ids - everything))
 
 
-@AREA.behaviour(3, Profile.DELTA)
+@AREA.behaviour(3, ConformanceProfile.DELTA)
 async def delta_holds_a_mutation(lab: Lab) -> None:
     """A mutation moves the revision, and the delta holds it."""
     machine_id = await lab.idle()
@@ -112,7 +112,7 @@ def _expect_holds(delta: ListSeen, machine: MachineSeen, expectation: str) -> No
     expect(is_same, f"{expectation}: {told_machine(machine)}", told_machine(entries[0]))
 
 
-@AREA.behaviour(4, Profile.DELTA)
+@AREA.behaviour(4, ConformanceProfile.DELTA)
 async def delta_from_now_is_empty(lab: Lab) -> None:
     """A delta from now is empty."""
     await lab.configured()
@@ -124,7 +124,7 @@ async def delta_from_now_is_empty(lab: Lab) -> None:
         cursor = delta.revision
 
 
-@AREA.behaviour(5, Profile.DELTA)
+@AREA.behaviour(5, ConformanceProfile.DELTA)
 async def older_cursors_yield_what_came_later(lab: Lab) -> None:
     """Each older cursor yields all later mutations."""
     machine_ids = [await lab.idle() for _ in range(_CHANGES)]
@@ -140,7 +140,7 @@ async def older_cursors_yield_what_came_later(lab: Lab) -> None:
             _expect_holds(delta, machine, expectation)
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def garbage_gives_the_full_list(lab: Lab) -> None:
     """Garbage cursors give the full list."""
     noise = bytes(lab.draws.below(256) for _ in range(_NOISE_BYTES))
@@ -175,7 +175,7 @@ async def walked(lab: Lab, cap: int, since: bytes, machines_max: int) -> list[Ma
         cursor = page.revision
 
 
-@AREA.behaviour(7, Profile.DELTA)
+@AREA.behaviour(7, ConformanceProfile.DELTA)
 async def pages_neither_repeat_nor_lose(lab: Lab) -> None:
     """Paging by cap and cursor neither repeats nor loses."""
     machine_ids = [await lab.idle() for _ in range(_CHANGES)]
@@ -192,7 +192,7 @@ async def pages_neither_repeat_nor_lose(lab: Lab) -> None:
         expect_ids(ids_of(walk, f"a delta in pages of {cap}"), {*machine_ids}, expectation)
 
 
-@AREA.behaviour(8, Profile.DELTA)
+@AREA.behaviour(8, ConformanceProfile.DELTA)
 async def quiet_brings_no_delta(lab: Lab) -> None:
     """750 ms of quiet bring no delta."""
     await lab.configured()
@@ -204,7 +204,7 @@ async def quiet_brings_no_delta(lab: Lab) -> None:
     expect(not delta.removed_ids, "quiet removes nothing", delta.removed_ids[:3])
 
 
-@AREA.behaviour(9, Profile.DELTA)
+@AREA.behaviour(9, ConformanceProfile.DELTA)
 async def altered_cursors_give_the_full_list(lab: Lab) -> None:
     """The exact cursor works; altered ones never fail and give the full list."""
     machine_id = await lab.idle()

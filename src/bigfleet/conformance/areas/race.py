@@ -14,15 +14,15 @@ from bigfleet.conformance.expecting import broken, expect, expect_fenced, expect
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import (
     Answer,
+    CallToken,
     Configure,
     Create,
     Delete,
     Drain,
     MachineSeen,
     Mutation,
-    Token,
 )
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("RACE")
@@ -59,7 +59,7 @@ async def collapse(
     return await lab.get(machine_id), answers
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def race_of_create(lab: Lab) -> None:
     """Create: one id, one settlement, one entry in List."""
     machine_id = await lab.slot()
@@ -67,7 +67,7 @@ async def race_of_create(lab: Lab) -> None:
     expect_unbound(end, "an IDLE machine shows no cluster, metadata or error")
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def race_of_configure(lab: Lab) -> None:
     """Configure: the same."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
@@ -81,7 +81,7 @@ def _expect_bound(machine: MachineSeen, cluster: str) -> None:
     expect_same_map(machine.metadata, _METADATA, machine.id)
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def race_of_drain(lab: Lab) -> None:
     """Drain: the same."""
     machine = await lab.configured()
@@ -89,7 +89,7 @@ async def race_of_drain(lab: Lab) -> None:
     expect_unbound(end, "a drained machine shows no cluster, metadata or error")
 
 
-@AREA.behaviour(4, Profile.CORE)
+@AREA.behaviour(4, ConformanceProfile.CORE)
 async def configure_races_drain(lab: Lab) -> None:
     """Configure racing Drain ends in exactly one clean resting state."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
@@ -117,16 +117,16 @@ async def _expect_clean_rest(lab: Lab, machine_id: str, cluster: str) -> None:
         expect(not end.last_error, "the race ended in CONFIGURED: no error", told_machine(end))
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def race_of_epochs(lab: Lab) -> None:
     """Once an epoch was seen, its tokens and older ones in parallel: the older always fenced, at least one newer
     accepted.
     """
     machine_id, shard = await lab.slot(), lab.new_shard()
-    first = await lab.call(Drain(machine_id, 0, Token(shard, 5, 1)))
+    first = await lab.call(Drain(machine_id, 0, CallToken(shard, 5, 1)))
     expect(not first.is_fenced, "first contact is not fenced", first.details)
     requests = [
-        Create(machine_id, Token(shard, epoch, sequence))
+        Create(machine_id, CallToken(shard, epoch, sequence))
         for place in range(_CALLS // 2)
         for epoch, sequence in ((4, 1000 + place), (5, 2 + place))
     ]
@@ -141,7 +141,7 @@ async def race_of_epochs(lab: Lab) -> None:
     expect(end.state is _S.IDLE, "Create ends in IDLE", told_machine(end))
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def race_over_connections(lab: Lab) -> None:
     """Repeats collapse over two connections too."""
     machine_id, cluster = await lab.slot(), lab.new_cluster()
@@ -152,7 +152,7 @@ async def race_over_connections(lab: Lab) -> None:
     _expect_bound(end, cluster)
 
 
-@AREA.behaviour(7, Profile.CORE)
+@AREA.behaviour(7, ConformanceProfile.CORE)
 async def eight_machines(lab: Lab) -> None:
     """Eight machines in parallel: distinct ids, no cross-talk."""
     machine_ids = [await lab.slot() for _ in range(_MACHINES)]
@@ -184,7 +184,7 @@ async def settle_all(lab: Lab, machine_ids: Sequence[str], state: MachineState) 
     return [way.end for way in ways]
 
 
-@AREA.behaviour(8, Profile.CORE)
+@AREA.behaviour(8, ConformanceProfile.CORE)
 async def acks_of_a_burst(lab: Lab) -> None:
     """Acks in a burst show CONFIGURING or CONFIGURED only, with the right cluster."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
@@ -198,7 +198,7 @@ async def acks_of_a_burst(lab: Lab) -> None:
         expect(answer.machine.cluster == cluster, f"an ack shows cluster {cluster}", told)
 
 
-@AREA.behaviour(9, Profile.CLOUD)
+@AREA.behaviour(9, ConformanceProfile.CLOUD)
 async def race_of_delete(lab: Lab) -> None:
     """Delete: the same."""
     machine_id = await lab.idle()

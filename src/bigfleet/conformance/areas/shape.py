@@ -12,7 +12,7 @@ from bigfleet.conformance.calls import told_machine
 from bigfleet.conformance.expecting import broken, expect
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import MachineSeen
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -105,21 +105,21 @@ def expect_fitting(machine: MachineSeen) -> None:
         expect(machine.cluster != "", f"{name} has a cluster", told)
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def state_and_type_everywhere(lab: Lab) -> None:
     """State and instance_type everywhere; forbidden label keys nowhere."""
     for machine in await various(lab):
         expect_named(machine)
 
 
-@AREA.behaviour(2, Profile.SPOT)
+@AREA.behaviour(2, ConformanceProfile.SPOT)
 async def prices_and_probabilities(lab: Lab) -> None:
     """Price finite and ≥ 0, probability in [0, 1], > 0 on SPOT."""
     for machine in await various(lab):
         expect_priced(machine)
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def host_and_cluster_fit(lab: Lab) -> None:
     """Host and cluster fit the state in every resting state."""
     machine_id = await lab.slot()
@@ -132,14 +132,14 @@ async def host_and_cluster_fit(lab: Lab) -> None:
         expect_fitting(machine)
 
 
-@AREA.behaviour(4, Profile.CORE)
+@AREA.behaviour(4, ConformanceProfile.CORE)
 async def ratios_can_be_computed(lab: Lab) -> None:
     """Where resources and allocatable share a key, the ratio can be computed."""
     for machine in await various(lab):
         expect_ratios(machine)
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def provider_is_constant(lab: Lab) -> None:
     """Host.provider is constant through configure and drain."""
     machine_id = await lab.idle()
@@ -158,7 +158,7 @@ def _provider_of(machine: MachineSeen) -> str:
     return machine.host.provider
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def hosted_machines_have_a_place(lab: Lab) -> None:
     """Hosted machines have zone and capacity type."""
     for machine in await various(lab):
@@ -166,7 +166,7 @@ async def hosted_machines_have_a_place(lab: Lab) -> None:
             expect_placed(machine)
 
 
-@AREA.behaviour(7, Profile.CLOUD)
+@AREA.behaviour(7, ConformanceProfile.CLOUD)
 async def delete_leaves_nothing(lab: Lab) -> None:
     """After Delete no host, cluster or metadata."""
     machine_id = await lab.idle()

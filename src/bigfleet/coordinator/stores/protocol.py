@@ -29,7 +29,7 @@ class NotLeader(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
+class LeaderInfo:
     """Who leads, as the store tells it."""
 
     replica: str
@@ -78,7 +78,7 @@ class StateStore(Protocol):
         """Make this replica's term `above` + 1,000,000 and return it. Raises NotLeader, StoreUnavailable."""
         ...
 
-    def leader(self) -> Leader | None:
+    def leader(self) -> LeaderInfo | None:
         """Return who leads as far as this replica knows, itself included."""
         ...
 

@@ -18,7 +18,7 @@ from bigfleet.engine.columnar.arrays import (
     NO_DOMAIN,
     UNDECIDED,
     UNSETTLED,
-    Fleet,
+    FleetArrays,
     Gangs,
     Int32s,
     Int64s,
@@ -48,7 +48,7 @@ ChooseExactly = Callable[[int, Gangs, Work], tuple[int, bool]]
 class Pass:
     """One credit pass and what it works on; `run` leaves it done."""
 
-    fleet: Fleet
+    fleet: FleetArrays
     rows: Rows
     gangs: Gangs
     scratch: Scratch

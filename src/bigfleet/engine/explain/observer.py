@@ -45,7 +45,7 @@ from bigfleet.engine.explain.rejections import ref
 from bigfleet.engine.folding import FoldedRow, folded_need, proving_shapes
 from bigfleet.engine.reference.acquire import cheapest_domain
 from bigfleet.engine.reference.credit import Candidates, incumbents_first, is_own
-from bigfleet.engine.reference.domains import Coverage, Domain, deciding_rule
+from bigfleet.engine.reference.domains import Coverage, DomainOffer, deciding_rule
 from bigfleet.engine.reference.preempt import Victims, grace_seconds
 from bigfleet.engine.reference.rows import Allocations, DemandRow, supply_of
 from bigfleet.engine.reference.spread import SpreadPick
@@ -73,7 +73,7 @@ class Observer:
         self._victims = victims
         self._teller = TraceEmitter(reporter, options, book)
         #: Domains among which each Same row chose.
-        self._domains: dict[DemandRow, Sequence[Domain]] = {}
+        self._domains: dict[DemandRow, Sequence[DomainOffer]] = {}
 
     # ---- folding and the start of a row ------------------------------------------------------------------------
 
@@ -404,7 +404,7 @@ def coverage_per_mille(aggregate: Vector, total: Vector) -> int:
     return min((1000 * min(total.get(name, 0), milli) // milli for name, milli in aggregate.items()), default=1000)
 
 
-def _ranked(domain: Domain, aggregate: Vector) -> RankedDomain:
+def _ranked(domain: DomainOffer, aggregate: Vector) -> RankedDomain:
     coverage = Coverage(aggregate)
     satisfiable = vector.covers(domain.total, aggregate)
     creditable, own = coverage.capped(domain.creditable), coverage.capped(domain.own)

@@ -23,7 +23,7 @@ from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.convert_session import need_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.inventory.fleet_queries import Wanted, find, first_after
+from bigfleet.shard.inventory.fleet_queries import MachineQuery, find, first_after
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.status.session_views import SessionView
 from bigfleet.shard.status.views import NeedView
@@ -170,7 +170,7 @@ class _Asked:
     """
 
     def __init__(self, shard: Shard, request: shardread_pb2.ListMachinesRequest) -> None:
-        wanted = Wanted(
+        wanted = MachineQuery(
             cluster=request.cluster_id,
             instance_type=request.instance_type,
             zone=request.zone,
@@ -210,7 +210,7 @@ def _flagged(shard: Shard, flags: Set[str]) -> Iterable[str]:
     return frozenset(first).intersection(*others)
 
 
-def _holding(shard: Shard, wanted: Wanted, machine_ids: Iterable[str]) -> Iterator[MachineId]:
+def _holding(shard: Shard, wanted: MachineQuery, machine_ids: Iterable[str]) -> Iterator[MachineId]:
     """Yield those of the machines that are known and asked for."""
     for machine_id in machine_ids:
         known = MachineId(machine_id)

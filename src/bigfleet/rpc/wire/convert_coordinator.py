@@ -13,8 +13,8 @@ from bigfleet.coordinator.reports import Shortfall, SoldOutPool
 from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
-from bigfleet.model.instructions import Ack, Outcome
-from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn, turn_of
+from bigfleet.model.instructions import Ack, InstructionOutcome
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, RowKind, Turn, turn_of
 from bigfleet.rpc.wire import report_checks
 from bigfleet.rpc.wire.amounts import check_count, check_string
 from bigfleet.rpc.wire.convert_instruction import (
@@ -41,10 +41,10 @@ _BASES = {_Wire.BASE_ALL: Base.ALL, _Wire.BASE_DOMAINS: Base.DOMAINS}
 _WIRE_BASES = {base: number for number, base in _BASES.items()}
 _WireAck = coordinator_pb2.InstructAck
 _OUTCOMES = {
-    _WireAck.OUTCOME_ACCEPTED: Outcome.ACCEPTED,
-    _WireAck.OUTCOME_REJECTED_STALE: Outcome.REJECTED_STALE,
-    _WireAck.OUTCOME_REJECTED_INVALID: Outcome.REJECTED_INVALID,
-    _WireAck.OUTCOME_FAILED: Outcome.FAILED,
+    _WireAck.OUTCOME_ACCEPTED: InstructionOutcome.ACCEPTED,
+    _WireAck.OUTCOME_REJECTED_STALE: InstructionOutcome.REJECTED_STALE,
+    _WireAck.OUTCOME_REJECTED_INVALID: InstructionOutcome.REJECTED_INVALID,
+    _WireAck.OUTCOME_FAILED: InstructionOutcome.FAILED,
 }
 _WIRE_OUTCOMES = {outcome: number for number, outcome in _OUTCOMES.items()}
 
@@ -236,7 +236,7 @@ def ack_to_wire(ack: Ack) -> coordinator_pb2.InstructAck:
     )
 
 
-def outcome_to_wire(outcome: Outcome) -> coordinator_pb2.InstructAck.Outcome.ValueType:
+def outcome_to_wire(outcome: InstructionOutcome) -> coordinator_pb2.InstructAck.Outcome.ValueType:
     """Return the number of an outcome."""
     return _WIRE_OUTCOMES[outcome]
 
@@ -249,7 +249,7 @@ def _ack(message: coordinator_pb2.InstructAck, place: str) -> Ack:
     # An outcome of a later version is neither taken nor given up: the instruction is tried again.
     return Ack(
         instruction_id=message.instruction_id,
-        outcome=_OUTCOMES.get(message.outcome, Outcome.FAILED),
+        outcome=_OUTCOMES.get(message.outcome, InstructionOutcome.FAILED),
         reason=message.reason,
         machine_ids=tuple(map(MachineId, message.machine_ids)),
         machines=machines_from_wire(message.machines),
@@ -262,7 +262,7 @@ def _ack(message: coordinator_pb2.InstructAck, place: str) -> Ack:
 def holding_to_wire(holding: Holding) -> coordinator_pb2.Ownership:
     """Return the message of a view; leaving domains stand among the held ones (docs/spec/coordinator.md §9.2)."""
     owned = holding.owned
-    rows: dict[RowKind, list[tuple[MachineId, Row]]] = {kind: [] for kind in RowKind}
+    rows: dict[RowKind, list[tuple[MachineId, OwnershipRow]]] = {kind: [] for kind in RowKind}
     for machine_id, row in sorted(owned.rows.items()):
         rows[row.kind].append((machine_id, row))
     return _Wire(
@@ -289,11 +289,11 @@ def holding_to_wire(holding: Holding) -> coordinator_pb2.Ownership:
     )
 
 
-def _adoption_to_wire(machine_id: MachineId, row: Row) -> coordinator_pb2.Adoption:
+def _adoption_to_wire(machine_id: MachineId, row: OwnershipRow) -> coordinator_pb2.Adoption:
     return coordinator_pb2.Adoption(machine_id=machine_id, shard_id=row.other, instruction_id=row.turn.instruction_id)
 
 
-def _release_to_wire(machine_id: MachineId, row: Row) -> coordinator_pb2.Release:
+def _release_to_wire(machine_id: MachineId, row: OwnershipRow) -> coordinator_pb2.Release:
     return coordinator_pb2.Release(
         machine_id=machine_id,
         to_shard_id=row.other,
@@ -311,17 +311,17 @@ def _holding(message: coordinator_pb2.Ownership) -> Holding:
     for index, domain in enumerate(message.domains):
         for name in ("topology_key", "topology_value"):
             report_checks.check_name(f"ownership.domains[{index}].{name}", getattr(domain, name))
-    rows: dict[MachineId, Row] = {}
+    rows: dict[MachineId, OwnershipRow] = {}
     for kind, name in ((RowKind.ADOPTED, "adopted"), (RowKind.DISOWNED, "disowned")):
         for index, adoption in enumerate(getattr(message, name)):
             place = f"ownership.{name}[{index}]"
             turn = _turn(adoption.instruction_id, f"{place}.instruction_id")
-            _put_row(rows, adoption.machine_id, Row(kind, turn, ShardId(adoption.shard_id)), place)
+            _put_row(rows, adoption.machine_id, OwnershipRow(kind, turn, ShardId(adoption.shard_id)), place)
     for index, release in enumerate(message.released):
         place = f"ownership.released[{index}]"
         machine = machine_from_wire(release.machine)[0] if release.HasField("machine") else None
         turn = _turn(release.instruction_id, f"{place}.instruction_id")
-        row = Row(RowKind.RELEASED, turn, ShardId(release.to_shard_id), release.released_unix_nanos, machine)
+        row = OwnershipRow(RowKind.RELEASED, turn, ShardId(release.to_shard_id), release.released_unix_nanos, machine)
         _put_row(rows, release.machine_id, row, place)
     owned = Owned(
         base=_BASES[message.base],
@@ -352,7 +352,7 @@ def _kept(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Kept, ...]:
     return tuple(kept)
 
 
-def _put_row(rows: dict[MachineId, Row], machine_id: str, row: Row, place: str) -> None:
+def _put_row(rows: dict[MachineId, OwnershipRow], machine_id: str, row: OwnershipRow, place: str) -> None:
     report_checks.check_name(f"{place}.machine_id", machine_id)
     check_string(f"{place}.shard_id", row.other)
     if machine_id in rows:

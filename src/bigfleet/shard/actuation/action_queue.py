@@ -20,7 +20,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.shard.audit.log import Audit
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionRecord, Outcome
+from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionOutcome, ActionRecord
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.safety_limits import Disposition
 
@@ -53,7 +53,7 @@ STOP_GRACE_SECONDS = 10.0
 #: Suppressed actions that are audited before other tasks get their turn, some milliseconds of work.
 SUPPRESSED_PER_TURN_MAX = 200
 
-Executor = Callable[[ActionRecord, "Actuator"], Awaitable[Outcome]]
+Executor = Callable[[ActionRecord, "Actuator"], Awaitable[ActionOutcome]]
 
 
 @dataclass(slots=True)
@@ -296,7 +296,7 @@ class Actuator:
         following.started_seconds = self._clock.monotonic_seconds()
         self._ledger[action.machine_id] = following
         self._metrics.actions.labels(action.kind.label).inc()
-        self._conclude(record, Outcome.SUCCESS)
+        self._conclude(record, ActionOutcome.SUCCESS)
         return following
 
     async def _run_in_slot(self, record: ActionRecord) -> None:
@@ -304,11 +304,11 @@ class Actuator:
         self._note_slot(machine_id, held=True)
         record.executed_cycle = self.cycle
         record.started_seconds = self._clock.monotonic_seconds()
-        outcome, message = Outcome.TRANSITION_ERROR, ""
+        outcome, message = ActionOutcome.TRANSITION_ERROR, ""
         try:
             outcome = await self._execute(record, self)
         except asyncio.CancelledError:
-            outcome = Outcome.CTX_CANCELED
+            outcome = ActionOutcome.CTX_CANCELED
             raise
         except InventoryRefusal as refusal:
             message = str(refusal)
@@ -324,7 +324,7 @@ class Actuator:
                 self._slots.release()
             self._conclude(last, outcome)
 
-    def _conclude(self, record: ActionRecord, outcome: Outcome) -> None:
+    def _conclude(self, record: ActionRecord, outcome: ActionOutcome) -> None:
         action = record.action
         record.outcome = outcome
         record.finished_unix_nanos = self._clock.unix_nanos()

@@ -18,7 +18,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
-from bigfleet.shard.cycle.reclaim_delay import Excess, FitHolds, excess_machines, is_delayable
+from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ShardSettings
@@ -63,7 +63,7 @@ class Guardrails:
         #: Reclaims of the timer period by cluster (rail 1).
         self._reclaims_spent: Mapping[str, int] = {}
         #: The excess machines of the last cycle (rail 5); replaced, never changed.
-        self.excess = Excess()
+        self.excess = ExcessTimers()
         metrics.reclaim_after.set(settings.reclaim_after_seconds)
 
     async def enqueue(
@@ -122,7 +122,7 @@ class Guardrails:
         self._metrics.reclaim_held_machines.set(len(fit_held))
         held = fit_held | self._awaited()
 
-        def choose() -> tuple[Excess, int, safety_limits.Chosen]:
+        def choose() -> tuple[ExcessTimers, int, safety_limits.Chosen]:
             excess = before
             if after_seconds > 0:
                 found = excess_machines(decision.actions)

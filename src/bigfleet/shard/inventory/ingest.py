@@ -24,7 +24,7 @@ from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import Record
+from bigfleet.shard.ports import ListedMachine
 from bigfleet.shard.sessions.registry import Sessions
 
 _log = structlog.get_logger("bigfleet.shard.inventory.ingest")
@@ -79,7 +79,7 @@ class Ingest:
         #: the facts of our view are always those of that record.
         self._applied: dict[MachineId, _Told] = {}
         #: Asked of each record before anything else: is the machine ours?
-        self.owns: Callable[[Record], bool] = lambda _record: True
+        self.owns: Callable[[ListedMachine], bool] = lambda _record: True
         #: Called with (before, after) of each change of state or binding; before is None for one that is new here.
         self.on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None
         #: Called with (before, after) of each other state that a provider shows of a known machine; after is None for a
@@ -102,7 +102,7 @@ class Ingest:
         self._applied.setdefault(machine.id, _Told.of(before))
         self._tell(machine.id, before, machine)
 
-    def is_unchanged(self, record: Record) -> bool:
+    def is_unchanged(self, record: ListedMachine) -> bool:
         """Say whether the record equals the last applied one and our view has not moved away from it since."""
         shown = record.machine
         known = self._inventory.kept(shown.id)
@@ -114,7 +114,7 @@ class Ingest:
         told_error = known.last_error if applied is None else applied.last_error
         return told_error == shown.last_error and known.declares(shown)
 
-    def changed(self, records: Iterable[Record]) -> set[MachineId]:
+    def changed(self, records: Iterable[ListedMachine]) -> set[MachineId]:
         """Return the machines of all and only the records that are not unchanged, each judged as if it came first."""
         return {record.machine.id for record in records if not self.is_unchanged(record)}
 
@@ -126,7 +126,7 @@ class Ingest:
         """Return the present, for several records that are shown at the same time."""
         return Moment(self._clock.monotonic_seconds(), self._clock.unix_nanos())
 
-    def observe(self, record: Record, moment: Moment | None = None) -> bool:
+    def observe(self, record: ListedMachine, moment: Moment | None = None) -> bool:
         """Take what the provider shows; return False when the record was refused and the last good one stays.
 
         A machine that is not ours, or no longer, is not in the inventory afterwards.
@@ -136,7 +136,7 @@ class Ingest:
             return True
         return self.take(record, moment)
 
-    def let_go(self, record: Record, moment: Moment | None = None) -> None:
+    def let_go(self, record: ListedMachine, moment: Moment | None = None) -> None:
         """Take a machine that is not ours out of the inventory, if it is there; it is not gone."""
         machine_id = record.machine.id
         known = self._inventory.kept(machine_id)
@@ -147,7 +147,7 @@ class Ingest:
             self.take(record, moment)
         self.leave(machine_id)
 
-    def take(self, record: Record, moment: Moment | None = None) -> bool:
+    def take(self, record: ListedMachine, moment: Moment | None = None) -> bool:
         """Take what the provider shows of a machine that is ours, as `observe` does; nobody asks again whose it is."""
         shown = record.machine
         machine_id = shown.id
@@ -264,7 +264,7 @@ class Ingest:
             taints=tuple(node_taints(machine)),
         )
 
-    def _merged(self, record: Record, known: InventoryRecord | None) -> tuple[Machine, Binding | None]:
+    def _merged(self, record: ListedMachine, known: InventoryRecord | None) -> tuple[Machine, Binding | None]:
         """Return what our view will be: a machine, and the binding whose stamps it has where those are not its own."""
         machine, metadata = record
         if machine.state in UNBOUND_STATES:

@@ -32,7 +32,7 @@ from bigfleet.model.states import RESTING_STATES, TRANSITIONAL_STATES, MachineSt
 from bigfleet.shard.outcomes import COORDINATOR_REASON
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, DrainCandidate, chosen, victims
 from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten, Reservation
-from bigfleet.shard.ports import ProviderRefusal, Record, RefusalKind
+from bigfleet.shard.ports import ListedMachine, ProviderRefusal, RefusalKind
 
 #: How long a machine stays with who adopted it before it may be given on, and a ready reservation lasts (§7.5, §9.5).
 COOLDOWN_REPORT_CYCLES = 8
@@ -96,7 +96,7 @@ class HandoverHost(Protocol):
         """Move the provider's mark of this machine past every token of an older process. Raises ProviderRefusal."""
         ...
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the provider's word on a machine. Raises ProviderRefusal."""
         ...
 

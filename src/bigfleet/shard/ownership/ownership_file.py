@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.machine import Host, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn
+from bigfleet.model.machine import HostRef, Machine
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, RowKind, Turn
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Of the tables that schema 2 added; schema 1 had `meta` alone.
@@ -142,7 +142,7 @@ class OwnershipFile:
             [(*domain, standing) for domain, standing in sorted(after.items()) if before.get(domain) != standing],
         )
 
-    def _write_rows(self, rows: Mapping[MachineId, Row]) -> None:
+    def _write_rows(self, rows: Mapping[MachineId, OwnershipRow]) -> None:
         before = self.owned.rows
         if rows is before:
             return
@@ -219,12 +219,12 @@ def _domains(connection: sqlite3.Connection, wanted: str) -> Iterator[Domain]:
             yield Domain(key, value)
 
 
-def _rows(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, Row]]:
+def _rows(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, OwnershipRow]]:
     query = "SELECT machine_id, kind, term, sequence, other, since_unix_nanos, record FROM rows"
     for machine_id, kind, term, sequence, other, since, record in connection.execute(query):
         try:
             machine = _unpacked(MachineId(machine_id), record)
-            row = Row(RowKind(kind), Turn(term, sequence), ShardId(other), since, machine)
+            row = OwnershipRow(RowKind(kind), Turn(term, sequence), ShardId(other), since, machine)
         except (ValueError, TypeError, KeyError, msgspec.DecodeError) as error:
             raise DamagedRow(f"table rows: machine {machine_id!r}: {error}") from error
         if term < 0 or sequence < 0:
@@ -272,6 +272,6 @@ def _unpacked(machine_id: MachineId, record: bytes | None) -> Machine | None:
         id=machine_id,
         state=MachineState(fields["state"]),
         capacity_type=CapacityType(fields["capacity_type"]),
-        host=Host(provider, ref),
+        host=HostRef(provider, ref),
         **{name: fields[name] for name in _RECORD_FIELDS},
     )

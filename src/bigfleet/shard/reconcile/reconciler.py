@@ -21,7 +21,7 @@ from bigfleet.shard.actuation.executors import Executors
 from bigfleet.shard.inventory.ingest import Ingest, Moment
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import Listing, Provider, ProviderRefusal, Record, RefusalKind, ShardSettings
+from bigfleet.shard.ports import ListedMachine, Listing, Provider, ProviderRefusal, RefusalKind, ShardSettings
 from bigfleet.shard.reconcile.foreign_machines import ForeignMachines
 from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
 from bigfleet.shard.reconcile.unchanged_records import UnchangedRecords, doubtful, recognise
@@ -59,7 +59,7 @@ class _Shown:
     """One answer, and of its records those that had to be read."""
 
     listing: Listing
-    records: Sequence[Record]
+    records: Sequence[ListedMachine]
     #: Where these records stand in the answer; empty when no digests are to be noted.
     places: Sequence[int] = ()
     recognised: UnchangedRecords | None = None
@@ -198,8 +198,8 @@ class Reconciler:
         # A machine that is told twice, and once as it is known: the later word counts, so all are read.
         return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
 
-    async def _records(self, listing: Listing, places: Sequence[int]) -> list[Record]:
-        records: list[Record] = []
+    async def _records(self, listing: Listing, places: Sequence[int]) -> list[ListedMachine]:
+        records: list[ListedMachine] = []
         for first in range(0, len(places), RECORDS_PER_TURN_MAX):
             if first:
                 await self._clock.sleep(0)
@@ -221,7 +221,13 @@ class Reconciler:
         return seen
 
     async def _take_records(
-        self, records: Sequence[Record], digests: Sequence[bytes], actuator: Actuator, moment: Moment, *, is_full: bool
+        self,
+        records: Sequence[ListedMachine],
+        digests: Sequence[bytes],
+        actuator: Actuator,
+        moment: Moment,
+        *,
+        is_full: bool,
     ) -> set[MachineId]:
         """Apply records in turns: streams, workers and health get theirs in between. Return whose they are.
 
@@ -260,10 +266,10 @@ class Reconciler:
         return seen
 
     def _without(
-        self, foreign: Set[MachineId], pairs: Iterable[tuple[Record, bytes]], moment: Moment
-    ) -> tuple[list[Record], list[bytes]]:
+        self, foreign: Set[MachineId], pairs: Iterable[tuple[ListedMachine, bytes]], moment: Moment
+    ) -> tuple[list[ListedMachine], list[bytes]]:
         """Pass over the records of machines that are not ours; return the others with their digests."""
-        ours: list[Record] = []
+        ours: list[ListedMachine] = []
         digests: list[bytes] = []
         for record, digest in pairs:
             machine_id = record.machine.id
@@ -275,7 +281,7 @@ class Reconciler:
             self._others.note(machine_id, digest)
         return ours, digests
 
-    def _let_go(self, record: Record, moment: Moment) -> None:
+    def _let_go(self, record: ListedMachine, moment: Moment) -> None:
         """Take a machine that is not ours out of all that is kept of it; it is not gone."""
         machine_id = record.machine.id
         self._executors.end_drain_wait(machine_id)
@@ -294,7 +300,7 @@ class Reconciler:
         asked = self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
         return asked | self._others.moved
 
-    def _one(self, record: Record, actuator: Actuator, moment: Moment) -> None:
+    def _one(self, record: ListedMachine, actuator: Actuator, moment: Moment) -> None:
         machine = record.machine
         self._held_removals.discard(machine.id)
         if self._executors.is_draining_with_operator(machine.id):
@@ -388,19 +394,19 @@ class Reconciler:
 
         await asyncio.gather(*(read(machine_id) for machine_id in batch))
 
-    def _apply_revisited(self, record: Record) -> None:
+    def _apply_revisited(self, record: ListedMachine) -> None:
         if self._belonging.owns(record):
             self._apply(record, self._ingest.moment())
         else:
             self._let_go(record, self._ingest.moment())
 
-    def _apply(self, record: Record, moment: Moment) -> None:
+    def _apply(self, record: ListedMachine, moment: Moment) -> None:
         if self._strikes.is_held(record.machine.id) and self._strikes.keeps(record.machine.id, record.machine.state):
             return
         if not self._ingest.is_unchanged(record):
             self._observe(record, moment)
 
-    def _observe(self, record: Record, moment: Moment) -> bool:
+    def _observe(self, record: ListedMachine, moment: Moment) -> bool:
         """Take a record; say whether it was taken."""
         return self._judged(self._ingest.observe(record, moment))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from bigfleet.model import labels
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.ownership import Row, RowKind
+from bigfleet.model.ownership import OwnershipRow, RowKind
 from bigfleet.sim.checkers.invariants import INVARIANTS as INVARIANTS
 from bigfleet.sim.checkers.invariants import by_event as by_event
 from bigfleet.sim.checkers.invariants import invariant
@@ -85,7 +85,7 @@ def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Observations) -
 # ---- each instruction once --------------------------------------------------------------------------------------
 
 
-def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[MachineId, Row]:
+def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[MachineId, OwnershipRow]:
     """Return the rows that a change made anew, by machine; one that only became disowned is no new one."""
     known = before.owned.rows
     return {

@@ -20,7 +20,7 @@ from bigfleet.coordinator.replica import NotTheLeader, Replica
 from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.coordinator.stores.protocol import (
     TERM_STEP,
-    Leader,
+    LeaderInfo,
     Leadership,
     NotLeader,
     OutcomeUnknown,
@@ -31,7 +31,7 @@ from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import ShardReportSource
-from bigfleet.link.reporter import Reporter, ReportOutcome
+from bigfleet.link.reporter import CoordinatorLink, ReportOutcome
 from bigfleet.model import labels
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
@@ -101,9 +101,9 @@ class HeldTables:
         self._term = max(above, self._term) + TERM_STEP
         return self._term
 
-    def leader(self) -> Leader | None:
+    def leader(self) -> LeaderInfo | None:
         """Return the one replica while it leads."""
-        return Leader("replica-0", ADDRESS) if self._leads else None
+        return LeaderInfo("replica-0", ADDRESS) if self._leads else None
 
     def revision(self) -> int:
         """Return how many commands were applied."""
@@ -174,11 +174,11 @@ class Coordinator:
         except (NotTheLeader, NotLeader, StoreUnavailable, OutcomeUnknown) as fault:
             raise NotAnswered(f"{address}: {fault}") from fault
 
-    def link(self, shard: Shard, file: OwnershipFile) -> Reporter:
+    def link(self, shard: Shard, file: OwnershipFile) -> CoordinatorLink:
         """Return the link of one process of the shard. Raises ValueError for a shard that has no file."""
         if shard.ownership is None:
             raise ValueError("a shard without a file of what it owns has no link")
-        return Reporter(
+        return CoordinatorLink(
             shard_id=shard.shard_id,
             epoch=shard.epoch,
             advertised_address=f"{shard.shard_id}:7780",

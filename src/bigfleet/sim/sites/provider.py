@@ -18,8 +18,8 @@ from bigfleet.provider.backends.simulated.backend import SimulatedBackend, Simul
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import SimulatedOffer, build_fleet
-from bigfleet.provider.backends.simulated.world import World as CloudWorld
-from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.backends.simulated.world import WorldFile as CloudWorld
+from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import Token
@@ -29,7 +29,7 @@ from bigfleet.rpc.servers.provider import encode_list_entry, join_list
 from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
-from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
+from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ProviderRefusal, RefusalKind, TransitionAck
 from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
@@ -225,7 +225,7 @@ class RemoteProvider:
             "delete", machine_id, token, lambda core: core.delete(machine_id, token=Token(*token))
         )
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the record of one machine."""
 
         async def work() -> bytes:
@@ -242,7 +242,7 @@ class RemoteProvider:
         method: str,
         machine_id: MachineId,
         token: FenceToken,
-        call: Callable[[CapacityCore], Coroutine[Any, Any, Ack]],
+        call: Callable[[CapacityCore], Coroutine[Any, Any, AcceptedCall]],
     ) -> TransitionAck:
         async def work() -> tuple[str, bytes]:
             ack = await call(self._site.serving())
@@ -274,5 +274,5 @@ def _record_bytes(record: CoreRecord) -> bytes:
     return machine_to_wire(record.machine, record.metadata).SerializeToString()
 
 
-def _record(content: bytes) -> Record:
-    return Record(*machine_from_wire(provider_pb2.Machine.FromString(content)))
+def _record(content: bytes) -> ListedMachine:
+    return ListedMachine(*machine_from_wire(provider_pb2.Machine.FromString(content)))

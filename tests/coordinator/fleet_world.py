@@ -19,8 +19,6 @@ from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import NotTheLeader, Replica
-from bigfleet.coordinator.reports import Shortfall
-from bigfleet.coordinator.shard_report import CapacityRow, ShardReport, Summary
 from bigfleet.coordinator.stores.protocol import NotLeader
 from bigfleet.engine.decision import Action
 from bigfleet.link.inbox import Inbox
@@ -30,13 +28,13 @@ from bigfleet.model import labels, vector
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import Instruction, Reading, Selector, TransferOwnership, reading
 from bigfleet.model.machine import HostRef, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, RowKind
+from bigfleet.model.ownership import Base, Domain, Owned, Reservation, RowKind
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.shard_report import CapacityCount, ShardReport, ShardSummary, Shortfall
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, matches
 from bigfleet.shard.ownership.handover import Handover, HandoverDone
-from bigfleet.shard.ownership.ownership_file import Reservation
 from bigfleet.shard.ports import ListedMachine
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.coordinator.handover.handover_world import PROVIDER, Backend, HeldStore
@@ -242,7 +240,7 @@ class ModelShard:
 
     def tell(self) -> ReportSnapshot:
         return ReportSnapshot(
-            summary=Summary(
+            summary=ShardSummary(
                 provider_address=PROVIDER,
                 type_counts=Counter(machine.instance_type for machine in self.machines.values()),
                 idle=self._offered(S.IDLE),
@@ -272,11 +270,11 @@ class ModelShard:
         kept = self.file.reservations.keys() | self.handover.cooling
         return [machine for machine in self.machines.values() if machine.state is state and machine.id not in kept]
 
-    def _offered(self, state: MachineState) -> tuple[CapacityRow, ...]:
+    def _offered(self, state: MachineState) -> tuple[CapacityCount, ...]:
         counts = Counter((machine.instance_type, machine.zone) for machine in self.free(state))
         supply = next(iter(self._fleet.records.values())).supply
         return tuple(
-            CapacityRow(kind, zone, CapacityType.ON_DEMAND, number, supply)
+            CapacityCount(kind, zone, CapacityType.ON_DEMAND, number, supply)
             for (kind, zone), number in sorted(counts.items())
         )
 

@@ -6,8 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.reports import Shortfall, SoldOutPool
-from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -23,8 +21,9 @@ from bigfleet.model.instructions import (
     UnassignDomain,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
 from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.convert_coordinator import answer_from_wire, answer_to_wire, report_from_wire, report_to_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2
@@ -93,12 +92,22 @@ holdings = st.builds(
         domains=st.frozensets(domains, max_size=3),
         rows=st.dictionaries(machine_ids, rows, max_size=3),
     ),
-    kept=st.lists(
-        st.builds(Kept, machine_ids, shards, names, st.booleans(), st.integers(0, 2**62), names, names), max_size=2
+    reservations=st.lists(
+        st.builds(
+            Reservation,
+            machine_id=machine_ids,
+            to_shard=shards,
+            instruction_id=names,
+            is_ready=st.booleans(),
+            expires_unix_nanos=st.integers(0, 2**62),
+            instance_type=names,
+            zone=names,
+        ),
+        max_size=2,
     ).map(tuple),
 )
 capacity = st.lists(
-    st.builds(CapacityRow, names, names, st.sampled_from(CapacityType), counts, vectors), max_size=3
+    st.builds(CapacityCount, names, names, st.sampled_from(CapacityType), counts, vectors), max_size=3
 ).map(tuple)
 sold_out = st.lists(st.builds(SoldOutPool, names, names, st.sampled_from(CapacityType), counts), max_size=3).map(tuple)
 reports = st.builds(
@@ -110,7 +119,7 @@ reports = st.builds(
     address=names,
     echoed_term=st.integers(0, 2**62),
     summary=st.builds(
-        Summary,
+        ShardSummary,
         total_machines=counts,
         free_machines=counts,
         type_counts=st.dictionaries(names, counts, max_size=3),

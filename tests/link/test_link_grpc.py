@@ -11,7 +11,6 @@ import pytest
 from grpc import aio
 
 from bigfleet.cli.certs.issuing import Bearer
-from bigfleet.coordinator.shard_report import ShardReport, Summary
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import holding_of
@@ -19,6 +18,7 @@ from bigfleet.link.reporter import CoordinatorLink, ReportSnapshot
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Payload, Selector, TransferOwnership
 from bigfleet.model.ownership import Base, Domain, RowKind
+from bigfleet.model.shard_report import ShardReport, ShardSummary
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
@@ -55,7 +55,7 @@ class LinkedShard(HandoverShard):
 
     def tell(self) -> ReportSnapshot:
         return ReportSnapshot(
-            summary=Summary(provider_address=PROVIDER),
+            summary=ShardSummary(provider_address=PROVIDER),
             shortfalls=(),
             clusters=frozenset(),
             holding=holding_of(self.file.owned, self.file.reservations),

@@ -8,13 +8,13 @@ import pytest
 import structlog
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
 from bigfleet.link.inbox import DoesNotApply, Inbox, MayYetSucceed
 from bigfleet.link.reporter import CoordinatorLink, ReportOutcome, ReportSnapshot
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import AssignDomain, Instruction, InstructionOutcome
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
+from bigfleet.model.shard_report import Holding, ShardReport, ShardSummary
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import HandoverDone
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -56,7 +56,7 @@ class Link:
 
     def tell(self) -> ReportSnapshot:
         return ReportSnapshot(
-            summary=Summary(), shortfalls=(), clusters=self.clusters, holding=Holding(owned=self.owned)
+            summary=ShardSummary(), shortfalls=(), clusters=self.clusters, holding=Holding(owned=self.owned)
         )
 
     async def accept_term(self, term: int) -> None:

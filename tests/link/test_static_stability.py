@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import CoordinatorLink
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import RefusalKind, ShardSettings

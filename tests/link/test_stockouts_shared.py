@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bigfleet.coordinator.ephemeral_state import EphemeralState
-from bigfleet.coordinator.reports import SoldOutPool
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import ShardReportSource
 from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.model.ids import ShardId
+from bigfleet.model.shard_report import SoldOutPool
 from bigfleet.model.states import CapacityType
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
 from bigfleet.sim.kernel.virtual_time import LoopClock

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
-from bigfleet.coordinator.reports import CapacityCount, ShardFigures, ShortfallClass, accepts
+from bigfleet.coordinator.reports import ShardFigures, ShortfallClass, ZoneCapacity, accepts
 from bigfleet.coordinator.transfers import FlowKey, Knobs, Skip
 from bigfleet.model import labels
 from bigfleet.model.ids import ShardId
@@ -72,7 +72,7 @@ class Giveable:
     """One row of one donor during a pass."""
 
     donor: ShardId
-    row: CapacityCount
+    row: ZoneCapacity
     #: What may still be given in this pass; falls below 0 when the donor has less than its margin.
     available: int
 
@@ -167,7 +167,7 @@ class DonorOffers:
     knobs: Knobs
     _batches: dict[_Kind, DonorBatch] = field(default_factory=dict)
     #: By type, each with the row that stands for its machines.
-    _of_type: dict[str, list[tuple[CapacityCount, DonorBatch]]] = field(default_factory=dict)
+    _of_type: dict[str, list[tuple[ZoneCapacity, DonorBatch]]] = field(default_factory=dict)
     _serving: dict[ShortfallClass, list[tuple[Vector, DonorBatch]]] = field(default_factory=dict)
 
     @classmethod
@@ -372,5 +372,5 @@ def _order(giveable: Giveable) -> tuple[int, ShardId]:
     return (-giveable.available, giveable.donor)
 
 
-def _batch_key(row: CapacityCount) -> _Kind:
+def _batch_key(row: ZoneCapacity) -> _Kind:
     return (row.instance_type, row.zone, vector_key(row.allocatable))

@@ -15,7 +15,7 @@ from bigfleet.coordinator.ownership_reconcile import (
     WantedInstruction,
     still_follows,
 )
-from bigfleet.coordinator.reports import ShardFigures, SoldOutPool
+from bigfleet.coordinator.reports import ShardFigures
 from bigfleet.coordinator.tables import Tables
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -31,6 +31,7 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.ownership import Domain, Owned, Turn
+from bigfleet.model.shard_report import SoldOutPool
 from bigfleet.model.states import CapacityType
 
 #: Pools of one answer.

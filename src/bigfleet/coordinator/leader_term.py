@@ -15,12 +15,13 @@ from bigfleet.coordinator.ephemeral_state import FRESH_CYCLES, EphemeralState, R
 from bigfleet.coordinator.leader import BadReport, Leader
 from bigfleet.coordinator.metrics import KINDS, CoordinatorMetrics, Figures, kind_of
 from bigfleet.coordinator.rebalancer import Heard, Rebalancing, ownership_overlap
-from bigfleet.coordinator.shard_report import ShardReport, taken
+from bigfleet.coordinator.received_report import received_of
 from bigfleet.coordinator.tables import DomainState, Tables
 from bigfleet.coordinator.transfers import Knobs, Transfer
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.model.ownership import Domain, OwnershipRow, RowKind
+from bigfleet.model.shard_report import ShardReport
 
 _log = structlog.get_logger("bigfleet.coordinator.leader_term")
 
@@ -81,7 +82,7 @@ class Term:
 
     async def report(self, report: ShardReport) -> ReportAnswer:
         """Take a report and answer it. Raises as `Leader.report`."""
-        for_leader = taken(report)
+        for_leader = received_of(report)
         try:
             return await self.leader.report(for_leader)
         except BadReport:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from bigfleet.coordinator.delivery import DONOR_EXPIRY_CYCLES, InstructionEntry, InstructionLedger, State
 from bigfleet.coordinator.ephemeral_state import EphemeralState, Known
 from bigfleet.coordinator.rebalance_plan import plan
+from bigfleet.coordinator.received_report import ready_in
 from bigfleet.coordinator.reports import ShardFigures
-from bigfleet.coordinator.shard_report import Holding, ShardReport, ready_in
 from bigfleet.coordinator.tables import Tables
 from bigfleet.coordinator.transfers import (
     FleetView,
@@ -36,6 +36,7 @@ from bigfleet.model.instructions import (
     TransferOwnership,
 )
 from bigfleet.model.ownership import Base
+from bigfleet.model.shard_report import Holding, ShardReport
 from bigfleet.model.vector import Vector
 
 
@@ -168,13 +169,12 @@ def fleet_view(
         if known is None or known.report.figures is None:
             continue
         holding = heard[shard_id].holding if shard_id in heard else None
-        ready = () if holding is None else ready_in(holding.kept)
         shards.append(
             replace(
                 known.report.figures,
                 base=Base.ALL if shard_id in overlapping else base_of(known),
                 is_fresh=soft.is_fresh(shard_id, now_seconds),
-                ready=tuple(kept for kept in ready if kept.machine_id not in leaving),
+                ready=tuple(kept for kept in ready_in(holding) if kept.machine_id not in leaving),
             )
         )
     return FleetView(shards=tuple(shards), providers=tables.providers, quotas=tables.quotas)
@@ -238,7 +238,7 @@ def _add_drain(entry: InstructionEntry, move: Transfer, donor: Heard | None, fly
     """Note what a drain is to free: all of it until the donor has answered, then what it still drains."""
     count = move.count
     if entry.state is State.DONE:
-        kept = () if donor is None or donor.holding is None else donor.holding.kept
+        kept = () if donor is None or donor.holding is None else donor.holding.reservations
         instruction_id = entry.instruction.instruction_id
         count = sum(each.instruction_id == instruction_id and not each.is_ready for each in kept)
     elif entry.state.is_final:

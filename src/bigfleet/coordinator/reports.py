@@ -9,16 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigfleet.model import labels, vector
-from bigfleet.model.ids import Fingerprint, MachineId, ShardId
-from bigfleet.model.ownership import Base
+from bigfleet.model.ids import ShardId
+from bigfleet.model.ownership import Base, Reservation
 from bigfleet.model.profile import Requirement
-from bigfleet.model.states import CapacityType
+from bigfleet.model.shard_report import CapacityCount, Shortfall
 from bigfleet.model.vector import Vector
 
 #: Dimensions of a deficit that a pass compares for many shortfalls at once; one with more is looked at by itself.
@@ -28,39 +27,14 @@ _COMPARED_MAX = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityCount:
-    """Giveable machines of one instance type and zone."""
+class ZoneCapacity:
+    """Machines of one instance type and zone, of any capacity type, that could be given away."""
 
     instance_type: str
     zone: str
     count: int
     #: Smallest among them, per dimension, milli-units; a dimension that one of them lacks is absent.
     allocatable: Vector
-
-
-class SoldOutPool(NamedTuple):
-    """A capacity pool without stock, and how much longer nothing is created in it."""
-
-    instance_type: str
-    zone: str
-    capacity_type: CapacityType
-    backoff_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """What one profile lacks in a whole shard."""
-
-    fingerprint: Fingerprint
-    requirements: tuple[Requirement, ...]
-    #: Milli-units.
-    deficit: Vector
-    min_unit: Vector
-    priority: int
-    age_cycles: int
-    interruption_bucket: int
-    #: A requirement is Same: it never crosses a shard.
-    is_topology_constrained: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +49,7 @@ class ShortfallClass:
     #: Tells it from all others in this process; nothing is ordered by it.
     serial: int
 
-    def is_served_by(self, row: CapacityCount) -> bool:
+    def is_served_by(self, row: ZoneCapacity) -> bool:
         """Say whether a row serves it (§7.1): accepted, large enough, and of use in a dimension that is short."""
         return (
             accepts(self.gate, row.instance_type, row.zone)
@@ -100,16 +74,6 @@ def asking_of(shortfall: Shortfall) -> ShortfallClass:
     return _asking(gate, vector.vector_key(shortfall.min_unit), frozenset(shortfall.deficit))
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """A drained machine that a donor keeps for another shard."""
-
-    machine_id: MachineId
-    to_shard_id: ShardId
-    instance_type: str
-    zone: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardFigures:
     """One shard as a rebalancing pass sees it; built by `prepared`."""
@@ -130,8 +94,8 @@ class ShardFigures:
     #: One row for each, names ascending, DIMENSIONS_COMPARED columns; -1 in all of them where it has more names.
     deficits: NDArray[np.int64]
     #: Summed over capacity types, by type and zone; one row for each pair.
-    idle: tuple[CapacityCount, ...]
-    speculative: tuple[CapacityCount, ...]
+    idle: tuple[ZoneCapacity, ...]
+    speculative: tuple[ZoneCapacity, ...]
     #: Idle ones only, by id.
     ready: tuple[Reservation, ...]
     #: The (type, zone) of those rows that a shortfall of this shard, of any age, could use itself.
@@ -150,8 +114,8 @@ def prepared(
     base: Base,
     is_fresh: bool = True,
     shortfalls: Iterable[Shortfall] = (),
-    idle: Iterable[CapacityCount] = (),
-    speculative: Iterable[CapacityCount] = (),
+    idle: Iterable[CapacityCount | ZoneCapacity] = (),
+    speculative: Iterable[CapacityCount | ZoneCapacity] = (),
     type_counts: Mapping[str, int] | None = None,
     ready: Iterable[Reservation] = (),
 ) -> ShardFigures:
@@ -205,7 +169,7 @@ def accepts(gate: tuple[Requirement, ...], instance_type: str, zone: str | None)
     return True
 
 
-def _wanted(rows: Iterable[CapacityCount], askings: Iterable[ShortfallClass]) -> frozenset[tuple[str, str]]:
+def _wanted(rows: Iterable[ZoneCapacity], askings: Iterable[ShortfallClass]) -> frozenset[tuple[str, str]]:
     return frozenset(
         (row.instance_type, row.zone) for row in rows if any(asking.is_served_by(row) for asking in askings)
     )
@@ -216,24 +180,25 @@ def _wanted_types(counts: Iterable[str], askings: Iterable[ShortfallClass]) -> f
     return frozenset(name for name in counts if any(accepts(gate, name, None) for gate in gates))
 
 
-def _drainable(counts: Mapping[str, int], free: Iterable[CapacityCount], wanted: frozenset[str]) -> dict[str, int]:
+def _drainable(counts: Mapping[str, int], free: Iterable[ZoneCapacity], wanted: frozenset[str]) -> dict[str, int]:
     bound = Counter(counts)
     for row in free:
         bound[row.instance_type] -= row.count
     return {name: count for name, count in bound.items() if count > 0 and name not in wanted}
 
 
-def _summed(rows: Iterable[CapacityCount]) -> tuple[CapacityCount, ...]:
-    by_kind: dict[tuple[str, str], CapacityCount] = {}
+def _summed(rows: Iterable[CapacityCount | ZoneCapacity]) -> tuple[ZoneCapacity, ...]:
+    by_kind: dict[tuple[str, str], ZoneCapacity] = {}
     for row in rows:
         kind = (row.instance_type, row.zone)
         known = by_kind.get(kind)
-        if known is not None:
-            smallest = {
-                name: min(milli, row.allocatable[name])
-                for name, milli in known.allocatable.items()
-                if name in row.allocatable
-            }
-            row = CapacityCount(*kind, known.count + row.count, smallest)
-        by_kind[kind] = row
+        if known is None:
+            by_kind[kind] = ZoneCapacity(*kind, row.count, row.allocatable)
+            continue
+        smallest = {
+            name: min(milli, row.allocatable[name])
+            for name, milli in known.allocatable.items()
+            if name in row.allocatable
+        }
+        by_kind[kind] = ZoneCapacity(*kind, known.count + row.count, smallest)
     return tuple(by_kind[kind] for kind in sorted(by_kind))

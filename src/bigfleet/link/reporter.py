@@ -12,12 +12,11 @@ from typing import Final, Protocol
 import structlog
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.reports import Shortfall, SoldOutPool
-from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox, MayYetSucceed
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.model.shard_report import Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 
 #: Least time before the report that carries the answers to instructions.
 AGAIN_SECONDS: Final = 1.0
@@ -33,7 +32,7 @@ _log = structlog.get_logger("bigfleet.link.reporter")
 class ReportSnapshot:
     """What a shard has to say at this moment."""
 
-    summary: Summary
+    summary: ShardSummary
     shortfalls: tuple[Shortfall, ...]
     #: Clusters that have reported to this process.
     clusters: frozenset[ClusterId]

@@ -184,3 +184,18 @@ def _values_by_key(domains: frozenset[Domain]) -> Mapping[str, frozenset[str]]:
     """Return the values of each key: thousands of racks are then one question per machine."""
     keys = {domain.topology_key for domain in domains}
     return {key: frozenset(each.topology_value for each in domains if each.topology_key == key) for key in sorted(keys)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """A machine that is drained, or was, for another shard (§9.5)."""
+
+    machine_id: MachineId
+    to_shard: ShardId
+    instruction_id: str
+    #: Idle now.
+    is_ready: bool = False
+    #: 0 until it is ready.
+    expires_unix_nanos: int = 0
+    instance_type: str = ""
+    zone: str = ""

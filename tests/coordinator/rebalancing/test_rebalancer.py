@@ -13,8 +13,6 @@ from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.rebalancer import InFlight, in_flight, ownership_overlap
-from bigfleet.coordinator.reports import Shortfall
-from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.coordinator.stores.protocol import LeaderInfo as Name
 from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.coordinator.tables import QuotaKey
@@ -22,7 +20,8 @@ from bigfleet.coordinator.transfers import Skip, Tier
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import Ack, CrossShardDrain, InstructionOutcome, ReassignSpeculative, TransferOwnership
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned
+from bigfleet.model.ownership import Base, Domain, Owned, Reservation
+from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall
 from bigfleet.model.states import CapacityType, MachineState
 
 PROVIDER = "provider:9100"
@@ -62,7 +61,7 @@ class Fleet:
         self.owned = {
             shard: Owned(base=Base.DOMAINS, domains=frozenset({Domain("zone", zone)})) for shard, zone in ZONES.items()
         }
-        self.kept: dict[ShardId, tuple[Kept, ...]] = {EAST0: (), EAST1: ()}
+        self.kept: dict[ShardId, tuple[Reservation, ...]] = {EAST0: (), EAST1: ()}
         self.cycles = {EAST0: 0, EAST1: 0}
 
     @classmethod
@@ -78,7 +77,7 @@ class Fleet:
         """Report for a shard: `idle`, `speculative` and `bound` machines, and a `shortfall`."""
         self.cycles[shard] += 1
         rows = {name: fields.get(name, 0) for name in ("idle", "speculative", "bound")}
-        summary = Summary(
+        summary = ShardSummary(
             provider_address=PROVIDER,
             type_counts={"m6i": sum(rows.values())},
             idle=self._row(shard, rows["idle"]),
@@ -94,12 +93,12 @@ class Fleet:
                 summary=summary,
                 shortfalls=() if shortfall is None else (shortfall,),
                 acks=acks,
-                holding=Holding(owned=self.owned[shard], kept=self.kept[shard]),
+                holding=Holding(owned=self.owned[shard], reservations=self.kept[shard]),
             )
         )
 
-    def _row(self, shard: ShardId, count: int) -> tuple[CapacityRow, ...]:
-        row = CapacityRow("m6i", ZONES[shard], CapacityType.ON_DEMAND, count, SIZE)
+    def _row(self, shard: ShardId, count: int) -> tuple[CapacityCount, ...]:
+        row = CapacityCount("m6i", ZONES[shard], CapacityType.ON_DEMAND, count, SIZE)
         return (row,) if count else ()
 
     async def passes(self, *, after_seconds: float = 0.0, **fields: Mapping[str, Any]) -> None:
@@ -243,8 +242,15 @@ async def test_drained_machines_are_handed_over_when_they_are_ready_and_only_the
     (drain,) = (await fleet.tell(EAST1, **poor)).instructions
     assert isinstance(drain.payload, CrossShardDrain)
 
-    def kept(name: str, *, is_ready: bool) -> Kept:
-        return Kept(MachineId(name), EAST0, drain.instruction_id, is_ready, 0, "m6i", "a")
+    def kept(name: str, *, is_ready: bool) -> Reservation:
+        return Reservation(
+            machine_id=MachineId(name),
+            to_shard=EAST0,
+            instruction_id=drain.instruction_id,
+            is_ready=is_ready,
+            instance_type="m6i",
+            zone="a",
+        )
 
     fleet.kept[EAST1] = (kept("d1", is_ready=False), kept("d2", is_ready=True))
     await fleet.tell(EAST1, Ack(drain.instruction_id, InstructionOutcome.ACCEPTED), **poor)

@@ -12,10 +12,10 @@ import pytest
 from bigfleet.cli.coordinator.store_url import read_store_tls
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.coordinator.commands import AddShard
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.coordinator.stores.protocol import LeaderInfo, StoreUnavailable
 from bigfleet.link.client import NotAnswered
 from bigfleet.model.ids import ShardId
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
 from bigfleet.rpc.etcd.client import EtcdClient, StoreTls
 from bigfleet.rpc.etcd.store import EtcdStore

@@ -9,11 +9,11 @@ from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import CrossShardDrain, Instruction, Payload, Selector, TransferOwnership
 from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import encode_metadata
-from bigfleet.model.ownership import Base, Owned, Turn
+from bigfleet.model.ownership import Base, Owned, Reservation, Turn
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import Handover
 from bigfleet.shard.ownership.handover_host import ShardHandoverHost
-from bigfleet.shard.ownership.ownership_file import OwnershipFile, Reservation
+from bigfleet.shard.ownership.ownership_file import OwnershipFile
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock

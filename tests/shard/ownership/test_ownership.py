@@ -62,7 +62,7 @@ async def test_a_machine_that_is_kept_for_another_shard_serves_no_row_and_is_off
     assert [hint.available_count for hint in operator.hints()] == [0]
     report = shard.world.shard.report()
     assert report is not None
-    assert (report.summary.idle_by_type_zone, report.summary.free_machines) == ((), 1)
+    assert (report.summary.idle, report.summary.free_machines) == ((), 1)
     assert shard.world.metric("machines_reserved") == 1
 
 
@@ -128,7 +128,7 @@ async def test_what_came_lately_serves_here_and_is_not_reported_as_giveable(make
         await shard.world.step()
         report = shard.world.shard.report()
         assert report is not None
-        return sum(row.count for row in report.summary.idle_by_type_zone)
+        return sum(row.count for row in report.summary.idle)
 
     operator.report()
     assert await offered() == 1

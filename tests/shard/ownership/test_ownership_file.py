@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten, Reservation
+from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
 from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile, StateFileFault
 
 ME, OTHER = ShardId("shard-0"), ShardId("shard-1")

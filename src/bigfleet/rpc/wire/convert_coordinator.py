@@ -9,12 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from bigfleet.coordinator.ephemeral_state import SOLD_OUT_MAX, ReportAnswer
-from bigfleet.coordinator.reports import Shortfall, SoldOutPool
-from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import Ack, InstructionOutcome
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, RowKind, Turn, turn_of
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn, turn_of
+from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 from bigfleet.rpc.wire import report_checks
 from bigfleet.rpc.wire.amounts import check_count, check_string
 from bigfleet.rpc.wire.convert_instruction import (
@@ -104,7 +103,7 @@ def report_from_wire(message: coordinator_pb2.ShardReport) -> ShardReport:
     )
 
 
-def summary_to_wire(summary: Summary) -> coordinator_pb2.ShardSummary:
+def summary_to_wire(summary: ShardSummary) -> coordinator_pb2.ShardSummary:
     """Return the message of a summary."""
     return coordinator_pb2.ShardSummary(
         total_machines=summary.total_machines,
@@ -117,11 +116,11 @@ def summary_to_wire(summary: Summary) -> coordinator_pb2.ShardSummary:
     )
 
 
-def _summary(message: coordinator_pb2.ShardSummary) -> Summary:
+def _summary(message: coordinator_pb2.ShardSummary) -> ShardSummary:
     check_string("summary.provider_address", message.provider_address)
     for name in ("total_machines", "free_machines"):
         report_checks.check_not_negative(f"summary.{name}", getattr(message, name))
-    return Summary(
+    return ShardSummary(
         total_machines=message.total_machines,
         free_machines=message.free_machines,
         type_counts=_counts(message.per_instance_type_counts, "summary.per_instance_type_counts"),
@@ -140,7 +139,7 @@ def _counts(counts: Mapping[str, int], place: str) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _capacity_to_wire(row: CapacityRow) -> coordinator_pb2.CapacityCount:
+def _capacity_to_wire(row: CapacityCount) -> coordinator_pb2.CapacityCount:
     return coordinator_pb2.CapacityCount(
         instance_type=row.instance_type,
         zone=row.zone,
@@ -150,7 +149,7 @@ def _capacity_to_wire(row: CapacityRow) -> coordinator_pb2.CapacityCount:
     )
 
 
-def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> tuple[CapacityRow, ...]:
+def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> tuple[CapacityCount, ...]:
     rows = tuple(messages)
     check_count(place, len(rows), "rows", CAPACITY_ROWS_MAX)
     for index, row in enumerate(rows):
@@ -158,7 +157,7 @@ def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> 
         check_string(f"{place}[{index}].zone", row.zone)
         report_checks.check_not_negative(f"{place}[{index}].count", row.count)
     return tuple(
-        CapacityRow(
+        CapacityCount(
             row.instance_type,
             row.zone,
             capacity_type_from_wire(row.capacity_type),
@@ -277,14 +276,14 @@ def holding_to_wire(holding: Holding) -> coordinator_pb2.Ownership:
         reservations=[
             coordinator_pb2.Reservation(
                 machine_id=kept.machine_id,
-                to_shard_id=kept.to_shard_id,
+                to_shard_id=kept.to_shard,
                 instruction_id=kept.instruction_id,
                 ready=kept.is_ready,
                 expires_unix_nanos=kept.expires_unix_nanos,
                 instance_type=kept.instance_type,
                 zone=kept.zone,
             )
-            for kept in holding.kept
+            for kept in holding.reservations
         ],
     )
 
@@ -328,28 +327,28 @@ def _holding(message: coordinator_pb2.Ownership) -> Holding:
         domains=frozenset(Domain(domain.topology_key, domain.topology_value) for domain in message.domains),
         rows=rows,
     )
-    return Holding(owned=owned, kept=_kept(message.reservations))
+    return Holding(owned=owned, reservations=_reservations(message.reservations))
 
 
-def _kept(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Kept, ...]:
-    kept: list[Kept] = []
+def _reservations(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Reservation, ...]:
+    reservations: list[Reservation] = []
     for index, message in enumerate(messages):
         place = f"ownership.reservations[{index}]"
         report_checks.check_name(f"{place}.machine_id", message.machine_id)
         for name in ("to_shard_id", "instruction_id", "instance_type", "zone"):
             check_string(f"{place}.{name}", getattr(message, name))
-        kept.append(
-            Kept(
-                MachineId(message.machine_id),
-                ShardId(message.to_shard_id),
-                message.instruction_id,
-                message.ready,
-                message.expires_unix_nanos,
-                message.instance_type,
-                message.zone,
+        reservations.append(
+            Reservation(
+                machine_id=MachineId(message.machine_id),
+                to_shard=ShardId(message.to_shard_id),
+                instruction_id=message.instruction_id,
+                is_ready=message.ready,
+                expires_unix_nanos=message.expires_unix_nanos,
+                instance_type=message.instance_type,
+                zone=message.zone,
             )
         )
-    return tuple(kept)
+    return tuple(reservations)
 
 
 def _put_row(rows: dict[MachineId, OwnershipRow], machine_id: str, row: OwnershipRow, place: str) -> None:

@@ -27,11 +27,11 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.machine import Machine, invariant_fault
-from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, RowKind, Turn
+from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, Reservation, RowKind, Turn
 from bigfleet.model.states import RESTING_STATES, TRANSITIONAL_STATES, MachineState
 from bigfleet.shard.outcomes import COORDINATOR_REASON
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, DrainCandidate, chosen, victims
-from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten, Reservation
+from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
 from bigfleet.shard.ports import ListedMachine, ProviderRefusal, RefusalKind
 
 #: How long a machine stays with who adopted it before it may be given on, and a ready reservation lasts (§7.5, §9.5).

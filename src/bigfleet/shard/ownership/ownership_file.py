@@ -8,7 +8,6 @@ what is owned, and nothing that is damaged is ever made anew or left out.
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import msgspec
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Of the tables that schema 2 added; schema 1 had `meta` alone.
@@ -52,21 +51,6 @@ class DamagedRow(Exception):
 
 class OwnershipNotWritten(Exception):
     """A change could not be made durable, and was not made; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """A machine that is drained, or was, for another shard (§9.5)."""
-
-    machine_id: MachineId
-    to_shard: ShardId
-    instruction_id: str
-    #: Idle now.
-    is_ready: bool = False
-    #: 0 until it is ready.
-    expires_unix_nanos: int = 0
-    instance_type: str = ""
-    zone: str = ""
 
 
 class OwnershipFile:

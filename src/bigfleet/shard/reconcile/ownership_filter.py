@@ -12,9 +12,8 @@ from typing import Final, Protocol
 from bigfleet.model import labels
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Owned
+from bigfleet.model.ownership import Base, Owned, Reservation
 from bigfleet.model.states import TRANSITIONAL_STATES
-from bigfleet.shard.ownership.ownership_file import Reservation
 from bigfleet.shard.ports import ListedMachine
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
-from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger
+from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger, age_class
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import CAPABILITY_NEED_STATUS, CAPABILITY_NODE_STATUS, NeedStatusUpdate, UnmetReason
 from bigfleet.model.ids import ClusterId, MachineId
@@ -282,7 +282,7 @@ class CyclePublisher:
         metrics.shortfalls.set(len(ledger))
         for ordinal in ORDINALS:
             metrics.demand_machines.labels(bucket_label(ordinal)).set(aftermath.demand_machines.get(ordinal, 0))
-        aged = Counter(shortfall.age_class for shortfall in ledger.values())
+        aged = Counter(age_class(shortfall.age_cycles) for shortfall in ledger.values())
         for age in AGE_CLASSES:
             metrics.shortfalls_aged.labels(age).set(aged[age])
         for reason in UNMET_REASONS:

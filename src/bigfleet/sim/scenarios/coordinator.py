@@ -17,7 +17,6 @@ from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import NotTheLeader, Replica
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.coordinator.stores.protocol import (
     TERM_STEP,
     LeaderInfo,
@@ -36,6 +35,7 @@ from bigfleet.model import labels
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
 from bigfleet.model.ownership import Domain
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
 

@@ -18,12 +18,12 @@ from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import Replica
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.coordinator.stores.metered import MeteredStore
 from bigfleet.coordinator.stores.protocol import LeaderInfo
 from bigfleet.link.client import CALL_SECONDS, NotAnswered
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.rpc.servers.coordinator import CoordinatorServicer

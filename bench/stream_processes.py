@@ -236,7 +236,6 @@ async def serve_sessions(clusters: int) -> int:
     provider = ListedProvider()
     provider.listing = Listing(records=received(bound_fleet(clusters)), revision=b"1", tombstones=True)
     watch, is_listed = Watch(), asyncio.Event()
-    shard = WatchedShard(watch, **shard_parts(provider))
 
     def listed() -> None:
         # From now on nothing changes, as a delta says; the whole is read once in a while all the same.
@@ -244,7 +243,7 @@ async def serve_sessions(clusters: int) -> int:
         gc.freeze()
         is_listed.set()
 
-    shard.on_inventory = listed
+    shard = WatchedShard(watch, **shard_parts(provider), on_inventory=listed)
     servicer = session_server.SessionServicer(shard)
     server = GrpcServer(
         services=(session_server.SERVICE_NAME,),

@@ -213,6 +213,49 @@ def test_no_empty_package() -> None:
     assert empty == []
 
 
+# ---- names -------------------------------------------------------------------------------------------------------
+
+
+def public_classes(tree: ast.Module) -> list[str]:
+    """Return the names of the public classes at the top of a module."""
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def defined_twice(modules_by_name: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Return the public class names that several modules define, each with these modules."""
+    homes: dict[str, list[str]] = {}
+    for module, tree in sorted(modules_by_name.items()):
+        for name in public_classes(tree):
+            homes.setdefault(name, []).append(module)
+    return {name: found for name, found in sorted(homes.items()) if len(found) > 1}
+
+
+def own_modules() -> dict[str, ast.Module]:
+    """Return the syntax tree of every hand-written module of the package, by its path."""
+    return {name_of(path): parsed(path) for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)}
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    """A name that means two things cannot be searched for, and an import does not say which one it is."""
+    found = defined_twice(own_modules())
+
+    assert found == {}, "name each after what it is, share one class, or prefix what one module alone uses with _"
+
+
+def test_a_planted_duplicate_is_found() -> None:
+    """In another module and in the same one; names with an underscore and inner classes do not count."""
+    sources = {
+        "a": "class Report: ...\nclass _Row: ...\nclass Outer:\n    class Inner: ...",
+        "b": "class Report: ...\nclass _Row: ...\nclass Inner: ...",
+        "c": "class Once: ...\nif True:\n    class Report: ...\nclass Twice: ...\nclass Twice: ...",
+    }
+
+    assert defined_twice({name: ast.parse(text) for name, text in sources.items()}) == {
+        "Report": ["a", "b"],
+        "Twice": ["c", "c"],
+    }
+
+
 # ---- tests that hold on a busy machine ---------------------------------------------------------------------------
 
 

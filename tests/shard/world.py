@@ -37,7 +37,8 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector
 from bigfleet.shard.audit.log import AuditLog
 from bigfleet.shard.cycle.composition_plans import PlanWorkers
-from bigfleet.shard.cycle.controller import CycleReport, Shard
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.cycle.engine_runner import EngineMaker, fleet_engine
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
 from bigfleet.shard.ports import (

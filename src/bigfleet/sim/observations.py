@@ -24,7 +24,7 @@ from bigfleet.operator.drains import DrainRecord
 from bigfleet.provider.backends.simulated.book import SimulatedHost
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Record
-from bigfleet.shard.cycle.controller import CycleReport
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.sim.kernel.journal import Journal

@@ -14,7 +14,7 @@ from bigfleet.model.labels import ZONE
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.cycle.controller import CycleReport
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ports import FenceToken, ShardSettings, TransitionAck
 from tests.shard.world import Offer, ScriptedProvider, World, machine, need
 

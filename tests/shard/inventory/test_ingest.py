@@ -180,7 +180,7 @@ async def test_whoever_hears_of_a_change_sees_the_stamps_of_our_view() -> None:
     stamped = machine("m", S.CONFIGURING, cluster=ClusterId("c1"), assigned_need_fingerprint="f")
     world.shard.inventory.insert(stamped, now_seconds=0.0)
     heard: list[tuple[Machine | None, Machine]] = []
-    world.shard.ingest.on_change = lambda before, after: heard.append((before, after))
+    world.shard.ingest._on_change = lambda before, after: heard.append((before, after))
 
     world.shard.ingest.observe(ListedMachine(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), {}))
     world.shard.ingest.observe(ListedMachine(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), {}))
@@ -193,7 +193,7 @@ async def test_whoever_hears_of_a_removal_is_told_the_cluster() -> None:
     world = World()
     world.shard.inventory.insert(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), now_seconds=0.0)
     heard: list[tuple[str, str]] = []
-    world.shard.ingest.on_remove = lambda machine_id, cluster: heard.append((machine_id, cluster))
+    world.shard.ingest._on_remove = lambda machine_id, cluster: heard.append((machine_id, cluster))
 
     world.shard.ingest.remove(MachineId("m"))
 

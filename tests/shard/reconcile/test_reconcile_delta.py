@@ -285,7 +285,7 @@ async def test_revisits_are_bounded() -> None:
     world = delta_world(provider)
     await world.cycle()
     for each in provider.records.values():
-        world.shard.reconciler.revisit(each.id)
+        world.shard.reconciler._revisit.add(each.id)
     await world.cycle()
     assert (len(provider.gets), provider.most) == (REVISITS_PER_CYCLE_MAX, REVISITS_AT_ONCE_MAX)
 

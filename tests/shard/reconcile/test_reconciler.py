@@ -456,7 +456,7 @@ async def test_the_first_inventory_is_told_once() -> None:
     """Whoever keeps the process tidy hears when the machines are there; a List that fails is none."""
     world = World(provider_of(*fleet(3)))
     told = []
-    world.shard.on_inventory = lambda: told.append(len(world.shard.inventory))
+    world.shard._on_inventory = lambda: told.append(len(world.shard.inventory))
     world.provider.list_fails = True
     await world.cycle()
     world.provider.list_fails = False

@@ -111,12 +111,12 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             audit_log=audit_file,
             ownership_file=state_file.ownership,
             plan_workers=workers,
+            # Half a million machines hold no garbage, and looking through them would take a collection a second.
+            on_inventory=gc.freeze,
         )
         recording = kept_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
         await stack.enter_async_context(_files_kept(place.cluster_policy, audit_file, clock, shard))
-        # Half a million machines hold no garbage, and looking through them would take a collection a second.
-        shard.on_inventory = gc.freeze
         server = _grpc_server(shard, clock, registry, place.tls)
         try:
             bound = await server.start(*place.listen_address)

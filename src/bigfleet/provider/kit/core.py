@@ -98,6 +98,7 @@ class CapacityCore:
             metrics=metrics,
             committing=self._committing,
             is_serial=self._author.admits is not None,
+            on_health=self._tell_health,
         )
         self.quarantine = FactsQuarantine(metrics)
         self._is_open = False
@@ -179,7 +180,6 @@ class CapacityCore:
         With a loaded store it serves at once; with an empty one after the first complete inventory, see `loaded`.
         """
         await self._ledger.open()
-        self._ledger.on_health = self._tell_health
         await self._reconciler.open()
         await self._restart.take_up_all()
         self.feed.bind(asyncio.get_running_loop())

@@ -83,7 +83,9 @@ class Actuator:
         execute: Executor,
         is_backed_off: Callable[[Action], bool],
         audit: Audit,
+        ledger: dict[MachineId, ActionRecord],
     ) -> None:
+        """`ledger` is empty and is changed here alone: others may only look up a machine."""
         self._settings = settings
         self._inventory = inventory
         self._metrics = metrics
@@ -92,7 +94,7 @@ class Actuator:
         self._execute = execute
         self._is_backed_off = is_backed_off
         self._audit = audit
-        self._ledger: dict[MachineId, ActionRecord] = {}
+        self._ledger = ledger
         #: The ledger's machines are always among them.
         self._touched: set[MachineId] = set()
         self._queue: deque[ActionRecord] = deque()

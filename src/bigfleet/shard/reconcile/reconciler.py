@@ -85,7 +85,11 @@ class Reconciler:
         metrics: ShardMetrics,
         clock: Clock,
         belonging: OwnershipFilter,
+        revisits: set[MachineId],
     ) -> None:
+        """`revisits` are ids to read with Get as soon as they are not pending: a state that did not move makes no
+        delta. Whoever drives a machine may add to them.
+        """
         self._settings = settings
         self._clock = clock
         self._provider = provider
@@ -102,8 +106,7 @@ class Reconciler:
         self._brake = RemovalBrake()
         #: Ids whose removal a delta told and the brake held back.
         self._held_removals: set[MachineId] = set()
-        #: Ids to read with Get as soon as they are not pending: a state that did not move makes no delta.
-        self._revisit: set[MachineId] = set()
+        self._revisit = revisits
         self._others = ForeignMachines(belonging)
         self._belonging = belonging
         #: How often more became ours, and of how many of these times a full answer has told since.
@@ -112,10 +115,6 @@ class Reconciler:
     def widen(self) -> None:
         """Read everything in the next reconcile that begins: more is ours than before."""
         self._widenings += 1
-
-    def revisit(self, machine_id: MachineId) -> None:
-        """Read this machine with Get in the next reconcile in which it is not pending."""
-        self._revisit.add(machine_id)
 
     async def run(self, actuator: Actuator) -> ReconcileResult:
         """Read and apply. Raises ProviderRefusal or TimeoutError when List fails; then nothing was changed."""

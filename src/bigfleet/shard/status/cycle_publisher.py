@@ -22,7 +22,6 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import ORDINALS, bucket_label
-from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import FleetClasses, MachineRows, live_prices
 from bigfleet.shard.metrics import UNMET_REASONS, ShardMetrics
@@ -131,7 +130,6 @@ class CyclePublisher:
         settings: ShardSettings,
         inventory: Inventory,
         sessions: Sessions,
-        ingest: Ingest,
         metrics: ShardMetrics,
         clock: Clock,
     ) -> None:
@@ -152,9 +150,6 @@ class CyclePublisher:
         #: Used off the loop, by one cycle at a time.
         self._offers = HintOffers()
         self._classes = FleetClasses()
-        ingest.on_change = self._changed
-        ingest.on_remove = self._removed
-        ingest.on_status = self.joins.seen
 
     # ---- what happens between cycles ----------------------------------------------------------------------------
 
@@ -196,11 +191,11 @@ class CyclePublisher:
         else:
             self._judged[cluster] = timestamp_unix_nanos
 
-    def _removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
+    def machine_removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
         self.joins.removed(machine_id, cluster)
         self._phases.removed(machine_id)
 
-    def _changed(self, before: Machine | None, after: Machine) -> None:
+    def machine_changed(self, before: Machine | None, after: Machine) -> None:
         if before is None and not after.cluster:
             # Most of a first List: nothing here looks at a free machine that nobody has seen before.
             return

@@ -19,7 +19,7 @@ from bigfleet.model.ids import IdSource, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.servers.session import SessionServicer
-from bigfleet.shard.cycle.controller import CycleReport
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ports import FenceToken, ShardSettings
 from bigfleet.shard.safety_limits import Disposition
 from bigfleet.shard.sessions.demand import RollUpOutcome

@@ -238,7 +238,7 @@ class ModelShard:
 
     # ---- what it says -------------------------------------------------------------------------------------------
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         return ReportSnapshot(
             summary=ShardSummary(
                 provider_address=PROVIDER,
@@ -333,7 +333,7 @@ class ModelShard:
     def lying_in(self, domain: Domain) -> Sequence[MachineId]:
         return [m.id for m in self.machines.values() if m.attribute(domain.topology_key) == domain.topology_value]
 
-    async def close_door(self, machine_id: MachineId, instruction_id: str) -> None:
+    async def fence_machine(self, machine_id: MachineId, instruction_id: str) -> None:
         """Nothing of an older process is under way here."""
 
     async def get(self, machine_id: MachineId) -> ListedMachine:
@@ -499,7 +499,7 @@ class Fleet:
         assert self.replica is not None
         last: dict[Any, float] = {}
         found = []
-        for entry in self.replica.leading().soft.ledger.entries:
+        for entry in self.replica.leading().ephemeral.ledger.entries:
             if entry.move is None or entry.state is State.CANCELLED or entry.move.machine_ids:
                 continue
             flow, at = entry.move.flow, entry.enqueued_seconds

@@ -53,7 +53,7 @@ class LinkedShard(HandoverShard):
             clock=LoopClock(),
         )
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         return ReportSnapshot(
             summary=ShardSummary(provider_address=PROVIDER),
             shortfalls=(),
@@ -98,10 +98,10 @@ async def pair(served: Served, tmp_path: Path) -> AsyncIterator[tuple[LinkedShar
 def tell_to_do(served: Served, shard: LinkedShard, payload: Payload) -> None:
     """Let the leader instruct a shard, as a rebalancing pass does."""
     leader = served.replica.leading().leader
-    ledger = leader.soft.ledger.enqueued(
+    ledger = leader.ephemeral.ledger.enqueued(
         shard.name, payload, term=leader.term, now_seconds=LoopClock().monotonic_seconds()
     )
-    leader.soft = replace(leader.soft, ledger=ledger)
+    leader.ephemeral = replace(leader.ephemeral, ledger=ledger)
 
 
 async def test_assigned_domains_reach_the_shards_and_come_back_in_their_views(

@@ -54,7 +54,7 @@ class Link:
         self.reports.append((LoopClock().monotonic_seconds(), report))
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         return ReportSnapshot(
             summary=ShardSummary(), shortfalls=(), clusters=self.clusters, holding=Holding(owned=self.owned)
         )
@@ -248,15 +248,15 @@ async def test_a_silent_coordinator_changes_nothing_but_that_acks_wait() -> None
 
 async def test_a_defect_in_telling_does_not_end_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link()
-    tell = link.tell
+    snapshot = link.snapshot
     calls = iter([True, False])
 
     def broken() -> ReportSnapshot:
         if next(calls, False):
             raise RuntimeError("a defect")
-        return tell()
+        return snapshot()
 
-    monkeypatch.setattr(link, "tell", broken)
+    monkeypatch.setattr(link, "snapshot", broken)
     await link.run_for(35)
 
     assert link.moments() == [30]

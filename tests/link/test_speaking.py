@@ -33,7 +33,7 @@ def speaker_of(shard: HandoverShard) -> ShardReportSource:
 async def test_before_its_first_cycle_a_shard_says_what_it_owns_and_nothing_of_machines(tmp_path: Path) -> None:
     shard = HandoverShard(tmp_path, machine("a", S.IDLE))
 
-    told = speaker_of(shard).tell()
+    told = speaker_of(shard).snapshot()
 
     assert (told.summary.provider_address, told.summary.total_machines) == ("provider:9100", 0)
     assert (told.shortfalls, told.clusters, told.holding.owned) == ((), frozenset(), shard.owned)
@@ -49,7 +49,7 @@ async def test_a_shard_says_what_it_has_what_it_lacks_who_reported_and_what_move
     assert ownership is not None
     await ownership.handover.carry_out(instruction(adopt([machine("n", S.IDLE)])))
 
-    told = speaker_of(shard).tell()
+    told = speaker_of(shard).snapshot()
 
     assert (told.summary.total_machines, sorted(told.clusters)) == (3, ["web"])
     assert [each.priority for each in told.shortfalls] == [2_000_000, 1]

@@ -93,7 +93,7 @@ async def test_the_longest_back_off_of_other_shards_counts_less_the_time_since_i
         await shards[0].wants(1)
         for shard in shards:
             await shard.reporter.exchange()
-        soft: EphemeralState = served.replica.leading().leader.soft
+        soft: EphemeralState = served.replica.leading().leader.ephemeral
         received_seconds = soft.known[ME].received_seconds
         (pool,) = soft.known[ME].report.sold_out
 

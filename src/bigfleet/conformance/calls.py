@@ -87,10 +87,10 @@ def _told_answer(answer: Answer) -> str:
     if answer.listing is not None:
         return f"OK {len(answer.listing.machines)} machines, {len(answer.listing.removed_ids)} removed"
     told = f"OK {answer.operation_id}".rstrip()
-    return f"{told} {told_machine(answer.machine)}" if answer.machine is not None else told
+    return f"{told} {machine_text(answer.machine)}" if answer.machine is not None else told
 
 
-def told_machine(machine: MachineSeen) -> str:
+def machine_text(machine: MachineSeen) -> str:
     """Return a machine in some words."""
     told = f"{machine.id} {machine.state.name}"
     if machine.host is not None:

@@ -169,7 +169,7 @@ class EphemeralState:
             return False
         return known.told_epoch == known.report.epoch and known.told_echo == self.term
 
-    def around(self, shard_id: ShardId, tables: Tables, now_seconds: float) -> PeerViews:
+    def peer_views(self, shard_id: ShardId, tables: Tables, now_seconds: float) -> PeerViews:
         """Return the shards that could own machines of the same provider as one shard, itself included."""
         address = self.known[shard_id].report.provider_address
         views: dict[ShardId, OwnershipView] = {}
@@ -195,7 +195,7 @@ class EphemeralState:
             refused=self.refused,
         )
 
-    def told_to_do(self, squared: OwnershipPlan, to: ShardId, now_seconds: float) -> "EphemeralState":
+    def with_plan(self, squared: OwnershipPlan, to: ShardId, now_seconds: float) -> "EphemeralState":
         """Return what is known after what squaring a shard asked for was enqueued, and the rest cancelled.
 
         A domain is given in one answer with the notes that it needs, after them: one that was given before, and not

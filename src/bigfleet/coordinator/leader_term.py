@@ -76,9 +76,9 @@ class Term:
         return self.leader.tables
 
     @property
-    def soft(self) -> EphemeralState:
+    def ephemeral(self) -> EphemeralState:
         """What reports have told."""
-        return self.leader.soft
+        return self.leader.ephemeral
 
     async def report(self, report: ShardReport) -> ReportAnswer:
         """Take a report and answer it. Raises as `Leader.report`."""
@@ -91,10 +91,10 @@ class Term:
         finally:
             if self.leader.term != self.term:
                 self._begin()
-            known = self.soft.known.get(report.shard_id)
+            known = self.ephemeral.known.get(report.shard_id)
             if known is not None and known.report is for_leader:
                 self._hear(report)
-            self._metrics.ended(self.soft.ledger.entries)
+            self._metrics.ended(self.ephemeral.ledger.entries)
 
     def _hear(self, report: ShardReport) -> None:
         now_unix_nanos = self._clock.unix_nanos()
@@ -114,11 +114,13 @@ class Term:
         await self.commit(SetDomainOwner(domain, shard_id, self._neighbours(shard_id)))
 
     def _neighbours(self, shard_id: ShardId) -> frozenset[ShardId]:
-        known = self.soft.known.get(shard_id)
+        known = self.ephemeral.known.get(shard_id)
         address = "" if known is None else known.report.provider_address
         if not address:
             return frozenset()
-        return frozenset(other for other, each in self.soft.known.items() if each.report.provider_address == address)
+        return frozenset(
+            other for other, each in self.ephemeral.known.items() if each.report.provider_address == address
+        )
 
     async def remove_shard(self, shard_id: ShardId, *, is_forced: bool) -> None:
         """Remove a shard and forget it. Raises ShardAlive, and as `StateStore.commit`."""
@@ -126,7 +128,7 @@ class Term:
         if shard_id in self.tables.shards and not is_forced:
             grace_seconds = FRESH_CYCLES * self._settings.report_interval_seconds
             advice = "stop it and wait, or force it when its process is gone for good"
-            if self.soft.is_fresh(shard_id, now_seconds):
+            if self.ephemeral.is_fresh(shard_id, now_seconds):
                 raise ShardAlive(f"shard {shard_id!r} reported within the last {grace_seconds:g} s; {advice}")
             if now_seconds - self.began_seconds < grace_seconds:
                 raise ShardAlive(
@@ -134,7 +136,7 @@ class Term:
                     f"is alive; {advice}"
                 )
         await self.commit(RemoveShard(shard_id))
-        self.leader.soft = self.soft.without_shard(shard_id, now_seconds)
+        self.leader.ephemeral = self.ephemeral.without_shard(shard_id, now_seconds)
         self.heard.pop(shard_id, None)
 
     # ---- passes --------------------------------------------------------------------------------------------------
@@ -144,19 +146,19 @@ class Term:
         now_seconds = self._clock.monotonic_seconds()
         if not self.rebalancing.is_due(now_seconds):
             return
-        self.leader.soft = replace(self.soft, ledger=self.soft.ledger.at(now_seconds))
-        plan = self.rebalancing.run(self.soft, self.heard, self.tables, now_seconds)
+        self.leader.ephemeral = replace(self.ephemeral, ledger=self.ephemeral.ledger.at(now_seconds))
+        plan = self.rebalancing.run(self.ephemeral, self.heard, self.tables, now_seconds)
         self._metrics.passed(plan, self._clock.monotonic_seconds() - now_seconds)
         skipped = {reason.label: count for reason, count in plan.skips().items() if count}
         _log.info("rebalancing", moves=len(plan.moves), skipped=skipped, dry_run=self._settings.is_dry_run)
         if self._settings.is_dry_run:
             self.proposed = plan.moves
             return
-        first = self.soft.ledger.next_sequence
-        self.leader.soft = self.rebalancing.emitted(plan.moves, self.soft, now_seconds)
-        told = [entry for entry in self.soft.ledger.entries if entry.instruction.turn.sequence >= first]
+        first = self.ephemeral.ledger.next_sequence
+        self.leader.ephemeral = self.rebalancing.emitted(plan.moves, self.ephemeral, now_seconds)
+        told = [entry for entry in self.ephemeral.ledger.entries if entry.instruction.turn.sequence >= first]
         self._metrics.moved(entry.move for entry in told if entry.move is not None)
-        self._metrics.ended(self.soft.ledger.entries)
+        self._metrics.ended(self.ephemeral.ledger.entries)
         for entry in told:
             _log.info("move", instruction=entry.instruction.instruction_id, donor=entry.to, why=entry.why)
 
@@ -164,16 +166,16 @@ class Term:
 
     def is_alive(self, shard_id: ShardId) -> bool:
         """Say whether a shard reported within three report cycles."""
-        return self.soft.is_fresh(shard_id, self._clock.monotonic_seconds())
+        return self.ephemeral.is_fresh(shard_id, self._clock.monotonic_seconds())
 
     def instructions(self) -> tuple[InstructionEntry, ...]:
         """Return every instruction that is remembered, expired ones as such."""
-        return self.soft.ledger.at(self._clock.monotonic_seconds()).entries
+        return self.ephemeral.ledger.at(self._clock.monotonic_seconds()).entries
 
     def conflicts(self) -> Mapping[ClusterId, tuple[ShardId, ...]]:
         """Return the shards that claim to serve a cluster which is bound to another, by id."""
         found: dict[ClusterId, list[ShardId]] = {}
-        for shard_id, known in sorted(self.soft.known.items()):
+        for shard_id, known in sorted(self.ephemeral.known.items()):
             for cluster in known.clusters:
                 bound = self.tables.clusters.get(cluster)
                 if bound is not None and bound.shard_id != shard_id:
@@ -182,14 +184,14 @@ class Term:
 
     def cluster_heard_unix_nanos(self, cluster: ClusterId, shard_id: ShardId) -> int:
         """Return when its shard last reported, if that serves the cluster; 0 when this leader never heard so."""
-        known, heard = self.soft.known.get(shard_id), self.heard.get(shard_id)
+        known, heard = self.ephemeral.known.get(shard_id), self.heard.get(shard_id)
         if known is None or heard is None or cluster not in known.clusters:
             return 0
         return heard.received_unix_nanos
 
     def figures(self) -> Figures:
         """Return what the gauges show. Asked from another thread: it reads immutable values alone."""
-        soft, tables = self.soft, self.tables
+        soft, tables = self.ephemeral, self.tables
         now_seconds = self._clock.monotonic_seconds()
         pending = dict.fromkeys(map(str, tables.shards), 0)
         surfaced = dict.fromkeys(KINDS, 0)

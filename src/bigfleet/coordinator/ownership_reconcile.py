@@ -95,7 +95,7 @@ class OwnershipPlan:
     waits_for: tuple[ShardId, ...] = ()
 
 
-def square(shard_id: ShardId, around: PeerViews) -> OwnershipPlan:
+def reconcile_ownership(shard_id: ShardId, around: PeerViews) -> OwnershipPlan:
     """Return what is to be done after a report of a shard with a current view; nothing for any other."""
     done = OwnershipPlan()
     view = around.views.get(shard_id)

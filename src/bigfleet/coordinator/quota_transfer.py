@@ -13,7 +13,7 @@ from bigfleet.coordinator.transfers import quota_behind
 from bigfleet.model.instructions import Reading, ReassignSpeculative, reading
 
 
-def booking_of(
+def quota_transfer_of(
     wanted: WantedInstruction, provider_address: str, tables: Tables, now_unix_nanos: int
 ) -> MoveQuota | None:
     """Return the quota move that must be committed before an instruction is enqueued; None where there is none."""

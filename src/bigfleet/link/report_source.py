@@ -32,7 +32,7 @@ class Reporting(Protocol):
         ...
 
 
-class HeldTitle(Protocol):
+class OwnershipSource(Protocol):
     """What a shard owns and keeps for others, as it is on disk."""
 
     @property
@@ -45,13 +45,13 @@ class HeldTitle(Protocol):
 class ShardReportSource:
     """Speaks for one shard; `bigfleet.link.reporter.ReportSource`."""
 
-    def __init__(self, shard: Reporting, title: HeldTitle, *, provider_address: str) -> None:
+    def __init__(self, shard: Reporting, title: OwnershipSource, *, provider_address: str) -> None:
         """`provider_address` is the same for all shards between which machines may move."""
         self._shard = shard
         self._title = title
         self._provider_address = provider_address
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         """Return what there is to say. Cost: milliseconds for the largest fleet."""
         report = self._shard.report()
         holding = holding_of(self._title.owned, self._title.reservations)

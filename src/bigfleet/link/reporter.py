@@ -56,7 +56,7 @@ class ReportOutcome(Enum):
 class ReportSource(Protocol):
     """The shard, as far as a report goes."""
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         """Return what there is to say. Cost: milliseconds for the largest fleet."""
         ...
 
@@ -136,7 +136,7 @@ class CoordinatorLink:
         return await self._handle(answer)
 
     def _report(self) -> ShardReport:
-        told = self._speaker.tell()
+        told = self._speaker.snapshot()
         self.cycle += 1
         is_known = self._acknowledged == (told.holding, told.clusters)
         return ShardReport(

@@ -129,7 +129,7 @@ class Cycled:
 
 
 @dataclass(frozen=True, slots=True)
-class Titled:
+class OwnershipChanged:
     """A shard's disk took a change of what the shard owns or keeps for others."""
 
     shard_id: ShardId
@@ -161,7 +161,9 @@ class Stranded:
     pods: int
 
 
-Event = Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | Titled | Died | Evicted | Stranded
+Event = (
+    Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | OwnershipChanged | Died | Evicted | Stranded
+)
 
 
 @dataclass(slots=True)

@@ -325,8 +325,8 @@ class World:
 
     def move(self, leader: Leader, machine_id: MachineId, donor: ShardId, to: ShardId) -> None:
         payload = TransferOwnership(from_shard=donor, to_shard=to, machine_ids=(machine_id,))
-        ledger = leader.soft.ledger.enqueued(donor, payload, term=leader.term, now_seconds=self.clock.seconds)
-        leader.soft = _with_ledger(leader, ledger)
+        ledger = leader.ephemeral.ledger.enqueued(donor, payload, term=leader.term, now_seconds=self.clock.seconds)
+        leader.ephemeral = _with_ledger(leader, ledger)
 
     def take_domain(self, leader: Leader, domain: Domain) -> None:
         self._try(leader, ReleaseDomain(domain))
@@ -337,7 +337,7 @@ class World:
     def remove(self, name: ShardId) -> None:
         """Remove a shard by force: somebody promises that it is gone."""
         self._try(self.leader, RemoveShard(name))
-        self.leader.soft = self.leader.soft.without_shard(name, self.clock.seconds)
+        self.leader.ephemeral = self.leader.ephemeral.without_shard(name, self.clock.seconds)
 
     def _try(self, leader: Leader, command: Command) -> None:
         try:
@@ -375,7 +375,7 @@ class World:
                     self.give_domain(self.leader, zone, next(iter(self.shards)))
             is_quiet = before == [shard.disk.owned for shard in self.shards.values()] and self.is_settled()
             quiet_rounds = quiet_rounds + 1 if is_quiet else 0
-            if quiet_rounds == 3 and not any(self.leader.soft.ledger.live()):
+            if quiet_rounds == 3 and not any(self.leader.ephemeral.ledger.live()):
                 break
         for machine_id in self.machines:
             owners = self.owners(machine_id)
@@ -444,4 +444,4 @@ class World:
 def _with_ledger(leader: Leader, ledger: Any) -> Any:
     from dataclasses import replace
 
-    return replace(leader.soft, ledger=ledger)
+    return replace(leader.ephemeral, ledger=ledger)

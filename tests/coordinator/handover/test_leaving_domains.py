@@ -21,7 +21,7 @@ def new_leader() -> EphemeralState:
 
 def told(soft: EphemeralState, payload: Payload, now_seconds: float) -> EphemeralState:
     """What squaring wants after a report."""
-    return soft.told_to_do(OwnershipPlan(instructions=[WantedInstruction(EAST, "", payload)]), EAST, now_seconds)
+    return soft.with_plan(OwnershipPlan(instructions=[WantedInstruction(EAST, "", payload)]), EAST, now_seconds)
 
 
 def done(soft: EphemeralState, now_seconds: float) -> EphemeralState:

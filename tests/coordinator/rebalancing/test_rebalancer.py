@@ -109,7 +109,7 @@ class Fleet:
         self.term.rebalance()
 
     def flights(self) -> InFlight:
-        return in_flight(self.term.soft, self.term.heard, self.clock.now_seconds)
+        return in_flight(self.term.ephemeral, self.term.heard, self.clock.now_seconds)
 
     def flying(self) -> Mapping[str, int]:
         """Return what is on its way to the only shortfall."""
@@ -287,7 +287,7 @@ async def test_shards_that_may_own_the_same_machines_are_kept_out(tmp_path: Any)
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=STARVING, east1=RICH)
 
     assert fleet.skipped() is Skip.BASE
-    assert ownership_overlap(fleet.term.soft, fleet.term.tables) == {EAST0, EAST1}
+    assert ownership_overlap(fleet.term.ephemeral, fleet.term.tables) == {EAST0, EAST1}
     assert fleet.term.figures().ownership_overlap == 2
 
 

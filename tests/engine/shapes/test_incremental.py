@@ -123,7 +123,7 @@ def test_memory_changes_no_decision(part: int) -> None:
     for life in lives(part * 1000, LIVES // 6):
         for step in range(STEPS):
             decision = life.decide()
-            kept += len(life.engine.kept)
+            kept += len(life.engine.retained)
             if step % 2 == 0:
                 for action in decision.actions:
                     life.carry_out(action)
@@ -141,7 +141,7 @@ def test_a_cluster_that_nothing_touched_is_not_decided_on_again() -> None:
         first = life.decide()
         again = life.engine.decide(life.store.snapshot(), life.demand, life.options)
         for place, row in enumerate(first.rows):
-            if row.need.cluster in life.engine.kept:
+            if row.need.cluster in life.engine.retained:
                 complete += 1
                 assert again.rows[place] is row
     assert complete

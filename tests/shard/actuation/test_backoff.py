@@ -67,7 +67,7 @@ def test_a_hold_doubles_from_half_an_hour_to_a_day(clock: HandClock) -> None:
     for _ in range(8):
         strikes.hold("m1", S.IDLE, until_restart=False)
         started = clock.now_seconds
-        while strikes.keeps("m1", S.IDLE):
+        while strikes.holds("m1", S.IDLE):
             clock.now_seconds += 600
         held_seconds.append(clock.now_seconds - started)
 
@@ -75,15 +75,15 @@ def test_a_hold_doubles_from_half_an_hour_to_a_day(clock: HandClock) -> None:
     strikes.accepted("m1")
     strikes.hold("m1", S.IDLE, until_restart=False)
     clock.now_seconds += 1800
-    assert not strikes.keeps("m1", S.IDLE)
+    assert not strikes.holds("m1", S.IDLE)
 
 
 def test_a_hold_ends_early_when_the_provider_shows_another_state(clock: HandClock) -> None:
     """Compared with the state at the hold's start."""
     strikes = MachineBackoff(clock)
     strikes.hold("m1", S.IDLE, until_restart=True)
-    assert (strikes.keeps("m1", S.IDLE), len(strikes), strikes.is_held("m1")) == (True, 1, True)
-    assert (strikes.keeps("m1", S.FAILED), len(strikes), strikes.is_held("m1")) == (False, 0, False)
+    assert (strikes.holds("m1", S.IDLE), len(strikes), strikes.is_held("m1")) == (True, 1, True)
+    assert (strikes.holds("m1", S.FAILED), len(strikes), strikes.is_held("m1")) == (False, 0, False)
 
 
 def test_a_hold_for_good_never_expires(clock: HandClock) -> None:
@@ -94,7 +94,7 @@ def test_a_hold_for_good_never_expires(clock: HandClock) -> None:
     assert strikes.expired() == []
     clock.now_seconds = 1800
 
-    assert (strikes.expired(), strikes.keeps("good", S.IDLE)) == (["while"], True)
+    assert (strikes.expired(), strikes.holds("good", S.IDLE)) == (["while"], True)
 
 
 def test_a_machine_that_is_gone_is_forgotten(clock: HandClock) -> None:

@@ -228,4 +228,4 @@ async def test_holds_ages_and_deadlines_do_not_follow_the_wall_clock(jump: Calla
     assert world.shard.strikes.is_held("m1")
     await world.shard._clock.sleep(1)
     await world.cycle()
-    assert not world.shard.strikes.keeps("m1", S.IDLE)
+    assert not world.shard.strikes.holds("m1", S.IDLE)

@@ -15,7 +15,7 @@ from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
 from bigfleet.shard.inventory import fleet_queries
-from bigfleet.shard.inventory.fleet_queries import MachineQuery, ShapeCensus
+from bigfleet.shard.inventory.fleet_queries import MachineQuery, ShapeCounts
 from bigfleet.shard.inventory.inventory import Inventory
 from tests.shard.world import machine, need
 
@@ -103,7 +103,7 @@ def test_matching_machines_are_counted_by_state(
     inventory = filled(fleet, gone - {NOBODY})
     matching = [each for each in inventory if each.state is state and fits(row.profile, row.min_unit, each)]
 
-    assert ShapeCensus(inventory.snapshot()).count(row, state) == len(matching)
+    assert ShapeCounts(inventory.snapshot()).count(row, state) == len(matching)
 
 
 wanted_machines = st.builds(

@@ -556,11 +556,11 @@ def _ghost(patch: pytest.MonkeyPatch) -> None:
 
 @defect("a cycle breaks now and then", "S0")
 def _breaks(patch: pytest.MonkeyPatch) -> None:
-    before, turn = CyclePublisher.tell_verdicts, every(4)
+    before, turn = CyclePublisher.publish_need_status, every(4)
 
     def tell(self: Any, aftermath: Any) -> None:
         if turn():
             raise RuntimeError("planted")
         before(self, aftermath)
 
-    patch.setattr(CyclePublisher, "tell_verdicts", tell)
+    patch.setattr(CyclePublisher, "publish_need_status", tell)

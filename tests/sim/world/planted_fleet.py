@@ -150,10 +150,10 @@ def _too_early(patch: pytest.MonkeyPatch) -> None:
     change_seconds_mean=20.0,
 )
 def _open_doors(patch: pytest.MonkeyPatch) -> None:
-    async def close_door(_self: Any, _machine_id: Any, _instruction_id: Any) -> None:
+    async def fence_machine(_self: Any, _machine_id: Any, _instruction_id: Any) -> None:
         return None
 
-    patch.setattr(ShardHandoverHost, "close_door", close_door)
+    patch.setattr(ShardHandoverHost, "fence_machine", fence_machine)
 
 
 @defect("what was given up is handed to nobody", "S5")

@@ -17,7 +17,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from bigfleet.cli.flags.values import address_text
-from bigfleet.cli.replay.recorder import kept_recorder
+from bigfleet.cli.replay.recorder import open_recorder
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
@@ -114,7 +114,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             # Half a million machines hold no garbage, and looking through them would take a collection a second.
             on_inventory=gc.freeze,
         )
-        recording = kept_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
+        recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
         await stack.enter_async_context(_files_kept(place.cluster_policy, audit_file, clock, shard))
         server = _grpc_server(shard, clock, registry, place.tls)

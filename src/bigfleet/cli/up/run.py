@@ -25,7 +25,7 @@ from bigfleet.cli.up.readiness import COMPILING, answers_ready, until_ready
 from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
 from bigfleet.cli.up.several import SeveralObserver
-from bigfleet.cli.up.shard_tables import move_line, moves_told, shard_table, shards_over_time
+from bigfleet.cli.up.shard_tables import move_line, moves_text, shard_table, shards_over_time
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.cli.up.supervisor import Supervisor
 from bigfleet.cli.up.view import LiveView, RunStatus, look_words, look_words_of_several
@@ -367,4 +367,4 @@ def _summary(result: RunResult) -> RenderableType:
     if not result.figures.shards:
         return summary(result)
     shards = shard_table(result.figures, title="shards, wanted → bound")
-    return summary(result, shards, shards_over_time(result.timeline), moves_told(result.moves))
+    return summary(result, shards, shards_over_time(result.timeline), moves_text(result.moves))

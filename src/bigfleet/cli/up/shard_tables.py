@@ -90,7 +90,7 @@ def _covered_text(share: float) -> Text:
     return Text(f"{share:.0%}", style="green" if share >= 1 else "red")
 
 
-def moves_told(moves: Sequence[Move]) -> RenderableType:
+def moves_text(moves: Sequence[Move]) -> RenderableType:
     """Return the last moves with their reasons, two lines each, newest last."""
     lines: list[RenderableType] = [Text("moves between shards", style="bold underline")]
     if not moves:

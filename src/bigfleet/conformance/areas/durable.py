@@ -10,7 +10,7 @@ from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.areas.listing import cursor_now, ids_of
 from bigfleet.conformance.areas.meta import HOSTILE
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import expect, expect_fenced, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import CallToken, Configure, Create, Drain, MachineSeen
@@ -64,7 +64,7 @@ async def bindings_survive(lab: Lab) -> None:
     await lab.site.restart()
     for machine in before:
         for reading in (await lab.get(machine.id), await lab.listed(machine.id)):
-            told = told_machine(reading)
+            told = machine_text(reading)
             expect(reading.cluster == machine.cluster, f"after a kill the cluster is {machine.cluster}", told)
             expect_same_map(reading.metadata, machine.metadata, "after a kill")
 
@@ -79,7 +79,7 @@ async def machines_survive(lab: Lab) -> None:
     now = {machine.id: machine for machine in (await lab.list_machines()).machines}
     expect(now.keys() == ids, "after a kill List names the same ids", sorted(now.keys() ^ ids)[:3])
     for machine in before:
-        told = told_machine(now[machine.id])
+        told = machine_text(now[machine.id])
         expect(now[machine.id].state is machine.state, f"after a kill {machine.id} is {machine.state.name}", told)
     seen = {machine.id: machine for machine in before}
     for machine_id in lent:
@@ -130,10 +130,10 @@ def _expect_ended(end: MachineSeen, request: Configure) -> None:
         expect_unbound(end, "an interrupted Configure that ends IDLE leaves no cluster, metadata or error")
     elif end.state is _S.CONFIGURED:
         is_allowed = request.cluster != READINESS_BLOCK
-        expect(is_allowed, "an interrupted Configure without readiness is never CONFIGURED", told_machine(end))
-        expect(end.cluster == request.cluster, "an interrupted Configure keeps its cluster", told_machine(end))
+        expect(is_allowed, "an interrupted Configure without readiness is never CONFIGURED", machine_text(end))
+        expect(end.cluster == request.cluster, "an interrupted Configure keeps its cluster", machine_text(end))
         expect_same_map(end.metadata, request.metadata, "an interrupted Configure that ends CONFIGURED")
-        expect(not end.last_error, "CONFIGURED shows no error", told_machine(end))
+        expect(not end.last_error, "CONFIGURED shows no error", machine_text(end))
     else:
         expect_failed(end, "an interrupted Configure that ends in no other way")
 
@@ -150,4 +150,4 @@ async def first_contact_after_a_kill(lab: Lab) -> None:
     token = CallToken(lab.new_shard(), 1, 1)
     ack = expect_ok(await lab.call(Create(machine_id, token)), "Create with (1, 1) of a new shard after a kill")
     end = (await lab.way_of(machine_id, ack)).end
-    expect(end.state is _S.IDLE, "Create after a kill ends in IDLE", told_machine(end))
+    expect(end.state is _S.IDLE, "Create after a kill ends in IDLE", machine_text(end))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import (
     broken,
     expect,
@@ -45,11 +45,11 @@ _S = MachineState
 
 def expect_unchanged(now: MachineSeen, before: MachineSeen, expectation: str) -> None:
     """Raise Broken when state, host, binding or error of a machine changed."""
-    expect(now.state is before.state, f"{expectation}: still {before.state.name}", told_machine(now))
-    expect(now.host == before.host, f"{expectation}: the same host", told_machine(now))
-    expect(now.cluster == before.cluster, f"{expectation}: cluster {before.cluster!r}", told_machine(now))
+    expect(now.state is before.state, f"{expectation}: still {before.state.name}", machine_text(now))
+    expect(now.host == before.host, f"{expectation}: the same host", machine_text(now))
+    expect(now.cluster == before.cluster, f"{expectation}: cluster {before.cluster!r}", machine_text(now))
     expect_same_map(now.metadata, before.metadata, expectation)
-    expect(now.last_error == before.last_error, f"{expectation}: the same last_error", told_machine(now))
+    expect(now.last_error == before.last_error, f"{expectation}: the same last_error", machine_text(now))
 
 
 def big_map(size_bytes: int) -> dict[str, str]:
@@ -84,7 +84,7 @@ async def drain_on_idle(lab: Lab) -> None:
     answer = await lab.call(Drain(machine_id, 0, lab.token()))
     expect(not answer.is_fenced, "Drain on IDLE with a fresh token is never fenced", how(answer))
     machine = await lab.stays(machine_id, _S.IDLE, "Drain on IDLE leaves it IDLE")
-    expect(machine.host is not None, "Drain on IDLE leaves the host", told_machine(machine))
+    expect(machine.host is not None, "Drain on IDLE leaves the host", machine_text(machine))
 
 
 @AREA.behaviour(4, ConformanceProfile.CLOUD)
@@ -175,7 +175,7 @@ async def exact_or_refused(lab: Lab, metadata: Mapping[str, str], what: str) -> 
         return
     expect_ok(answer, f"{what}: taken, or INVALID_ARGUMENT")
     end = (await lab.way_of(machine_id, answer)).end
-    expect(end.state is _S.CONFIGURED, f"{what}, taken, ends in CONFIGURED", told_machine(end))
+    expect(end.state is _S.CONFIGURED, f"{what}, taken, ends in CONFIGURED", machine_text(end))
     expect_same_map(end.metadata, metadata, "Get")
     expect_same_map((await lab.listed(machine_id)).metadata, metadata, "List")
 
@@ -191,7 +191,7 @@ async def negative_grace(lab: Lab) -> None:
         return
     expect_ok(answer, "a negative grace is INVALID_ARGUMENT or taken")
     end = (await lab.way_of(before.id, answer)).end
-    expect(end.state is _S.IDLE, "a Drain that was taken ends in IDLE", told_machine(end))
+    expect(end.state is _S.IDLE, "a Drain that was taken ends in IDLE", machine_text(end))
     expect_unbound(end, "a Drain that was taken leaves no cluster, metadata or error")
 
 
@@ -225,8 +225,8 @@ async def large_blob(lab: Lab) -> None:
     answer = await lab.call(Configure(machine_id, cluster, {"k": "v"}, bytes(_BIG_BLOB_BYTES), lab.token()))
     if answer.is_ok:
         end = (await lab.way_of(machine_id, answer)).end
-        expect(end.state is _S.CONFIGURED, "a blob that was taken ends in CONFIGURED", told_machine(end))
-        expect(end.cluster == cluster, "a blob that was taken binds the machine", told_machine(end))
+        expect(end.state is _S.CONFIGURED, "a blob that was taken ends in CONFIGURED", machine_text(end))
+        expect(end.cluster == cluster, "a blob that was taken binds the machine", machine_text(end))
         return
     allowed = (Status.INVALID_ARGUMENT, Status.RESOURCE_EXHAUSTED)
     expect(answer.status in allowed, "a 3 MiB blob: OK, INVALID_ARGUMENT or RESOURCE_EXHAUSTED", how(answer))

@@ -7,7 +7,7 @@ machine to leave FAILED: no call ends it.
 from bigfleet.conformance.areas.edge import expect_unchanged
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import expect, expect_refused
 from bigfleet.conformance.lab import FAULT_TIMEOUT_SECONDS, Lab, Way
 from bigfleet.conformance.ports import Configure, Create, Delete, Drain, MachineSeen, Mutation
@@ -35,8 +35,8 @@ _S = MachineState
 
 def expect_failed(machine: MachineSeen, what: str) -> None:
     """Raise Broken unless a machine is FAILED and says why."""
-    expect(machine.state is _S.FAILED, f"{what} ends FAILED", told_machine(machine))
-    expect(bool(machine.last_error.strip()), f"{what} says why in last_error", told_machine(machine))
+    expect(machine.state is _S.FAILED, f"{what} ends FAILED", machine_text(machine))
+    expect(bool(machine.last_error.strip()), f"{what} says why in last_error", machine_text(machine))
 
 
 async def ended(lab: Lab, request: Mutation) -> Way:
@@ -137,6 +137,6 @@ async def never_ready(lab: Lab) -> None:
     way = await bound_badly(lab, READINESS_BLOCK)
     for reading in way.readings[:-1]:
         is_waiting = reading.state is _S.CONFIGURING
-        expect(is_waiting, "while the node is not Ready only CONFIGURING is seen", told_machine(reading))
+        expect(is_waiting, "while the node is not Ready only CONFIGURING is seen", machine_text(reading))
     expect_failed(way.end, "a Configure whose node never gets Ready")
     await lab.stays(way.end.id, _S.FAILED, "a machine whose node never got Ready stays FAILED")

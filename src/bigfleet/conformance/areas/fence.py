@@ -1,4 +1,4 @@
-"""Checks FENCE: which tokens pass, and what a mark is kept for (docs/spec/provider.md §4).
+"""Checks FENCE: which tokens pass, and what marks are stored for (docs/spec/provider.md §4).
 
 A token is tried without moving a machine by a Drain of a slot, which is out of position: the fence comes first, so
 FAILED_PRECONDITION is a stale token and any other answer one that passed. Nothing here may reuse a shard id.
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from bigfleet.conformance.areas.edge import expect_unchanged
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import expect, expect_fenced, expect_ok, how
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import (
@@ -179,7 +179,7 @@ async def _replay(lab: Lab, request: _Stamped, target: MachineState) -> None:
     first = await lab.done(request(CallToken(shard, 3, 3)))
     name = type(request(ABSENT)).__name__
     end = (await lab.way_of(request(ABSENT).machine_id)).end
-    expect(end.state is target, f"{name} ends in {target.name}", told_machine(end))
+    expect(end.state is target, f"{name} ends in {target.name}", machine_text(end))
     expect_fenced(await lab.call(request(CallToken(shard, 3, 3))), f"a replayed {name}")
     again = await lab.done(request(CallToken(shard, 3, 4)))
     expectation = f"with a fresh token {name} returns {first.operation_id}"
@@ -206,7 +206,7 @@ async def absent_tokens(lab: Lab) -> None:
     ):
         expect_ok(await lab.call(request), f"{type(request).__name__} without a token")
         end = (await lab.way_of(slot)).end
-        expect(end.state is target, f"it ends in {target.name}", told_machine(end))
+        expect(end.state is target, f"it ends in {target.name}", machine_text(end))
 
 
 @AREA.behaviour(8, ConformanceProfile.CORE)

@@ -9,7 +9,7 @@ from bigfleet.conformance.areas.edge import INT64_MAX, INT64_MIN, expect_unchang
 from bigfleet.conformance.areas.fence import expect_pass
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import expect, expect_ok, expect_same_map, how
 from bigfleet.conformance.lab import Lab
@@ -114,7 +114,7 @@ async def _step(lab: Lab, request: Mutation, state: MachineState) -> MachineStat
     elif answer.is_ok:
         expect(state is target, f"{what} is refused, or a repeat that changes nothing", how(answer))
     end = (await lab.way_of(request.machine_id)).end
-    expect(end.state is state, f"after {what} the machine rests in {state.name}", told_machine(end))
+    expect(end.state is state, f"after {what} the machine rests in {state.name}", machine_text(end))
     if state is not _S.CONFIGURED:
         expect_unbound(end, f"after {what} nothing is bound")
     return state
@@ -140,7 +140,7 @@ async def random_creates(lab: Lab) -> None:
         end = (await lab.way_of(machine_id)).end
         taken = any(known == machine_id for _shard, known in newest)
         wanted_state = _S.IDLE if taken else _S.SPECULATIVE
-        expect(end.state is wanted_state, f"the machine rests in {wanted_state.name}", told_machine(end))
+        expect(end.state is wanted_state, f"the machine rests in {wanted_state.name}", machine_text(end))
 
 
 def _expect_verdict(answer: Answer, wanted: bool, expectation: str) -> None:

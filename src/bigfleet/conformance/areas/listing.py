@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import Lab
@@ -73,7 +73,7 @@ async def filters_are_exact(lab: Lab) -> None:
         wanted = set[str]().union(*(by_state[state] for state in states))
         expect_ids(ids_of(machines, f"List({names})"), wanted, f"List({names}) is exactly what is in these states")
         for machine in machines:
-            expect(machine.state in states, f"List({names}) shows these states alone", told_machine(machine))
+            expect(machine.state in states, f"List({names}) shows these states alone", machine_text(machine))
 
 
 @AREA.behaviour(2, ConformanceProfile.CORE)
@@ -109,7 +109,7 @@ def _expect_holds(delta: ListSeen, machine: MachineSeen, expectation: str) -> No
     entries = [entry for entry in delta.machines if entry.id == machine.id]
     expect(len(entries) == 1, f"{expectation}: {machine.id} once", f"{len(entries)} times")
     is_same = (entries[0].state, entries[0].cluster) == (machine.state, machine.cluster)
-    expect(is_same, f"{expectation}: {told_machine(machine)}", told_machine(entries[0]))
+    expect(is_same, f"{expectation}: {machine_text(machine)}", machine_text(entries[0]))
 
 
 @AREA.behaviour(4, ConformanceProfile.DELTA)
@@ -119,7 +119,7 @@ async def delta_from_now_is_empty(lab: Lab) -> None:
     cursor = await cursor_now(lab)
     for _ in range(2):
         delta = await delta_since(lab, cursor)
-        expect(not delta.machines, "a delta from now is empty", [told_machine(m) for m in delta.machines[:3]])
+        expect(not delta.machines, "a delta from now is empty", [machine_text(m) for m in delta.machines[:3]])
         expect(delta.revision != b"", "an empty delta comes with a revision")
         cursor = delta.revision
 
@@ -155,7 +155,7 @@ async def _expect_full(lab: Lab, cursor: bytes, wanted: set[str], what: str) -> 
     expect(not listing.tombstones, f"the answer to {what} does not call itself a delta")
 
 
-async def walked(lab: Lab, cap: int, since: bytes, machines_max: int) -> list[MachineSeen]:
+async def listed_by_pages(lab: Lab, cap: int, since: bytes, machines_max: int) -> list[MachineSeen]:
     """Return what pages under a cap show from a cursor on, each page's cursor handed to the next, until a short one.
 
     Raises Broken for a page that is too long, and for a walk that shows more than `machines_max`.
@@ -182,12 +182,12 @@ async def pages_neither_repeat_nor_lose(lab: Lab) -> None:
     full = await lab.list_machines()
     wanted = ids_of(full.machines, "the full list")
     for cap in (_PAGE, len(wanted) // 2):
-        walk = await walked(lab, cap, b"", len(wanted))
+        walk = await listed_by_pages(lab, cap, b"", len(wanted))
         expect_ids(ids_of(walk, f"a walk in pages of {cap}"), wanted, f"a walk in pages of {cap} is the full list")
     for machine_id in machine_ids:
         await lab.configure(machine_id)
     for cap in _CAPS:
-        walk = await walked(lab, cap, full.revision, len(wanted))
+        walk = await listed_by_pages(lab, cap, full.revision, len(wanted))
         expectation = f"a delta in pages of {cap} is the {_CHANGES} machines that changed"
         expect_ids(ids_of(walk, f"a delta in pages of {cap}"), {*machine_ids}, expectation)
 
@@ -200,7 +200,7 @@ async def quiet_brings_no_delta(lab: Lab) -> None:
     cursor = await cursor_now(lab)
     await lab.clock.sleep(_QUIET_SECONDS)
     delta = await delta_since(lab, cursor)
-    expect(not delta.machines, "quiet brings no delta", [told_machine(m) for m in delta.machines[:3]])
+    expect(not delta.machines, "quiet brings no delta", [machine_text(m) for m in delta.machines[:3]])
     expect(not delta.removed_ids, "quiet removes nothing", delta.removed_ids[:3])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import broken, expect, expect_fenced, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import (
@@ -52,10 +52,10 @@ async def collapse(
     ids = {answer.operation_id for answer in answers}
     expect(len(ids) == 1 and "" not in ids, f"{len(requests)} equal {kind} calls are one operation", sorted(ids))
     end = (await lab.way_of(machine_id)).end
-    expect(end.state is target, f"{kind} ends in {target.name}", told_machine(end))
+    expect(end.state is target, f"{kind} ends in {target.name}", machine_text(end))
     await lab.stays(machine_id, target, f"{kind} settles once")
     listed = await lab.listed(machine_id)
-    expect(listed.state is target, f"List shows {target.name}", told_machine(listed))
+    expect(listed.state is target, f"List shows {target.name}", machine_text(listed))
     return await lab.get(machine_id), answers
 
 
@@ -77,7 +77,7 @@ async def race_of_configure(lab: Lab) -> None:
 
 
 def _expect_bound(machine: MachineSeen, cluster: str) -> None:
-    expect(machine.cluster == cluster, f"{machine.id} is bound to {cluster}", told_machine(machine))
+    expect(machine.cluster == cluster, f"{machine.id} is bound to {cluster}", machine_text(machine))
     expect_same_map(machine.metadata, _METADATA, machine.id)
 
 
@@ -108,13 +108,13 @@ async def configure_races_drain(lab: Lab) -> None:
 
 async def _expect_clean_rest(lab: Lab, machine_id: str, cluster: str) -> None:
     end = (await lab.way_of(machine_id)).end
-    expect(end.state in (_S.IDLE, _S.CONFIGURED), "the race ends in IDLE or CONFIGURED", told_machine(end))
+    expect(end.state in (_S.IDLE, _S.CONFIGURED), "the race ends in IDLE or CONFIGURED", machine_text(end))
     end = await lab.stays(machine_id, end.state, "the race ends in exactly one state")
     if end.state is _S.IDLE:
         expect_unbound(end, "the race ended in IDLE: no cluster, metadata or error")
     else:
         _expect_bound(end, cluster)
-        expect(not end.last_error, "the race ended in CONFIGURED: no error", told_machine(end))
+        expect(not end.last_error, "the race ended in CONFIGURED: no error", machine_text(end))
 
 
 @AREA.behaviour(5, ConformanceProfile.CORE)
@@ -138,7 +138,7 @@ async def race_of_epochs(lab: Lab) -> None:
             expect(answer.is_ok or answer.is_fenced, "a newer token is taken, or overtaken", answer.details)
     expect(any(answer.is_ok for answer in answers), "at least one token of the newer epoch is accepted")
     end = (await lab.way_of(machine_id)).end
-    expect(end.state is _S.IDLE, "Create ends in IDLE", told_machine(end))
+    expect(end.state is _S.IDLE, "Create ends in IDLE", machine_text(end))
 
 
 @AREA.behaviour(6, ConformanceProfile.CORE)
@@ -165,7 +165,7 @@ async def eight_machines(lab: Lab) -> None:
     expect_distinct([*created, *configured], "Create and Configure")
     for machine in await settle_all(lab, machine_ids, _S.CONFIGURED):
         cluster, metadata = bindings[machine.id]
-        expect(machine.cluster == cluster, f"{machine.id} is bound to {cluster}", told_machine(machine))
+        expect(machine.cluster == cluster, f"{machine.id} is bound to {cluster}", machine_text(machine))
         expect_same_map(machine.metadata, metadata, machine.id)
 
 
@@ -180,7 +180,7 @@ async def settle_all(lab: Lab, machine_ids: Sequence[str], state: MachineState) 
     seconds_max = lab.patience.bulk_seconds
     ways = await asyncio.gather(*(lab.way_of(machine_id, seconds_max=seconds_max) for machine_id in machine_ids))
     for way in ways:
-        expect(way.end.state is state, f"each machine ends in {state.name}", told_machine(way.end))
+        expect(way.end.state is state, f"each machine ends in {state.name}", machine_text(way.end))
     return [way.end for way in ways]
 
 
@@ -193,7 +193,7 @@ async def acks_of_a_burst(lab: Lab) -> None:
     for answer in answers:
         if answer.machine is None:
             broken("an ack shows the machine")
-        told = told_machine(answer.machine)
+        told = machine_text(answer.machine)
         expect(answer.machine.state in (_S.CONFIGURING, _S.CONFIGURED), "an ack shows CONFIGURING or CONFIGURED", told)
         expect(answer.machine.cluster == cluster, f"an ack shows cluster {cluster}", told)
 
@@ -203,4 +203,4 @@ async def race_of_delete(lab: Lab) -> None:
     """Delete: the same."""
     machine_id = await lab.idle()
     end, _answers = await collapse(lab, [Delete(machine_id, token) for token in lab.shards(_CALLS)], _S.SPECULATIVE)
-    expect(end.host is None, "a deleted machine has no host", told_machine(end))
+    expect(end.host is None, "a deleted machine has no host", machine_text(end))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bigfleet.conformance.areas.edge import expect_unchanged
 from bigfleet.conformance.areas.life import expect_unbound
-from bigfleet.conformance.areas.listing import cursor_now, delta_since, expect_ids, ids_of, walked
+from bigfleet.conformance.areas.listing import cursor_now, delta_since, expect_ids, ids_of, listed_by_pages
 from bigfleet.conformance.areas.race import expect_distinct, settle_all, together
 from bigfleet.conformance.areas.shape import (
     expect_fitting,
@@ -18,7 +18,7 @@ from bigfleet.conformance.areas.shape import (
     expect_ratios,
 )
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import expect, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab, side_by_side
 from bigfleet.conformance.ports import Configure, Create, Delete, Get, List, Request, Status
@@ -75,7 +75,7 @@ async def delta_of_twenty(lab: Lab) -> None:
 async def pages_cover_the_fleet(lab: Lab) -> None:
     """Pages of 500 cover the fleet without repeats."""
     wanted = ids_of((await lab.list_machines()).machines, "the full list")
-    walk = await walked(lab, PAGE, b"", len(wanted))
+    walk = await listed_by_pages(lab, PAGE, b"", len(wanted))
     expect_ids(ids_of(walk, f"a walk in pages of {PAGE}"), wanted, f"pages of {PAGE} cover the fleet")
 
 
@@ -93,7 +93,7 @@ async def _churn(lab: Lab, machine_id: str, until_seconds: float) -> None:
         number += 1
         cluster, metadata = lab.new_cluster(), {"of": machine_id, f"round-{number}": "x"}
         bound = await lab.configure(machine_id, cluster, metadata)
-        expect(bound.cluster == cluster, f"{machine_id} is bound to {cluster}", told_machine(bound))
+        expect(bound.cluster == cluster, f"{machine_id} is bound to {cluster}", machine_text(bound))
         expect_same_map(bound.metadata, metadata, f"{machine_id}, round {number}")
         expect_unbound(await lab.drain(machine_id), f"{machine_id} is clean at IDLE, round {number}")
 

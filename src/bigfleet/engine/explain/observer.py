@@ -152,7 +152,7 @@ class Observer:
         if not row.need.parked:
             seen += [*self._state_order(row, MachineState.IDLE), *self._state_order(row, MachineState.SPECULATIVE)]
         among = CandidateScan(row, Stage.DOMAIN, seen, start=aggregate, taken=())
-        self._teller.tell(among, order_key=self._order_key(row), taken_record=self._credited(row))
+        self._teller.emit(among, order_key=self._order_key(row), taken_record=self._credited(row))
         self._report_domains(row, candidates)
         if row.domain is None:
             return
@@ -169,7 +169,7 @@ class Observer:
 
     def _tell_credit(self, row: DemandRow, machines: Sequence[Machine]) -> None:
         walk = CandidateScan(row, Stage.CREDIT, machines, start=row.need.aggregate, taken=row.claimed)
-        self._teller.tell(walk, order_key=self._order_key(row), taken_record=self._credited(row))
+        self._teller.emit(walk, order_key=self._order_key(row), taken_record=self._credited(row))
 
     def _credited(self, row: DemandRow) -> TakenRecord:
         def record(machine: Machine, before: Vector) -> Credited:
@@ -214,9 +214,9 @@ class Observer:
             return _acquired(row, machine, vector.subtract(remaining, machine.supply), second, order_key, pick)
 
         if row.need.profile.strict_spread is None:
-            self._teller.tell(walk, order_key=order_key, taken_record=record)
+            self._teller.emit(walk, order_key=order_key, taken_record=record)
         else:
-            self._teller.tell_spread(walk, picks, order_key=order_key, taken_record=record)
+            self._teller.emit_spread(walk, picks, order_key=order_key, taken_record=record)
 
     def row_finished(self, row: DemandRow) -> None:
         """Report what Phase 1 gave the row, and for a short row what there would be to match."""
@@ -279,7 +279,7 @@ class Observer:
                 remaining=vector.subtract(remaining, machine.supply),
             )
 
-        self._teller.tell(walk, order_key=lambda machine: (), taken_record=record)
+        self._teller.emit(walk, order_key=lambda machine: (), taken_record=record)
 
     def victims_picked(self, row: DemandRow, *, before: Vector, picks: Sequence[SpreadPick]) -> None:
         """Report who could be preempted for the row and who is; `before` is what was wanted when it began."""
@@ -315,9 +315,9 @@ class Observer:
             return (self._victims.score(priority, machine),)
 
         if row.need.profile.strict_spread is None:
-            self._teller.tell(walk, order_key=order_key, taken_record=record)
+            self._teller.emit(walk, order_key=order_key, taken_record=record)
         else:
-            self._teller.tell_spread(walk, picks, order_key=order_key, taken_record=record)
+            self._teller.emit_spread(walk, picks, order_key=order_key, taken_record=record)
 
     def row_unresolved(self, row: DemandRow) -> None:
         """Report a row that Phase 2 left short."""

@@ -254,7 +254,7 @@ class _RowAgain:
 # ---- a row -------------------------------------------------------------------------------------------------------
 
 
-def retell_row(
+def replay_row(
     fleet: DecidedFleet,
     demand: Sequence[Need],
     place: int,
@@ -302,7 +302,7 @@ class _OneMachine:
         self._reporter.report(record)
 
 
-def retell_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> None:
+def replay_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> None:
     """Report what the reference would report of a machine from the rows that have most to say, and its outcome.
 
     Records of rows come as far as they name machines that matter to them. Raises NotRetold.
@@ -310,7 +310,7 @@ def retell_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> 
     (machine,) = fleet.rows_of([machine_id]).tolist()
     ear = _OneMachine(machine_id, machine, reporter)
     earmarks = EarmarkReplay(fleet)
-    asked = sorted(rows_that_tell(fleet, machine), key=lambda place: int(fleet.rank[place]))
+    asked = sorted(rows_to_replay(fleet, machine), key=lambda place: int(fleet.rank[place]))
     rows = []
     for place in asked:
         scope = RowScope(fleet, place, earmarks)
@@ -326,7 +326,7 @@ def retell_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> 
         reporter.report(outcome)
 
 
-def rows_that_tell(fleet: DecidedFleet, machine: int) -> frozenset[int]:
+def rows_to_replay(fleet: DecidedFleet, machine: int) -> frozenset[int]:
     """Return the places of the rows that `bigfleet.engine.explain.explanation.rows_to_ask` would ask about a
     machine."""
     (one,) = fleet.objects(np.array([machine])).machines.values()

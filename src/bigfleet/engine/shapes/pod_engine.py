@@ -70,7 +70,7 @@ class PodEngine:
         self._unwanted: dict[str, Sequence[Machine]] = {}
 
     @property
-    def kept(self) -> Set[str]:
+    def retained(self) -> Set[str]:
         """The clusters whose results stand until something touches them."""
         return self._kept.keys()
 

@@ -24,7 +24,7 @@ from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.driver import OperationDriver
-from bigfleet.provider.operations.invoke import Author, Threads
+from bigfleet.provider.operations.invoke import BackendAdapter, Threads
 from bigfleet.provider.operations.recovery import Recovery
 from bigfleet.provider.operations.restart import Restart
 from bigfleet.provider.records.calls import Call, argument_fault, shown
@@ -88,7 +88,7 @@ class CapacityCore:
         self._is_inline = options.is_inline
         self.metrics = metrics
         self._blob_key = None if options.intent_key is None else BlobKey(options.intent_key, rng)
-        self._author = Author(backend, readiness, self._threads, provider=options.provider)
+        self._author = BackendAdapter(backend, readiness, self._threads, provider=options.provider)
         self._ledger = Ledger(
             store,
             clock=clock,

@@ -21,7 +21,7 @@ from bigfleet.provider.backend import ConfigureWaits, Host, LateResult, Op, Read
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.dispatch import Breaker, Dispatch
-from bigfleet.provider.operations.invoke import Author, DeadlinePassed, within
+from bigfleet.provider.operations.invoke import BackendAdapter, DeadlinePassed, within
 from bigfleet.provider.records.kinds import EDGES, Kind, timeout_seconds
 from bigfleet.provider.records.lifecycle import completed, failed
 from bigfleet.provider.records.record import ErrorCode, Operation, Record
@@ -72,7 +72,7 @@ class OperationDriver:
         self,
         *,
         ledger: Ledger,
-        author: Author,
+        author: BackendAdapter,
         clock: Clock,
         rng: Rng,
         metrics: ProviderMetrics,

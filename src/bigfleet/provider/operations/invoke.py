@@ -75,7 +75,7 @@ class Threads:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Author:
+class BackendAdapter:
     """The author's backend and readiness, checked once. `threads` None runs plain functions inline (simulation)."""
 
     def __init__(

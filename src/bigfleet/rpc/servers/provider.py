@@ -208,7 +208,7 @@ class ProviderServicer:
             # None for a read, which carries no token.
             self._gate.check_token(context, method, getattr(request, "shard_id", None))
         except Denied as denied:
-            self._gate.tell_token(context, method, denied)
+            self._gate.log_token_refusal(context, method, denied)
             raise Refused(Code.PERMISSION_DENIED, str(denied)) from denied
 
     async def _create(self, request: provider_pb2.CreateRequest) -> provider_pb2.TransitionAck:

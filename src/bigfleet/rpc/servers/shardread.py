@@ -214,7 +214,7 @@ def _holding(shard: Shard, wanted: MachineQuery, machine_ids: Iterable[str]) -> 
     """Yield those of the machines that are known and asked for."""
     for machine_id in machine_ids:
         known = MachineId(machine_id)
-        kept = shard.inventory.kept(known)
+        kept = shard.inventory.record_of(known)
         if kept is not None and wanted.holds(kept):
             yield known
 

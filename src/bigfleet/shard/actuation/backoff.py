@@ -72,7 +72,7 @@ class MachineBackoff:
         now_seconds = self._clock.monotonic_seconds()
         return sorted(machine_id for machine_id, hold in self._holds.items() if now_seconds >= hold.until_seconds)
 
-    def keeps(self, machine_id: str, provider_state: MachineState) -> bool:
+    def holds(self, machine_id: str, provider_state: MachineState) -> bool:
         """Say whether a provider's record must still be left aside; a hold that is over is forgotten.
 
         It ends when its time is up, or when the provider reports a state other than the one at its start.

@@ -430,7 +430,7 @@ class Shard:
         )
         context, aftermath = await self._conclude(decision, context, audience, is_timer)
         self._refresh_overflowed_sessions()
-        self.telling.tell_hints(aftermath)
+        self.telling.publish_hints(aftermath)
         lap.end("emit")
         passed = await self.guardrails.enqueue(
             decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
@@ -440,7 +440,7 @@ class Shard:
         lap.end("execute")
         self.view = build_view(decision, context)
         self.taken = aftermath.taken
-        self.telling.tell_verdicts(aftermath)
+        self.telling.publish_need_status(aftermath)
         self.telling.show(aftermath, self._ages.ledger, demand_rows=len(demand))
         return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision, **asdict(passed))
 
@@ -496,7 +496,7 @@ class Shard:
                 before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
             )
             aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
-            return ages, aged, self.telling.aftermath_of(decision, short, aged, audience)
+            return ages, aged, self.telling.effects_of(decision, short, aged, audience)
 
         self._ages, aged, aftermath = await self._compute(conclude)
         return aged, aftermath

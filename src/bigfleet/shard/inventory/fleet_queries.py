@@ -115,7 +115,7 @@ def uncreated_pool_of(view: ColumnSnapshot, machine_id: str) -> CapacityPool | N
 # ---- supply that could host a row --------------------------------------------------------------------------------
 
 
-class ShapeCensus:
+class ShapeCounts:
     """How many machines of each state could host a row: matching is asked once per shape, counting is done once."""
 
     def __init__(self, view: ColumnSnapshot) -> None:

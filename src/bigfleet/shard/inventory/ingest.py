@@ -118,7 +118,7 @@ class Ingest:
     def is_unchanged(self, record: ListedMachine) -> bool:
         """Say whether the record equals the last applied one and our view has not moved away from it since."""
         shown = record.machine
-        known = self._inventory.kept(shown.id)
+        known = self._inventory.record_of(shown.id)
         if known is None or known.state is not shown.state or known.cluster != shown.cluster:
             return False
         applied = self._applied.get(shown.id)
@@ -131,7 +131,7 @@ class Ingest:
         """Return the machines of all and only the records that are not unchanged, each judged as if it came first."""
         return {record.machine.id for record in records if not self.is_unchanged(record)}
 
-    def is_as_told(self, machine_id: MachineId) -> bool:
+    def is_as_reported(self, machine_id: MachineId) -> bool:
         """Say whether our view of a known machine is what the last record applied told of it."""
         return machine_id not in self._applied
 
@@ -152,7 +152,7 @@ class Ingest:
     def let_go(self, record: ListedMachine, moment: Moment | None = None) -> None:
         """Take a machine that is not ours out of the inventory, if it is there; it is not gone."""
         machine_id = record.machine.id
-        known = self._inventory.kept(machine_id)
+        known = self._inventory.record_of(machine_id)
         if known is None:
             return
         if known.cluster:
@@ -164,7 +164,7 @@ class Ingest:
         """Take what the provider shows of a machine that is ours, as `observe` does; nobody asks again whose it is."""
         shown = record.machine
         machine_id = shown.id
-        known = self._inventory.kept(machine_id)
+        known = self._inventory.record_of(machine_id)
         observed, binding = self._merged(record, known)
         seconds, unix_nanos = moment or self.moment()
         try:
@@ -217,12 +217,12 @@ class Ingest:
         applied = self._applied.get(machine_id)
         if applied is not None:
             return applied.state
-        known = self._inventory.kept(machine_id)
+        known = self._inventory.record_of(machine_id)
         return known.state if known is not None else None
 
     def remove(self, machine_id: MachineId) -> None:
         """Forget a machine that the provider does not report any more; its cluster is told that it failed."""
-        known = self._inventory.kept(machine_id)
+        known = self._inventory.record_of(machine_id)
         if known is not None and known.cluster and self._sessions.of(known.cluster) is not None:
             self._tell_lost(known.machine(machine_id), NO_LONGER_REPORTED)
         if known is not None:

@@ -92,7 +92,7 @@ class HandoverHost(Protocol):
         """Return the machines of the inventory whose attribute has the domain's value."""
         ...
 
-    async def close_door(self, machine_id: MachineId, instruction_id: str) -> None:
+    async def fence_machine(self, machine_id: MachineId, instruction_id: str) -> None:
         """Move the provider's mark of this machine past every token of an older process. Raises ProviderRefusal."""
         ...
 
@@ -299,7 +299,7 @@ class Handover:
     async def _close_door(self, machine_id: MachineId, state: MachineState, instruction: Instruction) -> Machine | None:
         try:
             try:
-                await self._grounds.close_door(machine_id, instruction.instruction_id)
+                await self._grounds.fence_machine(machine_id, instruction.instruction_id)
             except ProviderRefusal as refusal:
                 if refusal.kind not in _DOOR_CLOSED:
                     raise

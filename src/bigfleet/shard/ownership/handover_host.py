@@ -127,7 +127,7 @@ class ShardHandoverHost:
         ]
         return [int(row) for row in rows[np.isin(view.columns.shape[rows], fitting)]]
 
-    async def close_door(self, machine_id: MachineId, instruction_id: str) -> None:
+    async def fence_machine(self, machine_id: MachineId, instruction_id: str) -> None:
         """Move the provider's mark of this machine past every token of an older process. Raises ProviderRefusal."""
         token = self._tokens.next()
         action = Action(

@@ -257,7 +257,7 @@ class Reconciler:
                     self._one(record, actuator, moment)
                     continue
                 is_known = machine_id not in changed or (
-                    self._judged(self._ingest.take(record, moment)) and self._ingest.is_as_told(machine_id)
+                    self._judged(self._ingest.take(record, moment)) and self._ingest.is_as_reported(machine_id)
                 )
                 if digest and is_known:
                     # The record says all that is known of the machine: its like need not be read again.
@@ -400,7 +400,7 @@ class Reconciler:
             self._let_go(record, self._ingest.moment())
 
     def _apply(self, record: ListedMachine, moment: Moment) -> None:
-        if self._strikes.is_held(record.machine.id) and self._strikes.keeps(record.machine.id, record.machine.state):
+        if self._strikes.is_held(record.machine.id) and self._strikes.holds(record.machine.id, record.machine.state):
             return
         if not self._ingest.is_unchanged(record):
             self._observe(record, moment)

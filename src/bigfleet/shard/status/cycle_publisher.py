@@ -1,7 +1,7 @@
 """Publishes the effects of a cycle: hints, need statuses, gauges, stale clusters, missing joins.
 
 docs/spec/shard.md §10.5 to §10.7, §11.2, §14. What grows with the fleet or with what is short is worked out off the
-loop in `aftermath_of`; the loop only sends what came of it. Each part is a module of its own. Nothing here changes a
+loop in `effects_of`; the loop only sends what came of it. Each part is a module of its own. Nothing here changes a
 decision, except that the gate's machines are handed to the next one.
 """
 
@@ -168,7 +168,7 @@ class CyclePublisher:
 
     def frames_lost(self, session: Session) -> None:
         """Frames to a session were dropped: it is told again."""
-        self._hints.tell_anew(session.cluster)
+        self._hints.send_again(session.cluster)
         self._verdicts.forget(session.cluster)
 
     def rollup_accepted(self, cluster: str, rows: Sequence[Need], timestamp_unix_nanos: int) -> None:
@@ -213,7 +213,7 @@ class CyclePublisher:
         `demanding` names the clusters with demand.
         """
         now_seconds = self._clock.monotonic_seconds()
-        unjoined = self.joins.judge(self._sessions, self._inventory.kept, now_seconds=now_seconds)
+        unjoined = self.joins.judge(self._sessions, self._inventory.record_of, now_seconds=now_seconds)
         silent = self.silence.look(
             demanding, self._inventory.clusters, sessions=self._sessions, now_seconds=now_seconds
         )
@@ -231,7 +231,7 @@ class CyclePublisher:
         """Return the roll-up in force of each cluster whose operator understands a verdict."""
         return dict(self._judged)
 
-    def aftermath_of(
+    def effects_of(
         self, decision: Decision, short: Sequence[RowResult], context: ViewContext, audience: Subscribers
     ) -> CycleEffects:
         """Work out what a decision means to those outside. It may run in any thread, for one caller at a time."""
@@ -256,12 +256,12 @@ class CyclePublisher:
             shortfall_rows=shortfall_counts(unmet),
         )
 
-    def tell_hints(self, aftermath: CycleEffects) -> None:
+    def publish_hints(self, aftermath: CycleEffects) -> None:
         """Send the hints that are due."""
         now_seconds = self._clock.monotonic_seconds()
-        self._hints.tell(aftermath.hints_changed, self._offers, self._sessions, now_seconds=now_seconds)
+        self._hints.publish(aftermath.hints_changed, self._offers, self._sessions, now_seconds=now_seconds)
 
-    def tell_verdicts(self, aftermath: CycleEffects) -> None:
+    def publish_need_status(self, aftermath: CycleEffects) -> None:
         """Send the verdicts that are due, to sessions that still stand and have room; the others hear it later."""
         now_seconds = self._clock.monotonic_seconds()
         for cluster, update in aftermath.verdicts:

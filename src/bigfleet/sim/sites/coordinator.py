@@ -33,7 +33,7 @@ from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
-from bigfleet.sim.sites.etcd import EtcdWire, KeptEtcd
+from bigfleet.sim.sites.etcd import DurableEtcd, EtcdWire
 
 LEASE_SECONDS: Final = 10
 #: Earlier answers of one process that may come again.
@@ -66,7 +66,7 @@ class CoordinatorSite:
     """One replica's place, and its process of the moment."""
 
     def __init__(
-        self, name: str, *, store: KeptEtcd, network: Network, clock: Clock, rng: Random, evidence: Observations
+        self, name: str, *, store: DurableEtcd, network: Network, clock: Clock, rng: Random, evidence: Observations
     ) -> None:
         self.name = name
         self.process = Process(name)

@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.5
 _LOST_SHARE = 0.4
 
 
-class KeptEtcd:
+class DurableEtcd:
     """One etcd cluster; its process never dies, its leader may be away."""
 
     def __init__(self, clock: Clock) -> None:
@@ -152,7 +152,7 @@ class EtcdWire(EtcdClient):
     """A replica's client of that store, over the simulated network."""
 
     def __init__(
-        self, store: KeptEtcd, *, network: Network, caller: str, rng: Random, on_lost: Callable[[], None]
+        self, store: DurableEtcd, *, network: Network, caller: str, rng: Random, on_lost: Callable[[], None]
     ) -> None:
         """`on_lost` hears of each commit whose answer was lost."""
         self._store = store

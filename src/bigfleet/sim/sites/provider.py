@@ -34,7 +34,7 @@ from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
-from bigfleet.sim.sites.stores import KeptStore, WatchedBook
+from bigfleet.sim.sites.stores import DurableStore, WatchedBook
 
 PROVIDER = "provider"
 #: Earlier answers that a stale List may repeat.
@@ -55,7 +55,7 @@ class ProviderSite:
         rng: Random,
         evidence: Observations,
     ) -> None:
-        self.store = KeptStore()
+        self.store = DurableStore()
         self.book = WatchedBook()
         self.offers: list[SimulatedOffer] = build_fleet(cloud_world, {}, PROVIDER)
         self.process = Process(PROVIDER)

@@ -45,7 +45,7 @@ from bigfleet.sim.observed_shard import ObservedShard
 from bigfleet.sim.sites.link import ShardLink
 from bigfleet.sim.sites.ownership import HeldFile, ShardDisk
 from bigfleet.sim.sites.provider import ProviderSite, RemoteProvider
-from bigfleet.sim.sites.stores import KeptAudit
+from bigfleet.sim.sites.stores import DurableAudit
 
 
 class WatchedShard(ObservedShard):
@@ -151,7 +151,7 @@ class ShardSite:
         self.process.kill()
         self.shard: WatchedShard | None = None
         #: Every audit log that was ever written.
-        self.logs: list[KeptAudit] = []
+        self.logs: list[DurableAudit] = []
         self._network = network
         self._provider = provider
         self._clock = clock
@@ -194,7 +194,7 @@ class ShardSite:
         def on_call(method: str, machine_id: str, token: FenceToken, answer: str) -> None:
             self._called(shard, ObservedCall(shard, method, machine_id, token.epoch, token.sequence), answer)
 
-        log = KeptAudit(on_line)
+        log = DurableAudit(on_line)
         self.logs.append(log)
         shard = WatchedShard(
             shard_id=self.name,

@@ -16,7 +16,7 @@ from bigfleet.provider.storage.view import Tombstone
 from bigfleet.shard.audit.log import START, AuditHead, read_line
 
 
-class KeptStore:
+class DurableStore:
     """A provider's durable state in memory; implements `bigfleet.provider.storage.store.Store`."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class WatchedBook(MemoryHostBook):
             self.on_host(machine_id, before, self.hosts.get(machine_id))
 
 
-class KeptAudit:
+class DurableAudit:
     """The audit log of one shard process; implements `bigfleet.shard.audit.log.AuditLog`."""
 
     def __init__(self, on_line: Callable[[bytes], None]) -> None:

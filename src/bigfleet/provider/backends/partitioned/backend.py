@@ -29,7 +29,7 @@ from bigfleet.provider.backend import (
     Slot,
     Stockout,
 )
-from bigfleet.provider.backends.partitioned.book import BookedChoice, InstanceBook
+from bigfleet.provider.backends.partitioned.book import InstanceBook, StoredChoice
 from bigfleet.provider.backends.partitioned.hosts_file import HOST_LABEL, HostsFile, Line
 from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize, Driver, HostPlacement, NoRoom, Standing
 from bigfleet.provider.backends.partitioned.restoring import Lease, instances_of, size_offered
@@ -425,7 +425,7 @@ class PartitionedBackend:
             lease = self._leases[machine.id]
         assert lease.carved is not None, "it was placed"
         carved = lease.carved
-        await self._book.put(machine.id, BookedChoice(operation_id=op.id, carved=carved))
+        await self._book.put(machine.id, StoredChoice(operation_id=op.id, carved=carved))
         node_name = await self._driver.create(machine, carved, op)
         return Host(ref=carved.ref, node_name=node_name, labels=self._labels(lease.slot, carved.host))
 

@@ -11,7 +11,7 @@ from typing import Final
 from bigfleet.model.quantity import MILLI, parse_quantity
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Slot
-from bigfleet.provider.backends.partitioned.book import BookedChoice
+from bigfleet.provider.backends.partitioned.book import StoredChoice
 from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize
 from bigfleet.provider.records.record import Record
 
@@ -27,7 +27,7 @@ class Lease:
     carved: Carved | None
 
 
-def restored(records: Iterable[Record], rows: Mapping[str, BookedChoice]) -> dict[str, Lease]:
+def restored(records: Iterable[Record], rows: Mapping[str, StoredChoice]) -> dict[str, Lease]:
     """Return the leases of machines that are in use."""
     return {
         record.id: Lease(slot=record.slot, carved=_carved(record, rows.get(record.id)))
@@ -41,7 +41,7 @@ def instances_of(leases: Mapping[str, Lease]) -> dict[str, Carved]:
     return {lease.carved.instance: lease.carved for lease in leases.values() if lease.carved is not None}
 
 
-def _carved(record: Record, row: BookedChoice | None) -> Carved | None:
+def _carved(record: Record, row: StoredChoice | None) -> Carved | None:
     ref = record.machine.host.ref
     if not ref:
         operation = record.operation

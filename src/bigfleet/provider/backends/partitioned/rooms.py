@@ -1,4 +1,4 @@
-"""Counts what can be offered: for each line the sum over its hosts of what still fits there, kept as rooms change.
+"""Counts what can be offered: for each line the sum over its hosts of what still fits there, updated as rooms change.
 
 docs/spec/provider.md §22. Each host's vector is lowered where the real instance, with disks and spindles, fits less
 often. Only the host that was touched is counted anew. Nothing here may know ids of slots.

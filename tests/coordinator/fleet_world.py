@@ -137,7 +137,7 @@ class ModelShard:
         self.file = Memory(owned, self._changed)
         disk: Any = self.file
         self.handover = Handover(
-            me=name, file=disk, grounds=self, clock=CLOCK, report_interval_seconds=fleet.report_seconds
+            me=name, file=disk, handover_host=self, clock=CLOCK, report_interval_seconds=fleet.report_seconds
         )
         self.inbox = Inbox(self, accepted_term=0)
         client: Any = fleet
@@ -146,7 +146,7 @@ class ModelShard:
             epoch=1,
             advertised_address=f"{name}:7780",
             interval_seconds=fleet.report_seconds,
-            speaker=self,
+            source=self,
             inbox=self.inbox,
             client=client,
             clock=CLOCK,

@@ -47,7 +47,7 @@ class LinkedShard(HandoverShard):
             epoch=self._state_file.epoch,
             advertised_address=f"{self.name}:7780",
             interval_seconds=30.0,
-            speaker=self,
+            source=self,
             inbox=self.inbox,
             client=Client(self.addresses, GrpcCoordinator(), LoopClock()),
             clock=LoopClock(),

@@ -43,7 +43,7 @@ class Link:
             epoch=4,
             advertised_address="here:7780",
             interval_seconds=30.0,
-            speaker=self,
+            source=self,
             inbox=self.inbox,
             client=leader,
             clock=LoopClock(),

@@ -58,7 +58,7 @@ async def linked(world: World, file: Any, coordinators: Absent) -> AsyncIterator
         epoch=world.shard.epoch,
         advertised_address="here:7780",
         interval_seconds=30.0,
-        speaker=ShardReportSource(world.shard, file, provider_address="provider:9100"),
+        source=ShardReportSource(world.shard, file, provider_address="provider:9100"),
         inbox=Inbox(ownership.handover, accepted_term=file.accepted_term, on_answer=counts.answered),
         client=Client(["a:1", "b:1"], coordinators, LoopClock(), on_redirect=counts.redirected),
         clock=LoopClock(),

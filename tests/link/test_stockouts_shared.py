@@ -35,7 +35,7 @@ class SharingShard(HandoverShard):
             epoch=shard.epoch,
             advertised_address=f"{name}:7780",
             interval_seconds=30.0,
-            speaker=ShardReportSource(shard, shard.ownership.file, provider_address=provider_address),
+            source=ShardReportSource(shard, shard.ownership.file, provider_address=provider_address),
             inbox=Inbox(self.handover, accepted_term=self.file.accepted_term),
             client=Client([served.address], GrpcCoordinator(), LoopClock()),
             clock=LoopClock(),
@@ -93,12 +93,12 @@ async def test_the_longest_back_off_of_other_shards_counts_less_the_time_since_i
         await shards[0].wants(1)
         for shard in shards:
             await shard.reporter.exchange()
-        soft: EphemeralState = served.replica.leading().leader.ephemeral
-        received_seconds = soft.known[ME].received_seconds
-        (pool,) = soft.known[ME].report.sold_out
+        ephemeral: EphemeralState = served.replica.leading().leader.ephemeral
+        received_seconds = ephemeral.known[ME].received_seconds
+        (pool,) = ephemeral.known[ME].report.sold_out
 
-        assert soft._sold_out_elsewhere(ME, received_seconds) == ()
-        assert soft._sold_out_elsewhere(OTHER, received_seconds + 100) == (
+        assert ephemeral._sold_out_elsewhere(ME, received_seconds) == ()
+        assert ephemeral._sold_out_elsewhere(OTHER, received_seconds + 100) == (
             SoldOutPool("cheap", "za", CapacityType.ON_DEMAND, pool.backoff_seconds - 100),
         )
-        assert soft._sold_out_elsewhere(OTHER, received_seconds + pool.backoff_seconds) == ()
+        assert ephemeral._sold_out_elsewhere(OTHER, received_seconds + pool.backoff_seconds) == ()

@@ -334,7 +334,7 @@ def assert_converged(world: World, provider: FarProvider, flow: Flow) -> None:
         assert world.machine(machine_id).assigned_need_fingerprint == wanted
     shard = world.shard
     assert (shard.actuator.in_flight(), set(shard.executors.draining())) == (frozenset(), set())
-    assert (shard.stuck.stuck(), len(shard.strikes), world.metric("fenced_total")) == (frozenset(), 0, 0)
+    assert (shard.stuck.stuck(), len(shard.machine_backoff), world.metric("fenced_total")) == (frozenset(), 0, 0)
 
 
 def owed(provider: FarProvider, logs: list[MemoryAuditLog]) -> int:

@@ -191,28 +191,28 @@ class Term:
 
     def figures(self) -> Figures:
         """Return what the gauges show. Asked from another thread: it reads immutable values alone."""
-        soft, tables = self.ephemeral, self.tables
+        ephemeral, tables = self.ephemeral, self.tables
         now_seconds = self._clock.monotonic_seconds()
         pending = dict.fromkeys(map(str, tables.shards), 0)
         surfaced = dict.fromkeys(KINDS, 0)
-        for entry in soft.ledger.entries:
+        for entry in ephemeral.ledger.entries:
             if not entry.state.is_final and entry.to in pending:
                 pending[entry.to] += 1
             if entry.is_surfaced:
                 surfaced[kind_of(entry.instruction)] += 1
-        unadopted = _unadopted(soft)
+        unadopted = _unadopted(ephemeral)
         oldest_unix_nanos = min((row.since_unix_nanos for row in unadopted if row.since_unix_nanos), default=0)
         age_seconds = (self._clock.unix_nanos() - oldest_unix_nanos) / NANOS_PER_SECOND if oldest_unix_nanos else 0.0
         return Figures(
             is_leader=True,
-            term=soft.term,
+            term=ephemeral.term,
             shards=len(tables.shards),
-            shards_alive=sum(soft.is_fresh(shard_id, now_seconds) for shard_id in tables.shards),
+            shards_alive=sum(ephemeral.is_fresh(shard_id, now_seconds) for shard_id in tables.shards),
             clusters=len(tables.clusters),
             cluster_conflicts=len(self.conflicts()),
             domains=len(tables.domains),
             domains_releasing=sum(row.state is DomainState.RELEASING for row in tables.domains.values()),
-            ownership_overlap=len(ownership_overlap(soft, tables)),
+            ownership_overlap=len(ownership_overlap(ephemeral, tables)),
             machines_unadopted=len(unadopted),
             oldest_unadopted_seconds=max(0.0, age_seconds),
             pending=pending,
@@ -220,9 +220,9 @@ class Term:
         )
 
 
-def _unadopted(soft: EphemeralState) -> list[OwnershipRow]:
+def _unadopted(ephemeral: EphemeralState) -> list[OwnershipRow]:
     """Return the released rows whose machine nobody has adopted since."""
-    views = [known.told.rows for known in soft.known.values() if known.told is not None]
+    views = [known.told.rows for known in ephemeral.known.values() if known.told is not None]
     adopted: dict[str, OwnershipRow] = {}
     for rows in views:
         for machine_id, row in rows.items():

@@ -71,7 +71,7 @@ class CoordinatorLink:
         epoch: int,
         advertised_address: str,
         interval_seconds: float,
-        speaker: ReportSource,
+        source: ReportSource,
         inbox: Inbox,
         client: Client,
         clock: Clock,
@@ -83,7 +83,7 @@ class CoordinatorLink:
         self._epoch = epoch
         self._address = advertised_address
         self._interval_seconds = interval_seconds
-        self._speaker = speaker
+        self._source = source
         self._inbox = inbox
         self._client = client
         self._clock = clock
@@ -136,7 +136,7 @@ class CoordinatorLink:
         return await self._handle(answer)
 
     def _report(self) -> ShardReport:
-        told = self._speaker.snapshot()
+        told = self._source.snapshot()
         self.cycle += 1
         is_known = self._acknowledged == (told.holding, told.clusters)
         return ShardReport(

@@ -66,7 +66,7 @@ async def test_each_answer_to_configure(answer: Any, outcome: str, state: Machin
 
     assert world.outcomes() == [("Bootstrap", "m1", outcome)]
     assert world.state("m1") is state
-    assert (world.metric("machines_held") > 0 or len(world.shard.strikes) > 0) is (outcome == "invalid_record")
+    assert (world.metric("machines_held") > 0 or len(world.shard.machine_backoff) > 0) is (outcome == "invalid_record")
     assert "m2" not in world.shard.inventory
 
 
@@ -202,7 +202,7 @@ async def test_a_refused_delete_of_a_machine_that_is_not_idle_any_more_proves_no
     world = await released(Moves())
 
     assert world.outcomes() == [("Delete", "m1", "provider_error")]
-    assert (world.state("m1"), len(world.shard.strikes)) == (S.DELETING, 0)
+    assert (world.state("m1"), len(world.shard.machine_backoff)) == (S.DELETING, 0)
 
 
 async def test_an_exhausted_delete_is_tried_again() -> None:
@@ -228,7 +228,7 @@ async def test_the_hold_of_a_machine_that_is_gone_goes_with_it() -> None:
         await world.cycle()
     assert "m1" not in world.shard.inventory
 
-    assert world.shard.strikes._strikes == {}
+    assert world.shard.machine_backoff._machine_backoff == {}
 
 
 async def test_only_actions_that_hold_a_slot_are_counted_in_flight() -> None:

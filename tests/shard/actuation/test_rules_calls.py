@@ -82,7 +82,7 @@ async def test_each_refusal_of_each_call(call: str, refusal: RefusalKind, synchr
     is_held = refusal in (RefusalKind.FENCED, RefusalKind.NOT_SUPPORTED) or disagrees
     is_open = refusal is RefusalKind.UNKNOWN_OUTCOME
     assert known.state is (S.FAILED if is_held else transitional if is_open else source.state)
-    assert world.shard.strikes.is_held("m1") is is_held
+    assert world.shard.machine_backoff.is_held("m1") is is_held
     assert (known.last_error == DISAGREEMENT_CAUSE) is disagrees
     assert (known.last_error == FENCED_CAUSE) is (refusal is RefusalKind.FENCED)
     assert world.metric("fenced_total") == (refusal is RefusalKind.FENCED)
@@ -200,7 +200,7 @@ async def test_each_answer_to_create_drain_and_delete(
     world = await called(provider, call)
 
     assert (world.outcomes(), world.state("m1")) == ([(CALLS[call][2], "m1", outcome)], state)
-    assert world.shard.strikes.is_held("m1") is (outcome == "invalid_record")
+    assert world.shard.machine_backoff.is_held("m1") is (outcome == "invalid_record")
 
 
 @pytest.mark.parametrize(

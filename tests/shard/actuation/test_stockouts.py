@@ -139,7 +139,7 @@ async def test_a_stockout_is_no_strike_against_the_machine() -> None:
     world.connect("c1").report(row(1))
     await run(world, provider, 3600)
 
-    assert (len(provider.creates), len(world.shard.strikes)) == (5, 0)
+    assert (len(provider.creates), len(world.shard.machine_backoff)) == (5, 0)
     assert {outcome for _kind, _machine, outcome in world.outcomes()} == {"exhausted"}
 
 

@@ -211,7 +211,7 @@ async def test_each_refusal_of_a_redrive(
     assert [told for each, _machine, told in world.outcomes()].count(outcome) == 1
     assert world.shard.actuator.history[-1].kind_label == "Redrive"
     known = world.shard.inventory.get("m1")
-    is_held = world.shard.strikes.is_held("m1")
+    is_held = world.shard.machine_backoff.is_held("m1")
     stuck = world.shard.stuck.is_stuck(MachineId("m1"))
     assert (is_held, stuck) == (after == "held", after == "stuck")
     if after != "gone":

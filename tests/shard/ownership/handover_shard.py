@@ -103,7 +103,7 @@ class HandoverShard:
             ownership_file=self.file,
         )
         shard = self.world.shard
-        self.grounds = ShardHandoverHost(
+        self.handover_host = ShardHandoverHost(
             settings=self.settings,
             inventory=shard.inventory,
             ingest=shard.ingest,
@@ -120,7 +120,11 @@ class HandoverShard:
         )
         mortal: Any = MortalFile(self.file, self._step)
         self.handover = Handover(
-            me=self.name, file=mortal, grounds=self.grounds, clock=LoopClock(), report_interval_seconds=REPORT_SECONDS
+            me=self.name,
+            file=mortal,
+            handover_host=self.handover_host,
+            clock=LoopClock(),
+            report_interval_seconds=REPORT_SECONDS,
         )
 
     async def read(self) -> None:

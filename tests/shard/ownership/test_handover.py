@@ -366,7 +366,7 @@ async def test_an_adoption_that_comes_again_puts_no_old_record_back(make: Any) -
     shard = make()
     told = instruction(adopt(idle("n")))
     await shard.handover.carry_out(told)
-    shard.grounds.leave([MachineId("n")])
+    shard.handover_host.leave([MachineId("n")])
 
     assert (await shard.handover.carry_out(told)).machine_ids == ("n",)
     assert shard.holds() == []
@@ -439,7 +439,7 @@ async def test_a_domain_is_left_when_nothing_of_ours_lies_in_it(make: Any) -> No
 
     shard.handover.tend()
     assert shard.owned.leaving == {Domain(ZONE, "za")}
-    shard.grounds.leave([MachineId("a"), MachineId("b")])
+    shard.handover_host.leave([MachineId("a"), MachineId("b")])
     shard.handover.tend()
     assert not shard.owned.leaving
     assert not shard.owned.domains
@@ -562,7 +562,7 @@ async def test_a_drain_that_died_with_its_process_is_queued_again_or_given_up(ma
     await shard.read()
 
     assert (await shard.handover.carry_out(told)).machine_ids == ("a",)
-    assert shard.grounds.is_busy(MachineId("a"))
+    assert shard.handover_host.is_busy(MachineId("a"))
 
     shard.start()
     await shard.read()
@@ -582,7 +582,7 @@ async def test_wherever_a_donor_dies_in_a_drain_at_most_that_drain_is_lost(make:
     await shard.read()
 
     assert (await shard.handover.carry_out(instruction(drain(1)))).machine_ids == ("a",)
-    assert shard.grounds.is_busy(MachineId("a"))
+    assert shard.handover_host.is_busy(MachineId("a"))
     assert set(shard.file.reservations) == {"a"}
 
 

@@ -250,7 +250,7 @@ async def test_what_needs_no_call_is_carried_out_under_pause_and_dry_run(make: A
     await shard.world.cycle()
 
     assert not shard.provider.calls
-    assert not shard.world.shard.belonging.reserved
+    assert not shard.world.shard.ownership_filter.reserved
     assert {"a", "b", "bound"} <= set(shard.holds())
 
 
@@ -268,10 +268,10 @@ async def test_a_full_disk_fails_instructions_and_cycles_go_on(make: Any) -> Non
     assert {shard.world.state(name) for name in ("b", "a")} >= {S.CONFIGURED}
     assert shard.world.metric("cycle_failures_total") == 0
     # What could not be written did not happen: the machine is kept until the disk takes it.
-    assert shard.world.shard.belonging.reserved == {"a"}
+    assert shard.world.shard.ownership_filter.reserved == {"a"}
     shard.file._connection.execute("PRAGMA query_only = OFF")
     await shard.world.cycle()
-    assert not shard.world.shard.belonging.reserved
+    assert not shard.world.shard.ownership_filter.reserved
 
 
 async def test_a_shard_that_is_told_nothing_has_no_row_and_writes_nothing(make: Any) -> None:

@@ -70,14 +70,14 @@ async def test_the_bound_machines_of_a_shard_that_is_gone_for_good_are_its_heirs
 
 
 async def test_a_shard_without_a_file_owns_all_that_nobody_else_has_bound() -> None:
-    belonging = OwnershipFilter(
+    ownership_filter = OwnershipFilter(
         me=ME, inherits=frozenset(), title=EVERYTHING, is_known=lambda _id: False, is_busy=lambda _id: False
     )
     bound = machine("m", S.CONFIGURED, cluster="web")
-    assert belonging.owns(ListedMachine(machine("m", S.IDLE), {}))
-    assert belonging.owns(ListedMachine(bound, {labels.ASSIGNED_SHARD: ME}))
-    assert not belonging.owns(ListedMachine(bound, {labels.ASSIGNED_SHARD: OTHER}))
-    assert not belonging.reserved
+    assert ownership_filter.owns(ListedMachine(machine("m", S.IDLE), {}))
+    assert ownership_filter.owns(ListedMachine(bound, {labels.ASSIGNED_SHARD: ME}))
+    assert not ownership_filter.owns(ListedMachine(bound, {labels.ASSIGNED_SHARD: OTHER}))
+    assert not ownership_filter.reserved
 
 
 async def test_a_machine_that_is_elsewhere_leaves_the_inventory_without_being_gone(make: Any) -> None:

@@ -558,9 +558,9 @@ def _ghost(patch: pytest.MonkeyPatch) -> None:
 def _breaks(patch: pytest.MonkeyPatch) -> None:
     before, turn = CyclePublisher.publish_need_status, every(4)
 
-    def tell(self: Any, aftermath: Any) -> None:
+    def tell(self: Any, effects: Any) -> None:
         if turn():
             raise RuntimeError("planted")
-        before(self, aftermath)
+        before(self, effects)
 
     patch.setattr(CyclePublisher, "publish_need_status", tell)

@@ -34,7 +34,7 @@ def make_reporter(
         epoch=shard.epoch,
         advertised_address=place.advertised_address or f"{socket.gethostname()}:{port}",
         interval_seconds=settings.report_interval_seconds,
-        speaker=ShardReportSource(shard, ownership.file, provider_address=address_text(*place.provider_address)),
+        source=ShardReportSource(shard, ownership.file, provider_address=address_text(*place.provider_address)),
         inbox=Inbox(ownership.handover, accepted_term=ownership.file.accepted_term, on_answer=counts.answered),
         client=Client(place.coordinators, GrpcCoordinator(tls=place.tls), clock, on_redirect=counts.redirected),
         clock=clock,

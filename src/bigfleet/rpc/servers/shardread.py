@@ -155,9 +155,9 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             state_since_unix_nanos=self._shard.inventory.state_since_unix_nanos(machine.id),
             pending_action=pending.kind_label if pending is not None else "",
             stuck=self._shard.stuck.is_stuck(machine.id),
-            joined=self._shard.telling.joins.is_joined(machine),
-            unjoined=self._shard.telling.joins.is_unjoined(machine.id),
-            held=self._shard.strikes.is_held(machine.id),
+            joined=self._shard.publisher.joins.is_joined(machine),
+            unjoined=self._shard.publisher.joins.is_unjoined(machine.id),
+            held=self._shard.machine_backoff.is_held(machine.id),
             reclaim_delayed_until_unix_nanos=delayed_until_unix_nanos,
             reclaim_delayed_reason=delay_reason,
         )
@@ -202,9 +202,9 @@ def _flagged(shard: Shard, flags: Set[str]) -> Iterable[str]:
     """Return the machines that carry all of the flags."""
     carriers: dict[str, Set[str]] = {
         "pending": shard.actuator.in_flight(),
-        "held": shard.strikes.held(),
+        "held": shard.machine_backoff.held(),
         "stuck": shard.stuck.stuck(),
-        "unjoined": shard.telling.joins.unjoined,
+        "unjoined": shard.publisher.joins.unjoined,
     }
     first, *others = (carriers.get(flag, frozenset()) for flag in sorted(flags))
     return frozenset(first).intersection(*others)

@@ -79,8 +79,8 @@ class Executors:
         metrics: ShardMetrics,
         clock: Clock,
         ids: IdSource,
-        strikes: MachineBackoff,
-        refusals: DemandBackoff,
+        machine_backoff: MachineBackoff,
+        demand_backoff: DemandBackoff,
         stockouts: Stockouts,
         fit_holds: FitHolds,
         revisit: Callable[[MachineId], None],
@@ -98,8 +98,8 @@ class Executors:
         self._metrics = metrics
         self._clock = clock
         self._ids = ids
-        self._strikes = strikes
-        self._refusals = refusals
+        self._machine_backoff = machine_backoff
+        self._demand_backoff = demand_backoff
         self._stockouts = stockouts
         self._fit_holds = fit_holds
         self._revisit = revisit
@@ -213,7 +213,7 @@ class Executors:
         session = self._sessions.of(action.cluster)
         if session is None:  # B2
             return ActionOutcome.NO_SESSION
-        if not self._refusals.may_ask(action.cluster):  # B3
+        if not self._demand_backoff.may_ask(action.cluster):  # B3
             return ActionOutcome.OPERATOR_UNRESPONSIVE
         configuring = replace(  # B4
             machine,
@@ -236,20 +236,20 @@ class Executors:
         cluster = record.action.cluster
         for _attempt in range(2):
             asked_at = self._clock.monotonic_seconds()
-            self._refusals.asked(cluster)
+            self._demand_backoff.asked(cluster)
             try:
                 async with actuator.waiting(machine.id, "blob"):
                     answer = await self._ask(session, machine, profile)
                     received_at = self._clock.monotonic_seconds()
             except (TimeoutError, SessionLost):
-                self._refusals.unanswered(cluster)
+                self._demand_backoff.unanswered(cluster)
                 record.message = f"the operator of {cluster} sent no bootstrap data in time"
                 return ActionOutcome.BLOB_TIMEOUT
-            self._refusals.answered(cluster)
+            self._demand_backoff.answered(cluster)
             self._metrics.request_bootstrap.observe(received_at - asked_at)
             if answer.error:
                 record.message = answer.error
-                self._refusals.refuse(cluster, profile.fingerprint, record.action.group, answer.error)
+                self._demand_backoff.refuse(cluster, profile.fingerprint, record.action.group, answer.error)
                 return ActionOutcome.BLOB_ERROR
             age_seconds = self._clock.monotonic_seconds() - received_at
             if answer.ttl_seconds <= 0 or age_seconds < answer.ttl_seconds:
@@ -312,7 +312,7 @@ class Executors:
         shown = ack.record.machine
         match shown.state:
             case MachineState.CONFIGURED | MachineState.CONFIGURING if shown.cluster in ("", stamped.cluster):  # B9
-                self._refusals.succeeded(stamped.cluster, profile.fingerprint, stamped.assigned_group)
+                self._demand_backoff.succeeded(stamped.cluster, profile.fingerprint, stamped.assigned_group)
                 return ActionOutcome.SUCCESS
             case MachineState.IDLE:
                 return ActionOutcome.TRANSITION_RACED_TO_IDLE
@@ -477,7 +477,7 @@ class Executors:
         session = self._sessions.of(machine.cluster)
         if session is None:
             return ActionOutcome.NO_SESSION
-        if not self._refusals.may_ask(machine.cluster):
+        if not self._demand_backoff.may_ask(machine.cluster):
             return ActionOutcome.OPERATOR_UNRESPONSIVE
         profile = self._profile_of((machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group))
         if profile is None:
@@ -522,7 +522,7 @@ class Executors:
         record.operation_id = ack.operation_id
         if ack.record.machine.id != machine_id:
             return self._hold_invalid(machine_id, record, f"{method}: the answer speaks of {ack.record.machine.id!r}")
-        self._strikes.accepted(machine_id)
+        self._machine_backoff.accepted(machine_id)
         return ack
 
     async def _refused(self, machine_id: MachineId, refusal: ProviderRefusal) -> ActionOutcome:
@@ -534,7 +534,7 @@ class Executors:
             case RefusalKind.NOT_FOUND:
                 if machine_id in self._inventory:
                     self._ingest.remove(machine_id)
-                self._strikes.forget(machine_id)
+                self._machine_backoff.forget(machine_id)
                 # A machine that is there after all would be in no later delta.
                 self._revisit(machine_id)
             case RefusalKind.NOT_SUPPORTED:
@@ -543,7 +543,7 @@ class Executors:
                 self._revisit(machine_id)
             case RefusalKind.EXHAUSTED | RefusalKind.REFUSED:
                 await self._settle(machine_id)
-                if self._strikes.refused(machine_id):
+                if self._machine_backoff.refused(machine_id):
                     self._hold(machine_id, f"refused three times in a row: {refusal}", until_restart=False)
                 exhausted = refusal.kind is RefusalKind.EXHAUSTED
                 return ActionOutcome.EXHAUSTED if exhausted else ActionOutcome.PROVIDER_ERROR
@@ -577,7 +577,7 @@ class Executors:
             return
         applied_state = self._ingest.applied_state(machine_id)
         self._ingest.fail(machine, cause)
-        self._strikes.hold(machine_id, applied_state, until_restart=until_restart)
+        self._machine_backoff.hold(machine_id, applied_state, until_restart=until_restart)
 
     def _hold_invalid(
         self,

@@ -99,8 +99,8 @@ class Shard:
         self.taken: MachineRows = np.zeros(0, np.int64)
         self._title: OwnedResources = ownership_file or EVERYTHING
         self._make_sessions(ownership_file)
-        self.strikes = MachineBackoff(clock)
-        self.refusals = DemandBackoff(clock)
+        self.machine_backoff = MachineBackoff(clock)
+        self.demand_backoff = DemandBackoff(clock)
         self.stockouts = Stockouts(clock, self.metrics)
         self.fit_holds = FitHolds(clock)
         self._make_ingest()
@@ -140,7 +140,7 @@ class Shard:
             on_lifecycle=self._session_lifecycle,
             on_node_status=self._node_reported,
         )
-        self.telling = CyclePublisher(
+        self.publisher = CyclePublisher(
             settings=self.settings,
             inventory=self.inventory,
             sessions=self.sessions,
@@ -150,8 +150,8 @@ class Shard:
         self.waiting_growth = WaitingGrowth(
             clock=self._clock,
             machine_of=self.inventory.get,
-            has_joined=self.telling.has_joined,
-            has_failed=self.telling.joins.is_unjoined,
+            has_joined=self.publisher.has_joined,
+            has_failed=self.publisher.joins.is_unjoined,
         )
         self.intake = Intake(guard=self.settings.empty_rollup_guard, bounded=self.waiting_growth.reported)
 
@@ -159,7 +159,7 @@ class Shard:
         """Make the only writer of the inventory, and the filter of what may enter it."""
         #: The actions that wait or run, by machine; the actuator's.
         self._actions: dict[MachineId, ActionRecord] = {}
-        self.belonging = OwnershipFilter(
+        self.ownership_filter = OwnershipFilter(
             me=self.shard_id,
             inherits=self.settings.inherits,
             title=self._title,
@@ -171,11 +171,11 @@ class Shard:
             sessions=self.sessions,
             metrics=self.metrics,
             clock=self._clock,
-            owns=self.belonging.owns,
-            on_change=self.telling.machine_changed,
+            owns=self.ownership_filter.owns,
+            on_change=self.publisher.machine_changed,
             on_observed=self.stockouts.observed,
-            on_remove=self.telling.machine_removed,
-            on_status=self.telling.joins.seen,
+            on_remove=self.publisher.machine_removed,
+            on_status=self.publisher.joins.seen,
         )
 
     def _make_plans(self, workers: PlanWorkers | None) -> CompositionPlans:
@@ -205,8 +205,8 @@ class Shard:
             metrics=self.metrics,
             clock=self._clock,
             ids=ids,
-            strikes=self.strikes,
-            refusals=self.refusals,
+            machine_backoff=self.machine_backoff,
+            demand_backoff=self.demand_backoff,
             stockouts=self.stockouts,
             fit_holds=self.fit_holds,
             revisit=self._revisits.add,
@@ -221,7 +221,7 @@ class Shard:
             clock=self._clock,
             ids=ids,
             execute=self.executors.execute,
-            is_backed_off=self.refusals.is_backed_off,
+            is_backed_off=self.demand_backoff.is_backed_off,
             audit=self.audit,
             ledger=self._actions,
         )
@@ -230,7 +230,7 @@ class Shard:
             clock=self._clock,
             fit_holds=self.fit_holds,
             actuator=self.actuator,
-            refusals=self.refusals,
+            demand_backoff=self.demand_backoff,
             metrics=self.metrics,
             compute=self._compute,
             awaited=lambda: self.waiting_growth.awaited,
@@ -241,16 +241,16 @@ class Shard:
             inventory=self.inventory,
             ingest=self.ingest,
             executors=self.executors,
-            strikes=self.strikes,
+            machine_backoff=self.machine_backoff,
             metrics=self.metrics,
             clock=self._clock,
-            belonging=self.belonging,
+            ownership_filter=self.ownership_filter,
             revisits=self._revisits,
         )
 
     def _make_ownership(self, file: OwnershipFile, provider: Provider, ids: IdSource) -> Ownership:
         """Make what carries out a coordinator's instructions; who brings them is not known here."""
-        grounds = ShardHandoverHost(
+        handover_host = ShardHandoverHost(
             settings=self.settings,
             inventory=self.inventory,
             ingest=self.ingest,
@@ -262,13 +262,13 @@ class Shard:
             ids=ids,
             is_ready=lambda: self.view.decided_on is not None,
             claimed=self._claimed,
-            unjoined=lambda: self.telling.joins.unjoined,
+            unjoined=lambda: self.publisher.joins.unjoined,
             widened=self._widened,
         )
         return Ownership(
             me=self.shard_id,
             file=file,
-            grounds=grounds,
+            handover_host=handover_host,
             metrics=self.metrics,
             clock=self._clock,
             report_interval_seconds=self.settings.report_interval_seconds,
@@ -278,7 +278,7 @@ class Shard:
         self._rollups = RollUpIntake(
             intake=self.intake,
             sessions=self.sessions,
-            telling=self.telling,
+            publisher=self.publisher,
             metrics=self.metrics,
             clock=self._clock,
             compute=self._compute,
@@ -289,7 +289,7 @@ class Shard:
         self.session_views = SessionViews(
             sessions=self.sessions,
             intake=self.intake,
-            silence=self.telling.silence,
+            silence=self.publisher.silence,
             last_rollups=self._rollups.last_rollups,
             clock=self._clock,
         )
@@ -390,7 +390,7 @@ class Shard:
             # An unread inventory is not an empty one: no phase runs on it, nor without an engine.
             return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
         table = self.intake.table
-        unjoined = self.telling.look(table.clusters)
+        unjoined = self.publisher.look(table.clusters)
         # What follows is one moment; each part of it that grows with the clusters is a moment of its own.
         await self._clock.sleep(0)
         computed_at_unix_nanos = self._clock.unix_nanos()
@@ -400,7 +400,7 @@ class Shard:
             self.stuck.look(snapshot, self.actuator, self.cycle)
         self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
-        by_cluster, judged = table.by_cluster(), self.telling.judged()
+        by_cluster, judged = table.by_cluster(), self.publisher.judged()
         options = self._options(snapshot, unjoined)
         options = await self.plans.options_with(snapshot, demand, by_cluster, options)
         asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
@@ -408,14 +408,14 @@ class Shard:
         self._has_decided = True
         lap.end_decision()
         self.plans.decided(decision)
-        self.refusals.keep_only(self.intake.table.wants)
+        self.demand_backoff.keep_only(self.intake.table.wants)
         self.stockouts.keep_only(self.intake.table.wants)
         self.waiting_growth.decided(decision.rows)
         audience = Subscribers(
             demand=by_cluster,
             buckets=buckets,
             judged=judged,
-            refusal_texts=self.refusals.texts(),
+            refusal_texts=self.demand_backoff.texts(),
             busy=self.actuator.in_flight() | options.reserved,
             now_seconds=self._clock.monotonic_seconds(),
         )
@@ -425,12 +425,12 @@ class Shard:
             snapshot=snapshot,
             demand=demand,
             options=options,
-            refused=self.refusals.refused(),
+            refused=self.demand_backoff.refused(),
             failing=self.stockouts.failing(),
         )
-        context, aftermath = await self._conclude(decision, context, audience, is_timer)
+        context, effects = await self._conclude(decision, context, audience, is_timer)
         self._refresh_overflowed_sessions()
-        self.telling.publish_hints(aftermath)
+        self.publisher.publish_hints(effects)
         lap.end("emit")
         passed = await self.guardrails.enqueue(
             decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
@@ -439,9 +439,9 @@ class Shard:
             self.wake()
         lap.end("execute")
         self.view = build_view(decision, context)
-        self.taken = aftermath.taken
-        self.telling.publish_need_status(aftermath)
-        self.telling.show(aftermath, self._ages.ledger, demand_rows=len(demand))
+        self.taken = effects.taken
+        self.publisher.publish_need_status(effects)
+        self.publisher.show(effects, self._ages.ledger, demand_rows=len(demand))
         return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision, **asdict(passed))
 
     def _options(self, snapshot: ColumnSnapshot, unjoined: frozenset[str]) -> Options:
@@ -450,7 +450,7 @@ class Shard:
         return Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=self.intake.reported_by_now(),
-            reserved=self.belonging.reserved,
+            reserved=self.ownership_filter.reserved,
             unjoined=unjoined,
             sold_out=unavailable.sold_out,
             probes=unavailable.probes,
@@ -496,10 +496,10 @@ class Shard:
                 before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
             )
             aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
-            return ages, aged, self.telling.effects_of(decision, short, aged, audience)
+            return ages, aged, self.publisher.effects_of(decision, short, aged, audience)
 
-        self._ages, aged, aftermath = await self._compute(conclude)
-        return aged, aftermath
+        self._ages, aged, effects = await self._compute(conclude)
+        return aged, effects
 
     def report(self) -> Report | None:
         """Return what the shard would report of its last finished cycle; None before there is one.
@@ -512,7 +512,7 @@ class Shard:
         taken = self.taken
         if self.ownership is not None:
             # What came lately is our own clusters' supply, and nobody else's for a while.
-            kept = self.ownership.handover.cooling | self.belonging.reserved
+            kept = self.ownership.handover.cooling | self.ownership_filter.reserved
             taken = rows_with(decided_on.snapshot, taken, kept)
         own = self.stockouts.own()
         return report_of(decided_on.snapshot, taken, self._ages.ledger, cycle=self.view.cycle, sold_out=own)
@@ -563,8 +563,8 @@ class Shard:
         self.sessions.stop()
 
     def _session_opened(self, session: Session) -> None:
-        self.refusals.session_opened(session.cluster)
-        self.telling.session_opened(session)
+        self.demand_backoff.session_opened(session.cluster)
+        self.publisher.session_opened(session)
         self._resync(session)
 
     def _node_reported(self, session: Session, status: NodeStatus) -> bool:
@@ -573,7 +573,7 @@ class Shard:
     def _session_lifecycle(self, event: str, session: Session) -> None:
         self.metrics.session_lifecycle.labels(event).inc()
         if event in ("removed", "replaced"):
-            self.telling.session_ended(session)
+            self.publisher.session_ended(session)
             self.metrics.outbox_dropped.inc(session.outbox.dropped)
         self.metrics.active_sessions.set(len(self.sessions))
         if event == "removed" and session.cluster not in self.intake.table.clusters:
@@ -584,7 +584,7 @@ class Shard:
     def _refresh_overflowed_sessions(self) -> None:
         for session in self.sessions.overflowed():
             self._resync(session)
-            self.telling.frames_lost(session)
+            self.publisher.frames_lost(session)
 
     def _resync(self, session: Session) -> None:
         """Tell a session its drains under way, then its machines, as they are when the stream takes them."""

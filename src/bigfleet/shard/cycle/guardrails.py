@@ -46,7 +46,7 @@ class Guardrails:
         clock: Clock,
         fit_holds: FitHolds,
         actuator: Actuator,
-        refusals: DemandBackoff,
+        demand_backoff: DemandBackoff,
         metrics: ShardMetrics,
         compute: Compute,
         awaited: Callable[[], Set[MachineId]] = frozenset,
@@ -57,7 +57,7 @@ class Guardrails:
         self._clock = clock
         self._fit_holds = fit_holds
         self._actuator = actuator
-        self._refusals = refusals
+        self._demand_backoff = demand_backoff
         self._metrics = metrics
         self._compute = compute
         #: Reclaims of the timer period by cluster (rail 1).
@@ -116,7 +116,7 @@ class Guardrails:
         is_timer: bool,
     ) -> safety_limits.Chosen:
         settings, before, spent = self._settings, self.excess, self._reclaims_spent
-        backed_off = self._refusals.backed_off()
+        backed_off = self._demand_backoff.backed_off()
         after_seconds = settings.reclaim_after_seconds
         fit_held = self._fit_holds.held()
         self._metrics.reclaim_held_machines.set(len(fit_held))

@@ -81,10 +81,10 @@ class Reconciler:
         inventory: Inventory,
         ingest: Ingest,
         executors: Executors,
-        strikes: MachineBackoff,
+        machine_backoff: MachineBackoff,
         metrics: ShardMetrics,
         clock: Clock,
-        belonging: OwnershipFilter,
+        ownership_filter: OwnershipFilter,
         revisits: set[MachineId],
     ) -> None:
         """`revisits` are ids to read with Get as soon as they are not pending: a state that did not move makes no
@@ -96,7 +96,7 @@ class Reconciler:
         self._inventory = inventory
         self._ingest = ingest
         self._executors = executors
-        self._strikes = strikes
+        self._machine_backoff = machine_backoff
         self._metrics = metrics
         self._cursor = b""
         self._knows_tombstones = False
@@ -107,8 +107,8 @@ class Reconciler:
         #: Ids whose removal a delta told and the brake held back.
         self._held_removals: set[MachineId] = set()
         self._revisit = revisits
-        self._others = ForeignMachines(belonging)
-        self._belonging = belonging
+        self._others = ForeignMachines(ownership_filter)
+        self._ownership_filter = ownership_filter
         #: How often more became ours, and of how many of these times a full answer has told since.
         self._widenings, self._widenings_read = 0, 0
 
@@ -146,14 +146,14 @@ class Reconciler:
             self._cursor = b"" if braked and is_full else listing.revision
             if is_full:
                 self._cycles_since_full = 0
-            self._revisit.update(MachineId(machine_id) for machine_id in self._strikes.expired())
+            self._revisit.update(MachineId(machine_id) for machine_id in self._machine_backoff.expired())
         if is_full:
             self._widenings_read = widenings
         self._others.end(is_full=is_full)
         await self._read_revisits(actuator)
         self._metrics.reconciles.labels(mode, "braked" if braked else "ok").inc()
         self._metrics.removals_braked.set(braked)
-        self._metrics.machines_held.set(len(self._strikes))
+        self._metrics.machines_held.set(len(self._machine_backoff))
         return ReconcileResult(
             mode=mode,
             records=len(listing.records),
@@ -243,7 +243,7 @@ class Reconciler:
             noted: Iterable[bytes] = digests[first : first + RECORDS_PER_TURN_MAX] or repeat(b"")
             machine_ids = [machine.id for machine, _metadata in batch]
             seen.update(machine_ids)
-            foreign = self._belonging.foreign(batch)
+            foreign = self._ownership_filter.foreign(batch)
             if foreign:
                 batch, noted = self._without(foreign, zip(batch, noted, strict=False), moment)
                 machine_ids = [machine.id for machine, _metadata in batch]
@@ -285,7 +285,7 @@ class Reconciler:
         machine_id = record.machine.id
         self._executors.end_drain_wait(machine_id)
         self._ingest.let_go(record, moment)
-        self._strikes.forget(machine_id)
+        self._machine_backoff.forget(machine_id)
         self._held_removals.discard(machine_id)
         self._revisit.discard(machine_id)
 
@@ -296,7 +296,7 @@ class Reconciler:
 
     def _marked(self, actuator: Actuator) -> Set[str]:
         """Return the machines whose records more is asked about than whether they say anything new."""
-        asked = self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
+        asked = self._held_removals | self._executors.draining() | self._machine_backoff.held() | actuator.touched()
         return asked | self._others.moved
 
     def _one(self, record: ListedMachine, actuator: Actuator, moment: Moment) -> None:
@@ -358,7 +358,7 @@ class Reconciler:
         for machine_id in gone:
             self._executors.end_drain_wait(machine_id)
             self._ingest.remove(machine_id)
-            self._strikes.forget(machine_id)
+            self._machine_backoff.forget(machine_id)
             self._held_removals.discard(machine_id)
         if gone:
             _log.warning("machines_removed", machines=len(gone), sample=[str(machine_id) for machine_id in gone[:10]])
@@ -394,13 +394,14 @@ class Reconciler:
         await asyncio.gather(*(read(machine_id) for machine_id in batch))
 
     def _apply_revisited(self, record: ListedMachine) -> None:
-        if self._belonging.owns(record):
+        if self._ownership_filter.owns(record):
             self._apply(record, self._ingest.moment())
         else:
             self._let_go(record, self._ingest.moment())
 
     def _apply(self, record: ListedMachine, moment: Moment) -> None:
-        if self._strikes.is_held(record.machine.id) and self._strikes.holds(record.machine.id, record.machine.state):
+        machine_id, backoff = record.machine.id, self._machine_backoff
+        if backoff.is_held(machine_id) and backoff.holds(machine_id, record.machine.state):
             return
         if not self._ingest.is_unchanged(record):
             self._observe(record, moment)

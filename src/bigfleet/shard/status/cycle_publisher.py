@@ -256,31 +256,31 @@ class CyclePublisher:
             shortfall_rows=shortfall_counts(unmet),
         )
 
-    def publish_hints(self, aftermath: CycleEffects) -> None:
+    def publish_hints(self, effects: CycleEffects) -> None:
         """Send the hints that are due."""
         now_seconds = self._clock.monotonic_seconds()
-        self._hints.publish(aftermath.hints_changed, self._offers, self._sessions, now_seconds=now_seconds)
+        self._hints.publish(effects.hints_changed, self._offers, self._sessions, now_seconds=now_seconds)
 
-    def publish_need_status(self, aftermath: CycleEffects) -> None:
+    def publish_need_status(self, effects: CycleEffects) -> None:
         """Send the verdicts that are due, to sessions that still stand and have room; the others hear it later."""
         now_seconds = self._clock.monotonic_seconds()
-        for cluster, update in aftermath.verdicts:
+        for cluster, update in effects.verdicts:
             session = self._sessions.of(cluster)
             if session is not None and session.can(CAPABILITY_NEED_STATUS) and not session.outbox.is_full:
                 session.outbox.put(update)
                 self._verdicts.sent(cluster, update, now_seconds)
 
-    def show(self, aftermath: CycleEffects, ledger: Ledger, *, demand_rows: int) -> None:
+    def show(self, effects: CycleEffects, ledger: Ledger, *, demand_rows: int) -> None:
         """Set the gauges of demand and shortfall."""
         metrics = self._metrics
         metrics.demand_rows.set(demand_rows)
         metrics.shortfalls.set(len(ledger))
         for ordinal in ORDINALS:
-            metrics.demand_machines.labels(bucket_label(ordinal)).set(aftermath.demand_machines.get(ordinal, 0))
+            metrics.demand_machines.labels(bucket_label(ordinal)).set(effects.demand_machines.get(ordinal, 0))
         aged = Counter(age_class(shortfall.age_cycles) for shortfall in ledger.values())
         for age in AGE_CLASSES:
             metrics.shortfalls_aged.labels(age).set(aged[age])
         for reason in UNMET_REASONS:
             for priority in PRIORITY_CLASSES:
-                rows = aftermath.shortfall_rows.get((reason, priority), 0)
+                rows = effects.shortfall_rows.get((reason, priority), 0)
                 metrics.shortfall_rows.labels(reason.label, priority).set(rows)

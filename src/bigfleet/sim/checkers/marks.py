@@ -153,13 +153,13 @@ def _cycled(event: Cycled, evidence: Observations) -> None:
             evidence.moves.taken_from_gangs.add(record.action.machine_id)
     if event.report.cycle == 1 and shard.epoch > 1:
         evidence.mark("a shard went on after a death")
-    if len(shard.strikes):
+    if len(shard.machine_backoff):
         evidence.mark("a machine held by the shard")
     if shard.metrics.removals_braked._value.get():
         evidence.mark("removals braked")
     if shard.metrics.drains_without_session._value.get():
         evidence.mark("a drain without an operator")
-    if shard.refusals.refused():
+    if shard.demand_backoff.refused():
         evidence.mark("an operator refused to bootstrap")
     _targets(event, evidence)
     hosted: dict[str, int] = {}

@@ -183,7 +183,7 @@ class Coordinator:
             epoch=shard.epoch,
             advertised_address=f"{shard.shard_id}:7780",
             interval_seconds=REPORT_SECONDS,
-            speaker=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
+            source=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(shard.ownership.handover, accepted_term=file.accepted_term),
             client=Client([ADDRESS], self, self._clock),
             clock=self._clock,

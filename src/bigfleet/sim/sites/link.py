@@ -126,7 +126,7 @@ class ShardLink:
             epoch=shard.epoch,
             advertised_address=f"{shard_id}:7780",
             interval_seconds=self._interval_seconds,
-            speaker=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
+            source=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(handler, accepted_term=file.accepted_term, on_answer=answered),
             client=Client([site.name for site in self._sites], coordinators, self._clock),
             clock=self._clock,

@@ -124,7 +124,7 @@ class WatchedShard(ObservedShard):
 
     def is_held_until_restart(self) -> bool:
         """Say whether the shard waits for a person with any machine (docs/spec/shard.md §9.6)."""
-        return any(math.isinf(hold.until_seconds) for hold in self.strikes._holds.values())
+        return any(math.isinf(hold.until_seconds) for hold in self.machine_backoff._holds.values())
 
 
 class ShardSite:

@@ -88,7 +88,9 @@ class CapacityCore:
         self._is_inline = options.is_inline
         self.metrics = metrics
         self._blob_key = None if options.intent_key is None else BlobKey(options.intent_key, rng)
-        self._author = BackendAdapter(backend, readiness, self._threads, provider=options.provider)
+        self._author = BackendAdapter(
+            backend, readiness, self._threads, provider=options.provider, on_stray_ended=self._stray_ended
+        )
         self._ledger = Ledger(
             store,
             clock=clock,
@@ -227,6 +229,9 @@ class CapacityCore:
     async def replace_offers(self, offers: Offers) -> None:
         """Take other offers while serving: new slots appear at once, what vanished follows the inventory's rules."""
         await self._reconciler.replace_offers(offers)
+
+    def _stray_ended(self, machine_id: str) -> None:
+        self._work.release_places(machine_id)
 
     def _tell_health(self) -> None:
         for listener in self._listeners:

@@ -96,8 +96,8 @@ class CoordinatorSite:
             caller=self.name,
             rng=self._rng,
             on_lost=lambda: evidence.mark("a commit of unknown outcome"),
+            loses_answers=lambda: self.loses_answers,
         )
-        wire.loses_answers = lambda: self.loses_answers
         metrics = CoordinatorMetrics(CollectorRegistry())
         me = LeaderInfo(self.name, self.name)
         store = EtcdStore(wire, prefix="/bigfleet", me=me, lease_ttl_seconds=LEASE_SECONDS, clock=self._clock)

@@ -22,7 +22,7 @@ from bigfleet.provider.backends.simulated.world import WorldFile as CloudWorld
 from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
-from bigfleet.provider.records.fence import Token
+from bigfleet.provider.records.fence import Mark, Token
 from bigfleet.provider.records.record import Record as CoreRecord
 from bigfleet.provider.records.refusal import Code, Refused
 from bigfleet.rpc.servers.provider import encode_list_entry, join_list
@@ -34,7 +34,7 @@ from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
-from bigfleet.sim.sites.stores import DurableStore, WatchedBook
+from bigfleet.sim.sites.stores import DurableStore, HostListener, WatchedBook
 
 PROVIDER = "provider"
 #: Earlier answers that a stale List may repeat.
@@ -54,9 +54,13 @@ class ProviderSite:
         ids: IdSource,
         rng: Random,
         evidence: Observations,
+        on_record: Callable[[CoreRecord | None, CoreRecord | None], None],
+        on_mark: Callable[[Mark], None],
+        on_host: HostListener,
     ) -> None:
-        self.store = DurableStore()
-        self.book = WatchedBook()
+        """The listeners hear what the provider's store and the cloud's book take."""
+        self.store = DurableStore(on_record=on_record, on_mark=on_mark)
+        self.book = WatchedBook(on_host)
         self.offers: list[SimulatedOffer] = build_fleet(cloud_world, {}, PROVIDER)
         self.process = Process(PROVIDER)
         self.process.kill()

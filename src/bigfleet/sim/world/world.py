@@ -67,12 +67,12 @@ class World:
             ids=streams.ids("provider"),
             rng=streams.of("provider"),
             evidence=self.evidence,
+            on_record=self._recorded,
+            on_mark=self._marked,
+            on_host=self._hosted,
         )
         fixed = {offer.slot.id for offer in self.provider.offers if offer.slot.fixed}
         self.evidence.fixed.update(fixed)
-        self.provider.store.on_record = self._recorded
-        self.provider.store.on_mark = self._marked
-        self.provider.book.on_host = self._hosted
         self.evidence.records = self.provider.store.records
         self.fleet = ShardFleet(plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, tell=self.observe)
         names = [shard_name(number) for number in range(plan.shards)]

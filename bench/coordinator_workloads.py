@@ -18,15 +18,15 @@ from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.rebalance_plan import plan
-from bigfleet.coordinator.reports import Shortfall
-from bigfleet.coordinator.shard_report import CapacityRow, Holding, ShardReport, Summary, taken
-from bigfleet.coordinator.stores.protocol import Leader as Name
-from bigfleet.coordinator.stores.sqlite import SqliteStore
+from bigfleet.coordinator.received_report import received_of
+from bigfleet.coordinator.stores.protocol import LeaderInfo as Name
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.coordinator.transfers import FleetView
 from bigfleet.model import labels
 from bigfleet.model.ids import Fingerprint, ShardId
 from bigfleet.model.ownership import Base, Domain, Owned
 from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall
 from bigfleet.model.states import CapacityType
 from bigfleet.rpc.wire.convert_coordinator import answer_to_wire, report_from_wire, report_to_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2
@@ -64,7 +64,7 @@ def report_of(shard: int, *, giving_every: int, cycle: int = 1, term: int = 0) -
     gives = bool(giving_every) and shard % giving_every == 0
     names = _TYPES[((shard + 1) % 3) * _THIRD :][:_THIRD]
     rows = tuple(
-        CapacityRow(name, zone, CapacityType.ON_DEMAND, (shard * 7 + place) % 4 + 1 if shard % 10 else 1, _SIZE)
+        CapacityCount(name, zone, CapacityType.ON_DEMAND, (shard * 7 + place) % 4 + 1 if shard % 10 else 1, _SIZE)
         for place, name in enumerate(names)
         for zone in "abc"
     )
@@ -75,7 +75,7 @@ def report_of(shard: int, *, giving_every: int, cycle: int = 1, term: int = 0) -
         cycle=cycle,
         echoed_term=term,
         address=f"s-{shard:03}:7780",
-        summary=Summary(
+        summary=ShardSummary(
             provider_address="provider:9100",
             type_counts=dict.fromkeys(_TYPES, 500),
             idle=rows if gives else (),
@@ -90,7 +90,7 @@ def _pass(giving_every: int, what: str) -> Benchmark:
     def prepare() -> Callable[[], object]:
         figures = []
         for shard in range(SHARDS):
-            known = taken(report_of(shard, giving_every=giving_every)).figures
+            known = received_of(report_of(shard, giving_every=giving_every)).figures
             assert known is not None
             assert len(known.shortfalls) == SHORTFALLS
             figures.append(replace(known, base=Base.DOMAINS))
@@ -149,7 +149,7 @@ async def _registered(directory: Path) -> Term:
 async def registered(directory: Path) -> Term:
     """Return a leader on a file that nobody has reported to."""
     clock = SystemClock()
-    store = SqliteStore(directory / "c.db", leader=Name("bench", ""))
+    store = SqliteStateStore(directory / "c.db", leader=Name("bench", ""))
     leader = Leader(store, await store.campaign(), clock=clock, report_cycle_seconds=10.0)
     return Term(leader, settings=CoordinatorSettings(), clock=clock, metrics=CoordinatorMetrics(CollectorRegistry()))
 

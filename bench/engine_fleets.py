@@ -11,7 +11,7 @@ from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Options
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
@@ -108,7 +108,7 @@ def idle_fleet(machines: int) -> list[Machine]:
         Machine(
             id=MachineId(f"seed-{i}"),
             state=MachineState.IDLE,
-            host=Host("bench", f"host-{i}"),
+            host=HostRef("bench", f"host-{i}"),
             instance_type=TYPES[i % 5][0],
             zone="abc"[i % 3],
             capacity_type=CapacityType.BARE_METAL,
@@ -152,7 +152,7 @@ def inversions(machines: int = 100_000) -> Workload:
         Machine(
             id=MachineId(f"seed-{i}"),
             state=MachineState.CONFIGURED,
-            host=Host("bench", f"host-{i}"),
+            host=HostRef("bench", f"host-{i}"),
             cluster=ClusterId(f"c-{i % 10}"),
             instance_type=TYPES[i % 5][0],
             zone="a",
@@ -189,7 +189,7 @@ def _bound_fleet(
         Machine(
             id=MachineId(f"seed-{i}"),
             state=MachineState.CONFIGURED,
-            host=Host("bench", f"host-{i}"),
+            host=HostRef("bench", f"host-{i}"),
             cluster=ClusterId(f"c-{i % 50:02}"),
             instance_type=types[i % len(types)],
             zone="abc"[i % 3],
@@ -248,7 +248,7 @@ def _gang_machines() -> Iterable[Machine]:
                 yield Machine(
                     id=MachineId(f"seed-{number}"),
                     state=MachineState.CONFIGURED,
-                    host=Host("bench", f"host-{number}"),
+                    host=HostRef("bench", f"host-{number}"),
                     cluster=ClusterId(f"c-{c:02}"),
                     instance_type=kind[0],
                     zone="a",
@@ -266,7 +266,7 @@ def _gang_machines() -> Iterable[Machine]:
         yield Machine(
             id=MachineId(f"seed-{number}"),
             state=MachineState.IDLE if is_idle else MachineState.SPECULATIVE,
-            host=Host("bench", f"host-{number}") if is_idle else Host(),
+            host=HostRef("bench", f"host-{number}") if is_idle else HostRef(),
             instance_type=kind[0],
             zone="a",
             capacity_type=CapacityType.BARE_METAL,
@@ -400,7 +400,7 @@ def fleet_machines(machines: int, clusters: int) -> list[Machine]:
                 Machine(
                     id=MachineId(f"seed-{len(fleet)}"),
                     state=state,
-                    host=Host() if is_speculative else Host("bench", f"host-{len(fleet)}"),
+                    host=HostRef() if is_speculative else HostRef("bench", f"host-{len(fleet)}"),
                     cluster=ClusterId(f"c-{cluster:03}" if state is MachineState.CONFIGURED else ""),
                     instance_type=archetype.types[i // clusters % len(archetype.types)],
                     zone="abc"[i // 48 % 3],

@@ -31,7 +31,7 @@ from bigfleet.engine.columns.store import Columns, ColumnSnapshot
 from bigfleet.engine.decision import Action, Decision
 from bigfleet.engine.reference import decide as reference
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.states import MachineState
 from bigfleet.shard.sessions.demand import NeedsTable
 
@@ -227,7 +227,7 @@ def snapshots(machines: int, changed: int) -> Benchmark:
             Machine(
                 id=MachineId(f"seed-{i}"),
                 state=states[i % 4],
-                host=Host("bench", f"host-{i}"),
+                host=HostRef("bench", f"host-{i}"),
                 cluster=ClusterId("" if i % 4 == 0 else f"c-{i % 50}"),
                 instance_type=TYPES[i % 5][0],
                 zone="abc"[i % 3],

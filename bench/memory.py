@@ -29,7 +29,7 @@ from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import Record
+from bigfleet.shard.ports import ListedMachine
 from bigfleet.shard.sessions.registry import Sessions
 
 _MIB = 2**20
@@ -46,13 +46,13 @@ def write_fleet(path: Path, machines: int) -> None:
             file.write(len(content).to_bytes(_SIZE_BYTES, "big") + content)
 
 
-def records(path: Path) -> Iterator[tuple[Record, bytes]]:
+def records(path: Path) -> Iterator[tuple[ListedMachine, bytes]]:
     """Yield the records of a file that `write_fleet` wrote, each with its digest."""
     with path.open("rb") as file:
         while size := file.read(_SIZE_BYTES):
             content = file.read(int.from_bytes(size, "big"))
             message = provider_pb2.Machine.FromString(content)
-            yield Record(*machine_from_wire(message)), xxhash.xxh3_128_digest(content)
+            yield ListedMachine(*machine_from_wire(message)), xxhash.xxh3_128_digest(content)
 
 
 def measure(machines: int) -> list[tuple[str, float]]:

@@ -15,7 +15,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import ExistingHost, Slot
 from bigfleet.provider.records.lifecycle import new_record
 from bigfleet.provider.records.record import Record
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import Batch
 
 PROVIDER = "bench"
@@ -93,7 +93,7 @@ def records(machines: int) -> Iterator[Record]:
 
 def write_fleet(path: Path, machines: int) -> None:
     """Write a state file with that many machines."""
-    store = SqliteStore(path, is_power_safe=False)
+    store = SqliteProviderStore(path, is_power_safe=False)
     store.load(b"benchmrk")
     made = records(machines)
     written = 0

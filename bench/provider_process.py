@@ -24,7 +24,7 @@ from bigfleet.cli.runtime.system import configure_logging, run_loop
 from bigfleet.provider.backend import CONFIGURE_WAITS, Feed
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.kit.options import CoreOptions
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.rpc.servers.provider import SERVICE
 from bigfleet.rpc.wire.gen import provider_pb2
 
@@ -69,7 +69,7 @@ async def serve(state: Path, port: int, *, is_power_safe: bool) -> int:
     )
     backend = PushingBackend()
     options = CoreOptions(reconcile_interval_seconds=_NO_PASS_SECONDS, failed_hold_seconds=0)
-    store = SqliteStore(state, is_power_safe=is_power_safe)
+    store = SqliteProviderStore(state, is_power_safe=is_power_safe)
     serving = asyncio.create_task(
         serve_substrate(place, options, Substrate(backend=backend, readiness=CONFIGURE_WAITS), store)
     )

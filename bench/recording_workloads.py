@@ -25,7 +25,7 @@ from bigfleet.engine.decision import Action, ActionKind, Decision
 from bigfleet.model.compute import compute_inline
 from bigfleet.model.frames import Hello
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.shapes import Overhead
@@ -177,13 +177,13 @@ def _done(machine: Machine, action: Action) -> Machine:
     if action.kind in (ActionKind.RECLAIM, ActionKind.PREEMPT):
         return replace(machine.without_binding(), state=MachineState.IDLE)
     if action.kind is ActionKind.DELETE:
-        return replace(machine.without_binding(), state=MachineState.SPECULATIVE, host=Host())
+        return replace(machine.without_binding(), state=MachineState.SPECULATIVE, host=HostRef())
     profile = action.profile
     assert profile is not None, "whoever gains a machine names the row's profile"
     return replace(
         machine,
         state=MachineState.CONFIGURED,
-        host=machine.host if machine.host.is_present else Host("bench", f"host-{machine.id}"),
+        host=machine.host if machine.host.is_present else HostRef("bench", f"host-{machine.id}"),
         cluster=action.cluster,
         assigned_priority=profile.priority,
         assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),

@@ -33,7 +33,7 @@ from bigfleet.rpc.wire.convert_session import operator_frame_from_bytes
 from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shard_pb2
 from bigfleet.rpc.wire.list_response import read_listing
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.ports import FenceToken, Listing, Record, ShardSettings, TransitionAck
+from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ShardSettings, TransitionAck
 from bigfleet.shard.reconcile.reconciler import ReconcileResult
 from bigfleet.shard.sessions.demand import RollUpOutcome
 
@@ -73,7 +73,7 @@ class ListedProvider:
             return self.delta
         return await read_listing(self.content, SystemClock()) if self.content else self.listing
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Never asked: nothing is in flight."""
         raise AssertionError(f"Get of {machine_id}")
 
@@ -205,7 +205,9 @@ def delta(machines: int, changed: int, target_ms: float | None = None) -> Benchm
         def change() -> None:
             turn[0] += 1
             price = CHANGED_USD_PER_HOUR[turn[0] % 2]
-            told = [Record(replace(record.machine, price_usd_per_hour=price), record.metadata) for record in chosen]
+            told = [
+                ListedMachine(replace(record.machine, price_usd_per_hour=price), record.metadata) for record in chosen
+            ]
             world.provider.listing = Listing(records=told, revision=b"2", tombstones=True)
             world.shard.inventory.snapshot()
 

@@ -43,7 +43,7 @@ from bigfleet.model.frames import (
     RollUp,
 )
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
@@ -54,7 +54,7 @@ from bigfleet.operator.session import SessionClient
 from bigfleet.provider.backend import ConfigureWaits
 from bigfleet.provider.backends.fake import INSTANCE_TYPE, FakeBackend, fake_slot
 from bigfleet.provider.kit.options import CoreOptions
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.rpc.clients.session import GrpcSessionDialer
 from bigfleet.rpc.grpc_server import KEEPALIVE_OPTIONS, GrpcServer
 from bigfleet.rpc.servers import session as session_server
@@ -64,7 +64,7 @@ from bigfleet.rpc.wire.convert_need import ReceivedRollUp, rollup_to_wire
 from bigfleet.rpc.wire.convert_session import operator_frame_to_wire
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.cycle.engine_runner import fleet_engine
-from bigfleet.shard.ports import Listing, Record, ShardSettings
+from bigfleet.shard.ports import ListedMachine, Listing, ShardSettings
 from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session
 
@@ -111,7 +111,7 @@ def bound_fleet(clusters: int) -> list[Machine]:
         Machine(
             id=MachineId(f"seed-{cluster * MACHINES_PER_CLUSTER + i}"),
             state=MachineState.CONFIGURED,
-            host=Host("bench", f"host-{cluster}-{i}"),
+            host=HostRef("bench", f"host-{cluster}-{i}"),
             cluster=cluster_id(cluster),
             instance_type=TYPES[i % 5][0],
             zone="abc"[i % 3],
@@ -124,9 +124,11 @@ def bound_fleet(clusters: int) -> list[Machine]:
     ]
 
 
-def received(machines: Iterable[Machine]) -> list[Record]:
+def received(machines: Iterable[Machine]) -> list[ListedMachine]:
     """Return the machines as records that came over the wire."""
-    return [Record(*machine_from_wire(machine_to_wire(machine, encode_metadata(machine)))) for machine in machines]
+    return [
+        ListedMachine(*machine_from_wire(machine_to_wire(machine, encode_metadata(machine)))) for machine in machines
+    ]
 
 
 def rows_of(cluster: int, turn: int) -> tuple[Need, ...]:
@@ -235,7 +237,6 @@ async def serve_sessions(clusters: int) -> int:
     provider = ListedProvider()
     provider.listing = Listing(records=received(bound_fleet(clusters)), revision=b"1", tombstones=True)
     watch, is_listed = Watch(), asyncio.Event()
-    shard = WatchedShard(watch, **shard_parts(provider))
 
     def listed() -> None:
         # From now on nothing changes, as a delta says; the whole is read once in a while all the same.
@@ -243,7 +244,7 @@ async def serve_sessions(clusters: int) -> int:
         gc.freeze()
         is_listed.set()
 
-    shard.on_inventory = listed
+    shard = WatchedShard(watch, **shard_parts(provider), on_inventory=listed)
     servicer = session_server.SessionServicer(shard)
     server = GrpcServer(
         services=(session_server.SERVICE_NAME,),
@@ -407,7 +408,7 @@ async def run_provider(port: int, machines: int) -> int:
             provider="fake",
             reflect=False,
         )
-        store = SqliteStore(state_path, is_power_safe=False)
+        store = SqliteProviderStore(state_path, is_power_safe=False)
         store.lock()
         serving = asyncio.create_task(serve_provider(place, CoreOptions(), backend, ConfigureWaits(), store))
         while word := await told():

@@ -16,7 +16,7 @@ from bigfleet.engine.folding import folded_need
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
-from bigfleet.model.machine import NO_HOST, Host, Machine, PreemptedFor
+from bigfleet.model.machine import NO_HOST, HostRef, Machine, PreemptedFor
 from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.shapes import DemandShape, Overhead, canonical_overheads, canonical_shapes
@@ -25,7 +25,7 @@ from bigfleet.model.vector import ZERO, parse_vector
 
 CLUSTERS = ("c1", "c2")
 RACK = "example.com/rack"
-HOST = Host("test", "host")
+HOST = HostRef("test", "host")
 NOW_SECONDS = 100_000.0
 
 #: Any text that may stand in a key or a value, separators of the fingerprint and control characters included.
@@ -167,7 +167,7 @@ def needs(draw: st.DrawFn, *, same: bool = True, spread: bool = True) -> Need:
     )
 
 
-def _host_of(state: MachineState) -> Host:
+def _host_of(state: MachineState) -> HostRef:
     return NO_HOST if state in (MachineState.SPECULATIVE, MachineState.CREATING) else HOST
 
 

@@ -213,6 +213,143 @@ def test_no_empty_package() -> None:
     assert empty == []
 
 
+# ---- names -------------------------------------------------------------------------------------------------------
+
+
+def public_classes(tree: ast.Module) -> list[str]:
+    """Return the names of the public classes at the top of a module."""
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def defined_twice(modules_by_name: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Return the public class names that several modules define, each with these modules."""
+    homes: dict[str, list[str]] = {}
+    for module, tree in sorted(modules_by_name.items()):
+        for name in public_classes(tree):
+            homes.setdefault(name, []).append(module)
+    return {name: found for name, found in sorted(homes.items()) if len(found) > 1}
+
+
+def own_modules() -> dict[str, ast.Module]:
+    """Return the syntax tree of every hand-written module of the package, by its path."""
+    return {name_of(path): parsed(path) for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)}
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    """A name that means two things cannot be searched for, and an import does not say which one it is."""
+    found = defined_twice(own_modules())
+
+    assert found == {}, "name each after what it is, share one class, or prefix what one module alone uses with _"
+
+
+def test_a_planted_duplicate_is_found() -> None:
+    """In another module and in the same one; names with an underscore and inner classes do not count."""
+    sources = {
+        "a": "class Report: ...\nclass _Row: ...\nclass Outer:\n    class Inner: ...",
+        "b": "class Report: ...\nclass _Row: ...\nclass Inner: ...",
+        "c": "class Once: ...\nif True:\n    class Report: ...\nclass Twice: ...\nclass Twice: ...",
+    }
+
+    assert defined_twice({name: ast.parse(text) for name, text in sources.items()}) == {
+        "Report": ["a", "b"],
+        "Twice": ["c", "c"],
+    }
+
+
+#: Words that names and first sentences do without, each with its replacement. docs/glossary.md lists the terms that
+#: stay, such as earmark, credit, fold and parked.
+RETIRED_WORDS = {
+    "telling": "publishing",
+    "tell": "publish, report, emit or log",
+    "tells": "publishes, reports, emits or logs",
+    "told": "reported, published or known",
+    "retell": "replay",
+    "retold": "replayed",
+    "squaring": "ownership reconciliation",
+    "square": "reconcile",
+    "squares": "reconciles",
+    "kept": "retained, stored or reserved, or the name of the record",
+    "grounds": "handover host",
+    "walk": "scan",
+    "walks": "scans",
+    "walked": "scanned",
+    "census": "counts or queries",
+    "soft": "ephemeral",
+    "belonging": "ownership filter",
+    "giving": "donor selection, or releasing",
+    "laps": "phase timer",
+    "posture": "mode",
+    "strike": "back-off, or remove",
+    "strikes": "back-off",
+    "rails": "safety limits",
+    "booking": "quota transfer",
+    "aftermath": "effects",
+    "neighbourhood": "peer views",
+}
+#: They are nouns in names; in a sentence "hands them to a decision" is a plain verb.
+RETIRED_IN_NAMES = RETIRED_WORDS | {"hands": "actuators"}
+#: Names that say so on purpose: the kind of an explanation's record on the wire is made of its class name.
+EXEMPT_NAMES = {"MachineKept"}
+_NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def public_definitions(nodes: list[ast.stmt]) -> Iterator[str]:
+    """Yield the names of the public classes, functions and methods of a module."""
+    for node in nodes:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from public_definitions(node.body)
+
+
+def retired_words(module: str, tree: ast.Module) -> list[str]:
+    """Return where a module's name, its public names or the first sentence of its docstring use a retired word."""
+    found = [
+        f"{name}: {word!r} is retired, write {RETIRED_IN_NAMES[word]}"
+        for name in (module, *public_definitions(tree.body))
+        for word in map(str.lower, _NAME_WORD.findall(name))
+        if word in RETIRED_IN_NAMES and name not in EXEMPT_NAMES
+    ]
+    sentence = re.split(r"(?<=\.)\s", ast.get_docstring(tree) or "", maxsplit=1)[0]
+    return found + [
+        f"docstring: {word!r} is retired, write {RETIRED_WORDS[word]}"
+        for word in re.findall(r"[a-z]+", sentence.lower())
+        if word in RETIRED_WORDS
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)], ids=name_of
+)
+def test_names_and_first_sentences_use_the_terms_of_the_glossary(path: Path) -> None:
+    """Words that only this project used are retired; the failure names what to write."""
+    module = path.parent.name if path.name == "__init__.py" else path.stem
+
+    assert retired_words(module, parsed(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("squaring", ""),
+        ("a", "class MachineStrikes: ..."),
+        ("a", "def tell_anew() -> None: ..."),
+        ("a", "class A:\n    async def is_as_told(self) -> bool: ..."),
+        ("a", "class A:\n    def _tell(self) -> None: ...\n    def HANDS(self) -> None: ..."),
+        ("a", '"""Keeps what a shard\nis told. More."""'),
+    ],
+)
+def test_a_planted_retired_word_is_found(module: str, text: str) -> None:
+    assert len(retired_words(module, ast.parse(text))) == 1
+
+
+def test_terms_that_stay_are_let_be() -> None:
+    """Private names, parts of other words, later sentences, and terms of the glossary."""
+    text = '"""Hands a row on. It is told."""\nclass Earmarks:\n    def _tell(self): ...\ndef retail_software(): ...'
+
+    assert retired_words("parked_gangs", ast.parse(text)) == []
+
+
 # ---- log events -----------------------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ from bigfleet.engine.parking import next_ages
 from bigfleet.model import labels as keys
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import NO_HOST, Host, Machine
+from bigfleet.model.machine import NO_HOST, HostRef, Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
@@ -47,7 +47,7 @@ CYCLE_SECONDS: Final = 30.0
 REFUSALS_MAX: Final = 3
 #: Longer than any hold.
 REST_SECONDS: Final = 3600.0
-HOST: Final = Host("bench", "host")
+HOST: Final = HostRef("bench", "host")
 
 _OPERATORS: Final = {operator.label: operator for operator in Operator}
 _CAPACITY_TYPES: Final = {kind.label: kind for kind in CapacityType}

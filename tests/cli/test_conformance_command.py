@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from bigfleet.cli.conformance.settings import parse_command, parse_only, parse_profiles, parse_target, profiles_asked
 from bigfleet.cli.main import app
 from bigfleet.cli.runtime.failures import UsageFault
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 
 TARGET = ("--target", "127.0.0.1:9100")
 
@@ -53,17 +53,26 @@ def test_an_out_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Pa
 
 
 def test_all_is_every_profile() -> None:
-    assert parse_profiles("all") == frozenset(Profile)
-    assert parse_profiles("core, spot") == {Profile.CORE, Profile.SPOT}
+    assert parse_profiles("all") == frozenset(ConformanceProfile)
+    assert parse_profiles("core, spot") == {ConformanceProfile.CORE, ConformanceProfile.SPOT}
 
 
 def test_ids_choose_their_profiles_where_none_are_named() -> None:
     only = parse_only("life-1, LIFE-8")
 
     assert only == {"LIFE-1", "LIFE-8"}
-    assert profiles_asked(None, only) == {Profile.CORE, Profile.CLOUD}
-    assert profiles_asked("core,cloud,delta", only) == {Profile.CORE, Profile.CLOUD, Profile.DELTA}
-    assert profiles_asked(None, None) == {Profile.CORE, Profile.CLOUD, Profile.DELTA, Profile.SPOT}
+    assert profiles_asked(None, only) == {ConformanceProfile.CORE, ConformanceProfile.CLOUD}
+    assert profiles_asked("core,cloud,delta", only) == {
+        ConformanceProfile.CORE,
+        ConformanceProfile.CLOUD,
+        ConformanceProfile.DELTA,
+    }
+    assert profiles_asked(None, None) == {
+        ConformanceProfile.CORE,
+        ConformanceProfile.CLOUD,
+        ConformanceProfile.DELTA,
+        ConformanceProfile.SPOT,
+    }
 
 
 def test_a_command_is_split_as_a_shell_would_and_keeps_its_placeholders() -> None:

@@ -8,7 +8,7 @@ from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import class_key
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import DemandShape
@@ -36,7 +36,7 @@ def offer(name: str, cpu: int, memory_gib: int, price: float, **fields: object) 
 
 def held(machine: Machine, cluster: str) -> Machine:
     """Return the machine Configured in a cluster."""
-    return replace(machine, state=MachineState.CONFIGURED, host=Host("p", machine.id), cluster=ClusterId(cluster))
+    return replace(machine, state=MachineState.CONFIGURED, host=HostRef("p", machine.id), cluster=ClusterId(cluster))
 
 
 def need(cluster: str, *shapes: DemandShape, priority: int = 100) -> Need:

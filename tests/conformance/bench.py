@@ -13,8 +13,8 @@ import structlog
 from bigfleet.conformance.in_process import CoreClient
 from bigfleet.conformance.lab import FAULT_TIMEOUT_SECONDS
 from bigfleet.conformance.ports import Answer, ProviderClient, Request
-from bigfleet.conformance.profiles import Lane, Profile
-from bigfleet.conformance.runner import Listener, Plan, Report, Runner, Sites
+from bigfleet.conformance.profiles import ConformanceProfile, Lane
+from bigfleet.conformance.runner import ConformanceReport, Listener, Plan, Runner, Sites
 from bigfleet.provider.backend import CONFIGURE_WAITS, ConfigureWaits, Host, MachineView, Op, Ready
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.backends.fault import FaultBackend, FaultReadiness
@@ -35,7 +35,7 @@ SLOTS_OF_RESTARTED = 64
 SCALE_COUNT = 512
 #: Property that a test leaves for each mutant it tried: its name, and the behaviours that failed on it.
 MUTANT = "conformance mutant"
-PROFILES = frozenset(Profile)
+PROFILES = frozenset(ConformanceProfile)
 #: How long a staged backend takes, so that every transitional state is seen.
 STAGE_SECONDS = 0.04
 
@@ -228,7 +228,7 @@ class LaneSites:
         return site
 
 
-def plan_of(profiles: frozenset[Profile] = PROFILES, **more: Any) -> Plan:
+def plan_of(profiles: frozenset[ConformanceProfile] = PROFILES, **more: Any) -> Plan:
     """Return a plan with a fleet and a soak that suit a test."""
     return Plan(profiles=profiles, scale_count=SCALE_COUNT, soak_seconds=0.25, **more)
 
@@ -239,11 +239,11 @@ def certified(
     *,
     listener: Listener | None = None,
     sites: Sites | None = None,
-) -> Report:
+) -> ConformanceReport:
     """Run the suite once on fresh cores and a fresh virtual loop, and return the report."""
     plan = plan or plan_of()
 
-    async def main() -> Report:
+    async def main() -> ConformanceReport:
         return await Runner(
             plan,
             sites or LaneSites(making or Making(), plan.scale_count),
@@ -269,7 +269,7 @@ class Mutant:
     #: Of anything but the clients; they are put in.
     making: Making = field(default_factory=Making)
 
-    def tried(self, plan: Plan) -> Report:
+    def tried(self, plan: Plan) -> ConformanceReport:
         """Run the suite on this provider."""
         with self.patch():
             return certified(plan, replace(self.making, clients=self.clients))

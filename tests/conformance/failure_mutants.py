@@ -21,7 +21,7 @@ from bigfleet.conformance.ports import (
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.provider.backend import CONFIGURE_WAITS
-from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.restart import Restart
 from bigfleet.provider.records import lifecycle
@@ -105,11 +105,11 @@ async def late_result_adds_to_the_text(sound: Any, work: OperationDriver, job: A
 def _repeats_what_failed(core: CapacityCore) -> None:
     sound = core._in_turn
 
-    async def in_turn(call: Any) -> Ack:
+    async def in_turn(call: Any) -> AcceptedCall:
         record = core._ledger.view.get(call.machine_id)
         latest = None if record is None else record.operation
         if record is not None and record.state is S.FAILED and latest is not None and latest.kind is call.kind:
-            return Ack(latest.id, record)
+            return AcceptedCall(latest.id, record)
         return await sound(call)
 
     core._in_turn = in_turn  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from bigfleet.conformance.ports import ProviderClient
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import TRANSITIONAL_STATES
-from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.records import lifecycle
 from bigfleet.provider.records.fence import Fence, Mark, Token
 from bigfleet.provider.records.kinds import EDGES, Kind
@@ -157,7 +157,7 @@ def forgets_marks_after(kind: Kind) -> Bend:
     def bend(core: CapacityCore) -> None:
         sound = core._in_turn
 
-        async def in_turn(call: Any) -> Ack:
+        async def in_turn(call: Any) -> AcceptedCall:
             ack = await sound(call)
             if call.kind is kind:
                 core._ledger.fence._known.pop(call.machine_id, None)
@@ -203,13 +203,13 @@ def repeats_before_fence(kind: Kind) -> Bend:
     def bend(core: CapacityCore) -> None:
         sound = core._in_turn
 
-        async def in_turn(call: Any) -> Ack:
+        async def in_turn(call: Any) -> AcceptedCall:
             record = core._ledger.view.get(call.machine_id)
             latest = None if record is None else record.operation
             if call.kind is kind and latest is not None and latest.kind is kind:
                 assert record is not None, "an operation belongs to a record"
                 if record.state in EDGES[kind][1:]:
-                    return Ack(latest.id, record)
+                    return AcceptedCall(latest.id, record)
             return await sound(call)
 
         core._in_turn = in_turn  # type: ignore[method-assign]
@@ -227,7 +227,7 @@ def no_turn_for(kind: Kind) -> Bend:
         async def no_turn(machine_id: str, *_more: Any, **_named: Any) -> AsyncIterator[Record | None]:
             yield core._ledger.view.get(machine_id)
 
-        async def in_turn(call: Any) -> Ack:
+        async def in_turn(call: Any) -> AcceptedCall:
             # The turn is asked for at once, before anybody else runs.
             core._ledger.turn = no_turn if call.kind is kind else sound_turn  # type: ignore[method-assign]
             return await sound_in_turn(call)
@@ -240,7 +240,7 @@ def no_turn_for(kind: Kind) -> Bend:
 def _repeats_are_out_of_position(core: CapacityCore) -> None:
     sound = core._in_turn
 
-    async def in_turn(call: Any) -> Ack:
+    async def in_turn(call: Any) -> AcceptedCall:
         record = core._ledger.view.get(call.machine_id)
         latest = None if record is None else record.operation
         is_latest = latest is not None and latest.kind is call.kind
@@ -257,7 +257,7 @@ def answers_otherwise(code: Code, other: Code) -> Bend:
     def bend(core: CapacityCore) -> None:
         sound = core._mutate
 
-        async def mutate(call: Any) -> Ack:
+        async def mutate(call: Any) -> AcceptedCall:
             try:
                 return await sound(call)
             except Refused as refused:
@@ -281,10 +281,10 @@ def _repeats_get_new_ids(core: CapacityCore) -> None:
     sound = core._in_turn
     seen: set[str] = set()
 
-    async def in_turn(call: Any) -> Ack:
+    async def in_turn(call: Any) -> AcceptedCall:
         ack = await sound(call)
         if ack.operation_id in seen:
-            return Ack(f"op-{core._ids.new_id()}", ack.record)
+            return AcceptedCall(f"op-{core._ids.new_id()}", ack.record)
         seen.add(ack.operation_id)
         return ack
 

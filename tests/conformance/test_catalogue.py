@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from bigfleet.conformance.catalogue import BEHAVIOURS, BY_ID, behaviours_of
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "provider.md"
 SUITE = Path(__file__).parents[2] / "src" / "bigfleet" / "conformance"
@@ -29,7 +29,7 @@ def test_profiles_have_the_sizes_that_the_specification_counts() -> None:
     assert counts is not None
     told = {name: int(count) for name, count in re.findall(r"(\w+) (?:\([^)]*\) )?(\d+)", counts[1])}
 
-    assert {profile.value: len(behaviours_of({profile})) for profile in Profile} == told
+    assert {profile.value: len(behaviours_of({profile})) for profile in ConformanceProfile} == told
 
 
 def test_the_suite_knows_nothing_of_how_a_provider_is_made() -> None:

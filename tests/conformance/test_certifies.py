@@ -7,8 +7,8 @@ import pytest
 
 from bigfleet.conformance.catalogue import behaviours_of
 from bigfleet.conformance.in_process import certify
-from bigfleet.conformance.profiles import Profile
-from bigfleet.conformance.runner import Outcome, Verdict
+from bigfleet.conformance.profiles import ConformanceProfile
+from bigfleet.conformance.runner import BehaviourOutcome, Verdict
 from bigfleet.conformance.slots import slots_min
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backends.fake import FakeBackend
@@ -29,7 +29,7 @@ from tests.provider.harness import SeededIds, make_core, started
 def faults_of(report: object) -> list[tuple[str, str]]:
     """Return id and reason of whatever did not pass."""
     results = getattr(report, "results", ())
-    return [(result.behaviour.id, result.reason) for result in results if result.outcome is not Outcome.PASSED]
+    return [(result.behaviour.id, result.reason) for result in results if result.outcome is not BehaviourOutcome.PASSED]
 
 
 @pytest.mark.parametrize("backend", [FakeBackend, StagedBackend], ids=["at once", "staged"])
@@ -39,27 +39,29 @@ def test_the_kit_is_certified(backend: type[FakeBackend], seed: int) -> None:
 
     assert faults_of(report) == []
     assert report.verdict is Verdict.CERTIFIED
-    assert report.count(Outcome.PASSED) == len(behaviours_of(PROFILES))
+    assert report.count(BehaviourOutcome.PASSED) == len(behaviours_of(PROFILES))
 
 
 def test_a_provider_without_delete_passes_all_but_cloud() -> None:
     report = certified(making=Making(backend=NoDeleteBackend))
 
-    failed = {result.behaviour.profile for result in report.results if result.outcome is not Outcome.PASSED}
-    assert failed == {Profile.CLOUD}
+    failed = {result.behaviour.profile for result in report.results if result.outcome is not BehaviourOutcome.PASSED}
+    assert failed == {ConformanceProfile.CLOUD}
     assert report.verdict is Verdict.FAILED
 
 
 @pytest.mark.parametrize("backend", [StagedBackend, NoDeleteBackend], ids=["with Delete", "without"])
 def test_the_slots_that_core_asks_for_are_enough(backend: type[StagedBackend]) -> None:
-    profiles = frozenset({Profile.CORE, Profile.DELTA, Profile.SPOT})
-    report = certified(plan_of(profiles), Making(backend=lambda _count: backend(slots_min({Profile.CORE}, 0))))
+    profiles = frozenset({ConformanceProfile.CORE, ConformanceProfile.DELTA, ConformanceProfile.SPOT})
+    report = certified(
+        plan_of(profiles), Making(backend=lambda _count: backend(slots_min({ConformanceProfile.CORE}, 0)))
+    )
 
     assert faults_of(report) == []
 
 
 async def _certify(core: CapacityCore) -> Verdict:
-    plan = plan_of(PROFILES - {Profile.SCALE, Profile.DURABLE, Profile.FAULT})
+    plan = plan_of(PROFILES - {ConformanceProfile.SCALE, ConformanceProfile.DURABLE, ConformanceProfile.FAULT})
     report = await certify(core, clock=LoopClock(), ids=SeededIds(), make_rng=random.Random, plan=plan)
     assert faults_of(report) == []
     return report.verdict

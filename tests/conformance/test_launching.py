@@ -9,7 +9,7 @@ import pytest
 
 from bigfleet.cli.conformance.launching import LaunchedSite, RunningSite
 from bigfleet.cli.runtime.system import SystemClock
-from bigfleet.conformance.ports import Create, Get, List, SiteFault, Status, Token
+from bigfleet.conformance.ports import CallToken, Create, Get, List, SiteFault, Status
 from bigfleet.model.states import MachineState
 from tests.processes import bigfleet, free_port
 
@@ -30,7 +30,7 @@ async def site(tmp_path: Path) -> AsyncIterator[LaunchedSite]:
 async def test_a_killed_provider_comes_back_with_what_it_told(site: LaunchedSite) -> None:
     one, two = site.connections
     first_pid = site.pid
-    token = Token("shard", 1, 1)
+    token = CallToken("shard", 1, 1)
     listing = (await one.call(List())).listing
     assert listing is not None
     machine_id = listing.machines[0].id

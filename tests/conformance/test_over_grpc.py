@@ -12,6 +12,7 @@ from grpc import aio
 
 from bigfleet.conformance.ports import (
     ABSENT,
+    CallToken,
     Configure,
     Create,
     Delete,
@@ -20,7 +21,6 @@ from bigfleet.conformance.ports import (
     List,
     Request,
     Status,
-    Token,
 )
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.clients.conformance import GrpcConnection, message_of
@@ -175,7 +175,7 @@ async def test_a_client_hands_on_statuses_and_trailing_details_and_survives_garb
     assert unknown.status is Status.UNIMPLEMENTED
 
 
-TOKEN = Token("s", -3, 4)
+TOKEN = CallToken("s", -3, 4)
 
 
 @pytest.mark.parametrize(

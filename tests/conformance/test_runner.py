@@ -22,8 +22,8 @@ from bigfleet.conformance.ports import (
     SiteMissing,
     Status,
 )
-from bigfleet.conformance.profiles import Lane, Profile
-from bigfleet.conformance.runner import Outcome, Plan, Report, Result, Verdict, verdict_of
+from bigfleet.conformance.profiles import ConformanceProfile, Lane
+from bigfleet.conformance.runner import BehaviourOutcome, ConformanceReport, Plan, Result, Verdict, verdict_of
 from bigfleet.conformance.slots import Slots
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backends.fake import FakeBackend
@@ -39,7 +39,7 @@ from tests.conformance.bench import (
 )
 
 CORE, CLOUD = BY_ID["LIFE-1"], BY_ID["LIFE-8"]
-BOTH = frozenset({Profile.CORE, Profile.CLOUD})
+BOTH = frozenset({ConformanceProfile.CORE, ConformanceProfile.CLOUD})
 
 
 class Unused:
@@ -52,19 +52,19 @@ class Unused:
 UNUSED = Unused()
 
 
-def results(*pairs: tuple[Behaviour, Outcome]) -> tuple[Result, ...]:
+def results(*pairs: tuple[Behaviour, BehaviourOutcome]) -> tuple[Result, ...]:
     return tuple(Result(behaviour=behaviour, outcome=outcome) for behaviour, outcome in pairs)
 
 
 @pytest.mark.parametrize(
     ("ended", "verdict"),
     [
-        (results((CORE, Outcome.PASSED), (CLOUD, Outcome.PASSED)), Verdict.CERTIFIED),
-        (results((CORE, Outcome.PASSED), (CLOUD, Outcome.FAILED)), Verdict.FAILED),
-        (results((CORE, Outcome.PASSED), (CLOUD, Outcome.SKIPPED)), Verdict.INCOMPLETE),
-        (results((CORE, Outcome.PASSED), (CLOUD, Outcome.NOT_RUN)), Verdict.INCOMPLETE),
-        (results((CORE, Outcome.SKIPPED), (CLOUD, Outcome.FAILED)), Verdict.FAILED),
-        (results((CORE, Outcome.PASSED)), Verdict.INCOMPLETE),
+        (results((CORE, BehaviourOutcome.PASSED), (CLOUD, BehaviourOutcome.PASSED)), Verdict.CERTIFIED),
+        (results((CORE, BehaviourOutcome.PASSED), (CLOUD, BehaviourOutcome.FAILED)), Verdict.FAILED),
+        (results((CORE, BehaviourOutcome.PASSED), (CLOUD, BehaviourOutcome.SKIPPED)), Verdict.INCOMPLETE),
+        (results((CORE, BehaviourOutcome.PASSED), (CLOUD, BehaviourOutcome.NOT_RUN)), Verdict.INCOMPLETE),
+        (results((CORE, BehaviourOutcome.SKIPPED), (CLOUD, BehaviourOutcome.FAILED)), Verdict.FAILED),
+        (results((CORE, BehaviourOutcome.PASSED)), Verdict.INCOMPLETE),
         ((), Verdict.INCOMPLETE),
     ],
     ids=[
@@ -84,8 +84,8 @@ def test_the_verdict_follows_from_the_results(ended: tuple[Result, ...], verdict
 def test_what_only_leaves_out_has_no_result_and_certifies_nothing() -> None:
     report = certified(Plan(profiles=BOTH, only=frozenset({"EDGE-8"})))
 
-    assert [r.behaviour.id for r in report.results if r.outcome is Outcome.PASSED] == ["EDGE-8"]
-    assert {r.outcome for r in report.results} == {Outcome.PASSED, Outcome.NOT_RUN}
+    assert [r.behaviour.id for r in report.results if r.outcome is BehaviourOutcome.PASSED] == ["EDGE-8"]
+    assert {r.outcome for r in report.results} == {BehaviourOutcome.PASSED, BehaviourOutcome.NOT_RUN}
     assert report.verdict is Verdict.INCOMPLETE
 
 
@@ -106,7 +106,7 @@ class Silence(Bent):
 def test_a_failure_tells_seed_expectation_and_the_last_calls() -> None:
     report = certified(Plan(profiles=BOTH, seed=7, only=frozenset({"LIFE-1"})), making=Making(clients=bent(Silence)))
 
-    (failed,) = [result for result in report.results if result.outcome is Outcome.FAILED]
+    (failed,) = [result for result in report.results if result.outcome is BehaviourOutcome.FAILED]
     assert report.plan.seed == 7
     assert failed.reason == "Create: OK; seen: UNAVAILABLE: gone"
     assert "Create(" in failed.calls[-1]
@@ -123,7 +123,7 @@ class KeepsHosts(Bent):
 def test_a_behaviour_whose_machine_cannot_be_handed_back_has_not_passed() -> None:
     report = certified(Plan(profiles=BOTH, only=frozenset({"LIFE-1"})), making=Making(clients=bent(KeepsHosts)))
 
-    (failed,) = [result for result in report.results if result.outcome is Outcome.FAILED]
+    (failed,) = [result for result in report.results if result.outcome is BehaviourOutcome.FAILED]
     assert "was not handed back: Delete: OK; seen: ABORTED" in failed.reason
 
 
@@ -141,14 +141,14 @@ def test_the_call_log_is_bounded() -> None:
     plan = Plan(profiles=BOTH, only=frozenset({"FUZZ-1"}))
     report = certified(plan, making=Making(clients=bent(TakesOne)))
 
-    (failed,) = [result for result in report.results if result.outcome is Outcome.FAILED]
+    (failed,) = [result for result in report.results if result.outcome is BehaviourOutcome.FAILED]
     assert len(failed.calls) == CALLS_KEPT_MAX
 
 
 def drawn(plan: Plan) -> list[str]:
     """Return the calls of FUZZ-1 on a provider that fails it at the end."""
     report = certified(plan, making=Making(clients=bent(TakesOne)))
-    (failed,) = [result for result in report.results if result.outcome is Outcome.FAILED]
+    (failed,) = [result for result in report.results if result.outcome is BehaviourOutcome.FAILED]
     return [
         line.rpartition("token=")[2].partition(":")[2].partition(")")[0] for line in failed.calls if "Drain(" in line
     ]
@@ -184,11 +184,17 @@ def test_fault_slots_are_set_apart() -> None:
 
 
 def test_a_report_counts_every_outcome() -> None:
-    report = Report(
-        plan=Plan(profiles=BOTH), targets={}, results=results((CORE, Outcome.PASSED), (CLOUD, Outcome.SKIPPED))
+    report = ConformanceReport(
+        plan=Plan(profiles=BOTH),
+        targets={},
+        results=results((CORE, BehaviourOutcome.PASSED), (CLOUD, BehaviourOutcome.SKIPPED)),
     )
 
-    assert (report.count(Outcome.PASSED), report.count(Outcome.SKIPPED), report.count(Outcome.FAILED)) == (1, 1, 0)
+    assert (
+        report.count(BehaviourOutcome.PASSED),
+        report.count(BehaviourOutcome.SKIPPED),
+        report.count(BehaviourOutcome.FAILED),
+    ) == (1, 1, 0)
 
 
 class NoSecondLane(LaneSites):
@@ -201,35 +207,37 @@ class NoSecondLane(LaneSites):
 
 
 def test_a_later_lane_that_cannot_start_loses_nothing_of_the_earlier_ones() -> None:
-    plan = plan_of(frozenset({Profile.CORE, Profile.DURABLE}), only=frozenset({"EDGE-8", "DUR-1"}))
+    plan = plan_of(
+        frozenset({ConformanceProfile.CORE, ConformanceProfile.DURABLE}), only=frozenset({"EDGE-8", "DUR-1"})
+    )
     report = certified(plan, sites=NoSecondLane(Making(), plan.scale_count))
 
     ended = {result.behaviour.id: (result.outcome, result.reason) for result in report.results}
-    assert ended["EDGE-8"] == (Outcome.PASSED, "")
-    assert ended["DUR-1"] == (Outcome.NOT_RUN, "it does not start")
+    assert ended["EDGE-8"] == (BehaviourOutcome.PASSED, "")
+    assert ended["DUR-1"] == (BehaviourOutcome.NOT_RUN, "it does not start")
     assert report.faults == {Lane.DURABLE: "it does not start"}
     assert report.verdict is Verdict.INCOMPLETE
 
 
 def test_a_first_lane_that_cannot_start_is_a_set_up_error() -> None:
-    plan = plan_of(frozenset({Profile.DURABLE, Profile.FAULT}))
+    plan = plan_of(frozenset({ConformanceProfile.DURABLE, ConformanceProfile.FAULT}))
     with pytest.raises(SiteFault, match="it does not start"):
         certified(plan, sites=NoSecondLane(Making(), plan.scale_count))
 
 
 def test_a_lane_that_nobody_named_is_skipped_and_certifies_nothing() -> None:
     sites = OneSite(ClientSite((UNUSED, UNUSED)))
-    report = certified(plan_of(frozenset({Profile.FAULT})), sites=sites)
+    report = certified(plan_of(frozenset({ConformanceProfile.FAULT})), sites=sites)
 
-    assert {result.outcome for result in report.results} == {Outcome.SKIPPED}
+    assert {result.outcome for result in report.results} == {BehaviourOutcome.SKIPPED}
     assert report.verdict is Verdict.INCOMPLETE
 
 
 def test_a_fault_provider_without_its_slots_fails_and_says_which() -> None:
     making = Making(fault_backend=StagedBackend)
-    report = certified(plan_of(frozenset({Profile.FAULT}), only=frozenset({"FAULT-2"})), making)
+    report = certified(plan_of(frozenset({ConformanceProfile.FAULT}), only=frozenset({"FAULT-2"})), making)
 
-    (failed,) = [result for result in report.results if result.outcome is Outcome.FAILED]
+    (failed,) = [result for result in report.results if result.outcome is BehaviourOutcome.FAILED]
     assert failed.reason == "no free slot with the label conformance.fault/create=error is left"
 
 
@@ -246,10 +254,10 @@ def test_a_client_that_breaks_fails_the_behaviour_and_the_run_goes_on() -> None:
     plan = plan_of(only=frozenset({"LIFE-1", "EDGE-8"}))
     report = certified(plan, Making(clients=bent(Slides)))
 
-    ended = {result.behaviour.id: result for result in report.results if result.outcome is not Outcome.NOT_RUN}
-    assert ended["LIFE-1"].outcome is Outcome.FAILED
+    ended = {result.behaviour.id: result for result in report.results if result.outcome is not BehaviourOutcome.NOT_RUN}
+    assert ended["LIFE-1"].outcome is BehaviourOutcome.FAILED
     assert "no machine like this" in ended["LIFE-1"].reason
-    assert ended["EDGE-8"].outcome is Outcome.PASSED
+    assert ended["EDGE-8"].outcome is BehaviourOutcome.PASSED
 
 
 async def test_flows_side_by_side_give_their_results_in_order_and_the_first_failure() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from bigfleet.conformance.catalogue import BEHAVIOURS
-from bigfleet.conformance.runner import Outcome, Verdict
+from bigfleet.conformance.runner import BehaviourOutcome, Verdict
 from tests.conformance.bench import MUTANT, Mutant, plan_of
 from tests.conformance.client_mutants import CLIENT_MUTANTS
 from tests.conformance.failure_mutants import FAILURE_CLIENT_MUTANTS, FAILURE_KIT_MUTANTS
@@ -26,7 +26,7 @@ def test_a_broken_provider_fails(mutant: Mutant, record_property: Callable[[str,
     area = mutant.breaks.rpartition("-")[0]
     tried = frozenset(behaviour.id for behaviour in BEHAVIOURS if behaviour.id.rpartition("-")[0] == area)
     report = mutant.tried(plan_of(only=tried))
-    failed = [result.behaviour.id for result in report.results if result.outcome is Outcome.FAILED]
+    failed = [result.behaviour.id for result in report.results if result.outcome is BehaviourOutcome.FAILED]
     record_property(MUTANT, (mutant.name, tuple(failed)))
 
     assert mutant.breaks in failed

@@ -19,25 +19,23 @@ from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import NotTheLeader, Replica
-from bigfleet.coordinator.reports import Shortfall
-from bigfleet.coordinator.shard_report import CapacityRow, ShardReport, Summary
 from bigfleet.coordinator.stores.protocol import NotLeader
 from bigfleet.engine.decision import Action
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import holding_of
-from bigfleet.link.reporter import Reporter, ReportSnapshot
+from bigfleet.link.reporter import CoordinatorLink, ReportSnapshot
 from bigfleet.model import labels, vector
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import Instruction, Reading, Selector, TransferOwnership, reading
-from bigfleet.model.machine import Host, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, RowKind
+from bigfleet.model.machine import HostRef, Machine
+from bigfleet.model.ownership import Base, Domain, Owned, Reservation, RowKind
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.shard_report import CapacityCount, ShardReport, ShardSummary, Shortfall
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, matches
 from bigfleet.shard.ownership.handover import Handover, HandoverDone
-from bigfleet.shard.ownership.ownership_file import Reservation
-from bigfleet.shard.ports import Record
+from bigfleet.shard.ports import ListedMachine
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.coordinator.handover.handover_world import PROVIDER, Backend, HeldStore
 
@@ -88,7 +86,7 @@ class Event(NamedTuple):
 
 def machines_of(zone: str, kind: str, number: int, state: MachineState = S.IDLE) -> list[Machine]:
     """Return equal machines, named by zone and type."""
-    host = Host("p", "h") if state is S.IDLE else Host()
+    host = HostRef("p", "h") if state is S.IDLE else HostRef()
     return [
         Machine(
             id=MachineId(f"{zone}-{kind}-{state.label}-{index}"),
@@ -139,16 +137,16 @@ class ModelShard:
         self.file = Memory(owned, self._changed)
         disk: Any = self.file
         self.handover = Handover(
-            me=name, file=disk, grounds=self, clock=CLOCK, report_interval_seconds=fleet.report_seconds
+            me=name, file=disk, handover_host=self, clock=CLOCK, report_interval_seconds=fleet.report_seconds
         )
         self.inbox = Inbox(self, accepted_term=0)
         client: Any = fleet
-        self.reporter = Reporter(
+        self.reporter = CoordinatorLink(
             shard_id=name,
             epoch=1,
             advertised_address=f"{name}:7780",
             interval_seconds=fleet.report_seconds,
-            speaker=self,
+            source=self,
             inbox=self.inbox,
             client=client,
             clock=CLOCK,
@@ -192,7 +190,7 @@ class ModelShard:
         machine = replace(
             self.machines[machine_id],
             state=state,
-            host=Host("p", "h"),
+            host=HostRef("p", "h"),
             cluster=ClusterId("") if want is None else want.cluster,
             assigned_priority=0 if want is None else want.priority,
             assigned_interruption_penalty_dollars=0.0 if want is None else bucket_upper_dollars(want.bucket),
@@ -240,9 +238,9 @@ class ModelShard:
 
     # ---- what it says -------------------------------------------------------------------------------------------
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         return ReportSnapshot(
-            summary=Summary(
+            summary=ShardSummary(
                 provider_address=PROVIDER,
                 type_counts=Counter(machine.instance_type for machine in self.machines.values()),
                 idle=self._offered(S.IDLE),
@@ -272,11 +270,11 @@ class ModelShard:
         kept = self.file.reservations.keys() | self.handover.cooling
         return [machine for machine in self.machines.values() if machine.state is state and machine.id not in kept]
 
-    def _offered(self, state: MachineState) -> tuple[CapacityRow, ...]:
+    def _offered(self, state: MachineState) -> tuple[CapacityCount, ...]:
         counts = Counter((machine.instance_type, machine.zone) for machine in self.free(state))
         supply = next(iter(self._fleet.records.values())).supply
         return tuple(
-            CapacityRow(kind, zone, CapacityType.ON_DEMAND, number, supply)
+            CapacityCount(kind, zone, CapacityType.ON_DEMAND, number, supply)
             for (kind, zone), number in sorted(counts.items())
         )
 
@@ -335,11 +333,11 @@ class ModelShard:
     def lying_in(self, domain: Domain) -> Sequence[MachineId]:
         return [m.id for m in self.machines.values() if m.attribute(domain.topology_key) == domain.topology_value]
 
-    async def close_door(self, machine_id: MachineId, instruction_id: str) -> None:
+    async def fence_machine(self, machine_id: MachineId, instruction_id: str) -> None:
         """Nothing of an older process is under way here."""
 
-    async def get(self, machine_id: MachineId) -> Record:
-        return Record(self._fleet.records[machine_id], {})
+    async def get(self, machine_id: MachineId) -> ListedMachine:
+        return ListedMachine(self._fleet.records[machine_id], {})
 
     def preempt(self, actions: Sequence[Action]) -> None:
         now_seconds = CLOCK.monotonic_seconds()
@@ -501,7 +499,7 @@ class Fleet:
         assert self.replica is not None
         last: dict[Any, float] = {}
         found = []
-        for entry in self.replica.leading().soft.ledger.entries:
+        for entry in self.replica.leading().ephemeral.ledger.entries:
             if entry.move is None or entry.state is State.CANCELLED or entry.move.machine_ids:
                 continue
             flow, at = entry.move.flow, entry.enqueued_seconds

@@ -16,8 +16,8 @@ from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
 from bigfleet.coordinator.replica import Export, Replica
 from bigfleet.coordinator.stores.metered import MeteredStore
-from bigfleet.coordinator.stores.protocol import Leader, RevisedStore
-from bigfleet.coordinator.stores.sqlite import SqliteStore
+from bigfleet.coordinator.stores.protocol import LeaderInfo, RevisedStore
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.model.clock import Clock
 from bigfleet.rpc.etcd.client import EtcdClient
 from bigfleet.rpc.etcd.store import EtcdStore
@@ -114,13 +114,13 @@ async def serving(
         await metered.close()
 
 
-def sqlite_store(path: Path, name: str = "r0", address: str = "r0:7790") -> SqliteStore:
-    return SqliteStore(path, leader=Leader(name, address))
+def sqlite_store(path: Path, name: str = "r0", address: str = "r0:7790") -> SqliteStateStore:
+    return SqliteStateStore(path, leader=LeaderInfo(name, address))
 
 
 def etcd_store(cluster: Cluster, name: str = "r0", address: str = "r0:7790", ttl_seconds: int = 5) -> EtcdStore:
     client = EtcdClient(cluster.endpoints)
-    me = Leader(name, address)
+    me = LeaderInfo(name, address)
     return EtcdStore(client, prefix="/bigfleet", me=me, lease_ttl_seconds=ttl_seconds, clock=SystemClock())
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from bigfleet.coordinator.commands import (
     QUOTA_MOVE_KEPT_NANOS,
     AddShard,
-    AssignDomain,
     BindCluster,
     Command,
     CommandRefused,
@@ -16,6 +15,7 @@ from bigfleet.coordinator.commands import (
     ReleaseDomain,
     RemoveShard,
     Rule,
+    SetDomainOwner,
     SetQuota,
     UpdateShard,
     UpsertProvider,
@@ -73,8 +73,8 @@ def test_removing_a_shard_removes_all_that_points_to_it_and_nothing_else() -> No
     tables = after(
         BindCluster(ClusterId("c1"), EAST, 1),
         BindCluster(ClusterId("c2"), WEST, 1),
-        AssignDomain(ZONE_A, EAST),
-        AssignDomain(ZONE_B, WEST),
+        SetDomainOwner(ZONE_A, EAST),
+        SetDomainOwner(ZONE_B, WEST),
         SetQuota(AWS, {EAST: 100, WEST: 300}),
         SetQuota(QuotaKey("gcp", "europe-west1"), {EAST: 7}),
         RemoveShard(EAST),
@@ -101,45 +101,45 @@ def test_a_cluster_is_bound_for_ever_by_the_first() -> None:
 
 
 def test_a_domain_has_one_owner_until_its_shard_has_left_it() -> None:
-    tables = after(AssignDomain(ZONE_A, EAST), start=two_shards())
+    tables = after(SetDomainOwner(ZONE_A, EAST), start=two_shards())
 
-    assert edits(AssignDomain(ZONE_A, EAST), tables) == ()
-    assert refused(AssignDomain(ZONE_A, WEST), tables)[1] == f"{ZONE}=a belongs to shard 'east-0'"
+    assert edits(SetDomainOwner(ZONE_A, EAST), tables) == ()
+    assert refused(SetDomainOwner(ZONE_A, WEST), tables)[1] == f"{ZONE}=a belongs to shard 'east-0'"
     assert refused(DropDomain(ZONE_A), tables)[0] is Rule.STILL_ASSIGNED
 
     leaving = apply(tables, ReleaseDomain(ZONE_A))
     assert leaving.domains[ZONE_A].state is DomainState.RELEASING
     assert edits(ReleaseDomain(ZONE_A), leaving) == ()
-    assert refused(AssignDomain(ZONE_A, WEST), leaving)[1] == f"{ZONE}=a is still being released by shard 'east-0'"
+    assert refused(SetDomainOwner(ZONE_A, WEST), leaving)[1] == f"{ZONE}=a is still being released by shard 'east-0'"
 
     free = apply(leaving, DropDomain(ZONE_A))
     assert edits(DropDomain(ZONE_A), free) == edits(ReleaseDomain(ZONE_A), free) == ()
-    assert apply(free, AssignDomain(ZONE_A, WEST)).domains[ZONE_A].shard_id == WEST
+    assert apply(free, SetDomainOwner(ZONE_A, WEST)).domains[ZONE_A].shard_id == WEST
 
 
 def test_a_shard_that_is_releasing_a_domain_is_refused_it_until_the_row_is_gone() -> None:
-    leaving = after(AssignDomain(ZONE_A, EAST), ReleaseDomain(ZONE_A), start=two_shards())
+    leaving = after(SetDomainOwner(ZONE_A, EAST), ReleaseDomain(ZONE_A), start=two_shards())
 
-    assert refused(AssignDomain(ZONE_A, EAST), leaving)[0] is Rule.DOMAIN_ALREADY_ASSIGNED
+    assert refused(SetDomainOwner(ZONE_A, EAST), leaving)[0] is Rule.DOMAIN_ALREADY_ASSIGNED
 
 
 def test_the_shards_of_one_provider_share_one_topology_key() -> None:
     """Otherwise a machine could lie in two domains."""
-    tables = after(AssignDomain(ZONE_A, EAST), start=two_shards())
+    tables = after(SetDomainOwner(ZONE_A, EAST), start=two_shards())
     racks = Domain("topology.bigfleet/rack", "r1")
 
-    assert refused(AssignDomain(racks, EAST), tables)[0] is Rule.SECOND_KEY
-    assert refused(AssignDomain(racks, WEST, frozenset({EAST})), tables)[0] is Rule.SECOND_KEY
+    assert refused(SetDomainOwner(racks, EAST), tables)[0] is Rule.SECOND_KEY
+    assert refused(SetDomainOwner(racks, WEST, frozenset({EAST})), tables)[0] is Rule.SECOND_KEY
     # Behind another provider there are other machines.
-    assert apply(tables, AssignDomain(racks, WEST)).domains[racks].shard_id == WEST
+    assert apply(tables, SetDomainOwner(racks, WEST)).domains[racks].shard_id == WEST
 
 
 @pytest.mark.parametrize(
     ("command", "rule"),
     [
-        (AssignDomain(Domain("", "a"), EAST), Rule.EMPTY_KEY),
-        (AssignDomain(Domain(ZONE, ""), EAST), Rule.EMPTY_KEY),
-        (AssignDomain(ZONE_A, NORTH), Rule.SHARD_NOT_FOUND),
+        (SetDomainOwner(Domain("", "a"), EAST), Rule.EMPTY_KEY),
+        (SetDomainOwner(Domain(ZONE, ""), EAST), Rule.EMPTY_KEY),
+        (SetDomainOwner(ZONE_A, NORTH), Rule.SHARD_NOT_FOUND),
         (BindCluster(ClusterId(""), EAST, 1), Rule.EMPTY_KEY),
         (SetQuota(QuotaKey("", "r"), {}), Rule.EMPTY_KEY),
         (SetQuota(QuotaKey("p", ""), {}), Rule.EMPTY_KEY),

@@ -6,8 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.reports import Shortfall, SoldOutPool
-from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -15,7 +13,7 @@ from bigfleet.model.instructions import (
     AssignDomain,
     CrossShardDrain,
     Instruction,
-    Outcome,
+    InstructionOutcome,
     Payload,
     ReassignSpeculative,
     Selector,
@@ -23,8 +21,9 @@ from bigfleet.model.instructions import (
     UnassignDomain,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
 from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.convert_coordinator import answer_from_wire, answer_to_wire, report_from_wire, report_to_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2
@@ -82,8 +81,8 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
 )
 instructions = st.builds(Instruction, instruction_id=names, turn=turns, payload=st.none() | payloads)
 rows = st.one_of(
-    st.builds(Row, st.just(RowKind.ADOPTED) | st.just(RowKind.DISOWNED), turns, shards),
-    st.builds(Row, st.just(RowKind.RELEASED), turns, shards, st.integers(0, 2**62), st.none() | machines),
+    st.builds(OwnershipRow, st.just(RowKind.ADOPTED) | st.just(RowKind.DISOWNED), turns, shards),
+    st.builds(OwnershipRow, st.just(RowKind.RELEASED), turns, shards, st.integers(0, 2**62), st.none() | machines),
 )
 holdings = st.builds(
     Holding,
@@ -93,12 +92,22 @@ holdings = st.builds(
         domains=st.frozensets(domains, max_size=3),
         rows=st.dictionaries(machine_ids, rows, max_size=3),
     ),
-    kept=st.lists(
-        st.builds(Kept, machine_ids, shards, names, st.booleans(), st.integers(0, 2**62), names, names), max_size=2
+    reservations=st.lists(
+        st.builds(
+            Reservation,
+            machine_id=machine_ids,
+            to_shard=shards,
+            instruction_id=names,
+            is_ready=st.booleans(),
+            expires_unix_nanos=st.integers(0, 2**62),
+            instance_type=names,
+            zone=names,
+        ),
+        max_size=2,
     ).map(tuple),
 )
 capacity = st.lists(
-    st.builds(CapacityRow, names, names, st.sampled_from(CapacityType), counts, vectors), max_size=3
+    st.builds(CapacityCount, names, names, st.sampled_from(CapacityType), counts, vectors), max_size=3
 ).map(tuple)
 sold_out = st.lists(st.builds(SoldOutPool, names, names, st.sampled_from(CapacityType), counts), max_size=3).map(tuple)
 reports = st.builds(
@@ -110,7 +119,7 @@ reports = st.builds(
     address=names,
     echoed_term=st.integers(0, 2**62),
     summary=st.builds(
-        Summary,
+        ShardSummary,
         total_machines=counts,
         free_machines=counts,
         type_counts=st.dictionaries(names, counts, max_size=3),
@@ -134,7 +143,9 @@ reports = st.builds(
         max_size=3,
     ).map(tuple),
     acks=st.lists(
-        st.builds(Ack, names, st.sampled_from(Outcome), names, id_lists, st.lists(machines, max_size=2).map(tuple)),
+        st.builds(
+            Ack, names, st.sampled_from(InstructionOutcome), names, id_lists, st.lists(machines, max_size=2).map(tuple)
+        ),
         max_size=2,
     ).map(tuple),
     clusters=st.none() | st.frozensets(names.map(ClusterId), min_size=1, max_size=3),
@@ -188,4 +199,4 @@ def test_an_outcome_of_a_later_version_reads_as_a_failure_that_is_tried_again() 
 
     (ack,) = report_from_wire(message).acks
 
-    assert ack.outcome is Outcome.FAILED
+    assert ack.outcome is InstructionOutcome.FAILED

@@ -7,7 +7,7 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import (
     Ack,
     AssignDomain,
-    Outcome,
+    InstructionOutcome,
     Payload,
     ReassignSpeculative,
     Selector,
@@ -38,7 +38,7 @@ def only(ledger: InstructionLedger) -> InstructionEntry:
     return entry
 
 
-def answered(ledger: InstructionLedger, outcome: Outcome, now_seconds: float) -> InstructionLedger:
+def answered(ledger: InstructionLedger, outcome: InstructionOutcome, now_seconds: float) -> InstructionLedger:
     entry = next(iter(ledger.live()))
     return ledger.acked(EAST, [Ack(entry.instruction.instruction_id, outcome, "why")], now_seconds)
 
@@ -57,30 +57,30 @@ def test_what_was_delivered_is_sent_again_in_every_answer_until_it_is_acked() ->
         assert [entry.instruction.instruction_id for entry in due] == ["7-1"]
         ledger = ledger.delivered(due)
         assert only(ledger).state is State.DELIVERED
-    ledger = answered(ledger, Outcome.ACCEPTED, 500.0)
+    ledger = answered(ledger, InstructionOutcome.ACCEPTED, 500.0)
 
     assert (only(ledger).state, ledger.due(EAST, 501.0)) == (State.DONE, ())
 
 
 def test_a_refusal_is_final_and_surfaced() -> None:
-    ledger = answered(told(RELEASE), Outcome.REJECTED_INVALID, 5.0)
+    ledger = answered(told(RELEASE), InstructionOutcome.REJECTED_INVALID, 5.0)
 
     assert (only(ledger).state, only(ledger).is_surfaced) == (State.FAILED, True)
 
 
 def test_a_failure_is_tried_again_after_one_and_four_cycles_and_the_third_is_final_and_surfaced() -> None:
-    ledger = answered(told(RELEASE), Outcome.FAILED, 10.0)
+    ledger = answered(told(RELEASE), InstructionOutcome.FAILED, 10.0)
     assert (only(ledger).state, only(ledger).is_surfaced) == (State.PENDING, False)
     assert ledger.due(EAST, 39.9) == ()
     assert ledger.due(EAST, 40.0)
 
-    ledger = answered(ledger.delivered(ledger.due(EAST, 40.0)), Outcome.FAILED, 40.0)
+    ledger = answered(ledger.delivered(ledger.due(EAST, 40.0)), InstructionOutcome.FAILED, 40.0)
     assert ledger.due(EAST, 159.9) == ()
     assert ledger.due(EAST, 160.0)
 
-    ledger = answered(ledger, Outcome.FAILED, 160.0)
+    ledger = answered(ledger, InstructionOutcome.FAILED, 160.0)
     assert (only(ledger).state, only(ledger).is_surfaced) == (State.FAILED, True)
-    assert only(ledger).last == Ack("7-1", Outcome.FAILED, "why")
+    assert only(ledger).last == Ack("7-1", InstructionOutcome.FAILED, "why")
 
 
 @pytest.mark.parametrize("payload", PERSISTENT, ids=["assign", "unassign", "adopt", "take back"])
@@ -88,7 +88,9 @@ def test_what_follows_from_state_is_never_given_up(payload: Payload) -> None:
     ledger, now_seconds = told(payload), 0.0
     for _ in range(6):
         now_seconds = only(ledger).next_delivery_seconds
-        ledger = answered(ledger.delivered(ledger.due(EAST, now_seconds)), Outcome.FAILED, now_seconds).at(now_seconds)
+        ledger = answered(ledger.delivered(ledger.due(EAST, now_seconds)), InstructionOutcome.FAILED, now_seconds).at(
+            now_seconds
+        )
 
     assert (only(ledger).state, only(ledger).is_surfaced) == (State.PENDING, True)
     assert only(ledger).next_delivery_seconds - now_seconds == 10 * CYCLE_SECONDS
@@ -120,17 +122,17 @@ def test_an_opposite_cancels_what_was_not_delivered_and_follows_what_was() -> No
 def test_acks_of_others_and_of_unknown_ids_are_ignored() -> None:
     ledger = told(RELEASE)
 
-    assert ledger.acked(EAST, [Ack("7-99", Outcome.ACCEPTED)], 1.0) == ledger
-    assert ledger.acked(WEST, [Ack("7-1", Outcome.ACCEPTED)], 1.0) == ledger
+    assert ledger.acked(EAST, [Ack("7-99", InstructionOutcome.ACCEPTED)], 1.0) == ledger
+    assert ledger.acked(WEST, [Ack("7-1", InstructionOutcome.ACCEPTED)], 1.0) == ledger
 
 
 def test_what_is_final_is_listed_for_an_hour_and_no_more_than_a_thousand() -> None:
-    done = answered(told(RELEASE), Outcome.ACCEPTED, 100.0)
+    done = answered(told(RELEASE), InstructionOutcome.ACCEPTED, 100.0)
     assert len(done.at(100.0 + 3_599.0).entries) == 1
     assert done.at(100.0 + 3_600.0).entries == ()
 
     ledger = told(*(AssignDomain(Domain("zone", str(number))) for number in range(FINISHED_MAX + 5)))
-    acks = [Ack(entry.instruction.instruction_id, Outcome.ACCEPTED) for entry in ledger.entries]
+    acks = [Ack(entry.instruction.instruction_id, InstructionOutcome.ACCEPTED) for entry in ledger.entries]
     kept = ledger.acked(EAST, acks, 1.0).at(2.0).entries
     assert len(kept) == FINISHED_MAX
     assert kept[0].instruction.instruction_id == "7-6"

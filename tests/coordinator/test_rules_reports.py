@@ -81,7 +81,7 @@ def test_nothing_of_a_report_whose_write_fails_is_taken(led: tuple[CountingStore
     with pytest.raises(Exception, match="another leader stands"):
         run(leader.report(said(leader, 2, address="moved:1")))
 
-    assert leader.soft.known[EAST].report.cycle == 1
+    assert leader.ephemeral.known[EAST].report.cycle == 1
 
 
 async def test_every_change_is_logged_with_the_identity_of_who_asked_for_it(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_a_wall_clock_that_jumps_ages_nothing_and_keeps_nothing_young() -> None:
     run(leader.report(said(leader, 2)))
     jump_nanos = -jump_nanos
 
-    assert leader.soft.is_fresh(EAST, clock.seconds)
+    assert leader.ephemeral.is_fresh(EAST, clock.seconds)
     clock.seconds += 90.0
-    assert leader.soft.is_fresh(EAST, clock.seconds)
+    assert leader.ephemeral.is_fresh(EAST, clock.seconds)
     clock.seconds += 0.1
-    assert not leader.soft.is_fresh(EAST, clock.seconds)
+    assert not leader.ephemeral.is_fresh(EAST, clock.seconds)

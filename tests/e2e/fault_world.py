@@ -22,10 +22,10 @@ import grpc
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Limits
 from bigfleet.provider.backends.fake import FakeBackend
-from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.records.fence import NO_TOKEN, Token
 from bigfleet.provider.records.record import Record
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.view import ListAnswer
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.servers.provider import SERVICE, ProviderServicer, encode_list_entry
@@ -89,20 +89,20 @@ class FaultyService:
         self._core = core
         self._faults = faults
 
-    async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack:
+    async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> AcceptedCall:
         return await self._after("create", await self._core.create(machine_id, token=token))
 
     async def configure(
         self, machine_id: str, cluster: str, blob: bytes, metadata: Mapping[str, str], *, token: Token = NO_TOKEN
-    ) -> Ack:
+    ) -> AcceptedCall:
         return await self._after(
             "configure", await self._core.configure(machine_id, cluster, blob, metadata, token=token)
         )
 
-    async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> Ack:
+    async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> AcceptedCall:
         return await self._after("drain", await self._core.drain(machine_id, grace_seconds, token=token))
 
-    async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack:
+    async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> AcceptedCall:
         return await self._after("delete", await self._core.delete(machine_id, token=token))
 
     async def get(self, machine_id: str) -> Record:
@@ -116,7 +116,7 @@ class FaultyService:
             return replace(listing, records=(noise,))
         return replace(listing, records=tuple(self._shown(record) for record in listing.records))
 
-    async def _after(self, method: str, ack: Ack) -> Ack:
+    async def _after(self, method: str, ack: AcceptedCall) -> AcceptedCall:
         await asyncio.sleep(self._faults.late_seconds.get(method, 0.0))
         if method in self._faults.fails_after:
             raise RuntimeError("as told by the test")
@@ -160,7 +160,7 @@ class LiveProvider:
 
     async def _serve(self, is_up: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        core = await started(make_core(self.backend, store=SqliteStore(self._store_path, is_power_safe=False)))
+        core = await started(make_core(self.backend, store=SqliteProviderStore(self._store_path, is_power_safe=False)))
         servicer = ProviderServicer(FaultyService(core, self.faults), LoopClock())
         server = GrpcServer(services=(SERVICE,), register=servicer.register)
         host, _colon, port = self.address.rpartition(":")

@@ -19,7 +19,7 @@ from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.kinds import Kind
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.rpc.servers.provider import ProviderServicer, encode_list_entry
 
 MACHINES = 24
@@ -32,7 +32,7 @@ async def live(state: Path, address: str) -> None:
         # Every kind may be taken up again, so that a kill is never an operation's fault.
         FakeBackend(MACHINES, resumable=frozenset(Kind)),
         readiness=CONFIGURE_WAITS,
-        store=SqliteStore(state),
+        store=SqliteProviderStore(state),
         clock=clock,
         ids=SystemIds(),
         rng=system_rng(),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bigfleet.conformance.catalogue import behaviours_of
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from tests.processes import bigfleet, run_bigfleet
 
 pytestmark = pytest.mark.slow
@@ -19,14 +19,22 @@ pytestmark = pytest.mark.slow
 PLACES = "--metrics-addr off --seed-count {seeds} --addr {addr} --state {state}"
 SIMULATED = f"{shlex.join(bigfleet('provider', 'simulated', '--calm', '--time-scale', '0.001'))} {PLACES}"
 FAULT = f"{shlex.join(bigfleet('provider', 'fault'))} {PLACES}"
-BOTH = frozenset({Profile.CORE, Profile.CLOUD, Profile.DELTA, Profile.SPOT, Profile.DURABLE})
+BOTH = frozenset(
+    {
+        ConformanceProfile.CORE,
+        ConformanceProfile.CLOUD,
+        ConformanceProfile.DELTA,
+        ConformanceProfile.SPOT,
+        ConformanceProfile.DURABLE,
+    }
+)
 #: More than one page of 500, and no more than that asks for.
 SCALE = ("--scale-count", "600", "--soak", "3s")
 #: Beyond what a busy machine needs; nothing asserts how long a run took.
 SECONDS_MAX = 900
 
 
-def expect_certified(profiles: frozenset[Profile], out: Path, *arguments: str) -> None:
+def expect_certified(profiles: frozenset[ConformanceProfile], out: Path, *arguments: str) -> None:
     """Run the suite and assert that each behaviour of the profiles passed; none may be skipped."""
     asked = ",".join(sorted(profile.value for profile in profiles))
     done = subprocess.run(
@@ -47,12 +55,12 @@ def expect_certified(profiles: frozenset[Profile], out: Path, *arguments: str) -
 
 def test_the_simulated_provider_is_certified(tmp_path: Path) -> None:
     arguments = ("--launch", SIMULATED, "--launch-fault", FAULT, *SCALE)
-    expect_certified(BOTH | {Profile.SCALE}, tmp_path / "out", *arguments)
+    expect_certified(BOTH | {ConformanceProfile.SCALE}, tmp_path / "out", *arguments)
 
 
 def test_the_fault_provider_is_certified(tmp_path: Path) -> None:
     arguments = ("--launch", FAULT, "--launch-fault", FAULT)
-    expect_certified(BOTH | {Profile.FAULT}, tmp_path / "out", *arguments)
+    expect_certified(BOTH | {ConformanceProfile.FAULT}, tmp_path / "out", *arguments)
 
 
 def test_the_simulated_provider_is_certified_over_tls_by_an_admin(tmp_path: Path) -> None:
@@ -66,4 +74,4 @@ def test_the_simulated_provider_is_certified_over_tls_by_an_admin(tmp_path: Path
 
     served = shlex.join(("--certify", *tls("provider-simulated")))
     commands = ("--launch", f"{SIMULATED} {served}", "--launch-fault", f"{FAULT} {served}")
-    expect_certified(BOTH | {Profile.SCALE}, tmp_path / "out", *commands, *SCALE, *tls("admin"))
+    expect_certified(BOTH | {ConformanceProfile.SCALE}, tmp_path / "out", *commands, *SCALE, *tls("admin"))

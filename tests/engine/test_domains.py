@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.engine.reference.domains import Domain, deciding_rule, rank_domains
+from bigfleet.engine.reference.domains import DomainOffer, deciding_rule, rank_domains
 from bigfleet.model import vector
 from bigfleet.model.vector import Vector
 
@@ -17,10 +17,10 @@ vectors = st.dictionaries(st.sampled_from("abcd"), amounts)
 
 
 @st.composite
-def domain_lists(draw: st.DrawFn) -> list[Domain]:
+def domain_lists(draw: st.DrawFn) -> list[DomainOffer]:
     values = draw(st.lists(st.sampled_from("uvwxyz"), unique=True, max_size=5))
     return [
-        Domain(
+        DomainOffer(
             value=value,
             members=draw(st.integers(1, 3)),
             total=draw(vectors),
@@ -36,10 +36,10 @@ def coverage(supply: Vector, aggregate: Vector, *, capped: bool) -> Fraction:
     return sum((min(ratio, Fraction(1)) if capped else ratio for ratio in ratios), Fraction(0))
 
 
-def first_difference(aggregate: Vector, left: Domain, right: Domain) -> tuple[int, int]:
+def first_difference(aggregate: Vector, left: DomainOffer, right: DomainOffer) -> tuple[int, int]:
     """Return the rule that decides, and −1 when it is for `left`; written as the specification says it."""
 
-    def capped(domain: Domain, name: str) -> Fraction:
+    def capped(domain: DomainOffer, name: str) -> Fraction:
         return coverage(getattr(domain, name), aggregate, capped=True)
 
     satisfiable = [vector.covers(domain.total, aggregate) for domain in (left, right)]
@@ -58,8 +58,8 @@ def first_difference(aggregate: Vector, left: Domain, right: Domain) -> tuple[in
 
 
 @given(aggregates, domain_lists())
-def test_domains_are_ranked_by_the_first_rule_that_differs(aggregate: Vector, domains: list[Domain]) -> None:
-    def compare(left: Domain, right: Domain) -> int:
+def test_domains_are_ranked_by_the_first_rule_that_differs(aggregate: Vector, domains: list[DomainOffer]) -> None:
+    def compare(left: DomainOffer, right: DomainOffer) -> int:
         return first_difference(aggregate, left, right)[1]
 
     ranked = rank_domains(aggregate, domains)

@@ -1,14 +1,14 @@
 """The ledger of shortfalls: sums, ages, order and classes (docs/spec/engine.md §10)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
 from bigfleet.engine.decision import RowResult
-from bigfleet.engine.shortfalls import REPORT_ENTRIES_MAX, Shortfall, record, report
+from bigfleet.engine.shortfalls import REPORT_ENTRIES_MAX, age_class, priority_class, record, report, shortfall_of
 from bigfleet.model.ids import Fingerprint
 from bigfleet.model.profile import Profile
+from bigfleet.model.shard_report import Shortfall
 from tests.engine_cases import Entry, need_of, vector_of
 
 
@@ -30,42 +30,42 @@ def test_rows_of_one_fingerprint_add_up_over_clusters_and_groups() -> None:
     (shortfall,) = ledger.values()
     assert shortfall.deficit == vector_of({"gpu": "24"})
     assert shortfall.min_unit == vector_of({"gpu": "8", "cpu": "2"})
-    assert (shortfall.age, shortfall.topology_constrained) == (1, True)
+    assert (shortfall.age_cycles, shortfall.is_topology_constrained) == (1, True)
 
 
 def test_a_row_without_same_may_travel_and_a_resolved_row_is_no_shortfall() -> None:
     ledger = record({}, [unresolved({"t": "PG"}, {"gpu": "8"}), unresolved({"t": "P4"}, {})], advance=True)
 
-    assert [shortfall.topology_constrained for shortfall in ledger.values()] == [False]
+    assert [shortfall.is_topology_constrained for shortfall in ledger.values()] == [False]
 
 
 def test_only_advancing_cycles_age_and_any_cycle_drops() -> None:
     short = [unresolved({"t": "PG"}, {"gpu": "8"})]
     ledger = record({}, short, advance=False)
-    assert [shortfall.age for shortfall in ledger.values()] == [1]
+    assert [shortfall.age_cycles for shortfall in ledger.values()] == [1]
 
     ledger = record(ledger, short, advance=False)
-    assert [shortfall.age for shortfall in ledger.values()] == [1]
+    assert [shortfall.age_cycles for shortfall in ledger.values()] == [1]
 
     ledger = record(ledger, short, advance=True)
-    assert [shortfall.age for shortfall in ledger.values()] == [2]
+    assert [shortfall.age_cycles for shortfall in ledger.values()] == [2]
     assert record(ledger, [], advance=False) == {}
 
 
-def shortfall_of(priority: int, age: int, bucket: int = 1) -> Shortfall:
+def short(priority: int, age: int, bucket: int = 1) -> Shortfall:
     profile = Profile(priority=priority, interruption_bucket=bucket)
-    return Shortfall(profile=profile, deficit={"cpu": 1}, min_unit={}, age=age)
+    return shortfall_of(profile, deficit={"cpu": 1}, min_unit={}, age_cycles=age)
 
 
 def test_the_report_takes_priority_then_age_then_fingerprint() -> None:
-    wanted = [shortfall_of(9, 1), shortfall_of(5, 7, 2), shortfall_of(5, 3, 1), shortfall_of(5, 3, 3)]
+    wanted = [short(9, 1), short(5, 7, 2), short(5, 3, 1), short(5, 3, 3)]
     ledger: dict[Fingerprint, Shortfall] = {s.fingerprint: s for s in reversed(wanted)}
 
     assert report(ledger) == wanted
 
 
 def test_the_report_has_at_most_a_hundred_entries() -> None:
-    many = [shortfall_of(priority, 1) for priority in range(REPORT_ENTRIES_MAX + 5)]
+    many = [short(priority, 1) for priority in range(REPORT_ENTRIES_MAX + 5)]
     ledger = {s.fingerprint: s for s in many}
 
     assert report(ledger) == many[:4:-1]
@@ -75,7 +75,7 @@ def test_the_report_has_at_most_a_hundred_entries() -> None:
     ("age", "label"), [(1, "1-9"), (9, "1-9"), (10, "10-59"), (60, "60-299"), (299, "60-299"), (300, "300+")]
 )
 def test_ages_have_classes(age: int, label: str) -> None:
-    assert replace(shortfall_of(1, 1), age=age).age_class == label
+    assert age_class(age) == label
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_ages_have_classes(age: int, label: str) -> None:
     ],
 )
 def test_priorities_have_classes(priority: int, label: str) -> None:
-    assert shortfall_of(priority, 1).priority_class == label
+    assert priority_class(priority) == label

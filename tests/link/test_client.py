@@ -6,9 +6,9 @@ import pytest
 import structlog
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.model.ids import ShardId
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.sim.kernel.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time

@@ -11,14 +11,14 @@ import pytest
 from grpc import aio
 
 from bigfleet.cli.certs.issuing import Bearer
-from bigfleet.coordinator.shard_report import ShardReport, Summary
 from bigfleet.link.client import Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import holding_of
-from bigfleet.link.reporter import Reporter, ReportSnapshot
+from bigfleet.link.reporter import CoordinatorLink, ReportSnapshot
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Payload, Selector, TransferOwnership
 from bigfleet.model.ownership import Base, Domain, RowKind
+from bigfleet.model.shard_report import ShardReport, ShardSummary
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
@@ -42,20 +42,20 @@ class LinkedShard(HandoverShard):
         super().start()
         self.inbox = Inbox(self.handover, accepted_term=self.file.accepted_term)
         assert self._state_file is not None
-        self.reporter = Reporter(
+        self.reporter = CoordinatorLink(
             shard_id=self.name,
             epoch=self._state_file.epoch,
             advertised_address=f"{self.name}:7780",
             interval_seconds=30.0,
-            speaker=self,
+            source=self,
             inbox=self.inbox,
             client=Client(self.addresses, GrpcCoordinator(), LoopClock()),
             clock=LoopClock(),
         )
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         return ReportSnapshot(
-            summary=Summary(provider_address=PROVIDER),
+            summary=ShardSummary(provider_address=PROVIDER),
             shortfalls=(),
             clusters=frozenset(),
             holding=holding_of(self.file.owned, self.file.reservations),
@@ -98,10 +98,10 @@ async def pair(served: Served, tmp_path: Path) -> AsyncIterator[tuple[LinkedShar
 def tell_to_do(served: Served, shard: LinkedShard, payload: Payload) -> None:
     """Let the leader instruct a shard, as a rebalancing pass does."""
     leader = served.replica.leading().leader
-    ledger = leader.soft.ledger.enqueued(
+    ledger = leader.ephemeral.ledger.enqueued(
         shard.name, payload, term=leader.term, now_seconds=LoopClock().monotonic_seconds()
     )
-    leader.soft = replace(leader.soft, ledger=ledger)
+    leader.ephemeral = replace(leader.ephemeral, ledger=ledger)
 
 
 async def test_assigned_domains_reach_the_shards_and_come_back_in_their_views(

@@ -8,19 +8,19 @@ import pytest
 import structlog
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
 from bigfleet.link.inbox import DoesNotApply, Inbox, MayYetSucceed
-from bigfleet.link.reporter import Reporter, ReportOutcome, ReportSnapshot
+from bigfleet.link.reporter import CoordinatorLink, ReportOutcome, ReportSnapshot
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
-from bigfleet.model.instructions import AssignDomain, Instruction, Outcome
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.instructions import AssignDomain, Instruction, InstructionOutcome
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
+from bigfleet.model.shard_report import Holding, ShardReport, ShardSummary
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import HandoverDone
 from bigfleet.sim.kernel.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
-GIVEN = Machine(id=MachineId("m"), state=MachineState.IDLE, host=Host("p", "m"), labels={"a": "b"})
+GIVEN = Machine(id=MachineId("m"), state=MachineState.IDLE, host=HostRef("p", "m"), labels={"a": "b"})
 
 
 class Link:
@@ -38,12 +38,12 @@ class Link:
         self.outcomes: list[ReportOutcome] = []
         self.inbox = Inbox(self, accepted_term=0)
         leader: Any = self
-        self.reporter = Reporter(
+        self.reporter = CoordinatorLink(
             shard_id=ShardId("shard-0"),
             epoch=4,
             advertised_address="here:7780",
             interval_seconds=30.0,
-            speaker=self,
+            source=self,
             inbox=self.inbox,
             client=leader,
             clock=LoopClock(),
@@ -54,9 +54,9 @@ class Link:
         self.reports.append((LoopClock().monotonic_seconds(), report))
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         return ReportSnapshot(
-            summary=Summary(), shortfalls=(), clusters=self.clusters, holding=Holding(owned=self.owned)
+            summary=ShardSummary(), shortfalls=(), clusters=self.clusters, holding=Holding(owned=self.owned)
         )
 
     async def accept_term(self, term: int) -> None:
@@ -113,8 +113,8 @@ async def test_answers_to_instructions_do_not_wait_for_the_interval() -> None:
     assert link.moments() == [0, 1, 31]
     acks = link.reports[1][1].acks
     assert [(ack.instruction_id, ack.outcome) for ack in acks] == [
-        ("1-1", Outcome.ACCEPTED),
-        ("1-2", Outcome.ACCEPTED),
+        ("1-1", InstructionOutcome.ACCEPTED),
+        ("1-2", InstructionOutcome.ACCEPTED),
     ]
     assert acks[0].machines == (GIVEN,)
     assert not link.last().acks
@@ -195,9 +195,9 @@ async def test_a_redelivery_is_answered_alike_and_a_failure_runs_again() -> None
 
     assert link.done == ["1-3", "1-2"]
     assert [(ack.instruction_id, ack.outcome, ack.reason) for ack in link.last().acks] == [
-        ("1-1", Outcome.REJECTED_INVALID, "not here"),
-        ("1-2", Outcome.ACCEPTED, ""),
-        ("1-3", Outcome.ACCEPTED, ""),
+        ("1-1", InstructionOutcome.REJECTED_INVALID, "not here"),
+        ("1-2", InstructionOutcome.ACCEPTED, ""),
+        ("1-3", InstructionOutcome.ACCEPTED, ""),
     ]
 
 
@@ -248,15 +248,15 @@ async def test_a_silent_coordinator_changes_nothing_but_that_acks_wait() -> None
 
 async def test_a_defect_in_telling_does_not_end_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link()
-    tell = link.tell
+    snapshot = link.snapshot
     calls = iter([True, False])
 
     def broken() -> ReportSnapshot:
         if next(calls, False):
             raise RuntimeError("a defect")
-        return tell()
+        return snapshot()
 
-    monkeypatch.setattr(link, "tell", broken)
+    monkeypatch.setattr(link, "snapshot", broken)
     await link.run_for(35)
 
     assert link.moments() == [30]

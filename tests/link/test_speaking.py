@@ -9,7 +9,7 @@ from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import ReportOutcome
 from bigfleet.model.instructions import (
     AssignDomain,
-    Outcome,
+    InstructionOutcome,
     Payload,
     ReassignSpeculative,
     Selector,
@@ -33,7 +33,7 @@ def speaker_of(shard: HandoverShard) -> ShardReportSource:
 async def test_before_its_first_cycle_a_shard_says_what_it_owns_and_nothing_of_machines(tmp_path: Path) -> None:
     shard = HandoverShard(tmp_path, machine("a", S.IDLE))
 
-    told = speaker_of(shard).tell()
+    told = speaker_of(shard).snapshot()
 
     assert (told.summary.provider_address, told.summary.total_machines) == ("provider:9100", 0)
     assert (told.shortfalls, told.clusters, told.holding.owned) == ((), frozenset(), shard.owned)
@@ -49,7 +49,7 @@ async def test_a_shard_says_what_it_has_what_it_lacks_who_reported_and_what_move
     assert ownership is not None
     await ownership.handover.carry_out(instruction(adopt([machine("n", S.IDLE)])))
 
-    told = speaker_of(shard).tell()
+    told = speaker_of(shard).snapshot()
 
     assert (told.summary.total_machines, sorted(told.clusters)) == (3, ["web"])
     assert [each.priority for each in told.shortfalls] == [2_000_000, 1]
@@ -79,10 +79,10 @@ async def test_reports_and_instructions_are_counted_by_what_became_of_them(tmp_p
         counts.reported(outcome)
     counts.redirected()
 
-    def counted(kind: str, outcome: Outcome) -> float:
+    def counted(kind: str, outcome: InstructionOutcome) -> float:
         return shard.world.metric("instructions_total", kind=kind, outcome=outcome.value)
 
-    accepted, invalid = Outcome.ACCEPTED, Outcome.REJECTED_INVALID
+    accepted, invalid = InstructionOutcome.ACCEPTED, InstructionOutcome.REJECTED_INVALID
     assert {kind for kind in metrics.INSTRUCTION_KINDS if counted(kind, accepted) == 1} == {
         "assign_domain",
         "unassign_domain",

@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_source import LinkCounts, ShardReportSource
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import RefusalKind, ShardSettings
@@ -48,17 +48,17 @@ class Absent:
 
 
 @asynccontextmanager
-async def linked(world: World, file: Any, coordinators: Absent) -> AsyncIterator[Reporter]:
+async def linked(world: World, file: Any, coordinators: Absent) -> AsyncIterator[CoordinatorLink]:
     """Run a shard's link beside it."""
     ownership = world.shard.ownership
     assert ownership is not None
     counts = LinkCounts(world.shard.metrics, LoopClock())
-    reporter = Reporter(
+    reporter = CoordinatorLink(
         shard_id=world.shard.shard_id,
         epoch=world.shard.epoch,
         advertised_address="here:7780",
         interval_seconds=30.0,
-        speaker=ShardReportSource(world.shard, file, provider_address="provider:9100"),
+        source=ShardReportSource(world.shard, file, provider_address="provider:9100"),
         inbox=Inbox(ownership.handover, accepted_term=file.accepted_term, on_answer=counts.answered),
         client=Client(["a:1", "b:1"], coordinators, LoopClock(), on_redirect=counts.redirected),
         clock=LoopClock(),

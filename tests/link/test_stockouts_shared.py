@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bigfleet.coordinator.ephemeral_state import EphemeralState
-from bigfleet.coordinator.reports import SoldOutPool
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import ShardReportSource
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.model.ids import ShardId
+from bigfleet.model.shard_report import SoldOutPool
 from bigfleet.model.states import CapacityType
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -30,12 +30,12 @@ class SharingShard(HandoverShard):
         super().__init__(directory / name, name=name, provider=self.stock)
         shard = self.world.shard
         assert shard.ownership is not None
-        self.reporter = Reporter(
+        self.reporter = CoordinatorLink(
             shard_id=name,
             epoch=shard.epoch,
             advertised_address=f"{name}:7780",
             interval_seconds=30.0,
-            speaker=ShardReportSource(shard, shard.ownership.file, provider_address=provider_address),
+            source=ShardReportSource(shard, shard.ownership.file, provider_address=provider_address),
             inbox=Inbox(self.handover, accepted_term=self.file.accepted_term),
             client=Client([served.address], GrpcCoordinator(), LoopClock()),
             clock=LoopClock(),
@@ -93,12 +93,12 @@ async def test_the_longest_back_off_of_other_shards_counts_less_the_time_since_i
         await shards[0].wants(1)
         for shard in shards:
             await shard.reporter.exchange()
-        soft: EphemeralState = served.replica.leading().leader.soft
-        received_seconds = soft.known[ME].received_seconds
-        (pool,) = soft.known[ME].report.sold_out
+        ephemeral: EphemeralState = served.replica.leading().leader.ephemeral
+        received_seconds = ephemeral.known[ME].received_seconds
+        (pool,) = ephemeral.known[ME].report.sold_out
 
-        assert soft._sold_out_elsewhere(ME, received_seconds) == ()
-        assert soft._sold_out_elsewhere(OTHER, received_seconds + 100) == (
+        assert ephemeral._sold_out_elsewhere(ME, received_seconds) == ()
+        assert ephemeral._sold_out_elsewhere(OTHER, received_seconds + 100) == (
             SoldOutPool("cheap", "za", CapacityType.ON_DEMAND, pool.backoff_seconds - 100),
         )
-        assert soft._sold_out_elsewhere(OTHER, received_seconds + pool.backoff_seconds) == ()
+        assert ephemeral._sold_out_elsewhere(OTHER, received_seconds + pool.backoff_seconds) == ()

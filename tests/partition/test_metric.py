@@ -10,7 +10,7 @@ from bigfleet.partition import metric
 from bigfleet.partition.cluster import read_cluster
 from bigfleet.partition.document import decode
 from bigfleet.partition.metric import (
-    Limits,
+    HostLimits,
     Room,
     Size,
     UnlimitedSize,
@@ -67,7 +67,7 @@ def test_a_kept_reserve_is_left_alone_and_a_broken_one_is_not_asked_for() -> Non
 
 def test_a_host_that_is_over_a_limit_takes_nothing() -> None:
     room = Room.of(memory_mib=1_000, disk_mib=1_000, vcpus_used=5)
-    limits = Limits(is_exclusive=True, vcpus_max=4, spindle_use_max=0)
+    limits = HostLimits(is_exclusive=True, vcpus_max=4, spindle_use_max=0)
 
     assert allocation_vector((Size.of(memory_mib=1),), room, limits) == (0,)
 

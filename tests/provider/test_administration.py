@@ -22,7 +22,7 @@ from bigfleet.provider.kit.administration import AdminRefused
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.refusal import Code
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from tests.patience import PATIENCE_SECONDS
 from tests.provider.harness import (
     SLOT,
@@ -156,7 +156,7 @@ async def test_the_brake_ends_when_the_facts_come_back() -> None:
 
 @pytest.mark.virtual_time
 async def test_reset_cursors_ends_every_cursor_for_good(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "s.db", is_power_safe=False)
+    store = SqliteProviderStore(tmp_path / "s.db", is_power_safe=False)
     core, _ = await fake_core(store=store)
     old = (await core.list()).revision
     await core.administration.reset_cursors(WHO)
@@ -164,7 +164,7 @@ async def test_reset_cursors_ends_every_cursor_for_good(tmp_path: Path) -> None:
     assert (listing.tombstones, len(listing.records)) == (False, 6)
     new = listing.revision
     await core.stop()
-    core, _ = await fake_core(store=SqliteStore(tmp_path / "s.db", is_power_safe=False))
+    core, _ = await fake_core(store=SqliteProviderStore(tmp_path / "s.db", is_power_safe=False))
     assert (await core.list((), 0, new)).tombstones
     assert not (await core.list((), 0, old)).tombstones
     assert metric(core, "cursor_rejections_total", reason="incarnation") == 1

@@ -25,7 +25,7 @@ from bigfleet.provider.operations.restart import ATTEMPTS_MAX
 from bigfleet.provider.records.fence import Token
 from bigfleet.provider.records.kinds import EDGES, KIND_IN_FLIGHT, Kind
 from bigfleet.provider.records.refusal import Refused, StoreDown
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import Batch, Loaded
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 from tests.provider.harness import make_core, settle
@@ -47,7 +47,7 @@ class CrashingStore:
     """A SQLite file of a process that dies at a write."""
 
     def __init__(self, path: Path) -> None:
-        self._inner = SqliteStore(path, is_power_safe=False)
+        self._inner = SqliteProviderStore(path, is_power_safe=False)
         self.crash: Crash | None = None
         self.writes = 0
         self.is_dead = False
@@ -199,7 +199,7 @@ class CrashingProvider(RuleBasedStateMachine):
         return again if name in self.backend._gates else again.completed()
 
     def _learn_attempts(self, written: int) -> None:
-        store = SqliteStore(self.path, is_power_safe=False)
+        store = SqliteProviderStore(self.path, is_power_safe=False)
         loaded = {record.id: record for record in store.load(b"12345678").records}
         store.close()
         moved = 0

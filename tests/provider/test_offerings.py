@@ -16,7 +16,7 @@ from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import Code, OfferingsRefused
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import Store
 from tests.provider.harness import make_core, metric, refusal_of, settle, started, state_of
 from tests.provider.operations.test_restart import kill
@@ -181,11 +181,11 @@ async def test_offers_are_served_while_the_first_inventory_fails(tmp_path: Path)
 @pytest.mark.virtual_time
 async def test_a_later_start_with_mistakes_serves_what_it_had(tmp_path: Path) -> None:
     path, file = tmp_path / "s.db", written(tmp_path / "o.json", GOOD)
-    store = SqliteStore(path, is_power_safe=False)
+    store = SqliteProviderStore(path, is_power_safe=False)
     core, _ = await core_with(offers_of(file), store)
     await kill(core, store)
     written(file, {**GOOD, "count": "x"}, {**GOOD, "zone": "y", "count": 1})
-    core, _ = await core_with(offers_of(file), SqliteStore(path, is_power_safe=False))
+    core, _ = await core_with(offers_of(file), SqliteProviderStore(path, is_power_safe=False))
     await asyncio.sleep(THREE_PASSES)
     assert await ids(core) == [*(f"p/on-demand/t/y/{0:03d}",), *(f"{PREFIX}{n:03d}" for n in range(3))]
     assert metric(core, "records_quarantined", reason="missing") == 1

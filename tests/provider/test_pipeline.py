@@ -10,7 +10,7 @@ import pytest
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Backend
 from bigfleet.provider.backends.fake import FakeBackend
-from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.records.calls import BLOB_BYTES_MAX, METADATA_BYTES_MAX
 from bigfleet.provider.records.fence import NO_TOKEN, Token
 from bigfleet.provider.records.kinds import Kind
@@ -37,7 +37,9 @@ INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 
 
-def call(core: CapacityCore, kind: Kind, machine_id: str = SLOT, with_token: Token = NO_TOKEN) -> Awaitable[Ack]:
+def call(
+    core: CapacityCore, kind: Kind, machine_id: str = SLOT, with_token: Token = NO_TOKEN
+) -> Awaitable[AcceptedCall]:
     match kind:
         case Kind.CREATE:
             return core.create(machine_id, token=with_token)
@@ -75,7 +77,7 @@ async def test_the_fence_comes_before_the_look_at_the_machine(kind: Kind) -> Non
     assert (await refusal_of(call(core, kind, "nobody", token(6))))[0] is Code.NOT_FOUND
 
 
-BAD_ARGUMENTS: dict[str, Callable[[CapacityCore], Awaitable[Ack]]] = {
+BAD_ARGUMENTS: dict[str, Callable[[CapacityCore], Awaitable[AcceptedCall]]] = {
     "empty machine": lambda c: c.create("", token=token(1)),
     "long machine": lambda c: c.create("m" * 254, token=token(1)),
     "empty cluster": lambda c: c.configure(SLOT, "", b"", {}, token=token(1)),

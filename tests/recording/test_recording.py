@@ -31,11 +31,11 @@ from bigfleet.recording.reader import RecordedCycle
 from bigfleet.recording.recorder import WAITING_MAX, Recorder
 from bigfleet.recording.tracker import differing_ids
 from bigfleet.recording.values import (
-    NeedEntry,
     OfferEntry,
     OptionsDelta,
     ProfileEntry,
-    ShapeEntry,
+    RecordedNeed,
+    RecordedShape,
     StampEntry,
 )
 from bigfleet.sim.kernel.virtual_time import run_virtual
@@ -179,10 +179,10 @@ def test_everything_that_decides_is_written() -> None:
     #: A shard has no flag for it.
     unrecorded = {"idle_head_start"}
     assert {field.name for field in fields(Options)} - unrecorded == set(OptionsDelta.__struct_fields__)
-    assert set(NeedEntry.__struct_fields__) == {field.name for field in fields(Need)}
+    assert set(RecordedNeed.__struct_fields__) == {field.name for field in fields(Need)}
     derived = {"fingerprint"}
     assert set(ProfileEntry.__struct_fields__) == {field.name for field in fields(Profile)} - derived
-    for entry, value in ((ShapeEntry, Shape), (OfferEntry, Offer), (StampEntry, Stamp)):
+    for entry, value in ((RecordedShape, Shape), (OfferEntry, Offer), (StampEntry, Stamp)):
         assert entry.__struct_fields__ == value._fields
     assert Columns._fields == ("state", "cluster", "shape", "offer", "stamp", "idle_since_seconds")
 

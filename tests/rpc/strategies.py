@@ -26,7 +26,7 @@ from bigfleet.model.frames import (
     UnmetReason,
 )
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.penalty import ORDINALS
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
@@ -50,7 +50,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT_MAPS = st.dictionaries(TEXTS, TEXTS, max_size=4)
 MONEY = st.floats(allow_nan=False)
 
-HOSTS = st.builds(Host, TEXTS, TEXTS)
+HOSTS = st.builds(HostRef, TEXTS, TEXTS)
 MACHINES = st.builds(
     Machine,
     id=TEXTS.map(MachineId),

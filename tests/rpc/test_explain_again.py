@@ -18,7 +18,7 @@ from bigfleet.engine.columns.store import column_snapshot
 from bigfleet.engine.decision import Options
 from bigfleet.engine.explain import scope as explain_scope
 from bigfleet.engine.explain.decided_fleet import DecidedFleet
-from bigfleet.engine.explain.earmarks import Earmarks
+from bigfleet.engine.explain.earmarks import EarmarkReplay
 from bigfleet.engine.explain.explanation import rows_to_ask
 from bigfleet.engine.explain.records import Record, RowRef
 from bigfleet.engine.explain.replay import ExplainMismatch
@@ -167,7 +167,7 @@ def test_a_question_looks_at_few_machines_whatever_the_fleet() -> None:
     for machines in (400, 1600):
         on = decided(crowd(seeded(1), machines=machines, rows=30), has_source=False)
         fleet = DecidedFleet(on.snapshot, on.options, on.rows)
-        scopes = (RowScope(fleet, place, Earmarks(fleet)) for place in range(len(on.rows)))
+        scopes = (RowScope(fleet, place, EarmarkReplay(fleet)) for place in range(len(on.rows)))
         with patch.object(explain_scope, "MATCHING_COUNT_MAX", 3):
             sizes.append(max(len(scope.machines(heads=5, listed=3)) for scope in scopes))
 

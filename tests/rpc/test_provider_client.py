@@ -12,7 +12,15 @@ from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.wire.gen import provider_pb2, provider_pb2_grpc
-from bigfleet.shard.ports import FenceToken, Listing, Provider, ProviderRefusal, Record, RefusalKind, TransitionAck
+from bigfleet.shard.ports import (
+    FenceToken,
+    ListedMachine,
+    Listing,
+    Provider,
+    ProviderRefusal,
+    RefusalKind,
+    TransitionAck,
+)
 from tests.patience import PATIENCE_SECONDS
 
 M1 = MachineId("m-1")
@@ -198,7 +206,7 @@ class TestAnswers:
         """Machine and metadata."""
         record = await provider.get(M1)
 
-        assert isinstance(record, Record)
+        assert isinstance(record, ListedMachine)
         assert record.machine.id == M1
 
     async def test_list_returns_records_cursor_and_removals(self, world: World, provider: Provider) -> None:

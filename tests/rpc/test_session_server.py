@@ -12,7 +12,7 @@ import pytest
 
 from bigfleet.model.frames import NodeStateUpdate, ReclaimInstruction
 from bigfleet.model.ids import ClusterId
-from bigfleet.model.machine import Host
+from bigfleet.model.machine import HostRef
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.servers import session as session_server
 from bigfleet.rpc.wire.convert_need import needs_to_wire
@@ -330,7 +330,7 @@ async def test_a_roll_up_for_another_cluster_is_dropped(live: LiveShard) -> None
 async def test_a_machine_is_bootstrapped_over_the_wire(live: LiveShard) -> None:
     """The request names the machine, the answer's bytes go to Configure untouched, and each state is shown."""
     labels = {"rack": "r1", "bigfleet.lucy.sh/taints": "dedicated=ml:NoSchedule"}
-    live.world.provider.add(machine("m1", S.IDLE, labels=labels, host=Host("metal", "h-1")))
+    live.world.provider.add(machine("m1", S.IDLE, labels=labels, host=HostRef("metal", "h-1")))
     peer = await live.connect("c1")
     await peer.say(rollup=rollup("c1"))
     await peer.hear_ack("rollup")

@@ -17,7 +17,7 @@ from bigfleet.model.frames import CAPABILITY_NODE_STATUS, UnmetReason
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.gen import provider_pb2, shard_pb2, shardread_pb2
-from bigfleet.shard.outcomes import Outcome
+from bigfleet.shard.outcomes import ActionOutcome
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason
 from bigfleet.shard.status.views import CycleView, NeedView
@@ -362,7 +362,7 @@ async def test_actions_can_be_narrowed(live: LiveShard) -> None:
     assert await machines(limit=2) == ["m3", "m2"]
     assert await machines(cluster_id="c1") == ["m1", "m0"]
     assert await machines(machine_id="m2") == ["m2"]
-    assert await machines(outcomes=[Outcome.EXHAUSTED.value]) == ["m0"]
+    assert await machines(outcomes=[ActionOutcome.EXHAUSTED.value]) == ["m0"]
     assert await machines(kinds=[ActionKind.RECLAIM.label]) == []
     assert await machines(kinds=["Bootstrap"], outcomes=["success"], cluster_id="c2") == ["m3", "m2"]
     assert await machines(since_unix_nanos=everything[1].decided_unix_nanos + 10**9) == []

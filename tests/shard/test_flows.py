@@ -10,7 +10,7 @@ from bigfleet.engine.decision import ActionKind
 from bigfleet.model import labels
 from bigfleet.model.frames import BootstrapResponse, DrainOutcome, ReclaimInstruction
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.outcomes import Outcome
+from bigfleet.shard.outcomes import ActionOutcome
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from tests.shard.world import ScriptedProvider, World, machine, need
 
@@ -152,7 +152,7 @@ async def test_a_machine_whose_pods_fit_nowhere_else_stays_configured() -> None:
     assert world.machine("m1") == before
     assert operator.states("m1")[-2:] == [S.DRAINING, S.CONFIGURED]
     (record,) = [one for one in world.shard.actuator.history if one.action.kind is ActionKind.RECLAIM]
-    assert record.outcome is Outcome.WOULD_NOT_FIT
+    assert record.outcome is ActionOutcome.WOULD_NOT_FIT
     assert record.message.startswith("the operator answered WOULD_NOT_FIT")
     assert world.metric("drain_results_total", outcome="would_not_fit") == 1
 

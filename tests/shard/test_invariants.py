@@ -142,7 +142,7 @@ class Story:
         assert shard.actuator._slots._value == 2
         assert (shard.sessions._bootstraps, shard.sessions._drains) == ({}, {})
         assert shard.executors._drain_waits == {}
-        assert shard.refusals._probing == set()
+        assert shard.demand_backoff._probing == set()
         assert all(record.outcome is not None for record in shard.actuator.history)
         for kind in ("blob", "drain"):
             assert self.world.metric("execute_waiting", **{"for": kind}) == 0
@@ -153,7 +153,7 @@ class Story:
         assert set(self.provider.records) == set(shard.inventory.ids)
         for name, record in self.provider.records.items():
             known = self.world.machine(name)
-            hold = shard.strikes._holds.get(name)
+            hold = shard.machine_backoff._holds.get(name)
             if hold is None or not math.isinf(hold.until_seconds):
                 assert (known.state, known.cluster) == (record.state, record.cluster), name
             assert known.cluster or not known.assigned_need_fingerprint or known.state is S.FAILED

@@ -21,7 +21,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.audit.verification import check
-from bigfleet.shard.ports import FenceToken, ProviderRefusal, Record, ShardSettings, TransitionAck
+from bigfleet.shard.ports import FenceToken, ListedMachine, ProviderRefusal, ShardSettings, TransitionAck
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.audit.audit_memory import MemoryAuditLog
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -100,7 +100,7 @@ class FarProvider(ScriptedProvider):
             self.lost.discard(machine_id)
             if self.synchronous:
                 self.settle(machine_id)
-            shown = Record(self.records[machine_id], self.metadata.get(machine_id, {}))
+            shown = ListedMachine(self.records[machine_id], self.metadata.get(machine_id, {}))
             return TransitionAck(operation_id="op-again", record=shown)
         return super()._transition(method, machine_id, token, *rest)
 
@@ -334,7 +334,7 @@ def assert_converged(world: World, provider: FarProvider, flow: Flow) -> None:
         assert world.machine(machine_id).assigned_need_fingerprint == wanted
     shard = world.shard
     assert (shard.actuator.in_flight(), set(shard.executors.draining())) == (frozenset(), set())
-    assert (shard.stuck.stuck(), len(shard.strikes), world.metric("fenced_total")) == (frozenset(), 0, 0)
+    assert (shard.stuck.stuck(), len(shard.machine_backoff), world.metric("fenced_total")) == (frozenset(), 0, 0)
 
 
 def owed(provider: FarProvider, logs: list[MemoryAuditLog]) -> int:

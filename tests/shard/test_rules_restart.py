@@ -41,7 +41,7 @@ async def test_a_restart_knows_bindings_and_no_demand() -> None:
     rows = (need("c1", "4", priority=700, group="g"), need("c1", "400", priority=5))
     operator.report(*rows)
     await first.settle()
-    assert first.shard.shortfall_ledger[rows[1].fingerprint].age == 5
+    assert first.shard.shortfall_ledger[rows[1].fingerprint].age_cycles == 5
 
     second = World(provider, epoch=2)
     await second.cycle()
@@ -52,7 +52,7 @@ async def test_a_restart_knows_bindings_and_no_demand() -> None:
 
     second.connect("c1").report(*rows)
     await second.settle()
-    assert second.shard.shortfall_ledger[rows[1].fingerprint].age == 5
+    assert second.shard.shortfall_ledger[rows[1].fingerprint].age_cycles == 5
     assert {kind for kind, *_rest in second.outcomes()} == set()
 
 

@@ -29,7 +29,7 @@ from bigfleet.model.frames import (
     ShardFrame,
 )
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.shapes import Overhead
@@ -37,10 +37,19 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector
 from bigfleet.shard.audit.log import AuditLog
 from bigfleet.shard.cycle.composition_plans import PlanWorkers
-from bigfleet.shard.cycle.controller import CycleReport, Shard
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.cycle.engine_runner import EngineMaker, fleet_engine
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
-from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, ShardSettings, TransitionAck
+from bigfleet.shard.ports import (
+    FenceToken,
+    ListedMachine,
+    Listing,
+    ProviderRefusal,
+    RefusalKind,
+    ShardSettings,
+    TransitionAck,
+)
 from bigfleet.shard.sessions.outbox import SessionClosed
 from bigfleet.shard.sessions.registry import Session
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -66,7 +75,7 @@ def machine(machine_id: str, state: MachineState, **changes: Any) -> Machine:
     facts: dict[str, Any] = {
         "id": MachineId(machine_id),
         "state": state,
-        "host": Host("test", f"host-{machine_id}") if state not in (S.SPECULATIVE, S.CREATING) else Host(),
+        "host": HostRef("test", f"host-{machine_id}") if state not in (S.SPECULATIVE, S.CREATING) else HostRef(),
         "instance_type": "t4",
         "zone": "za",
         "capacity_type": CapacityType.BARE_METAL,
@@ -154,11 +163,11 @@ class ScriptedProvider:
     async def delete(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
         return self._transition("delete", machine_id, token, S.IDLE, S.DELETING)
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         self.gets.append(machine_id)
         if machine_id not in self.records:
             raise ProviderRefusal(RefusalKind.NOT_FOUND, "unknown machine")
-        return Record(self.records[machine_id], self.metadata.get(machine_id, {}))
+        return ListedMachine(self.records[machine_id], self.metadata.get(machine_id, {}))
 
     async def list(self, since_revision: bytes) -> Listing:
         self.cursors.append(since_revision)
@@ -171,7 +180,7 @@ class ScriptedProvider:
 
     def view(self, _since_revision: bytes) -> Listing:
         """Return the answer to a List: everything there is."""
-        return Listing(records=[Record(m, self.metadata.get(m.id, {})) for m in self.records.values()])
+        return Listing(records=[ListedMachine(m, self.metadata.get(m.id, {})) for m in self.records.values()])
 
     def _transition(
         self,
@@ -203,7 +212,7 @@ class ScriptedProvider:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "the connection broke")
         return TransitionAck(
             operation_id=f"op-{len(self.calls)}",
-            record=Record(self.records[machine_id], self.metadata.get(machine_id, {})),
+            record=ListedMachine(self.records[machine_id], self.metadata.get(machine_id, {})),
         )
 
     def _become(self, machine_id: str, state: MachineState) -> None:
@@ -211,7 +220,7 @@ class ScriptedProvider:
         if state in (S.IDLE, S.SPECULATIVE):
             record = replace(record, cluster=ClusterId(""))
             self.metadata.pop(machine_id, None)
-        host = Host() if state in (S.SPECULATIVE, S.CREATING) else Host("test", f"host-{machine_id}")
+        host = HostRef() if state in (S.SPECULATIVE, S.CREATING) else HostRef("test", f"host-{machine_id}")
         self.records[machine_id] = replace(record, host=host)
 
 
@@ -222,11 +231,13 @@ class RevisionedProvider(ScriptedProvider):
     tombstones: bool = True
     #: Cursors that have become too old are answered in full.
     forgets: bool = False
-    _views: dict[bytes, dict[str, Record]] = field(default_factory=dict)
+    _views: dict[bytes, dict[str, ListedMachine]] = field(default_factory=dict)
 
     def view(self, since_revision: bytes) -> Listing:
         """Return a delta to the view of that cursor, or everything where there is none."""
-        now: dict[str, Record] = {m.id: Record(m, dict(self.metadata.get(m.id, {}))) for m in self.records.values()}
+        now: dict[str, ListedMachine] = {
+            m.id: ListedMachine(m, dict(self.metadata.get(m.id, {}))) for m in self.records.values()
+        }
         revision = str(len(self._views)).encode()
         then = None if self.forgets else self._views.get(since_revision)
         self._views[revision] = now

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bigfleet.model.ids import MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
@@ -29,7 +29,7 @@ def machines(
         Machine(
             id=MachineId(f"{name}-{number}"),
             state=state,
-            host=Host("p", f"{name}-{number}") if has_host else Host(),
+            host=HostRef("p", f"{name}-{number}") if has_host else HostRef(),
             instance_type=name,
             zone="z",
             capacity_type=kind,

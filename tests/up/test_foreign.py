@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bigfleet.cli.runtime.failures import RunFault
-from bigfleet.cli.up.settings import Store, UpSettings, settings_from_flags
+from bigfleet.cli.up.settings import StoreChoice, UpSettings, settings_from_flags
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
@@ -87,5 +87,5 @@ def test_an_etcd_that_is_not_installed_is_named_with_what_to_install(monkeypatch
     with pytest.raises(RunFault, match=r"--store etcd: no etcd is on the PATH; install .*etcd-server.*--store sqlite"):
         chosen("etcd")
 
-    assert chosen(None).store is Store.SQLITE
-    assert chosen(None, shards=1).store is Store.NONE
+    assert chosen(None).store is StoreChoice.SQLITE
+    assert chosen(None, shards=1).store is StoreChoice.NONE

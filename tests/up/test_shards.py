@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bigfleet.cli.up.children import child_specs, port_names, zones_of
-from bigfleet.cli.up.settings import Store, UpSettings, settings_from_flags
+from bigfleet.cli.up.settings import StoreChoice, UpSettings, settings_from_flags
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.demo.fleet import default_fleet
 from tests.up.up_process import UpProcess, run_command
@@ -75,7 +75,7 @@ def test_an_etcd_starts_before_the_coordinator_that_keeps_its_tables_there(
     told = commands(chosen)
 
     assert list(told) == ["provider", "etcd", "coordinator", "shard-0", "shard-1"]
-    assert (chosen.store, chosen.etcd_program) == (Store.ETCD, "/opt/etcd")
+    assert (chosen.store, chosen.etcd_program) == (StoreChoice.ETCD, "/opt/etcd")
     client = flag(told["etcd"], "--listen-client-urls").removeprefix("http://")
     assert flag(told["coordinator"], "--store") == f"etcd://{client}/bigfleet"
 

@@ -18,10 +18,10 @@ from bigfleet.cli.up.fleet_check import FleetCheck
 from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, SeenAction
 from bigfleet.cli.up.report import COVERAGE_ROWS, RunResult, report_document, summary, write_report
 from bigfleet.cli.up.several import merged
-from bigfleet.cli.up.shard_tables import SUMMARY_MOVES_MAX, moves_told, shard_table, shards_over_time
+from bigfleet.cli.up.shard_tables import SUMMARY_MOVES_MAX, moves_text, shard_table, shards_over_time
 from bigfleet.cli.up.state_dir import ShardPoint, TimelinePoint
 from bigfleet.cli.up.supervisor import ChildStatus
-from bigfleet.cli.up.view import LiveView, Status, look_words, short_words
+from bigfleet.cli.up.view import LiveView, RunStatus, look_words, short_words
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.sim.packing.comparison import PackedCost
@@ -80,7 +80,7 @@ def view(clusters: int = 3) -> LiveView:
         ChildStatus(name="provider", pid=12345, up=True),
         ChildStatus(name="shard", pid=54321, up=True, restarts_total=1, last_end="SIGKILL"),
     ]
-    status = Status(
+    status = RunStatus(
         title=f"demo · {clusters} clusters · 120 machines · 60×",
         position_seconds=12345.0,
         run_seconds=75.0,
@@ -231,7 +231,7 @@ def test_the_summary_of_several_shards_explains_their_moves() -> None:
     parts = (
         shard_table(several_shards(), title="shards"),
         shards_over_time([POINT, point]),
-        moves_told([MOVE] * (SUMMARY_MOVES_MAX + 2)),
+        moves_text([MOVE] * (SUMMARY_MOVES_MAX + 2)),
     )
     text = "\n".join(rendered(summary(several_result(), *parts), 110))
 

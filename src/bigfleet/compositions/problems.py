@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bigfleet.engine.shapes.choice import RELEASABLE, is_paid_for
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.state import UNLIMITED, ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim, class_key
 from bigfleet.model.machine import Machine
@@ -53,7 +53,7 @@ class ClusterProblem:
 
 def problem_of(
     cluster: ClusterState,
-    fleet: Fleet,
+    fleet: DecisionState,
     settings: PlanSettings,
     *,
     left: Mapping[int, int] | None = None,
@@ -86,7 +86,7 @@ def problem_of(
 
 
 def _kinds(
-    cluster: ClusterState, fleet: Fleet, left: Mapping[int, int] | None
+    cluster: ClusterState, fleet: DecisionState, left: Mapping[int, int] | None
 ) -> tuple[list[_Kind], Mapping[_Kind, list[HostState]], Mapping[_Kind, int]]:
     """Return the classes, ordered by their first id; held machines and stock of each."""
     found: dict[tuple[ClassKey, bool], _Kind] = {}
@@ -118,7 +118,7 @@ def _machine_class(
     kind: _Kind,
     held: Sequence[HostState],
     stock: int,
-    fleet: Fleet,
+    fleet: DecisionState,
     cluster: ClusterState,
     keys: Sequence[str],
     number: int,
@@ -218,7 +218,7 @@ def target_of(asked: ClusterProblem, answer: Composition) -> Target:
     )
 
 
-def added_by_offer(asked: ClusterProblem, answer: Composition, fleet: Fleet) -> dict[int, int]:
+def added_by_offer(asked: ClusterProblem, answer: Composition, fleet: DecisionState) -> dict[int, int]:
     """Return how many machines of each offer, by its place, the composition acquires."""
     wanted: Counter[tuple[ClassKey, bool]] = Counter()
     for kind, count in zip(asked.kinds, answer.added, strict=True):

@@ -11,7 +11,7 @@ from bigfleet.compositions.problems import ClusterProblem, added_by_offer, probl
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.column_machines import ColumnMachines
-from bigfleet.engine.shapes.fleet import Fleet, build
+from bigfleet.engine.shapes.fleet import DecisionState, build
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
@@ -63,7 +63,7 @@ class FleetPlanner:
         return machines
 
 
-def _targets_in(fleet: Fleet, settings: SettingsByCluster) -> dict[str, Target]:
+def _targets_in(fleet: DecisionState, settings: SettingsByCluster) -> dict[str, Target]:
     left = {place: offer.available for place, offer in enumerate(fleet.offers)}
     targets: dict[str, Target] = {}
     for cluster in dict.fromkeys(row.cluster.id for row in fleet.rows):

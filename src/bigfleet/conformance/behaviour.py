@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from bigfleet.conformance.lab import Lab
-from bigfleet.conformance.profiles import Lane, Profile
+from bigfleet.conformance.profiles import ConformanceProfile, Lane
 
 Check = Callable[[Lab], Awaitable[None]]
 
@@ -19,7 +19,7 @@ class Behaviour:
 
     #: Such as `LIFE-1`.
     id: str
-    profile: Profile
+    profile: ConformanceProfile
     title: str
     check: Check
     lane: Lane
@@ -32,7 +32,9 @@ class Area:
     name: str
     behaviours: list[Behaviour] = field(default_factory=list)
 
-    def behaviour(self, number: int, profile: Profile, *, lane: Lane | None = None) -> Callable[[Check], Check]:
+    def behaviour(
+        self, number: int, profile: ConformanceProfile, *, lane: Lane | None = None
+    ) -> Callable[[Check], Check]:
         """Register the function under this number; its docstring is the title. The lane is the profile's by default."""
 
         def register(check: Check) -> Check:

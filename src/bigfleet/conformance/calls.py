@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from bigfleet.conformance.expecting import how, shown
 from bigfleet.conformance.ports import (
     Answer,
+    CallToken,
     Configure,
     Drain,
     Get,
@@ -18,7 +19,6 @@ from bigfleet.conformance.ports import (
     ProviderClient,
     Request,
     Status,
-    Token,
 )
 from bigfleet.model.clock import Clock
 
@@ -77,8 +77,8 @@ def _told_request(request: Request) -> str:
     return f"{told}, token={_told_token(request.token)})"
 
 
-def _told_token(token: Token) -> str:
-    return f"{token.shard_id}:{token.epoch}:{token.sequence}" if token != Token() else "absent"
+def _told_token(token: CallToken) -> str:
+    return f"{token.shard_id}:{token.epoch}:{token.sequence}" if token != CallToken() else "absent"
 
 
 def _told_answer(answer: Answer) -> str:
@@ -87,10 +87,10 @@ def _told_answer(answer: Answer) -> str:
     if answer.listing is not None:
         return f"OK {len(answer.listing.machines)} machines, {len(answer.listing.removed_ids)} removed"
     told = f"OK {answer.operation_id}".rstrip()
-    return f"{told} {told_machine(answer.machine)}" if answer.machine is not None else told
+    return f"{told} {machine_text(answer.machine)}" if answer.machine is not None else told
 
 
-def told_machine(machine: MachineSeen) -> str:
+def machine_text(machine: MachineSeen) -> str:
     """Return a machine in some words."""
     told = f"{machine.id} {machine.state.name}"
     if machine.host is not None:

@@ -19,7 +19,7 @@ from bigfleet.conformance.areas import (
     shape,
 )
 from bigfleet.conformance.behaviour import Behaviour
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 
 AREAS = (
     life.AREA,
@@ -38,6 +38,6 @@ BEHAVIOURS: tuple[Behaviour, ...] = tuple(behaviour for area in AREAS for behavi
 BY_ID = {behaviour.id: behaviour for behaviour in BEHAVIOURS}
 
 
-def behaviours_of(profiles: Collection[Profile]) -> tuple[Behaviour, ...]:
+def behaviours_of(profiles: Collection[ConformanceProfile]) -> tuple[Behaviour, ...]:
     """Return the behaviours of the profiles, in the order of the table."""
     return tuple(behaviour for behaviour in BEHAVIOURS if behaviour.profile in profiles)

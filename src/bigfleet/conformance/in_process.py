@@ -17,18 +17,18 @@ from bigfleet.conformance.ports import (
     MachineSeen,
     Mutation,
     ProviderClient,
+    ProviderUnderTest,
     Request,
-    Site,
     SiteFault,
     SiteMissing,
     Status,
 )
-from bigfleet.conformance.profiles import Lane, Profile
-from bigfleet.conformance.runner import Plan, Report, Runner
+from bigfleet.conformance.profiles import ConformanceProfile, Lane
+from bigfleet.conformance.runner import ConformanceReport, Plan, Runner
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource, Rng
 from bigfleet.model.machine import Machine
-from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.records.fence import Token as CoreToken
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import Refused
@@ -60,7 +60,7 @@ class CoreClient:
         )
         return Answer(status=Status.OK, listing=seen)
 
-    async def _mutate(self, request: Mutation) -> Ack:
+    async def _mutate(self, request: Mutation) -> AcceptedCall:
         token = CoreToken(*request.token)
         match request:
             case Create():
@@ -75,7 +75,7 @@ class CoreClient:
                 return await self.core.delete(request.machine_id, token=token)
 
 
-def _acked(ack: Ack) -> Answer:
+def _acked(ack: AcceptedCall) -> Answer:
     return Answer(status=Status.OK, operation_id=ack.operation_id, machine=machine_seen(ack.record))
 
 
@@ -120,10 +120,10 @@ class ClientSite:
 class OneSite:
     """The same provider for the lanes that need no start of their own."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: ProviderUnderTest) -> None:
         self._site = site
 
-    async def open(self, lane: Lane) -> Site:
+    async def open(self, lane: Lane) -> ProviderUnderTest:
         """Return the site. Raises SiteMissing for lanes that start their provider."""
         if lane in (Lane.DURABLE, Lane.FAULT):
             raise SiteMissing(f"the {lane.value} behaviours start their provider themselves")
@@ -137,9 +137,9 @@ async def certify(
     ids: IdSource,
     make_rng: Callable[[str], Rng],
     plan: Plan | None = None,
-) -> Report:
+) -> ConformanceReport:
     """Run the suite before a started core, core and cloud by default. Raises SiteFault for too few slots."""
     client = CoreClient(core)
-    plan = plan or Plan(profiles=frozenset({Profile.CORE, Profile.CLOUD}))
+    plan = plan or Plan(profiles=frozenset({ConformanceProfile.CORE, ConformanceProfile.CLOUD}))
     site = ClientSite((client, CoreClient(core)))
     return await Runner(plan, OneSite(site), clock=clock, ids=ids, make_rng=make_rng).run()

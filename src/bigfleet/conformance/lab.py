@@ -9,11 +9,12 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from bigfleet.conformance.calls import CallLog, told_machine
+from bigfleet.conformance.calls import CallLog, machine_text
 from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import broken, expect, expect_ok
 from bigfleet.conformance.ports import (
     Answer,
+    CallToken,
     Configure,
     Create,
     Delete,
@@ -23,10 +24,9 @@ from bigfleet.conformance.ports import (
     ListSeen,
     MachineSeen,
     Mutation,
+    ProviderUnderTest,
     Request,
-    Site,
     Status,
-    Token,
 )
 from bigfleet.conformance.slots import Slots
 from bigfleet.model.clock import Clock
@@ -106,14 +106,14 @@ class Way:
         """Raise Broken when another state than `passing` was read before the end."""
         for reading in self.readings[:-1]:
             if reading.state is not self.end.state:
-                expect(reading.state is passing, expectation, told_machine(reading))
+                expect(reading.state is passing, expectation, machine_text(reading))
 
 
 @dataclass(slots=True, kw_only=True)
 class Lab:
     """The bench of one behaviour."""
 
-    site: Site
+    site: ProviderUnderTest
     calls: CallLog
     clock: Clock
     draws: BehaviourDraws
@@ -145,14 +145,14 @@ class Lab:
         """Return an id that no provider offers."""
         return f"conformance-unknown-{self.ids.new_id()}"
 
-    def token(self) -> Token:
+    def token(self) -> CallToken:
         """Return the next token of the behaviour's own shard."""
         self._sequence += 1
-        return Token(self.shard, 1, self._sequence)
+        return CallToken(self.shard, 1, self._sequence)
 
-    def shards(self, count: int) -> list[Token]:
+    def shards(self, count: int) -> list[CallToken]:
         """Return first tokens of so many new shards, so that calls in parallel do not fence each other."""
-        return [Token(self.new_shard(), 1, 1) for _ in range(count)]
+        return [CallToken(self.new_shard(), 1, 1) for _ in range(count)]
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Lab:
 
     def stamped(self, request: Mutation) -> Mutation:
         """Return the request with a fresh token unless it has one."""
-        return request if request.token != Token() else replace(request, token=self.token())
+        return request if request.token != CallToken() else replace(request, token=self.token())
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Lab:
             if reading.state not in TRANSITIONAL_STATES:
                 return Way(tuple(readings))
             if self.clock.monotonic_seconds() >= until_seconds:
-                broken(f"{machine_id} settles within {seconds_max:g} s", told_machine(reading))
+                broken(f"{machine_id} settles within {seconds_max:g} s", machine_text(reading))
             await self.clock.sleep(wait_seconds)
             wait_seconds = min(wait_seconds * _POLL_GROWTH, _POLL_SECONDS_MAX)
 
@@ -216,14 +216,14 @@ class Lab:
         ack = await self.done(request)
         way = await self.way_of(request.machine_id, ack, seconds_max=seconds_max)
         expectation = f"{type(request).__name__} ends in {target.name}"
-        expect(way.end.state is target, expectation, told_machine(way.end))
+        expect(way.end.state is target, expectation, machine_text(way.end))
         return way
 
     async def stays(self, machine_id: str, state: MachineState, expectation: str) -> MachineSeen:
         """Read a machine over a while and return the last reading. Raises Broken when it is not in `state`."""
         for _ in range(_QUIET_READS):
             reading = await self.get(machine_id)
-            expect(reading.state is state, expectation, told_machine(reading))
+            expect(reading.state is state, expectation, machine_text(reading))
             await self.clock.sleep(QUIET_SECONDS / _QUIET_READS)
         return reading
 
@@ -239,7 +239,7 @@ class Lab:
                 self._taken.append(machine_id)
                 return machine_id
             takes += 1
-            expect(takes < _TAKES_MAX, "slots stay SPECULATIVE while nobody calls", told_machine(machine))
+            expect(takes < _TAKES_MAX, "slots stay SPECULATIVE while nobody calls", machine_text(machine))
 
     async def idle(self) -> str:
         """Return an IDLE machine, lent until the behaviour ends. Raises NoSlots or Broken."""

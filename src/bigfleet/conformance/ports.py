@@ -37,7 +37,7 @@ class Status(Enum):
     UNAUTHENTICATED = "UNAUTHENTICATED"
 
 
-class Token(NamedTuple):
+class CallToken(NamedTuple):
     """The fencing token of a mutating call; all empty is absent."""
 
     shard_id: str = ""
@@ -45,7 +45,7 @@ class Token(NamedTuple):
     sequence: int = 0
 
 
-ABSENT = Token()
+ABSENT = CallToken()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Create:
     """Give a slot a host."""
 
     machine_id: str
-    token: Token = ABSENT
+    token: CallToken = ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Configure:
     cluster: str
     metadata: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     blob: bytes = b""
-    token: Token = ABSENT
+    token: CallToken = ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Drain:
 
     machine_id: str
     grace_seconds: int = 0
-    token: Token = ABSENT
+    token: CallToken = ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Delete:
     """Give a host back."""
 
     machine_id: str
-    token: Token = ABSENT
+    token: CallToken = ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ProviderClient(Protocol):
         ...
 
 
-class Site(Protocol):
+class ProviderUnderTest(Protocol):
     """A provider under test, and the ways to it."""
 
     @property

@@ -16,7 +16,7 @@ class Lane(Enum):
     FAULT = "fault"
 
 
-class Profile(Enum):
+class ConformanceProfile(Enum):
     """A group of behaviours that is asked for by name."""
 
     CORE = "core"
@@ -33,4 +33,8 @@ class Profile(Enum):
         return _LANES.get(self, Lane.MAIN)
 
 
-_LANES = {Profile.FAULT: Lane.FAULT, Profile.DURABLE: Lane.DURABLE, Profile.SCALE: Lane.SCALE}
+_LANES = {
+    ConformanceProfile.FAULT: Lane.FAULT,
+    ConformanceProfile.DURABLE: Lane.DURABLE,
+    ConformanceProfile.SCALE: Lane.SCALE,
+}

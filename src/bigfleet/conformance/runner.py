@@ -15,14 +15,14 @@ from bigfleet.conformance.catalogue import behaviours_of
 from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import Broken, Skipped, how
 from bigfleet.conformance.lab import Lab, Patience
-from bigfleet.conformance.ports import List, Site, SiteFault, SiteMissing
-from bigfleet.conformance.profiles import Lane, Profile
+from bigfleet.conformance.ports import List, ProviderUnderTest, SiteFault, SiteMissing
+from bigfleet.conformance.profiles import ConformanceProfile, Lane
 from bigfleet.conformance.slots import NoSlots, Slots, check_enough, slots_min
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource, Rng
 
 
-class Outcome(Enum):
+class BehaviourOutcome(Enum):
     """How one behaviour ended."""
 
     PASSED = "passed"
@@ -45,7 +45,7 @@ class Result:
     """What became of one behaviour."""
 
     behaviour: Behaviour
-    outcome: Outcome
+    outcome: BehaviourOutcome
     seconds: float = 0.0
     #: Why it did not pass; empty when it did.
     reason: str = ""
@@ -57,7 +57,7 @@ class Result:
 class Plan:
     """What is asked of a run."""
 
-    profiles: frozenset[Profile]
+    profiles: frozenset[ConformanceProfile]
     seed: int = 1
     #: Ids to run; None runs all. What is left out has no result.
     only: frozenset[str] | None = None
@@ -67,7 +67,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ConformanceReport:
     """Everything about a run."""
 
     plan: Plan
@@ -82,17 +82,21 @@ class Report:
         """What the results prove."""
         return verdict_of(self.plan.profiles, self.results)
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: BehaviourOutcome) -> int:
         """Return how many behaviours ended so."""
         return sum(result.outcome is outcome for result in self.results)
 
 
-def verdict_of(profiles: frozenset[Profile], results: Sequence[Result]) -> Verdict:
+def verdict_of(profiles: frozenset[ConformanceProfile], results: Sequence[Result]) -> Verdict:
     """Return what results prove about profiles; a profile without a result is not proven."""
-    if any(result.outcome is Outcome.FAILED for result in results):
+    if any(result.outcome is BehaviourOutcome.FAILED for result in results):
         return Verdict.FAILED
     proven = {result.behaviour.profile for result in results}
-    if any(result.outcome is not Outcome.PASSED for result in results) or not profiles or not profiles <= proven:
+    if (
+        any(result.outcome is not BehaviourOutcome.PASSED for result in results)
+        or not profiles
+        or not profiles <= proven
+    ):
         return Verdict.INCOMPLETE
     return Verdict.CERTIFIED
 
@@ -100,7 +104,7 @@ def verdict_of(profiles: frozenset[Profile], results: Sequence[Result]) -> Verdi
 class Sites(Protocol):
     """Where the providers are."""
 
-    async def open(self, lane: Lane) -> Site:
+    async def open(self, lane: Lane) -> ProviderUnderTest:
         """Return the provider of a lane, serving. Raises SiteMissing or SiteFault."""
         ...
 
@@ -151,7 +155,7 @@ class Runner:
         #: A behaviour was run, so that there is something to tell.
         self._has_run = False
 
-    async def run(self) -> Report:
+    async def run(self) -> ConformanceReport:
         """Run everything and return what came of it.
 
         A lane whose provider cannot be set up is told in the report, and the others are run. Raises SiteFault when the
@@ -164,13 +168,13 @@ class Runner:
             wanted = [behaviour for behaviour in of_lane if self._is_wanted(behaviour)]
             for behaviour in of_lane:
                 results[behaviour.id] = Result(
-                    behaviour=behaviour, outcome=Outcome.NOT_RUN, reason="left out by --only"
+                    behaviour=behaviour, outcome=BehaviourOutcome.NOT_RUN, reason="left out by --only"
                 )
             if wanted:
                 for result in await self._tried_lane(lane, wanted):
                     results[result.behaviour.id] = result
         ordered = tuple(results[behaviour.id] for behaviour in behaviours)
-        return Report(plan=self._plan, targets=self._targets, results=ordered, faults=self._faults)
+        return ConformanceReport(plan=self._plan, targets=self._targets, results=ordered, faults=self._faults)
 
     async def _tried_lane(self, lane: Lane, behaviours: Sequence[Behaviour]) -> list[Result]:
         try:
@@ -179,7 +183,9 @@ class Runner:
             if not self._has_run:
                 raise
             self._faults[lane] = str(fault)
-            return [self._told(Result(behaviour=b, outcome=Outcome.NOT_RUN, reason=str(fault))) for b in behaviours]
+            return [
+                self._told(Result(behaviour=b, outcome=BehaviourOutcome.NOT_RUN, reason=str(fault))) for b in behaviours
+            ]
 
     def _is_wanted(self, behaviour: Behaviour) -> bool:
         return self._plan.only is None or behaviour.id in self._plan.only
@@ -188,7 +194,10 @@ class Runner:
         try:
             site = await self._sites.open(lane)
         except SiteMissing as missing:
-            return [self._told(Result(behaviour=b, outcome=Outcome.SKIPPED, reason=str(missing))) for b in behaviours]
+            return [
+                self._told(Result(behaviour=b, outcome=BehaviourOutcome.SKIPPED, reason=str(missing)))
+                for b in behaviours
+            ]
         try:
             self._targets[lane] = site.address
             slots = await self._found_slots(site, behaviours)
@@ -196,7 +205,7 @@ class Runner:
         finally:
             await site.close()
 
-    async def _found_slots(self, site: Site, behaviours: Sequence[Behaviour]) -> Slots:
+    async def _found_slots(self, site: ProviderUnderTest, behaviours: Sequence[Behaviour]) -> Slots:
         """Look at the whole fleet before anything is touched. Raises SiteFault."""
         log = CallLog(site.connections, self._clock)
         answer = await log.call(List())
@@ -214,7 +223,7 @@ class Runner:
         self._listener.ended(result)
         return result
 
-    async def _run_one(self, behaviour: Behaviour, site: Site, slots: Slots) -> Result:
+    async def _run_one(self, behaviour: Behaviour, site: ProviderUnderTest, slots: Slots) -> Result:
         self._listener.begins(behaviour)
         self._has_run = True
         started_seconds = self._clock.monotonic_seconds()
@@ -223,8 +232,8 @@ class Runner:
         calls = lab.calls.lines
         # What a failed behaviour holds is handed back too: the next one must find the fleet as it was.
         faults = await lab.hand_back()
-        if faults and outcome is Outcome.PASSED:
-            outcome, reason, calls = Outcome.FAILED, "; ".join(faults), lab.calls.lines
+        if faults and outcome is BehaviourOutcome.PASSED:
+            outcome, reason, calls = BehaviourOutcome.FAILED, "; ".join(faults), lab.calls.lines
         return Result(
             behaviour=behaviour,
             outcome=outcome,
@@ -233,7 +242,7 @@ class Runner:
             calls=calls,
         )
 
-    def _lab(self, behaviour: Behaviour, site: Site, slots: Slots) -> Lab:
+    def _lab(self, behaviour: Behaviour, site: ProviderUnderTest, slots: Slots) -> Lab:
         return Lab(
             site=site,
             calls=CallLog(site.connections, self._clock),
@@ -247,13 +256,13 @@ class Runner:
         )
 
 
-async def _judge(behaviour: Behaviour, lab: Lab) -> tuple[Outcome, str]:
+async def _judge(behaviour: Behaviour, lab: Lab) -> tuple[BehaviourOutcome, str]:
     try:
         await behaviour.check(lab)
     except Skipped as skipped:
-        return Outcome.SKIPPED, str(skipped)
+        return BehaviourOutcome.SKIPPED, str(skipped)
     except (Broken, NoSlots, SiteFault) as error:
-        return Outcome.FAILED, str(error)
+        return BehaviourOutcome.FAILED, str(error)
     except Exception as error:  # a client that breaks on an answer is a finding about the provider, not the run's end
-        return Outcome.FAILED, f"{type(error).__name__}: {error}"
-    return Outcome.PASSED, ""
+        return BehaviourOutcome.FAILED, f"{type(error).__name__}: {error}"
+    return BehaviourOutcome.PASSED, ""

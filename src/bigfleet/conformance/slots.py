@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.ports import MachineSeen, SiteFault
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 FAULT_LABEL_PREFIX = "conformance.fault/"
@@ -77,10 +77,14 @@ def _drawn(ids: list[str], draws: BehaviourDraws) -> str:
     return ids.pop(draws.below(len(ids)))
 
 
-def slots_min(profiles: Iterable[Profile], scale_count: int) -> int:
+def slots_min(profiles: Iterable[ConformanceProfile], scale_count: int) -> int:
     """Return how many slots a run needs: 64 for core, the asked count for scale."""
     needed = [
-        scale_count if profile is Profile.SCALE else _CORE_SLOTS_MIN if profile is Profile.CORE else _SLOTS_MIN
+        scale_count
+        if profile is ConformanceProfile.SCALE
+        else _CORE_SLOTS_MIN
+        if profile is ConformanceProfile.CORE
+        else _SLOTS_MIN
         for profile in profiles
     ]
     return max(needed, default=0)

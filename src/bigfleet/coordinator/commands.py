@@ -93,7 +93,7 @@ class BindCluster:
 
 
 @dataclass(frozen=True, slots=True)
-class AssignDomain:
+class SetDomainOwner:
     """Give a domain to a shard."""
 
     domain: Domain
@@ -150,7 +150,7 @@ Command = (
     | UpdateShard
     | RemoveShard
     | BindCluster
-    | AssignDomain
+    | SetDomainOwner
     | ReleaseDomain
     | DropDomain
     | SetQuota
@@ -228,7 +228,7 @@ def _bind_cluster(command: BindCluster, tables: Tables) -> tuple[Edit, ...]:
 
 
 @edits.register
-def _assign_domain(command: AssignDomain, tables: Tables) -> tuple[Edit, ...]:
+def _assign_domain(command: SetDomainOwner, tables: Tables) -> tuple[Edit, ...]:
     key, value = command.domain
     _need("topology_key", key)
     _need("topology_value", value)

@@ -14,7 +14,7 @@ from bigfleet.model.instructions import (
     Ack,
     AssignDomain,
     Instruction,
-    Outcome,
+    InstructionOutcome,
     Payload,
     Reading,
     ReassignSpeculative,
@@ -172,9 +172,9 @@ class InstructionLedger:
 
     def _answered(self, entry: InstructionEntry, ack: Ack, now_seconds: float) -> InstructionEntry:
         entry = replace(entry, last=ack)
-        if ack.outcome is Outcome.ACCEPTED:
+        if ack.outcome is InstructionOutcome.ACCEPTED:
             return _ended(entry, State.DONE, now_seconds)
-        if ack.outcome is Outcome.REJECTED_INVALID:
+        if ack.outcome is InstructionOutcome.REJECTED_INVALID:
             return _ended(entry, State.FAILED, now_seconds)
         failures = entry.failures + 1
         if failures <= len(RETRY_CYCLES):

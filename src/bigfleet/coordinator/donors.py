@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
-from bigfleet.coordinator.reports import Asking, CapacityCount, ShardFigures, accepts
+from bigfleet.coordinator.reports import ShardFigures, ShortfallClass, ZoneCapacity, accepts
 from bigfleet.coordinator.transfers import FlowKey, Knobs, Skip
 from bigfleet.model import labels
 from bigfleet.model.ids import ShardId
@@ -72,7 +72,7 @@ class Giveable:
     """One row of one donor during a pass."""
 
     donor: ShardId
-    row: CapacityCount
+    row: ZoneCapacity
     #: What may still be given in this pass; falls below 0 when the donor has less than its margin.
     available: int
 
@@ -119,7 +119,7 @@ class Wish:
     """What a shortfall still lacks during a pass."""
 
     requester: ShardId
-    asking: Asking
+    asking: ShortfallClass
     deficit: Vector
     #: The last gate that some row reached.
     reached: Skip
@@ -167,8 +167,8 @@ class DonorOffers:
     knobs: Knobs
     _batches: dict[_Kind, DonorBatch] = field(default_factory=dict)
     #: By type, each with the row that stands for its machines.
-    _of_type: dict[str, list[tuple[CapacityCount, DonorBatch]]] = field(default_factory=dict)
-    _serving: dict[Asking, list[tuple[Vector, DonorBatch]]] = field(default_factory=dict)
+    _of_type: dict[str, list[tuple[ZoneCapacity, DonorBatch]]] = field(default_factory=dict)
+    _serving: dict[ShortfallClass, list[tuple[Vector, DonorBatch]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, donors: Iterable[ShardFigures], knobs: Knobs, *, is_speculative: bool) -> "DonorOffers":
@@ -195,7 +195,7 @@ class DonorOffers:
             batch.rows.sort(key=_order)
         return offers
 
-    def serving(self, asking: Asking) -> list[tuple[Vector, DonorBatch]]:
+    def serving(self, asking: ShortfallClass) -> list[tuple[Vector, DonorBatch]]:
         """Return the batches that serve an asking, each with the allocatable of its machines."""
         known = self._serving.get(asking)
         if known is None:
@@ -207,7 +207,7 @@ class DonorOffers:
             ]
         return known
 
-    def most(self, asking: Asking, slots: "DonorSlots | None") -> "Most":
+    def most(self, asking: ShortfallClass, slots: "DonorSlots | None") -> "Most":
         """Return what any row could still bring to whoever asks."""
         most = Most()
         for allocatable, batch in self.serving(asking):
@@ -292,7 +292,7 @@ class Drains:
         """Donors come by id, ascending."""
         of_type: defaultdict[str, list[tuple[int, ShardId]]] = defaultdict(list)
         self._wanted_by: defaultdict[str, set[ShardId]] = defaultdict(set)
-        self._types_of: dict[Asking, list[str]] = {}
+        self._types_of: dict[ShortfallClass, list[str]] = {}
         for donor in donors:
             for instance_type, count in donor.drainable.items():
                 of_type[instance_type].append((count, donor.shard_id))
@@ -304,7 +304,7 @@ class Drains:
         #: Most first, then by donor.
         self._of_type = of_type
 
-    def types(self, asking: Asking) -> list[str]:
+    def types(self, asking: ShortfallClass) -> list[str]:
         """Return the types that an asking accepts, ascending."""
         known = self._types_of.get(asking)
         if known is None:
@@ -313,7 +313,7 @@ class Drains:
             known = self._types_of[asking] = [name for name in sorted(asked) if accepts(asking.gate, name, None)]
         return known
 
-    def is_open(self, asking: Asking, draining_donors: set[ShardId]) -> bool:
+    def is_open(self, asking: ShortfallClass, draining_donors: set[ShardId]) -> bool:
         """Say whether a drain could still do something for an asking, or must be asked why it cannot."""
         return any(
             name in self._wanted_by or any(donor not in draining_donors for _, donor in self._of_type.get(name, ()))
@@ -360,7 +360,7 @@ class DonorSlots:
         self.slots_of[shard_id] = self.left(shard_id) - count
 
 
-def _types_asked_for(asking: Asking, known: Iterable[str]) -> Iterable[str]:
+def _types_asked_for(asking: ShortfallClass, known: Iterable[str]) -> Iterable[str]:
     """Return the types that an asking may accept: those that it lists, if it does."""
     for requirement in asking.gate:
         if requirement.key == labels.INSTANCE_TYPE and requirement.operator is Operator.IN:
@@ -372,5 +372,5 @@ def _order(giveable: Giveable) -> tuple[int, ShardId]:
     return (-giveable.available, giveable.donor)
 
 
-def _batch_key(row: CapacityCount) -> _Kind:
+def _batch_key(row: ZoneCapacity) -> _Kind:
     return (row.instance_type, row.zone, vector_key(row.allocatable))

@@ -8,15 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, InstructionEntry, InstructionLedger, State
-from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, OwnershipView, PeerViews, Wanted, still_follows
-from bigfleet.coordinator.reports import ShardFigures, SoldOutPool
+from bigfleet.coordinator.ownership_reconcile import (
+    OwnershipPlan,
+    OwnershipView,
+    PeerViews,
+    WantedInstruction,
+    still_follows,
+)
+from bigfleet.coordinator.reports import ShardFigures
 from bigfleet.coordinator.tables import Tables
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import (
     Ack,
     AssignDomain,
     Instruction,
-    Outcome,
+    InstructionOutcome,
     Reading,
     ReassignSpeculative,
     TransferOwnership,
@@ -25,6 +31,7 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.ownership import Domain, Owned, Turn
+from bigfleet.model.shard_report import SoldOutPool
 from bigfleet.model.states import CapacityType
 
 #: Pools of one answer.
@@ -129,7 +136,7 @@ class EphemeralState:
         return replace(self, known={**self.known, report.shard_id: known}, ledger=ledger, refused=refused)
 
     def _refused_by(self, report: ReceivedReport) -> set[tuple[MachineId, Turn]]:
-        refused_ids = {ack.instruction_id for ack in report.acks if ack.outcome is Outcome.REJECTED_INVALID}
+        refused_ids = {ack.instruction_id for ack in report.acks if ack.outcome is InstructionOutcome.REJECTED_INVALID}
         found: set[tuple[MachineId, Turn]] = set()
         for entry in self.ledger.live():
             payload, instruction = entry.instruction.payload, entry.instruction
@@ -162,7 +169,7 @@ class EphemeralState:
             return False
         return known.told_epoch == known.report.epoch and known.told_echo == self.term
 
-    def around(self, shard_id: ShardId, tables: Tables, now_seconds: float) -> PeerViews:
+    def peer_views(self, shard_id: ShardId, tables: Tables, now_seconds: float) -> PeerViews:
         """Return the shards that could own machines of the same provider as one shard, itself included."""
         address = self.known[shard_id].report.provider_address
         views: dict[ShardId, OwnershipView] = {}
@@ -188,7 +195,7 @@ class EphemeralState:
             refused=self.refused,
         )
 
-    def told_to_do(self, squared: OwnershipPlan, to: ShardId, now_seconds: float) -> "EphemeralState":
+    def with_plan(self, squared: OwnershipPlan, to: ShardId, now_seconds: float) -> "EphemeralState":
         """Return what is known after what squaring a shard asked for was enqueued, and the rest cancelled.
 
         A domain is given in one answer with the notes that it needs, after them: one that was given before, and not
@@ -219,7 +226,7 @@ class EphemeralState:
             ledger = ledger.enqueued(to, payload, term=self.term, now_seconds=now_seconds)
         return replace(self, ledger=ledger)
 
-    def _is_leaving_already(self, wanted: Wanted, now_seconds: float) -> bool:
+    def _is_leaving_already(self, wanted: WantedInstruction, now_seconds: float) -> bool:
         """Say whether a shard has just agreed to leave a domain, and has not been given it since.
 
         A view lists what is being left among what is held, for as long as machines there are bound: told again with

@@ -10,8 +10,8 @@ import structlog
 
 from bigfleet.coordinator.commands import AddShard, BindCluster, Command, CommandRefused, Rule, UpdateShard
 from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport, ReportAnswer
-from bigfleet.coordinator.ownership_reconcile import Wanted, square
-from bigfleet.coordinator.quota_transfer import booking_of, what_is_left
+from bigfleet.coordinator.ownership_reconcile import WantedInstruction, reconcile_ownership
+from bigfleet.coordinator.quota_transfer import quota_transfer_of, what_is_left
 from bigfleet.coordinator.stores.protocol import (
     TERM_MAX,
     Leadership,
@@ -51,13 +51,13 @@ class Leader:
         self._on_report = on_report
         self._report_cycle_seconds = report_cycle_seconds
         self.tables: Tables = won.tables
-        self.soft = EphemeralState.of_new_leader(won.term, report_cycle_seconds)
+        self.ephemeral = EphemeralState.of_new_leader(won.term, report_cycle_seconds)
         self._told_conflicts: set[tuple[ClusterId, ShardId]] = set()
 
     @property
     def term(self) -> int:
         """The term under which it leads."""
-        return self.soft.term
+        return self.ephemeral.term
 
     async def report(self, report: ReceivedReport) -> ReportAnswer:
         """Take a report and answer it, in the order of §4.
@@ -70,20 +70,20 @@ class Leader:
             await self._outrun(report)
         if not await self._is_registered(report):
             return self._refused("superseded", report)
-        if not self.soft.is_in_order(report):
+        if not self.ephemeral.is_in_order(report):
             return self._refused("out_of_order", report)
         if report.shard_id not in self.tables.shards:
             raise NotLeader("the shard was removed meanwhile")
         now_seconds = self._clock.monotonic_seconds()
-        self.soft = self.soft.reported(report, now_seconds)
+        self.ephemeral = self.ephemeral.reported(report, now_seconds)
         await self._bind(report)
-        around = self.soft.around(report.shard_id, self.tables, now_seconds)
-        squared = square(report.shard_id, around)
+        around = self.ephemeral.peer_views(report.shard_id, self.tables, now_seconds)
+        squared = reconcile_ownership(report.shard_id, around)
         for command in squared.commands:
             await self._try(command)
         squared.instructions = [wanted for wanted in squared.instructions if await self._is_booked(wanted, report)]
-        self.soft = self.soft.told_to_do(squared, report.shard_id, now_seconds)
-        self.soft, answer = self.soft.answered(report.shard_id, squared, around, now_seconds)
+        self.ephemeral = self.ephemeral.with_plan(squared, report.shard_id, now_seconds)
+        self.ephemeral, answer = self.ephemeral.answered(report.shard_id, squared, around, now_seconds)
         if answer.instructions and not await self._may_instruct(report):
             raise NotLeader("another leader stands")
         self._on_report("ok")
@@ -111,7 +111,7 @@ class Leader:
             raise NotLeader("a shard has seen a later leader")
         term = await self._store.raise_term(report.echoed_term)
         _log.warning("coordinator.term_raised", term=term, seen=report.echoed_term, reason="a shard had accepted it")
-        self.soft = EphemeralState.of_new_leader(term, self._report_cycle_seconds)
+        self.ephemeral = EphemeralState.of_new_leader(term, self._report_cycle_seconds)
 
     async def _is_registered(self, report: ReceivedReport) -> bool:
         """Register the shard, or note what changed; False when a newer process of it has reported."""
@@ -130,7 +130,7 @@ class Leader:
 
     async def _bind(self, report: ReceivedReport) -> None:
         """Bind new clusters; one that is bound elsewhere is a conflict, shown and not mended (§4 step 6)."""
-        for cluster in sorted(self.soft.known[report.shard_id].clusters):
+        for cluster in sorted(self.ephemeral.known[report.shard_id].clusters):
             bound = self.tables.clusters.get(cluster)
             if bound is None:
                 await self._try(BindCluster(cluster, report.shard_id, self._clock.unix_nanos()))
@@ -142,9 +142,9 @@ class Leader:
                     "coordinator.cluster_reported_twice", cluster=cluster, bound_to=owner, also=report.shard_id
                 )
 
-    async def _is_booked(self, wanted: Wanted, report: ReceivedReport) -> bool:
+    async def _is_booked(self, wanted: WantedInstruction, report: ReceivedReport) -> bool:
         """Book the quota that moves with slots; False when it could not be written, and the recipient must wait."""
-        booking = booking_of(wanted, report.provider_address, self.tables, self._clock.unix_nanos())
+        booking = quota_transfer_of(wanted, report.provider_address, self.tables, self._clock.unix_nanos())
         try:
             if booking is not None:
                 await self._commit(booking)

@@ -9,18 +9,19 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from bigfleet.coordinator.commands import AssignDomain, Command, RemoveShard
+from bigfleet.coordinator.commands import Command, RemoveShard, SetDomainOwner
 from bigfleet.coordinator.delivery import InstructionEntry
 from bigfleet.coordinator.ephemeral_state import FRESH_CYCLES, EphemeralState, ReportAnswer
 from bigfleet.coordinator.leader import BadReport, Leader
 from bigfleet.coordinator.metrics import KINDS, CoordinatorMetrics, Figures, kind_of
 from bigfleet.coordinator.rebalancer import Heard, Rebalancing, ownership_overlap
-from bigfleet.coordinator.shard_report import ShardReport, taken
+from bigfleet.coordinator.received_report import received_of
 from bigfleet.coordinator.tables import DomainState, Tables
 from bigfleet.coordinator.transfers import Knobs, Transfer
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import ClusterId, ShardId
-from bigfleet.model.ownership import Domain, Row, RowKind
+from bigfleet.model.ownership import Domain, OwnershipRow, RowKind
+from bigfleet.model.shard_report import ShardReport
 
 _log = structlog.get_logger("bigfleet.coordinator.leader_term")
 
@@ -75,13 +76,13 @@ class Term:
         return self.leader.tables
 
     @property
-    def soft(self) -> EphemeralState:
+    def ephemeral(self) -> EphemeralState:
         """What reports have told."""
-        return self.leader.soft
+        return self.leader.ephemeral
 
     async def report(self, report: ShardReport) -> ReportAnswer:
         """Take a report and answer it. Raises as `Leader.report`."""
-        for_leader = taken(report)
+        for_leader = received_of(report)
         try:
             return await self.leader.report(for_leader)
         except BadReport:
@@ -90,10 +91,10 @@ class Term:
         finally:
             if self.leader.term != self.term:
                 self._begin()
-            known = self.soft.known.get(report.shard_id)
+            known = self.ephemeral.known.get(report.shard_id)
             if known is not None and known.report is for_leader:
                 self._hear(report)
-            self._metrics.ended(self.soft.ledger.entries)
+            self._metrics.ended(self.ephemeral.ledger.entries)
 
     def _hear(self, report: ShardReport) -> None:
         now_unix_nanos = self._clock.unix_nanos()
@@ -110,14 +111,16 @@ class Term:
 
     async def assign(self, domain: Domain, shard_id: ShardId) -> None:
         """Give a domain to a shard; the shard hears of it with its next report. Raises as `StateStore.commit`."""
-        await self.commit(AssignDomain(domain, shard_id, self._neighbours(shard_id)))
+        await self.commit(SetDomainOwner(domain, shard_id, self._neighbours(shard_id)))
 
     def _neighbours(self, shard_id: ShardId) -> frozenset[ShardId]:
-        known = self.soft.known.get(shard_id)
+        known = self.ephemeral.known.get(shard_id)
         address = "" if known is None else known.report.provider_address
         if not address:
             return frozenset()
-        return frozenset(other for other, each in self.soft.known.items() if each.report.provider_address == address)
+        return frozenset(
+            other for other, each in self.ephemeral.known.items() if each.report.provider_address == address
+        )
 
     async def remove_shard(self, shard_id: ShardId, *, is_forced: bool) -> None:
         """Remove a shard and forget it. Raises ShardAlive, and as `StateStore.commit`."""
@@ -125,7 +128,7 @@ class Term:
         if shard_id in self.tables.shards and not is_forced:
             grace_seconds = FRESH_CYCLES * self._settings.report_interval_seconds
             advice = "stop it and wait, or force it when its process is gone for good"
-            if self.soft.is_fresh(shard_id, now_seconds):
+            if self.ephemeral.is_fresh(shard_id, now_seconds):
                 raise ShardAlive(f"shard {shard_id!r} reported within the last {grace_seconds:g} s; {advice}")
             if now_seconds - self.began_seconds < grace_seconds:
                 raise ShardAlive(
@@ -133,7 +136,7 @@ class Term:
                     f"is alive; {advice}"
                 )
         await self.commit(RemoveShard(shard_id))
-        self.leader.soft = self.soft.without_shard(shard_id, now_seconds)
+        self.leader.ephemeral = self.ephemeral.without_shard(shard_id, now_seconds)
         self.heard.pop(shard_id, None)
 
     # ---- passes --------------------------------------------------------------------------------------------------
@@ -143,19 +146,19 @@ class Term:
         now_seconds = self._clock.monotonic_seconds()
         if not self.rebalancing.is_due(now_seconds):
             return
-        self.leader.soft = replace(self.soft, ledger=self.soft.ledger.at(now_seconds))
-        plan = self.rebalancing.run(self.soft, self.heard, self.tables, now_seconds)
+        self.leader.ephemeral = replace(self.ephemeral, ledger=self.ephemeral.ledger.at(now_seconds))
+        plan = self.rebalancing.run(self.ephemeral, self.heard, self.tables, now_seconds)
         self._metrics.passed(plan, self._clock.monotonic_seconds() - now_seconds)
         skipped = {reason.label: count for reason, count in plan.skips().items() if count}
         _log.info("coordinator.rebalanced", moves=len(plan.moves), skipped=skipped, dry_run=self._settings.is_dry_run)
         if self._settings.is_dry_run:
             self.proposed = plan.moves
             return
-        first = self.soft.ledger.next_sequence
-        self.leader.soft = self.rebalancing.emitted(plan.moves, self.soft, now_seconds)
-        told = [entry for entry in self.soft.ledger.entries if entry.instruction.turn.sequence >= first]
+        first = self.ephemeral.ledger.next_sequence
+        self.leader.ephemeral = self.rebalancing.emitted(plan.moves, self.ephemeral, now_seconds)
+        told = [entry for entry in self.ephemeral.ledger.entries if entry.instruction.turn.sequence >= first]
         self._metrics.moved(entry.move for entry in told if entry.move is not None)
-        self._metrics.ended(self.soft.ledger.entries)
+        self._metrics.ended(self.ephemeral.ledger.entries)
         for entry in told:
             _log.info(
                 "coordinator.transfer_started",
@@ -168,16 +171,16 @@ class Term:
 
     def is_alive(self, shard_id: ShardId) -> bool:
         """Say whether a shard reported within three report cycles."""
-        return self.soft.is_fresh(shard_id, self._clock.monotonic_seconds())
+        return self.ephemeral.is_fresh(shard_id, self._clock.monotonic_seconds())
 
     def instructions(self) -> tuple[InstructionEntry, ...]:
         """Return every instruction that is remembered, expired ones as such."""
-        return self.soft.ledger.at(self._clock.monotonic_seconds()).entries
+        return self.ephemeral.ledger.at(self._clock.monotonic_seconds()).entries
 
     def conflicts(self) -> Mapping[ClusterId, tuple[ShardId, ...]]:
         """Return the shards that claim to serve a cluster which is bound to another, by id."""
         found: dict[ClusterId, list[ShardId]] = {}
-        for shard_id, known in sorted(self.soft.known.items()):
+        for shard_id, known in sorted(self.ephemeral.known.items()):
             for cluster in known.clusters:
                 bound = self.tables.clusters.get(cluster)
                 if bound is not None and bound.shard_id != shard_id:
@@ -186,35 +189,35 @@ class Term:
 
     def cluster_heard_unix_nanos(self, cluster: ClusterId, shard_id: ShardId) -> int:
         """Return when its shard last reported, if that serves the cluster; 0 when this leader never heard so."""
-        known, heard = self.soft.known.get(shard_id), self.heard.get(shard_id)
+        known, heard = self.ephemeral.known.get(shard_id), self.heard.get(shard_id)
         if known is None or heard is None or cluster not in known.clusters:
             return 0
         return heard.received_unix_nanos
 
     def figures(self) -> Figures:
         """Return what the gauges show. Asked from another thread: it reads immutable values alone."""
-        soft, tables = self.soft, self.tables
+        ephemeral, tables = self.ephemeral, self.tables
         now_seconds = self._clock.monotonic_seconds()
         pending = dict.fromkeys(map(str, tables.shards), 0)
         surfaced = dict.fromkeys(KINDS, 0)
-        for entry in soft.ledger.entries:
+        for entry in ephemeral.ledger.entries:
             if not entry.state.is_final and entry.to in pending:
                 pending[entry.to] += 1
             if entry.is_surfaced:
                 surfaced[kind_of(entry.instruction)] += 1
-        unadopted = _unadopted(soft)
+        unadopted = _unadopted(ephemeral)
         oldest_unix_nanos = min((row.since_unix_nanos for row in unadopted if row.since_unix_nanos), default=0)
         age_seconds = (self._clock.unix_nanos() - oldest_unix_nanos) / NANOS_PER_SECOND if oldest_unix_nanos else 0.0
         return Figures(
             is_leader=True,
-            term=soft.term,
+            term=ephemeral.term,
             shards=len(tables.shards),
-            shards_alive=sum(soft.is_fresh(shard_id, now_seconds) for shard_id in tables.shards),
+            shards_alive=sum(ephemeral.is_fresh(shard_id, now_seconds) for shard_id in tables.shards),
             clusters=len(tables.clusters),
             cluster_conflicts=len(self.conflicts()),
             domains=len(tables.domains),
             domains_releasing=sum(row.state is DomainState.RELEASING for row in tables.domains.values()),
-            ownership_overlap=len(ownership_overlap(soft, tables)),
+            ownership_overlap=len(ownership_overlap(ephemeral, tables)),
             machines_unadopted=len(unadopted),
             oldest_unadopted_seconds=max(0.0, age_seconds),
             pending=pending,
@@ -222,10 +225,10 @@ class Term:
         )
 
 
-def _unadopted(soft: EphemeralState) -> list[Row]:
+def _unadopted(ephemeral: EphemeralState) -> list[OwnershipRow]:
     """Return the released rows whose machine nobody has adopted since."""
-    views = [known.told.rows for known in soft.known.values() if known.told is not None]
-    adopted: dict[str, Row] = {}
+    views = [known.told.rows for known in ephemeral.known.values() if known.told is not None]
+    adopted: dict[str, OwnershipRow] = {}
     for rows in views:
         for machine_id, row in rows.items():
             if row.kind is RowKind.ADOPTED and (machine_id not in adopted or adopted[machine_id].turn < row.turn):

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bigfleet.coordinator.commands import AssignDomain as AssignDomainRow
 from bigfleet.coordinator.commands import Command, DropDomain, ReleaseDomain
+from bigfleet.coordinator.commands import SetDomainOwner as AssignDomainRow
 from bigfleet.coordinator.tables import DomainRow, DomainState
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -26,7 +26,7 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Domain, Owned, Row, RowKind, Turn
+from bigfleet.model.ownership import Domain, Owned, OwnershipRow, RowKind, Turn
 from bigfleet.model.states import MachineState
 
 
@@ -72,7 +72,7 @@ class PeerViews:
         return tuple(sorted({*self.unseen, *stale}))
 
 
-class Wanted(NamedTuple):
+class WantedInstruction(NamedTuple):
     """An instruction that follows from state."""
 
     to: ShardId
@@ -86,7 +86,7 @@ class OwnershipPlan:
     """What is to be done for one shard."""
 
     commands: list[Command] = field(default_factory=list)
-    instructions: list["Wanted"] = field(default_factory=list)
+    instructions: list["WantedInstruction"] = field(default_factory=list)
     #: Machines to take back to this shard; their instruction needs a new turn.
     taken_back: list[MachineId] = field(default_factory=list)
     #: Released machines of this shard that have arrived.
@@ -95,7 +95,7 @@ class OwnershipPlan:
     waits_for: tuple[ShardId, ...] = ()
 
 
-def square(shard_id: ShardId, around: PeerViews) -> OwnershipPlan:
+def reconcile_ownership(shard_id: ShardId, around: PeerViews) -> OwnershipPlan:
     """Return what is to be done after a report of a shard with a current view; nothing for any other."""
     done = OwnershipPlan()
     view = around.views.get(shard_id)
@@ -143,7 +143,7 @@ def _square_domains(view: OwnershipView, around: PeerViews, done: OwnershipPlan)
             if domain in told.leaving:
                 done.commands.append(ReleaseDomain(domain))
         elif (row.shard_id != me or row.state is DomainState.RELEASING) and domain in assumed.domains:
-            done.instructions.append(Wanted(me, "", UnassignDomain(domain)))
+            done.instructions.append(WantedInstruction(me, "", UnassignDomain(domain)))
     for domain, row in sorted(around.domains.items()):
         if row.shard_id != me:
             continue
@@ -159,7 +159,7 @@ def _still_in(domain: Domain, others: Iterable[OwnershipView]) -> tuple[ShardId,
     return tuple(view.shard_id for view in others if not _has_left(view, domain))
 
 
-def _moved(view: OwnershipView) -> Iterable[tuple[MachineId, Row]]:
+def _moved(view: OwnershipView) -> Iterable[tuple[MachineId, OwnershipRow]]:
     """Return a shard's rows, those included that an answer told it to make and no report has shown yet."""
     return view.assumed.rows.items()
 
@@ -190,7 +190,7 @@ def _give(domain: Domain, view: OwnershipView, around: PeerViews, done: Ownershi
         own = view.told.rows.get(machine_id)
         if own is None or own.turn < turn:
             done.instructions.append(_note(machine_id, turn, me, at))
-    done.instructions.append(Wanted(me, "", AssignDomain(domain)))
+    done.instructions.append(WantedInstruction(me, "", AssignDomain(domain)))
 
 
 # ---- machines ----------------------------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ def _square_machine(machine_id: MachineId, view: OwnershipView, around: PeerView
         return
 
 
-def _is_nowhere(rows: Iterable[Row]) -> bool:
+def _is_nowhere(rows: Iterable[OwnershipRow]) -> bool:
     """Say whether no row says more than that the machine is elsewhere."""
     return all(row.kind is RowKind.DISOWNED for row in rows)
 
 
-def _assumed_rows(machine_id: MachineId, around: PeerViews) -> list[Row]:
+def _assumed_rows(machine_id: MachineId, around: PeerViews) -> list[OwnershipRow]:
     owned = (view.assumed for view in around.views.values())
     return [each.rows[machine_id] for each in owned if machine_id in each.rows]
 
@@ -234,7 +234,7 @@ def _tell_former(
     latest: Turn,
     holder: ShardId,
     view: OwnershipView,
-    rows: Mapping[ShardId, Row],
+    rows: Mapping[ShardId, OwnershipRow],
     around: PeerViews,
     done: OwnershipPlan,
 ) -> None:
@@ -249,7 +249,9 @@ def _tell_former(
             done.instructions.append(_note(machine_id, latest, giver, holder))
 
 
-def _hand_on(machine_id: MachineId, own: Row, view: OwnershipView, around: PeerViews, done: OwnershipPlan) -> None:
+def _hand_on(
+    machine_id: MachineId, own: OwnershipRow, view: OwnershipView, around: PeerViews, done: OwnershipPlan
+) -> None:
     """A machine was given up and has not arrived: send it on, or take it back when its recipient is gone."""
     is_mine = own.turn.term == around.term
     is_known = own.other in around.views or own.other in around.unseen
@@ -258,13 +260,13 @@ def _hand_on(machine_id: MachineId, own: Row, view: OwnershipView, around: PeerV
         done.waits_for = around.missing
     elif is_known and not is_refused:
         done.instructions.append(
-            Wanted(own.other, f"{own.turn.instruction_id}/adopt", _adoption(machine_id, own, view))
+            WantedInstruction(own.other, f"{own.turn.instruction_id}/adopt", _adoption(machine_id, own, view))
         )
     else:
         done.taken_back.append(machine_id)
 
 
-def _adoption(machine_id: MachineId, own: Row, view: OwnershipView) -> Payload:
+def _adoption(machine_id: MachineId, own: OwnershipRow, view: OwnershipView) -> Payload:
     record = own.machine
     if record is not None and record.state is MachineState.SPECULATIVE:
         return ReassignSpeculative(from_shard=view.shard_id, to_shard=own.other, machine_ids=(machine_id,))
@@ -276,7 +278,7 @@ def _forget(
     machine_id: MachineId,
     latest: Turn,
     view: OwnershipView,
-    rows: Mapping[ShardId, Row],
+    rows: Mapping[ShardId, OwnershipRow],
     around: PeerViews,
     done: OwnershipPlan,
 ) -> None:
@@ -286,22 +288,22 @@ def _forget(
         return
     for shard_id, row in rows.items():
         payload = TransferOwnership(from_shard=shard_id, to_shard=ShardId(""), machine_ids=(machine_id,), is_note=True)
-        done.instructions.append(Wanted(shard_id, f"{row.turn.instruction_id}/forget/{shard_id}", payload))
+        done.instructions.append(WantedInstruction(shard_id, f"{row.turn.instruction_id}/forget/{shard_id}", payload))
 
 
-def _note(machine_id: MachineId, turn: Turn, to: ShardId, at: ShardId) -> Wanted:
+def _note(machine_id: MachineId, turn: Turn, to: ShardId, at: ShardId) -> WantedInstruction:
     payload = TransferOwnership(from_shard=to, to_shard=at, machine_ids=(machine_id,), is_note=True)
-    return Wanted(to, f"{turn.instruction_id}/note/{to}", payload)
+    return WantedInstruction(to, f"{turn.instruction_id}/note/{to}", payload)
 
 
 def _lists(owned: Owned, domain: Domain) -> bool:
     return domain in owned.domains or domain in owned.leaving
 
 
-def _grouped(wanted: list[Wanted]) -> list[Wanted]:
+def _grouped(wanted: list[WantedInstruction]) -> list[WantedInstruction]:
     """Return one instruction for all machines that share an id, in the order of the first of each."""
-    grouped: dict[tuple[ShardId, str], Wanted] = {}
-    alone: list[Wanted] = []
+    grouped: dict[tuple[ShardId, str], WantedInstruction] = {}
+    alone: list[WantedInstruction] = []
     for each in wanted:
         if not each.instruction_id:
             alone.append(each)
@@ -312,7 +314,7 @@ def _grouped(wanted: list[Wanted]) -> list[Wanted]:
     return [*grouped.values(), *alone]
 
 
-def _joined(first: Wanted, second: Wanted) -> Wanted:
+def _joined(first: WantedInstruction, second: WantedInstruction) -> WantedInstruction:
     left, right = first.payload, second.payload
     if isinstance(left, TransferOwnership) and isinstance(right, TransferOwnership):
         ids = (*left.machine_ids, *right.machine_ids)

@@ -7,13 +7,15 @@ here writes.
 from dataclasses import replace
 
 from bigfleet.coordinator.commands import MoveQuota
-from bigfleet.coordinator.ownership_reconcile import Wanted
+from bigfleet.coordinator.ownership_reconcile import WantedInstruction
 from bigfleet.coordinator.tables import Tables
 from bigfleet.coordinator.transfers import quota_behind
 from bigfleet.model.instructions import Reading, ReassignSpeculative, reading
 
 
-def booking_of(wanted: Wanted, provider_address: str, tables: Tables, now_unix_nanos: int) -> MoveQuota | None:
+def quota_transfer_of(
+    wanted: WantedInstruction, provider_address: str, tables: Tables, now_unix_nanos: int
+) -> MoveQuota | None:
     """Return the quota move that must be committed before an instruction is enqueued; None where there is none."""
     payload = wanted.payload
     if not isinstance(payload, ReassignSpeculative) or reading(payload, wanted.to) is not Reading.ADOPT:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bigfleet.coordinator.donors import Benefit, Cooling, DonorOffers, DonorSlots, Drains, Flow, Wish, machines_needed
 from bigfleet.coordinator.pending_shortfalls import SETTLED, Pending
-from bigfleet.coordinator.reports import Asking, ShardFigures, Shortfall, accepts
+from bigfleet.coordinator.reports import ShardFigures, ShortfallClass, accepts
 from bigfleet.coordinator.tables import QuotaKey
 from bigfleet.coordinator.transfers import (
     FleetView,
@@ -29,6 +29,7 @@ from bigfleet.coordinator.transfers import (
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.ownership import Base
+from bigfleet.model.shard_report import Shortfall
 from bigfleet.model.vector import Vector, format_vector
 
 _DEFAULTS = Knobs()
@@ -109,7 +110,7 @@ class _Pass:
             start += len(shard.shortfalls)
         return apart
 
-    def _settle(self, pending: Pending, group: int, address: str, asking: Asking) -> None:
+    def _settle(self, pending: Pending, group: int, address: str, asking: ShortfallClass) -> None:
         """Settle all shortfalls of a group that are as hopeless as can be told without looking at each."""
         if len(self._donors.get(address, ())) < 2:
             pending.settle(group, Skip.PROVIDER, with_old=True)
@@ -136,7 +137,7 @@ class _Pass:
     def _may_be_drained_for(self, shortfall: Shortfall) -> bool:
         return bool(self._drains_left) and shortfall.age_cycles > self._knobs.preempt_age_cycles
 
-    def _serve(self, shard: ShardFigures, shortfall: Shortfall, asking: Asking) -> Skip:
+    def _serve(self, shard: ShardFigures, shortfall: Shortfall, asking: ShortfallClass) -> Skip:
         address, key = shard.provider_address, ShortfallKey(shard.shard_id, shortfall.fingerprint)
         moving = self._memory.moving.get(key, vector.ZERO)
         draining = self._memory.draining.get(key, vector.ZERO)
@@ -330,8 +331,8 @@ def _ready_by_requester(donors: dict[str, list[ShardFigures]]) -> dict[ShardId, 
     for shards in donors.values():
         for donor in shards:
             for kept in sorted(donor.ready, key=lambda kept: (kept.instance_type, kept.zone, kept.machine_id)):
-                if kept.to_shard_id != donor.shard_id:
-                    ready[kept.to_shard_id][(donor, kept.instance_type, kept.zone)].append(kept.machine_id)
+                if kept.to_shard != donor.shard_id:
+                    ready[kept.to_shard][(donor, kept.instance_type, kept.zone)].append(kept.machine_id)
     return {requester: dict(waiting) for requester, waiting in ready.items()}
 
 

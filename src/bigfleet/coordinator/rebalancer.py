@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from bigfleet.coordinator.delivery import DONOR_EXPIRY_CYCLES, InstructionEntry, InstructionLedger, State
 from bigfleet.coordinator.ephemeral_state import EphemeralState, Known
 from bigfleet.coordinator.rebalance_plan import plan
+from bigfleet.coordinator.received_report import ready_in
 from bigfleet.coordinator.reports import ShardFigures
-from bigfleet.coordinator.shard_report import Holding, ShardReport, ready_in
 from bigfleet.coordinator.tables import Tables
 from bigfleet.coordinator.transfers import (
     FleetView,
@@ -29,13 +29,14 @@ from bigfleet.model import vector
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import (
     CrossShardDrain,
-    Outcome,
+    InstructionOutcome,
     Payload,
     ReassignSpeculative,
     Selector,
     TransferOwnership,
 )
 from bigfleet.model.ownership import Base
+from bigfleet.model.shard_report import Holding, ShardReport
 from bigfleet.model.vector import Vector
 
 
@@ -85,25 +86,25 @@ class Rebalancing:
         return now_seconds >= self._first_seconds
 
     def run(
-        self, soft: EphemeralState, heard: Mapping[ShardId, Heard], tables: Tables, now_seconds: float
+        self, ephemeral: EphemeralState, heard: Mapping[ShardId, Heard], tables: Tables, now_seconds: float
     ) -> RebalancePlan:
         """Plan one pass and remember it; what it proposes has not been enqueued."""
-        flying = in_flight(soft, heard, now_seconds)
+        flying = in_flight(ephemeral, heard, now_seconds)
         self._cooling = {flow: until for flow, until in self._cooling.items() if until > now_seconds}
         memory = Memory(
             cooling=frozenset(self._cooling),
-            refused_drains=frozenset(self._refused(soft, now_seconds)),
+            refused_drains=frozenset(self._refused(ephemeral, now_seconds)),
             moving=flying.moving,
             draining=flying.draining,
             draining_donors=frozenset(flying.draining_donors),
             drained_for=frozenset(flying.drained_for),
         )
-        self.last = plan(fleet_view(soft, heard, tables, flying.leaving, now_seconds), memory, self._knobs)
+        self.last = plan(fleet_view(ephemeral, heard, tables, flying.leaving, now_seconds), memory, self._knobs)
         return self.last
 
-    def emitted(self, moves: Iterable[Transfer], soft: EphemeralState, now_seconds: float) -> EphemeralState:
+    def emitted(self, moves: Iterable[Transfer], ephemeral: EphemeralState, now_seconds: float) -> EphemeralState:
         """Return what is known after moves were enqueued; each begins its flow's cooldown, whatever becomes of it."""
-        ledger = soft.ledger
+        ledger = ephemeral.ledger
         sequence = ledger.next_sequence
         told: list[InstructionEntry] = []
         # Only what its donor has already can bar a move, so each donor's part is looked at alone.
@@ -114,17 +115,17 @@ class Rebalancing:
             if own is None:
                 own = replace(ledger, entries=tuple(entry for entry in ledger.live() if entry.to == move.donor))
             after = replace(own, next_sequence=sequence).enqueued(
-                move.donor, payload_of(move), term=soft.term, now_seconds=now_seconds, move=move, why=move.why
+                move.donor, payload_of(move), term=ephemeral.term, now_seconds=now_seconds, move=move, why=move.why
             )
             told += after.entries[len(own.entries) :]
             sequence, of_donor[move.donor] = after.next_sequence, after
-        return replace(soft, ledger=replace(ledger, entries=(*ledger.entries, *told), next_sequence=sequence))
+        return replace(ephemeral, ledger=replace(ledger, entries=(*ledger.entries, *told), next_sequence=sequence))
 
-    def _refused(self, soft: EphemeralState, now_seconds: float) -> Iterable[tuple[ShardId, Fingerprint]]:
+    def _refused(self, ephemeral: EphemeralState, now_seconds: float) -> Iterable[tuple[ShardId, Fingerprint]]:
         """Return the donors in which a drain for a shortfall found nothing, for one cooldown."""
-        for entry in soft.ledger.entries:
+        for entry in ephemeral.ledger.entries:
             move, last = entry.move, entry.last
-            is_refused = last is not None and last.outcome is Outcome.REJECTED_INVALID
+            is_refused = last is not None and last.outcome is InstructionOutcome.REJECTED_INVALID
             if move is None or move.tier is not Tier.PREEMPT or not is_refused:
                 continue
             if now_seconds - entry.finished_seconds < self._cooldown_seconds:
@@ -158,23 +159,26 @@ def payload_of(move: Transfer) -> Payload:
 
 
 def fleet_view(
-    soft: EphemeralState, heard: Mapping[ShardId, Heard], tables: Tables, leaving: set[MachineId], now_seconds: float
+    ephemeral: EphemeralState,
+    heard: Mapping[ShardId, Heard],
+    tables: Tables,
+    leaving: set[MachineId],
+    now_seconds: float,
 ) -> FleetView:
     """Return the fleet as the last reports tell it; machines in `leaving` are ready for nobody any more."""
-    overlapping = ownership_overlap(soft, tables)
+    overlapping = ownership_overlap(ephemeral, tables)
     shards: list[ShardFigures] = []
     for shard_id in sorted(tables.shards):
-        known = soft.known.get(shard_id)
+        known = ephemeral.known.get(shard_id)
         if known is None or known.report.figures is None:
             continue
         holding = heard[shard_id].holding if shard_id in heard else None
-        ready = () if holding is None else ready_in(holding.kept)
         shards.append(
             replace(
                 known.report.figures,
                 base=Base.ALL if shard_id in overlapping else base_of(known),
-                is_fresh=soft.is_fresh(shard_id, now_seconds),
-                ready=tuple(kept for kept in ready if kept.machine_id not in leaving),
+                is_fresh=ephemeral.is_fresh(shard_id, now_seconds),
+                ready=tuple(kept for kept in ready_in(holding) if kept.machine_id not in leaving),
             )
         )
     return FleetView(shards=tuple(shards), providers=tables.providers, quotas=tables.quotas)
@@ -187,31 +191,31 @@ def base_of(known: Known) -> Base:
     return known.told.base
 
 
-def ownership_overlap(soft: EphemeralState, tables: Tables) -> frozenset[ShardId]:
+def ownership_overlap(ephemeral: EphemeralState, tables: Tables) -> frozenset[ShardId]:
     """Return the shards behind a provider address at which one of several owns everything (§9.1)."""
     behind: defaultdict[str, list[ShardId]] = defaultdict(list)
-    for shard_id, known in soft.known.items():
+    for shard_id, known in ephemeral.known.items():
         if shard_id in tables.shards and known.report.provider_address:
             behind[known.report.provider_address].append(shard_id)
     return frozenset(
         shard_id
         for shards in behind.values()
-        if len(shards) > 1 and any(base_of(soft.known[each]) is Base.ALL for each in shards)
+        if len(shards) > 1 and any(base_of(ephemeral.known[each]) is Base.ALL for each in shards)
         for shard_id in shards
     )
 
 
-def in_flight(soft: EphemeralState, heard: Mapping[ShardId, Heard], now_seconds: float) -> InFlight:
+def in_flight(ephemeral: EphemeralState, heard: Mapping[ShardId, Heard], now_seconds: float) -> InFlight:
     """Return what is under way: from emission until failure, expiry, or the report that follows the adoption (§7.1)."""
     flying = InFlight()
-    adoptions = {entry.instruction.instruction_id: entry for entry in soft.ledger.entries if entry.move is None}
-    for entry in soft.ledger.entries:
+    adoptions = {entry.instruction.instruction_id: entry for entry in ephemeral.ledger.entries if entry.move is None}
+    for entry in ephemeral.ledger.entries:
         move = entry.move
         if move is None:
             continue
         if move.tier is Tier.PREEMPT:
             _add_drain(entry, move, heard.get(move.donor), flying)
-        elif _is_moving(entry, adoptions.get(f"{entry.instruction.instruction_id}/adopt"), soft, now_seconds):
+        elif _is_moving(entry, adoptions.get(f"{entry.instruction.instruction_id}/adopt"), ephemeral, now_seconds):
             count = len(entry.last.machine_ids) if entry.state is State.DONE and entry.last else 0
             flying.moving[move.shortfall] = vector.add(flying.moving[move.shortfall], _share(move, count or move.count))
             flying.leaving.update(move.machine_ids)
@@ -219,7 +223,7 @@ def in_flight(soft: EphemeralState, heard: Mapping[ShardId, Heard], now_seconds:
 
 
 def _is_moving(
-    entry: InstructionEntry, adoption: InstructionEntry | None, soft: EphemeralState, now_seconds: float
+    entry: InstructionEntry, adoption: InstructionEntry | None, ephemeral: EphemeralState, now_seconds: float
 ) -> bool:
     if not entry.state.is_final:
         return True
@@ -227,10 +231,10 @@ def _is_moving(
         return False
     if adoption is None:
         # The donor's view, which the adoption follows from, has yet to come, and cannot be waited for without end.
-        return now_seconds - entry.finished_seconds < DONOR_EXPIRY_CYCLES * soft.ledger.report_cycle_seconds
+        return now_seconds - entry.finished_seconds < DONOR_EXPIRY_CYCLES * ephemeral.ledger.report_cycle_seconds
     if adoption.state is not State.DONE:
         return not adoption.state.is_final
-    recipient = soft.known.get(adoption.to)
+    recipient = ephemeral.known.get(adoption.to)
     return recipient is not None and recipient.received_seconds <= adoption.finished_seconds
 
 
@@ -238,7 +242,7 @@ def _add_drain(entry: InstructionEntry, move: Transfer, donor: Heard | None, fly
     """Note what a drain is to free: all of it until the donor has answered, then what it still drains."""
     count = move.count
     if entry.state is State.DONE:
-        kept = () if donor is None or donor.holding is None else donor.holding.kept
+        kept = () if donor is None or donor.holding is None else donor.holding.reservations
         instruction_id = entry.instruction.instruction_id
         count = sum(each.instruction_id == instruction_id and not each.is_ready for each in kept)
     elif entry.state.is_final:

@@ -16,7 +16,7 @@ import structlog
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
-from bigfleet.coordinator.stores.protocol import Leader as Known
+from bigfleet.coordinator.stores.protocol import LeaderInfo as Known
 from bigfleet.coordinator.stores.protocol import RevisedStore, StoreUnavailable
 from bigfleet.coordinator.stores.snapshot import SnapshotFault, TablesSnapshot, content_digest, export, snapshot_of
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock

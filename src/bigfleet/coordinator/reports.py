@@ -9,16 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigfleet.model import labels, vector
-from bigfleet.model.ids import Fingerprint, MachineId, ShardId
-from bigfleet.model.ownership import Base
+from bigfleet.model.ids import ShardId
+from bigfleet.model.ownership import Base, Reservation
 from bigfleet.model.profile import Requirement
-from bigfleet.model.states import CapacityType
+from bigfleet.model.shard_report import CapacityCount, Shortfall
 from bigfleet.model.vector import Vector
 
 #: Dimensions of a deficit that a pass compares for many shortfalls at once; one with more is looked at by itself.
@@ -28,8 +27,8 @@ _COMPARED_MAX = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityCount:
-    """Giveable machines of one instance type and zone."""
+class ZoneCapacity:
+    """Machines of one instance type and zone, of any capacity type, that could be given away."""
 
     instance_type: str
     zone: str
@@ -38,33 +37,8 @@ class CapacityCount:
     allocatable: Vector
 
 
-class SoldOutPool(NamedTuple):
-    """A capacity pool without stock, and how much longer nothing is created in it."""
-
-    instance_type: str
-    zone: str
-    capacity_type: CapacityType
-    backoff_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """What one profile lacks in a whole shard."""
-
-    fingerprint: Fingerprint
-    requirements: tuple[Requirement, ...]
-    #: Milli-units.
-    deficit: Vector
-    min_unit: Vector
-    priority: int
-    age_cycles: int
-    interruption_bucket: int
-    #: A requirement is Same: it never crosses a shard.
-    is_topology_constrained: bool
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Asking:
+class ShortfallClass:
     """What many shortfalls have in common: machines that serve one of them serve all. Equal ones are one object."""
 
     #: The requirements that a type and a zone can answer; the rest is left to the donor.
@@ -75,7 +49,7 @@ class Asking:
     #: Tells it from all others in this process; nothing is ordered by it.
     serial: int
 
-    def is_served_by(self, row: CapacityCount) -> bool:
+    def is_served_by(self, row: ZoneCapacity) -> bool:
         """Say whether a row serves it (§7.1): accepted, large enough, and of use in a dimension that is short."""
         return (
             accepts(self.gate, row.instance_type, row.zone)
@@ -88,24 +62,16 @@ _serials = count()
 
 
 @lru_cache(maxsize=65_536)
-def _asking(gate: tuple[Requirement, ...], min_unit: tuple[tuple[str, int], ...], names: frozenset[str]) -> Asking:
-    return Asking(gate, dict(min_unit), names, next(_serials))
+def _asking(
+    gate: tuple[Requirement, ...], min_unit: tuple[tuple[str, int], ...], names: frozenset[str]
+) -> ShortfallClass:
+    return ShortfallClass(gate, dict(min_unit), names, next(_serials))
 
 
-def asking_of(shortfall: Shortfall) -> Asking:
+def asking_of(shortfall: Shortfall) -> ShortfallClass:
     """Return what a shortfall asks for."""
     gate = tuple(r for r in shortfall.requirements if r.key in (labels.INSTANCE_TYPE, labels.ZONE))
     return _asking(gate, vector.vector_key(shortfall.min_unit), frozenset(shortfall.deficit))
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """A drained machine that a donor keeps for another shard."""
-
-    machine_id: MachineId
-    to_shard_id: ShardId
-    instance_type: str
-    zone: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,7 +86,7 @@ class ShardFigures:
     #: Priority descending, age descending, fingerprint ascending.
     shortfalls: tuple[Shortfall, ...]
     #: Of each shortfall: what it asks for, its priority, its age, and whether Same binds it.
-    askings: tuple[Asking, ...]
+    askings: tuple[ShortfallClass, ...]
     priorities: NDArray[np.int64]
     ages: NDArray[np.int64]
     is_bound: NDArray[np.bool_]
@@ -128,8 +94,8 @@ class ShardFigures:
     #: One row for each, names ascending, DIMENSIONS_COMPARED columns; -1 in all of them where it has more names.
     deficits: NDArray[np.int64]
     #: Summed over capacity types, by type and zone; one row for each pair.
-    idle: tuple[CapacityCount, ...]
-    speculative: tuple[CapacityCount, ...]
+    idle: tuple[ZoneCapacity, ...]
+    speculative: tuple[ZoneCapacity, ...]
     #: Idle ones only, by id.
     ready: tuple[Reservation, ...]
     #: The (type, zone) of those rows that a shortfall of this shard, of any age, could use itself.
@@ -148,8 +114,8 @@ def prepared(
     base: Base,
     is_fresh: bool = True,
     shortfalls: Iterable[Shortfall] = (),
-    idle: Iterable[CapacityCount] = (),
-    speculative: Iterable[CapacityCount] = (),
+    idle: Iterable[CapacityCount | ZoneCapacity] = (),
+    speculative: Iterable[CapacityCount | ZoneCapacity] = (),
     type_counts: Mapping[str, int] | None = None,
     ready: Iterable[Reservation] = (),
 ) -> ShardFigures:
@@ -203,35 +169,36 @@ def accepts(gate: tuple[Requirement, ...], instance_type: str, zone: str | None)
     return True
 
 
-def _wanted(rows: Iterable[CapacityCount], askings: Iterable[Asking]) -> frozenset[tuple[str, str]]:
+def _wanted(rows: Iterable[ZoneCapacity], askings: Iterable[ShortfallClass]) -> frozenset[tuple[str, str]]:
     return frozenset(
         (row.instance_type, row.zone) for row in rows if any(asking.is_served_by(row) for asking in askings)
     )
 
 
-def _wanted_types(counts: Iterable[str], askings: Iterable[Asking]) -> frozenset[str]:
+def _wanted_types(counts: Iterable[str], askings: Iterable[ShortfallClass]) -> frozenset[str]:
     gates = {tuple(r for r in asking.gate if r.key == labels.INSTANCE_TYPE) for asking in askings}
     return frozenset(name for name in counts if any(accepts(gate, name, None) for gate in gates))
 
 
-def _drainable(counts: Mapping[str, int], free: Iterable[CapacityCount], wanted: frozenset[str]) -> dict[str, int]:
+def _drainable(counts: Mapping[str, int], free: Iterable[ZoneCapacity], wanted: frozenset[str]) -> dict[str, int]:
     bound = Counter(counts)
     for row in free:
         bound[row.instance_type] -= row.count
     return {name: count for name, count in bound.items() if count > 0 and name not in wanted}
 
 
-def _summed(rows: Iterable[CapacityCount]) -> tuple[CapacityCount, ...]:
-    by_kind: dict[tuple[str, str], CapacityCount] = {}
+def _summed(rows: Iterable[CapacityCount | ZoneCapacity]) -> tuple[ZoneCapacity, ...]:
+    by_kind: dict[tuple[str, str], ZoneCapacity] = {}
     for row in rows:
         kind = (row.instance_type, row.zone)
         known = by_kind.get(kind)
-        if known is not None:
-            smallest = {
-                name: min(milli, row.allocatable[name])
-                for name, milli in known.allocatable.items()
-                if name in row.allocatable
-            }
-            row = CapacityCount(*kind, known.count + row.count, smallest)
-        by_kind[kind] = row
+        if known is None:
+            by_kind[kind] = ZoneCapacity(*kind, row.count, row.allocatable)
+            continue
+        smallest = {
+            name: min(milli, row.allocatable[name])
+            for name, milli in known.allocatable.items()
+            if name in row.allocatable
+        }
+        by_kind[kind] = ZoneCapacity(*kind, known.count + row.count, smallest)
     return tuple(by_kind[kind] for kind in sorted(by_kind))

@@ -26,7 +26,7 @@ _GPU_MILLI_PER_GPU: Final = 1000
 Pool = dict[str, Any]
 
 
-class Fleet(NamedTuple):
+class DemoFleet(NamedTuple):
     """A fleet's pools and how many machines of each kind they hold."""
 
     pools: list[Pool]
@@ -66,7 +66,7 @@ def zones_named(count: int) -> tuple[str, ...]:
     return tuple(f"{REGION}{chr(ord('a') + number)}" for number in range(count))
 
 
-def default_fleet(machines: int, zones: Sequence[str] = ZONES) -> Fleet:
+def default_fleet(machines: int, zones: Sequence[str] = ZONES) -> DemoFleet:
     """Return a fleet of exactly so many machines in the default mix, spread evenly over the zones."""
     gpu_machines = machines // _GPU_EVERY
     cpu_machines = machines - gpu_machines
@@ -74,10 +74,10 @@ def default_fleet(machines: int, zones: Sequence[str] = ZONES) -> Fleet:
     for kind, total in ((_GENERAL, cpu_machines), (_GPU, gpu_machines)):
         for mix, count in zip(_MIX, _apportion(total, [mix.share for mix in _MIX]), strict=True):
             pools += _spread(_pool(kind, mix), count, zones)
-    return Fleet(pools, cpu_machines, gpu_machines)
+    return DemoFleet(pools, cpu_machines, gpu_machines)
 
 
-def trace_fleet(nodes: Iterable[TraceNode]) -> Fleet:
+def trace_fleet(nodes: Iterable[TraceNode]) -> DemoFleet:
     """Return the nodes as bare metal that is there from the start and costs nothing; equal shapes share a pool."""
     shapes = Counter((node.gpu_model, node.gpus, node.cpu_milli, node.memory_mib) for node in nodes)
     pools: list[Pool] = []
@@ -100,7 +100,7 @@ def trace_fleet(nodes: Iterable[TraceNode]) -> Fleet:
             "labels": node_labels,
         }
         pools += _spread(pool, count, ZONES)
-    return Fleet(pools, sum(shapes.values()) - gpu_machines, gpu_machines)
+    return DemoFleet(pools, sum(shapes.values()) - gpu_machines, gpu_machines)
 
 
 def instance_type_of(*, model: str, gpus: int, cpu_milli: int, memory_mib: int) -> str:

@@ -5,12 +5,12 @@ clusters and groups. A row that victims cover is no shortfall. Nothing here deci
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from bigfleet.engine.decision import RowResult
 from bigfleet.model import vector
 from bigfleet.model.ids import Fingerprint
 from bigfleet.model.profile import Profile
+from bigfleet.model.shard_report import Shortfall
 from bigfleet.model.vector import Vector
 
 #: Entries of one report; a coordinator acts on the most urgent ones first anyway.
@@ -21,39 +21,6 @@ _AGE_CLASSES = ((300, "300+"), (60, "60-299"), (10, "10-59"), (1, "1-9"))
 _PRIORITY_CLASSES = ((1_000_000, "critical"), (1_000, "service"), (100, "batch"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """What one profile lacks in the whole shard."""
-
-    profile: Profile
-    #: Sum of what its rows lack after Phase 2, milli-units; never empty.
-    deficit: Vector
-    #: Per-dimension maximum of its rows' min units, milli-units.
-    min_unit: Vector
-    #: Advancing cycles in a row in which it was present, at least 1.
-    age: int = 1
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """The profile's fingerprint."""
-        return self.profile.fingerprint
-
-    @property
-    def topology_constrained(self) -> bool:
-        """Say whether a requirement is Same: such a shortfall never crosses a shard."""
-        return self.profile.same_key is not None
-
-    @property
-    def age_class(self) -> str:
-        """The gauge's label: `1-9`, `10-59`, `60-299` or `300+`."""
-        return next(label for smallest, label in _AGE_CLASSES if self.age >= smallest)
-
-    @property
-    def priority_class(self) -> str:
-        """The gauge's label: `critical`, `service`, `batch` or `other`."""
-        return priority_class(self.profile.priority)
-
-
 Ledger = Mapping[Fingerprint, Shortfall]
 
 #: Labels of the gauges, in the order of the classes.
@@ -61,9 +28,28 @@ AGE_CLASSES = tuple(label for _smallest, label in reversed(_AGE_CLASSES))
 PRIORITY_CLASSES = (*(label for _smallest, label in _PRIORITY_CLASSES), "other")
 
 
+def age_class(age_cycles: int) -> str:
+    """Return the gauge's label: `1-9`, `10-59`, `60-299` or `300+`."""
+    return next(label for smallest, label in _AGE_CLASSES if age_cycles >= smallest)
+
+
 def priority_class(priority: int) -> str:
     """Return `critical` from 1,000,000, `service` from 1,000, `batch` from 100, else `other`."""
     return next((label for smallest, label in _PRIORITY_CLASSES if priority >= smallest), "other")
+
+
+def shortfall_of(profile: Profile, *, deficit: Vector, min_unit: Vector, age_cycles: int) -> Shortfall:
+    """Return what one profile lacks."""
+    return Shortfall(
+        fingerprint=profile.fingerprint,
+        requirements=profile.requirements,
+        deficit=deficit,
+        min_unit=min_unit,
+        priority=profile.priority,
+        age_cycles=age_cycles,
+        interruption_bucket=profile.interruption_bucket,
+        is_topology_constrained=profile.same_key is not None,
+    )
 
 
 def record(ledger: Ledger, results: Iterable[RowResult], *, advance: bool) -> dict[Fingerprint, Shortfall]:
@@ -87,11 +73,11 @@ def record(ledger: Ledger, results: Iterable[RowResult], *, advance: bool) -> di
         if units[fingerprint] is not unit:
             units[fingerprint] = vector.maximum(units[fingerprint], unit)
     return {
-        fingerprint: Shortfall(
-            profile=profile,
+        fingerprint: shortfall_of(
+            profile,
             deficit=deficits[fingerprint],
             min_unit=units[fingerprint],
-            age=ledger[fingerprint].age + int(advance) if fingerprint in ledger else 1,
+            age_cycles=ledger[fingerprint].age_cycles + int(advance) if fingerprint in ledger else 1,
         )
         for fingerprint, profile in profiles.items()
     }
@@ -99,5 +85,5 @@ def record(ledger: Ledger, results: Iterable[RowResult], *, advance: bool) -> di
 
 def report(ledger: Ledger) -> list[Shortfall]:
     """Return the first 100 by priority descending, age descending, fingerprint."""
-    order = sorted(ledger.values(), key=lambda s: (-s.profile.priority, -s.age, s.fingerprint))
+    order = sorted(ledger.values(), key=lambda s: (-s.priority, -s.age_cycles, s.fingerprint))
     return order[:REPORT_ENTRIES_MAX]

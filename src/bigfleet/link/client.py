@@ -10,8 +10,8 @@ from typing import Final, Protocol
 import structlog
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.model.clock import Clock
+from bigfleet.model.shard_report import ShardReport
 
 CALL_SECONDS: Final = 5.0
 #: How often one attempt is handed on from a replica to the one that it names.

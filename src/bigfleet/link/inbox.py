@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 
 from bigfleet.model.ids import MachineId
-from bigfleet.model.instructions import Ack, Instruction, Outcome
+from bigfleet.model.instructions import Ack, Instruction, InstructionOutcome
 from bigfleet.shard.ownership.handover import DoesNotApply as DoesNotApply
 from bigfleet.shard.ownership.handover import HandoverDone
 from bigfleet.shard.ownership.handover import MayYetSucceed as MayYetSucceed
@@ -95,7 +95,7 @@ class Inbox:
         ack = await self._judged(instruction)
         self._on_answer(instruction, ack)
         # A failure is not remembered, nor is a term that was too low: the redelivery runs again.
-        if ack.outcome not in (Outcome.FAILED, Outcome.REJECTED_STALE):
+        if ack.outcome not in (InstructionOutcome.FAILED, InstructionOutcome.REJECTED_STALE):
             self._answered[instruction.instruction_id] = ack
             if len(self._answered) > ANSWERED_MAX:
                 self._answered.popitem(last=False)
@@ -104,13 +104,13 @@ class Inbox:
     async def _judged(self, instruction: Instruction) -> Ack:
         instruction_id = instruction.instruction_id
         if instruction.turn.term < self.accepted_term:
-            return Ack(instruction_id, Outcome.REJECTED_STALE, f"term {self.accepted_term} was accepted")
+            return Ack(instruction_id, InstructionOutcome.REJECTED_STALE, f"term {self.accepted_term} was accepted")
         if instruction.payload is None:
-            return Ack(instruction_id, Outcome.REJECTED_INVALID, "this version knows no such instruction")
+            return Ack(instruction_id, InstructionOutcome.REJECTED_INVALID, "this version knows no such instruction")
         try:
             done = await self._handler.carry_out(instruction) or HandoverDone()
         except DoesNotApply as refusal:
-            return Ack(instruction_id, Outcome.REJECTED_INVALID, str(refusal))
+            return Ack(instruction_id, InstructionOutcome.REJECTED_INVALID, str(refusal))
         except MayYetSucceed as failure:
-            return Ack(instruction_id, Outcome.FAILED, str(failure))
-        return Ack(instruction_id, Outcome.ACCEPTED, machine_ids=done.machine_ids, machines=done.machines)
+            return Ack(instruction_id, InstructionOutcome.FAILED, str(failure))
+        return Ack(instruction_id, InstructionOutcome.ACCEPTED, machine_ids=done.machine_ids, machines=done.machines)

@@ -5,17 +5,17 @@ Before its first finished cycle a shard has no figures, and says nothing of mach
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
-from bigfleet.coordinator.shard_report import Summary
-from bigfleet.link.report_conversion import holding_of, shortfall_of, sold_out_of, summary_of
+from bigfleet.link.report_conversion import holding_of, sold_out_of
 from bigfleet.link.reporter import ReportOutcome, ReportSnapshot
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.instructions import KIND_LABELS, Ack, Instruction
-from bigfleet.model.ownership import Owned
+from bigfleet.model.ownership import Owned, Reservation
+from bigfleet.model.shard_report import ShardSummary
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ownership.ownership_file import Reservation
 from bigfleet.shard.status.reports import Report
 
 
@@ -32,7 +32,7 @@ class Reporting(Protocol):
         ...
 
 
-class HeldTitle(Protocol):
+class OwnershipSource(Protocol):
     """What a shard owns and keeps for others, as it is on disk."""
 
     @property
@@ -45,23 +45,23 @@ class HeldTitle(Protocol):
 class ShardReportSource:
     """Speaks for one shard; `bigfleet.link.reporter.ReportSource`."""
 
-    def __init__(self, shard: Reporting, title: HeldTitle, *, provider_address: str) -> None:
+    def __init__(self, shard: Reporting, title: OwnershipSource, *, provider_address: str) -> None:
         """`provider_address` is the same for all shards between which machines may move."""
         self._shard = shard
         self._title = title
         self._provider_address = provider_address
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         """Return what there is to say. Cost: milliseconds for the largest fleet."""
         report = self._shard.report()
         holding = holding_of(self._title.owned, self._title.reservations)
         clusters = frozenset(map(ClusterId, self._shard.reported_clusters))
         if report is None:
-            nothing = Summary(provider_address=self._provider_address)
+            nothing = ShardSummary(provider_address=self._provider_address)
             return ReportSnapshot(summary=nothing, shortfalls=(), clusters=clusters, holding=holding)
         return ReportSnapshot(
-            summary=summary_of(report.summary, provider_address=self._provider_address),
-            shortfalls=tuple(map(shortfall_of, report.shortfalls)),
+            summary=replace(report.summary, provider_address=self._provider_address),
+            shortfalls=report.shortfalls,
             clusters=clusters,
             holding=holding,
             sold_out=sold_out_of(report.sold_out),

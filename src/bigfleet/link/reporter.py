@@ -12,12 +12,11 @@ from typing import Final, Protocol
 import structlog
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.reports import Shortfall, SoldOutPool
-from bigfleet.coordinator.shard_report import Holding, ShardReport, Summary
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox, MayYetSucceed
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.model.shard_report import Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 
 #: Least time before the report that carries the answers to instructions.
 AGAIN_SECONDS: Final = 1.0
@@ -33,7 +32,7 @@ _log = structlog.get_logger("bigfleet.link.reporter")
 class ReportSnapshot:
     """What a shard has to say at this moment."""
 
-    summary: Summary
+    summary: ShardSummary
     shortfalls: tuple[Shortfall, ...]
     #: Clusters that have reported to this process.
     clusters: frozenset[ClusterId]
@@ -57,12 +56,12 @@ class ReportOutcome(Enum):
 class ReportSource(Protocol):
     """The shard, as far as a report goes."""
 
-    def tell(self) -> ReportSnapshot:
+    def snapshot(self) -> ReportSnapshot:
         """Return what there is to say. Cost: milliseconds for the largest fleet."""
         ...
 
 
-class Reporter:
+class CoordinatorLink:
     """The link of one shard process."""
 
     def __init__(
@@ -72,7 +71,7 @@ class Reporter:
         epoch: int,
         advertised_address: str,
         interval_seconds: float,
-        speaker: ReportSource,
+        source: ReportSource,
         inbox: Inbox,
         client: Client,
         clock: Clock,
@@ -84,7 +83,7 @@ class Reporter:
         self._epoch = epoch
         self._address = advertised_address
         self._interval_seconds = interval_seconds
-        self._speaker = speaker
+        self._source = source
         self._inbox = inbox
         self._client = client
         self._clock = clock
@@ -137,7 +136,7 @@ class Reporter:
         return await self._handle(answer)
 
     def _report(self) -> ShardReport:
-        told = self._speaker.tell()
+        told = self._source.snapshot()
         self.cycle += 1
         is_known = self._acknowledged == (told.holding, told.clusters)
         return ShardReport(

@@ -159,7 +159,7 @@ def owned_after(owned: Owned, instruction: Instruction, *, me: ShardId, now_unix
     return owned
 
 
-class Outcome(Enum):
+class InstructionOutcome(Enum):
     """What a shard made of an instruction."""
 
     ACCEPTED = "accepted"
@@ -176,7 +176,7 @@ class Ack:
     """A shard's answer to an instruction."""
 
     instruction_id: str
-    outcome: Outcome
+    outcome: InstructionOutcome
     reason: str = ""
     #: Ids that the shard resolved or adopted.
     machine_ids: tuple[MachineId, ...] = ()

@@ -19,7 +19,7 @@ from bigfleet.model.vector import Vector, parse_vector
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
-class Host(NamedTuple):
+class HostRef(NamedTuple):
     """Who runs the host, and its id there; both empty means that there is none."""
 
     provider: str = ""
@@ -39,7 +39,7 @@ class PreemptedFor(NamedTuple):
     group: str
 
 
-NO_HOST = Host()
+NO_HOST = HostRef()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Machine:
 
     id: MachineId
     state: MachineState
-    host: Host = NO_HOST
+    host: HostRef = NO_HOST
     #: Bound cluster, "" for none.
     cluster: ClusterId = ClusterId("")
     instance_type: str = ""

@@ -65,7 +65,7 @@ class RowKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OwnershipRow:
     """One machine that moved."""
 
     kind: RowKind
@@ -85,7 +85,7 @@ class Owned:
     domains: frozenset[Domain] = frozenset()
     #: Domains in which nothing new is taken; their machines go as demand lets go of them.
     leaving: frozenset[Domain] = frozenset()
-    rows: Mapping[MachineId, Row] = field(default_factory=dict)
+    rows: Mapping[MachineId, OwnershipRow] = field(default_factory=dict)
 
     # ---- who owns a machine -------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Owned:
 
     # ---- machines -----------------------------------------------------------------------------------------------
 
-    def _with(self, machine_id: MachineId, row: Row) -> "Owned":
+    def _with(self, machine_id: MachineId, row: OwnershipRow) -> "Owned":
         known = self.rows.get(machine_id)
         if known is not None and known.turn >= row.turn:
             return self
@@ -134,22 +134,22 @@ class Owned:
 
     def released(self, machine: Machine, turn: Turn, *, to: ShardId, now_unix_nanos: int = 0) -> "Owned":
         """Return what is owned after a machine was given up (H4)."""
-        return self._with(machine.id, Row(RowKind.RELEASED, turn, to, now_unix_nanos, machine))
+        return self._with(machine.id, OwnershipRow(RowKind.RELEASED, turn, to, now_unix_nanos, machine))
 
     def adopted(self, machine_id: MachineId, turn: Turn, *, by_gift_of: ShardId, now_unix_nanos: int = 0) -> "Owned":
         """Return what is owned after a machine came (H7)."""
-        return self._with(machine_id, Row(RowKind.ADOPTED, turn, by_gift_of, now_unix_nanos))
+        return self._with(machine_id, OwnershipRow(RowKind.ADOPTED, turn, by_gift_of, now_unix_nanos))
 
     def taken_back(self, machine_id: MachineId, turn: Turn, *, me: ShardId, now_unix_nanos: int = 0) -> "Owned":
         """Return what is owned after a machine that was given up and never arrived came back."""
         known = self.rows.get(machine_id)
         if known is None or known.kind is not RowKind.RELEASED:
             return self
-        return self._with(machine_id, Row(RowKind.ADOPTED, turn, me, now_unix_nanos))
+        return self._with(machine_id, OwnershipRow(RowKind.ADOPTED, turn, me, now_unix_nanos))
 
     def noted(self, machine_id: MachineId, turn: Turn, *, at: ShardId, now_unix_nanos: int = 0) -> "Owned":
         """Return what is owned after we were told that a machine is elsewhere, known here or not."""
-        return self._with(machine_id, Row(RowKind.DISOWNED, turn, at, now_unix_nanos))
+        return self._with(machine_id, OwnershipRow(RowKind.DISOWNED, turn, at, now_unix_nanos))
 
     def forgotten(self, machine_id: MachineId, turn: Turn) -> "Owned":
         """Return what is owned after a machine's disowned row of that turn is no longer needed."""
@@ -184,3 +184,18 @@ def _values_by_key(domains: frozenset[Domain]) -> Mapping[str, frozenset[str]]:
     """Return the values of each key: thousands of racks are then one question per machine."""
     keys = {domain.topology_key for domain in domains}
     return {key: frozenset(each.topology_value for each in domains if each.topology_key == key) for key in sorted(keys)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """A machine that is drained, or was, for another shard (§9.5)."""
+
+    machine_id: MachineId
+    to_shard: ShardId
+    instruction_id: str
+    #: Idle now.
+    is_ready: bool = False
+    #: 0 until it is ready.
+    expires_unix_nanos: int = 0
+    instance_type: str = ""
+    zone: str = ""

@@ -14,7 +14,7 @@ from bigfleet.partition.document import WrongInput, decode, take_object
 from bigfleet.partition.hosts import HostGroup, PartitionedHost
 from bigfleet.partition.metric import Key, UnlimitedSize
 from bigfleet.partition.policy import AllocationPolicy, PolicyRefusal
-from bigfleet.partition.request import ALLOCATE, Request, Wanted, is_dedicated, read_request
+from bigfleet.partition.request import ALLOCATE, InstanceRequest, Request, is_dedicated, read_request
 from bigfleet.partition.search import PlacementChoice, SearchOutcome
 
 #: Ganeti's order of reasons; those between are never met here.
@@ -102,7 +102,7 @@ def _group_called(cluster: GanetiCluster, name: str) -> HostGroup:
 def _choose(
     allocator: Allocator,
     group: HostGroup,
-    wanted: Wanted,
+    wanted: InstanceRequest,
     among: frozenset[str] | None,
     of: list[PartitionedHost] | None = None,
 ) -> SearchOutcome:
@@ -144,7 +144,7 @@ def _names(choice: PlacementChoice) -> list[str]:
 
 
 def _allocate(
-    allocator: Allocator, wanted: Wanted, name: str | None, among: frozenset[str] | None
+    allocator: Allocator, wanted: InstanceRequest, name: str | None, among: frozenset[str] | None
 ) -> tuple[str, list[str]]:
     if name is None:
         selected, choice, messages = _any_group(allocator, wanted, among, allocator.cluster.hosts)
@@ -158,7 +158,7 @@ def _allocate(
 
 
 def _in_named_group(
-    allocator: Allocator, group: HostGroup, wanted: Wanted, among: frozenset[str] | None
+    allocator: Allocator, group: HostGroup, wanted: InstanceRequest, among: frozenset[str] | None
 ) -> SearchOutcome:
     try:
         return _choose(allocator, group, wanted, among)
@@ -167,7 +167,7 @@ def _in_named_group(
 
 
 def _any_group(
-    allocator: Allocator, wanted: Wanted, among: frozenset[str] | None, hosts: list[PartitionedHost]
+    allocator: Allocator, wanted: InstanceRequest, among: frozenset[str] | None, hosts: list[PartitionedHost]
 ) -> tuple[HostGroup, PlacementChoice, list[str]]:
     """Return the best group with hosts among these, what is chosen there, and what every group said."""
     best: tuple[int, Key] | None = None
@@ -249,7 +249,7 @@ def _one_after_another(
 
 
 def _next_choice(
-    allocator: Allocator, group: HostGroup | None, wanted: Wanted, among: frozenset[str] | None
+    allocator: Allocator, group: HostGroup | None, wanted: InstanceRequest, among: frozenset[str] | None
 ) -> PlacementChoice:
     if group is None:
         return _any_group(allocator, wanted, among, allocator.cluster.hosts)[1]

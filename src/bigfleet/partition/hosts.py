@@ -10,7 +10,7 @@ from math import floor
 from typing import Final
 
 from bigfleet.partition.instance import Instance
-from bigfleet.partition.metric import Limits, Room, Vector, allocation_vector, vcpus_allowed
+from bigfleet.partition.metric import HostLimits, Room, Vector, allocation_vector, vcpus_allowed
 from bigfleet.partition.policy import AllocationPolicy, Policy, PolicyRefusal
 
 #: Beyond this a limit on shared spindles is none that an integer could reach.
@@ -147,12 +147,12 @@ class PartitionedHost:
         self.instances.remove((instance, Role.PRIMARY if is_primary else Role.SECONDARY))
 
 
-def _limits(policy: Policy, cpus: float, spindles_total: int, *, is_exclusive: bool) -> Limits:
+def _limits(policy: Policy, cpus: float, spindles_total: int, *, is_exclusive: bool) -> HostLimits:
     try:
         use_max = max(-_USE_MAX, min(_USE_MAX, floor(policy.spindle_ratio * spindles_total)))
     except OverflowError:  # a product or a number of spindles beyond the doubles
         use_max = _USE_MAX
-    return Limits(is_exclusive, vcpus_allowed(cpus, policy.vcpu_ratio), use_max)
+    return HostLimits(is_exclusive, vcpus_allowed(cpus, policy.vcpu_ratio), use_max)
 
 
 def as_primary(host: PartitionedHost, instance: Instance, *, force: bool = False) -> Room | PolicyRefusal:

@@ -87,7 +87,7 @@ class Size(NamedTuple):
         return cls(memory_mib, disk_mib, vcpus, spindle_use, spindles)
 
 
-class Limits(NamedTuple):
+class HostLimits(NamedTuple):
     """What a host allows at most; fixed while it stands."""
 
     is_exclusive: bool
@@ -141,7 +141,7 @@ class Room(NamedTuple):
 
 
 #: A host of exclusive storage whose CPUs nobody counts.
-UNLIMITED_CPUS: Final = Limits(is_exclusive=True, vcpus_max=None, spindle_use_max=0)
+UNLIMITED_CPUS: Final = HostLimits(is_exclusive=True, vcpus_max=None, spindle_use_max=0)
 
 
 def is_over_ratio(vcpus: int, cpus: float, ratio: float) -> bool:
@@ -172,7 +172,7 @@ def vcpus_allowed(cpus: float, ratio: float) -> int | None:
     return most
 
 
-def allocation_vector(sizes: Sequence[Size], room: Room, limits: Limits = UNLIMITED_CPUS) -> Vector:
+def allocation_vector(sizes: Sequence[Size], room: Room, limits: HostLimits = UNLIMITED_CPUS) -> Vector:
     """Return how often each size alone could be added, one after another, under the strict rules.
 
     Constant time a size: every test is monotone, so the count is the smallest quotient. Raises UnlimitedSize where
@@ -224,7 +224,7 @@ def both(first: Vector, second: Vector) -> Vector:
     return tuple(map(add, first, second))
 
 
-def key_of(sizes: Sequence[Size], before: Room, after: Room, limits: Limits = UNLIMITED_CPUS) -> Key:
+def key_of(sizes: Sequence[Size], before: Room, after: Room, limits: HostLimits = UNLIMITED_CPUS) -> Key:
     """Return what it costs to bring a host from one room to the other; smaller is better."""
     loss = lost_allocations(allocation_vector(sizes, before, limits), allocation_vector(sizes, after, limits))
     return loss, after.disk_mib

@@ -25,7 +25,7 @@ MULTI_ALLOCATE: Final = "multi-allocate"
 OTHERS: Final = ("relocate", "change-group", "node-evacuate", "allocate-secondary")
 
 
-class Wanted(NamedTuple):
+class InstanceRequest(NamedTuple):
     """An instance, and on how many hosts it goes: two have it mirrored."""
 
     instance: Instance
@@ -36,7 +36,7 @@ class Request(NamedTuple):
     """What is asked."""
 
     kind: str
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[InstanceRequest, ...]
     #: The only group to look at, by name or UUID.
     group: str | None
     #: The only hosts to look at.
@@ -69,15 +69,15 @@ def _text_maybe(body: Body, key: str) -> str | None:
     return None if body.get(key) is None else take_str(body, key, REQUEST)
 
 
-def _wanted_of(entry: Body, cluster: GanetiCluster) -> Wanted:
+def _wanted_of(entry: Body, cluster: GanetiCluster) -> InstanceRequest:
     return _wanted(take_str(entry, "name", REQUEST), entry, cluster)
 
 
-def _wanted(name: str, body: Body, cluster: GanetiCluster) -> Wanted:
+def _wanted(name: str, body: Body, cluster: GanetiCluster) -> InstanceRequest:
     hosts = take_int(body, "required_nodes", REQUEST)
     instance = read_instance(name, body)
     tags = cluster.exclusion_tags(tuple(instance.tags))
-    return Wanted(instance.with_exclusion_tags(tags) if tags else instance, hosts)
+    return InstanceRequest(instance.with_exclusion_tags(tags) if tags else instance, hosts)
 
 
 def is_dedicated(request: Request, cluster: GanetiCluster) -> bool:

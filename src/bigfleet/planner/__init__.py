@@ -1,6 +1,6 @@
 """Plans target compositions: which machines, and how many of each, one cluster should hold at the lowest cost."""
 
-from bigfleet.planner.composition import Claim, Composition, RunnerUp, Unhosted, UnhostedReason
+from bigfleet.planner.composition import Composition, RunnerUp, ShapeAssignment, Unhosted, UnhostedReason
 from bigfleet.planner.plan import closed_form, plan
 from bigfleet.planner.problem import (
     MachineClass,
@@ -15,7 +15,7 @@ from bigfleet.planner.problem import (
 from bigfleet.planner.search import Effort
 
 __all__ = [
-    "Claim",
+    "ShapeAssignment",
     "Composition",
     "Effort",
     "MachineClass",

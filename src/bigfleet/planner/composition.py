@@ -32,7 +32,7 @@ class Unhosted:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Claim:
+class ShapeAssignment:
     """Pods of one shape on a run of machines of one class.
 
     Machines of a class are numbered from 0: first those that are kept, then those that are added. Each of the machines
@@ -67,7 +67,7 @@ class Composition:
     #: Machines to acquire, by class.
     added: tuple[int, ...]
     #: Which pods each machine hosts, sorted; together they host every pod that is not in `unhosted`.
-    claims: tuple[Claim, ...]
+    claims: tuple[ShapeAssignment, ...]
     unhosted: tuple[Unhosted, ...]
     #: Price of kept and added machines and expected interruptions of the claims, nano-dollars per hour.
     cost: int

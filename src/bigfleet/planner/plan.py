@@ -7,7 +7,7 @@ import numpy as np
 
 from bigfleet.planner.admission import admit, filled
 from bigfleet.planner.arena import Fleet, Int
-from bigfleet.planner.composition import Claim, Composition, RunnerUp
+from bigfleet.planner.composition import Composition, RunnerUp, ShapeAssignment
 from bigfleet.planner.concentration import limit_pools
 from bigfleet.planner.core import COMPILED, Core, Kernels
 from bigfleet.planner.packing import FirstFit
@@ -142,7 +142,7 @@ def _runner_up(core: Core, led_by: int | None, candidates: Sequence[FleetCandida
     return None
 
 
-def _claims(core: Core, fleet: Fleet, on: Int) -> list[Claim]:
+def _claims(core: Core, fleet: Fleet, on: Int) -> list[ShapeAssignment]:
     """Return the packing as claims on runs of machines, sorted."""
     places: list[tuple[int, int]] = []
     numbers: dict[int, int] = {}
@@ -154,21 +154,21 @@ def _claims(core: Core, fleet: Fleet, on: Int) -> list[Claim]:
     shapes: dict[int, Int] = {}
     for p, part in enumerate(core.parts):
         shapes[part.shape] = shapes[part.shape] + on[p] if part.shape in shapes else on[p]
-    claims: list[Claim] = []
+    claims: list[ShapeAssignment] = []
     for shape, counts in shapes.items():
-        run: Claim | None = None
+        run: ShapeAssignment | None = None
         for machine in np.flatnonzero(counts):
             (kind, number), count = places[machine], int(counts[machine])
             if run and (run.machine_class, run.first + run.machines, run.count) == (kind, number, count):
-                run = Claim(kind, run.first, run.machines + 1, shape, count)
+                run = ShapeAssignment(kind, run.first, run.machines + 1, shape, count)
                 claims[-1] = run
             else:
-                run = Claim(kind, number, 1, shape, count)
+                run = ShapeAssignment(kind, number, 1, shape, count)
                 claims.append(run)
     return sorted(claims)
 
 
-def interruption_cost(problem: Problem, claim: Claim) -> int:
+def interruption_cost(problem: Problem, claim: ShapeAssignment) -> int:
     """Return what expected interruptions of a claim cost: probability × largest share × penalty, rounded down."""
     kind, shape = problem.classes[claim.machine_class], problem.shapes[claim.shape]
     if not kind.probability or not shape.penalty:

@@ -50,7 +50,7 @@ class RecordingHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     started_unix_nanos: int
 
 
-class ShapeEntry(msgspec.Struct, frozen=True, array_like=True):
+class RecordedShape(msgspec.Struct, frozen=True, array_like=True):
     """One `Shape` of the vocabulary."""
 
     instance_type: str
@@ -85,7 +85,7 @@ class VocabularyDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     clusters: tuple[str, ...] = ()
     stamps: tuple[StampEntry, ...] = ()
     offers: tuple[OfferEntry, ...] = ()
-    shapes: tuple[ShapeEntry, ...] = ()
+    shapes: tuple[RecordedShape, ...] = ()
 
 
 class MachinesDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -120,7 +120,7 @@ class PodShapeEntry(msgspec.Struct, frozen=True, array_like=True):
     max_per_machine: int
 
 
-class NeedEntry(msgspec.Struct, frozen=True, array_like=True):
+class RecordedNeed(msgspec.Struct, frozen=True, array_like=True):
     """One row of demand."""
 
     cluster: str
@@ -141,10 +141,10 @@ class DemandDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     profiles: tuple[ProfileEntry, ...] = ()
     gone: bytes = b""
     come: bytes = b""
-    rows: tuple[NeedEntry, ...] = ()
+    rows: tuple[RecordedNeed, ...] = ()
 
 
-class OverheadEntry(msgspec.Struct, frozen=True, array_like=True):
+class RecordedOverhead(msgspec.Struct, frozen=True, array_like=True):
     """What DaemonSets take of every machine that holds the requirements."""
 
     requirements: tuple[_RequirementEntry, ...]
@@ -179,7 +179,7 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     weights: tuple[float, float, float, float] | None = None
     drain_seconds: float | None = None
     parking_ages: tuple[tuple[str, str, str, int], ...] | None = None
-    overheads: tuple[tuple[str, tuple[OverheadEntry, ...]], ...] | None = None
+    overheads: tuple[tuple[str, tuple[RecordedOverhead, ...]], ...] | None = None
     #: (instance type, zone, capacity type); recordings of versions without these three begin with none of them.
     sold_out: tuple[tuple[str, str, int], ...] | None = None
     probes: tuple[str, ...] | None = None
@@ -272,13 +272,13 @@ _TYPES: Final = ("u1", "<i4", "<i4", "<i4", "<i4", "<f8")
 # ---- vocabulary --------------------------------------------------------------------------------------------------
 
 
-def shape_entry(shape: Shape) -> ShapeEntry:
+def shape_entry(shape: Shape) -> RecordedShape:
     """Return a shape as it is written."""
     supply = _amounts(sorted(shape.supply))
-    return ShapeEntry(shape.instance_type, shape.zone, tuple(sorted(shape.labels)), supply)
+    return RecordedShape(shape.instance_type, shape.zone, tuple(sorted(shape.labels)), supply)
 
 
-def shape_of(entry: ShapeEntry) -> Shape:
+def shape_of(entry: RecordedShape) -> Shape:
     """Return a shape as it was."""
     supply = frozenset((name, int(milli)) for name, milli in entry.supply)
     return Shape(entry.instance_type, entry.zone, frozenset(entry.labels), supply)
@@ -339,9 +339,9 @@ def profile_of(entry: ProfileEntry) -> Profile:
     )
 
 
-def need_entry(need: Need, profile: int) -> NeedEntry:
+def need_entry(need: Need, profile: int) -> RecordedNeed:
     """Return a row whose profile has that number as it is written."""
-    return NeedEntry(
+    return RecordedNeed(
         need.cluster,
         profile,
         _amounts(need.aggregate.items()),
@@ -355,7 +355,7 @@ def need_entry(need: Need, profile: int) -> NeedEntry:
     )
 
 
-def need_of(entry: NeedEntry, profile: Profile) -> Need:
+def need_of(entry: RecordedNeed, profile: Profile) -> Need:
     """Return a row as it was. Raises ValueError for a family that does not exist."""
     return Need(
         cluster=ClusterId(entry.cluster),
@@ -533,11 +533,13 @@ def _target_of(entry: TargetEntry) -> Target:
     )
 
 
-def _overheads(overheads: Iterable[Overhead]) -> tuple[OverheadEntry, ...]:
-    return tuple(OverheadEntry(_requirements(one.requirements), _amounts(one.resources.items())) for one in overheads)
+def _overheads(overheads: Iterable[Overhead]) -> tuple[RecordedOverhead, ...]:
+    return tuple(
+        RecordedOverhead(_requirements(one.requirements), _amounts(one.resources.items())) for one in overheads
+    )
 
 
-def _overheads_of(entries: Iterable[OverheadEntry]) -> tuple[Overhead, ...]:
+def _overheads_of(entries: Iterable[RecordedOverhead]) -> tuple[Overhead, ...]:
     return tuple(Overhead(_requirements_of(entry.requirements), _vector(entry.resources)) for entry in entries)
 
 

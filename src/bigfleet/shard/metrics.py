@@ -15,14 +15,14 @@ from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES
 from bigfleet.model.frames import DrainOutcome, UnmetReason
 from bigfleet.model.instructions import KIND_LABELS
-from bigfleet.model.instructions import Outcome as AckOutcome
+from bigfleet.model.instructions import InstructionOutcome as AckOutcome
 from bigfleet.model.machine import InvariantFault
 from bigfleet.model.ownership import RowKind
 from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState, is_legal_transition
 from bigfleet.shard.inventory.fleet_queries import machines_by_kind
 from bigfleet.shard.inventory.inventory import Inventory
-from bigfleet.shard.outcomes import REDRIVE_LABEL, Outcome
+from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionOutcome
 from bigfleet.shard.sessions.demand import RollUpOutcome
 
 _PREFIX = "bigfleet_shard"
@@ -214,7 +214,7 @@ class ShardMetrics:
         for label in (*(kind.label for kind in ActionKind), REDRIVE_LABEL):
             self.actions_suppressed.labels(label)
             self.actions_dry_run.labels(label)
-            for outcome_value in Outcome:
+            for outcome_value in ActionOutcome:
                 self.outcomes.labels(label, outcome_value.value)
         for method, code in product(PROVIDER_METHODS, STATUS_CODES):
             self.provider_rpc.labels(method, code)

@@ -10,7 +10,7 @@ from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.shard.ports import RefusalKind
 
 
-class Outcome(Enum):
+class ActionOutcome(Enum):
     """Label of an action's end."""
 
     SUCCESS = "success"
@@ -44,10 +44,10 @@ COORDINATOR_REASON = "coordinator."
 
 #: What a refusal is called, where the call's kind makes no difference; a strike decides between the other two.
 REFUSAL_OUTCOMES = {
-    RefusalKind.FENCED: Outcome.FENCED,
-    RefusalKind.NOT_FOUND: Outcome.NOT_FOUND,
-    RefusalKind.NOT_SUPPORTED: Outcome.NOT_SUPPORTED,
-    RefusalKind.UNKNOWN_OUTCOME: Outcome.UNKNOWN_OUTCOME,
+    RefusalKind.FENCED: ActionOutcome.FENCED,
+    RefusalKind.NOT_FOUND: ActionOutcome.NOT_FOUND,
+    RefusalKind.NOT_SUPPORTED: ActionOutcome.NOT_SUPPORTED,
+    RefusalKind.UNKNOWN_OUTCOME: ActionOutcome.UNKNOWN_OUTCOME,
 }
 
 
@@ -63,7 +63,7 @@ class ActionRecord:
     #: 0 while it is running.
     finished_unix_nanos: int = 0
     #: None while it is running; also `suppressed` and `dryrun`, which no worker produces.
-    outcome: Outcome | None = None
+    outcome: ActionOutcome | None = None
     disposition: str = ""
     message: str = ""
     operation_id: str = ""

@@ -21,7 +21,7 @@ class FenceToken(NamedTuple):
     sequence: int
 
 
-class Record(NamedTuple):
+class ListedMachine(NamedTuple):
     """A machine as its provider tells it; the stamps are in `metadata`, not yet in the machine."""
 
     machine: Machine
@@ -33,7 +33,7 @@ class TransitionAck:
     """A provider took a call: the operation, and the record as of acceptance."""
 
     operation_id: str
-    record: Record
+    record: ListedMachine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Listing:
     """One answer to List."""
 
     #: They may be read from the wire only when they are asked for, and raise ProviderRefusal when they cannot be read.
-    records: Sequence[Record]
+    records: Sequence[ListedMachine]
     #: 16 bytes per record in their order, such that records with equal ones are equal; empty when not known.
     digests: bytes = b""
     #: Cursor for the next call; empty gives none.
@@ -118,7 +118,7 @@ class Provider(Protocol):
 
     async def delete(self, machine_id: MachineId, token: FenceToken) -> TransitionAck: ...
 
-    async def get(self, machine_id: MachineId) -> Record: ...
+    async def get(self, machine_id: MachineId) -> ListedMachine: ...
 
     async def list(self, since_revision: bytes) -> Listing: ...
 

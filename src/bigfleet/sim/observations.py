@@ -24,7 +24,7 @@ from bigfleet.operator.drains import DrainRecord
 from bigfleet.provider.backends.simulated.book import SimulatedHost
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Record
-from bigfleet.shard.cycle.controller import CycleReport
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.sim.kernel.journal import Journal
@@ -129,7 +129,7 @@ class Cycled:
 
 
 @dataclass(frozen=True, slots=True)
-class Titled:
+class OwnershipChanged:
     """A shard's disk took a change of what the shard owns or keeps for others."""
 
     shard_id: ShardId
@@ -161,7 +161,9 @@ class Stranded:
     pods: int
 
 
-Event = Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | Titled | Died | Evicted | Stranded
+Event = (
+    Committed | Marked | Hosted | Called | Audited | RolledUp | Cycled | OwnershipChanged | Died | Evicted | Stranded
+)
 
 
 @dataclass(slots=True)

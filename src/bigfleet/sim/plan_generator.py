@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from bigfleet.coordinator.leader_term import CoordinatorSettings
-from bigfleet.provider.backends.simulated.world import Dwell, Dwells, Faults, Interruption, Pool, Stockout
-from bigfleet.provider.backends.simulated.world import World as CloudWorld
+from bigfleet.provider.backends.simulated.world import Dwell, Dwells, Faults, Interruption, Pool, StockoutModel
+from bigfleet.provider.backends.simulated.world import WorldFile as CloudWorld
 from bigfleet.shard.ownership.handover import COOLDOWN_REPORT_CYCLES
 from bigfleet.shard.ports import JoinGate, ShardSettings
 from bigfleet.sim.kernel.streams import Random, Streams
@@ -235,7 +235,7 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
                 slow_share=share("slow-boot", 0.2),
                 slow_factor=8.0,
             ),
-            stockout=Stockout(available_seconds_mean=600.0, out_seconds_mean=share("stockout", 120.0)),
+            stockout=StockoutModel(available_seconds_mean=600.0, out_seconds_mean=share("stockout", 120.0)),
             faults=Faults(
                 create_error=share("create-error", 0.1),
                 join_never=share("join-never", 0.1),

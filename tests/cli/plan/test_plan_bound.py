@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.main import app
 from bigfleet.cli.plan import bound as bound_module
-from bigfleet.cli.plan.bound import Bound, bound_of
+from bigfleet.cli.plan.bound import CostBound, bound_of
 from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven
 from bigfleet.cli.plan.planning import make_plan, plan_input
 from bigfleet.cli.plan.tables import show_bound
@@ -25,7 +25,7 @@ from tests.strategies import FleetInput, fleets
 SLOT = {"st": "Speculative", "type": "t4", "ct": "OnDemand"}
 
 
-def bounded(machines: list[Entry], needs: list[Entry]) -> Bound:
+def bounded(machines: list[Entry], needs: list[Entry]) -> CostBound:
     given = [MachineGiven(machine=machine_of(entry, entry["id"], {})) for entry in machines]
     rows = [NeedGiven(id=f"row {number}", need=need_of(entry)) for number, entry in enumerate(needs)]
     return bound_of(make_plan(plan_input(given, rows)))
@@ -76,7 +76,7 @@ def test_what_serves_already_is_not_bought_again() -> None:
 
     assert bound.ours_usd_per_hour == 1.0
     assert bound.least_usd_per_hour == pytest.approx(1.0)
-    assert bounded([serving], [{"agg": {"cpu": "4"}}]) == Bound(
+    assert bounded([serving], [{"agg": {"cpu": "4"}}]) == CostBound(
         ours_usd_per_hour=0.0, least_usd_per_hour=0.0, rows=0, classes=0
     )
 
@@ -122,7 +122,7 @@ def test_the_command_prints_the_gap(tmp_path: Path) -> None:
     assert document["bound"]["gap"] == pytest.approx(1 / 3)
 
 
-def shown(bound: Bound) -> str:
+def shown(bound: CostBound) -> str:
     console = Console(width=1000, file=StringIO())
     with console.capture() as captured:
         show_bound(console, bound)
@@ -130,7 +130,7 @@ def shown(bound: Bound) -> str:
 
 
 def test_a_bound_of_nothing_says_no_share() -> None:
-    free = Bound(ours_usd_per_hour=0.0, least_usd_per_hour=0.0, rows=2, classes=3)
+    free = CostBound(ours_usd_per_hour=0.0, least_usd_per_hour=0.0, rows=2, classes=3)
 
     assert shown(free) == "What 2 rows take anew costs nothing, and nothing costs less."
     assert shown(replace(free, ours_usd_per_hour=1.5)) == (

@@ -10,7 +10,7 @@ from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.ownership_reconcile import OwnershipView, PeerViews
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.ownership import Owned, Row, RowKind
+from bigfleet.model.ownership import Owned, OwnershipRow, RowKind
 
 
 class Mutant(NamedTuple):
@@ -34,7 +34,7 @@ def _notes_without_what_was_only_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_while_a_release_is_unconfirmed(patch: pytest.MonkeyPatch) -> None:
-    def is_nowhere(rows: Iterable[Row]) -> bool:
+    def is_nowhere(rows: Iterable[OwnershipRow]) -> bool:
         return all(row.kind is not RowKind.ADOPTED for row in rows)
 
     patch.setattr(ownership_reconcile, "_is_nowhere", is_nowhere)
@@ -72,7 +72,7 @@ def _no_order_of_reports(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_lower_turn_replaces_a_row(patch: pytest.MonkeyPatch) -> None:
-    def with_row(self: Owned, machine_id: MachineId, row: Row) -> Owned:
+    def with_row(self: Owned, machine_id: MachineId, row: OwnershipRow) -> Owned:
         return Owned(base=self.base, domains=self.domains, leaving=self.leaving, rows={**self.rows, machine_id: row})
 
     patch.setattr(Owned, "_with", with_row)

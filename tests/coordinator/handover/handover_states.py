@@ -96,13 +96,13 @@ def key_of(state: State) -> Hashable:
                 tuple((each.instruction_id, tuple(each.turn)) for each in seen.answered),
                 _compare(seen.report.order, (world.shards[name].disk.epoch, world.shards[name].cycle)),
             )
-            for name, seen in sorted(leader.soft.known.items())
+            for name, seen in sorted(leader.ephemeral.known.items())
         )
         live = tuple(
             (entry.to, entry.instruction.instruction_id, tuple(entry.instruction.turn), entry.state.value)
-            for entry in leader.soft.ledger.live()
+            for entry in leader.ephemeral.ledger.live()
         )
-        leaders.append((leader.term, known, live, tuple(sorted(leader.soft.refused))))
+        leaders.append((leader.term, known, live, tuple(sorted(leader.ephemeral.refused))))
     delayed = tuple(
         sorted(
             (
@@ -137,8 +137,8 @@ def _compare(left: tuple[int, int], right: tuple[int, int]) -> int:
 def _places(state: State, term: int, report: ReceivedReport) -> int:
     """Return how a delayed report compares with the last one that its leader took."""
     for leader in state.world.leaders:
-        if leader.term == term and report.shard_id in leader.soft.known:
-            return _compare(report.order, leader.soft.known[report.shard_id].report.order)
+        if leader.term == term and report.shard_id in leader.ephemeral.known:
+            return _compare(report.order, leader.ephemeral.known[report.shard_id].report.order)
     return 2
 
 

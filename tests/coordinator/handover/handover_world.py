@@ -11,22 +11,22 @@ from typing import Any, TypeVar
 
 from bigfleet.coordinator.commands import (
     AddShard,
-    AssignDomain,
     Command,
     CommandRefused,
     ReleaseDomain,
     RemoveShard,
+    SetDomainOwner,
     apply,
 )
 from bigfleet.coordinator.ephemeral_state import ReceivedReport, ReportAnswer
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.stores.protocol import TERM_STEP, Leadership, NotLeader, StoreUnavailable
-from bigfleet.coordinator.stores.protocol import Leader as LeaderName
+from bigfleet.coordinator.stores.protocol import LeaderInfo as LeaderName
 from bigfleet.coordinator.tables import DomainState, Tables
 from bigfleet.link.inbox import DoesNotApply, Inbox
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Ack, Instruction, Reading, TransferOwnership, ids_of, owned_after, reading
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, RowKind
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -237,7 +237,7 @@ def machine(name: str, zone: str) -> Machine:
     return Machine(
         id=MachineId(name),
         state=MachineState.IDLE,
-        host=Host("p", name),
+        host=HostRef("p", name),
         zone=zone,
         instance_type="t",
         capacity_type=CapacityType.ON_DEMAND,
@@ -274,7 +274,7 @@ class World:
         for name in self.shards:
             run(self.leader._commit(AddShard(name, "", 1, 0)))
         for number, zone in enumerate(self.zones):
-            run(self.leader._commit(AssignDomain(zone, list(self.shards)[number % shards])))
+            run(self.leader._commit(SetDomainOwner(zone, list(self.shards)[number % shards])))
 
     @property
     def leader(self) -> Leader:
@@ -325,19 +325,19 @@ class World:
 
     def move(self, leader: Leader, machine_id: MachineId, donor: ShardId, to: ShardId) -> None:
         payload = TransferOwnership(from_shard=donor, to_shard=to, machine_ids=(machine_id,))
-        ledger = leader.soft.ledger.enqueued(donor, payload, term=leader.term, now_seconds=self.clock.seconds)
-        leader.soft = _with_ledger(leader, ledger)
+        ledger = leader.ephemeral.ledger.enqueued(donor, payload, term=leader.term, now_seconds=self.clock.seconds)
+        leader.ephemeral = _with_ledger(leader, ledger)
 
     def take_domain(self, leader: Leader, domain: Domain) -> None:
         self._try(leader, ReleaseDomain(domain))
 
     def give_domain(self, leader: Leader, domain: Domain, to: ShardId) -> None:
-        self._try(leader, AssignDomain(domain, to))
+        self._try(leader, SetDomainOwner(domain, to))
 
     def remove(self, name: ShardId) -> None:
         """Remove a shard by force: somebody promises that it is gone."""
         self._try(self.leader, RemoveShard(name))
-        self.leader.soft = self.leader.soft.without_shard(name, self.clock.seconds)
+        self.leader.ephemeral = self.leader.ephemeral.without_shard(name, self.clock.seconds)
 
     def _try(self, leader: Leader, command: Command) -> None:
         try:
@@ -375,7 +375,7 @@ class World:
                     self.give_domain(self.leader, zone, next(iter(self.shards)))
             is_quiet = before == [shard.disk.owned for shard in self.shards.values()] and self.is_settled()
             quiet_rounds = quiet_rounds + 1 if is_quiet else 0
-            if quiet_rounds == 3 and not any(self.leader.soft.ledger.live()):
+            if quiet_rounds == 3 and not any(self.leader.ephemeral.ledger.live()):
                 break
         for machine_id in self.machines:
             owners = self.owners(machine_id)
@@ -444,4 +444,4 @@ class World:
 def _with_ledger(leader: Leader, ledger: Any) -> Any:
     from dataclasses import replace
 
-    return replace(leader.soft, ledger=ledger)
+    return replace(leader.ephemeral, ledger=ledger)

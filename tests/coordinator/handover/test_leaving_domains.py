@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, State
 from bigfleet.coordinator.ephemeral_state import EphemeralState
-from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, Wanted
+from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, WantedInstruction
 from bigfleet.model.ids import ShardId
-from bigfleet.model.instructions import Ack, AssignDomain, Outcome, Payload, UnassignDomain
+from bigfleet.model.instructions import Ack, AssignDomain, InstructionOutcome, Payload, UnassignDomain
 from bigfleet.model.ownership import Domain
 
 EAST = ShardId("east")
@@ -19,43 +19,43 @@ def new_leader() -> EphemeralState:
     return EphemeralState.of_new_leader(7, CYCLE_SECONDS)
 
 
-def told(soft: EphemeralState, payload: Payload, now_seconds: float) -> EphemeralState:
+def told(ephemeral: EphemeralState, payload: Payload, now_seconds: float) -> EphemeralState:
     """What squaring wants after a report."""
-    return soft.told_to_do(OwnershipPlan(instructions=[Wanted(EAST, "", payload)]), EAST, now_seconds)
+    return ephemeral.with_plan(OwnershipPlan(instructions=[WantedInstruction(EAST, "", payload)]), EAST, now_seconds)
 
 
-def done(soft: EphemeralState, now_seconds: float) -> EphemeralState:
+def done(ephemeral: EphemeralState, now_seconds: float) -> EphemeralState:
     """The shard is told, and acknowledges."""
-    due = soft.ledger.due(EAST, now_seconds)
-    acks = [Ack(entry.instruction.instruction_id, Outcome.ACCEPTED) for entry in due]
-    return replace(soft, ledger=soft.ledger.delivered(due).acked(EAST, acks, now_seconds))
+    due = ephemeral.ledger.due(EAST, now_seconds)
+    acks = [Ack(entry.instruction.instruction_id, InstructionOutcome.ACCEPTED) for entry in due]
+    return replace(ephemeral, ledger=ephemeral.ledger.delivered(due).acked(EAST, acks, now_seconds))
 
 
-def live(soft: EphemeralState) -> list[Payload | None]:
-    return [entry.instruction.payload for entry in soft.ledger.live()]
+def live(ephemeral: EphemeralState) -> list[Payload | None]:
+    return [entry.instruction.payload for entry in ephemeral.ledger.live()]
 
 
 def test_a_domain_that_is_being_left_is_told_again_after_ten_report_cycles() -> None:
-    soft = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
+    ephemeral = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
     for now_seconds in (2.0, 30.0, RETRY_SECONDS):
-        soft = told(soft, UnassignDomain(ZONE), now_seconds)
-        assert live(soft) == []
-    soft = told(soft, UnassignDomain(ZONE), 1.0 + RETRY_SECONDS)
+        ephemeral = told(ephemeral, UnassignDomain(ZONE), now_seconds)
+        assert live(ephemeral) == []
+    ephemeral = told(ephemeral, UnassignDomain(ZONE), 1.0 + RETRY_SECONDS)
 
-    assert live(soft) == [UnassignDomain(ZONE)]
-    assert [entry.state for entry in soft.ledger.entries] == [State.DONE, State.PENDING]
+    assert live(ephemeral) == [UnassignDomain(ZONE)]
+    assert [entry.state for entry in ephemeral.ledger.entries] == [State.DONE, State.PENDING]
 
 
 def test_what_was_not_answered_is_told_at_once() -> None:
-    soft = told(new_leader(), UnassignDomain(ZONE), 0.0)
-    soft = told(soft, UnassignDomain(ZONE), 1.0)
+    ephemeral = told(new_leader(), UnassignDomain(ZONE), 0.0)
+    ephemeral = told(ephemeral, UnassignDomain(ZONE), 1.0)
 
-    assert live(soft) == [UnassignDomain(ZONE)]
+    assert live(ephemeral) == [UnassignDomain(ZONE)]
 
 
 def test_a_domain_that_was_given_back_meanwhile_is_taken_at_once() -> None:
-    soft = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
-    given = told(soft, AssignDomain(ZONE), 2.0)
+    ephemeral = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
+    given = told(ephemeral, AssignDomain(ZONE), 2.0)
     delivered = replace(given, ledger=given.ledger.delivered(given.ledger.due(EAST, 2.0)))
 
     # The answer to the second may be lost, and the shard holds the domain all the same.
@@ -64,7 +64,7 @@ def test_a_domain_that_was_given_back_meanwhile_is_taken_at_once() -> None:
 
 
 def test_other_domains_are_told_meanwhile() -> None:
-    soft = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
+    ephemeral = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
     other = UnassignDomain(Domain("zone", "b"))
 
-    assert live(told(soft, other, 2.0)) == [other]
+    assert live(told(ephemeral, other, 2.0)) == [other]

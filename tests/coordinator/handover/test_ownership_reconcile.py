@@ -5,9 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from bigfleet.coordinator.commands import AssignDomain as AssignRow
 from bigfleet.coordinator.commands import DropDomain, ReleaseDomain
-from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, OwnershipView, PeerViews, Wanted, square
+from bigfleet.coordinator.commands import SetDomainOwner as AssignRow
+from bigfleet.coordinator.ownership_reconcile import (
+    OwnershipPlan,
+    OwnershipView,
+    PeerViews,
+    WantedInstruction,
+    reconcile_ownership,
+)
 from bigfleet.coordinator.tables import DomainRow, DomainState
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -17,14 +23,14 @@ from bigfleet.model.instructions import (
     TransferOwnership,
     UnassignDomain,
 )
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
 from bigfleet.model.states import MachineState
 
 D, R, X = ShardId("d"), ShardId("r"), ShardId("x")
 ZONE = Domain("zone", "a")
 M = MachineId("m")
-IDLE = Machine(id=M, state=MachineState.IDLE, host=Host("p", "m"))
+IDLE = Machine(id=M, state=MachineState.IDLE, host=HostRef("p", "m"))
 SLOT = Machine(id=M, state=MachineState.SPECULATIVE)
 TERM = 5
 MINE, FORMER = Turn(TERM, 3), Turn(TERM - 1, 3)
@@ -78,27 +84,27 @@ def told(done: OwnershipPlan) -> list[object]:
 
 
 def test_a_domain_without_a_row_is_written_for_the_shard_that_lists_it() -> None:
-    assert square(D, around({D: held(ZONE)})).commands == [AssignRow(ZONE, D)]
+    assert reconcile_ownership(D, around({D: held(ZONE)})).commands == [AssignRow(ZONE, D)]
     leaving = replace(NOTHING, leaving=frozenset({ZONE}))
-    assert square(D, around({D: leaving})).commands == [AssignRow(ZONE, D), ReleaseDomain(ZONE)]
+    assert reconcile_ownership(D, around({D: leaving})).commands == [AssignRow(ZONE, D), ReleaseDomain(ZONE)]
 
 
 @pytest.mark.parametrize("row", [assigned(R), releasing(D)], ids=["of another shard", "being released"])
 def test_a_domain_that_is_listed_and_not_ones_own_is_taken(row: Mapping[Domain, DomainRow]) -> None:
-    assert told(square(D, around({D: held(ZONE), R: NOTHING}, domains=row))) == [UnassignDomain(ZONE)]
+    assert told(reconcile_ownership(D, around({D: held(ZONE), R: NOTHING}, domains=row))) == [UnassignDomain(ZONE)]
 
 
 def test_a_row_goes_once_its_shard_lists_the_domain_no_more() -> None:
-    assert square(D, around({D: NOTHING}, domains=releasing(D))).commands == [DropDomain(ZONE)]
+    assert reconcile_ownership(D, around({D: NOTHING}, domains=releasing(D))).commands == [DropDomain(ZONE)]
     still = replace(NOTHING, leaving=frozenset({ZONE}))
-    assert is_nothing(square(D, around({D: still}, domains=releasing(D))))
+    assert is_nothing(reconcile_ownership(D, around({D: still}, domains=releasing(D))))
 
 
 def test_a_row_stays_while_the_last_answer_may_have_given_the_domain() -> None:
     """A view is older than the answer that followed it."""
     giving = Instruction(instruction_id="5-1", turn=Turn(TERM, 1), payload=AssignDomain(ZONE))
 
-    done = square(D, around({D: NOTHING}, domains=releasing(D), answered={D: (giving,)}))
+    done = reconcile_ownership(D, around({D: NOTHING}, domains=releasing(D), answered={D: (giving,)}))
 
     assert done.commands == []
 
@@ -106,20 +112,20 @@ def test_a_row_stays_while_the_last_answer_may_have_given_the_domain() -> None:
 def test_a_domain_is_given_when_all_views_are_there_and_not_before() -> None:
     rows = assigned(D)
 
-    assert told(square(D, around({D: NOTHING, R: NOTHING}, domains=rows))) == [AssignDomain(ZONE)]
+    assert told(reconcile_ownership(D, around({D: NOTHING, R: NOTHING}, domains=rows))) == [AssignDomain(ZONE)]
     for doubt in (
         around({D: NOTHING, R: NOTHING}, stale=frozenset({R}), domains=rows),
         around({D: NOTHING}, unseen=frozenset({R}), domains=rows),
         around({D: NOTHING, R: held(ZONE)}, domains=rows),
     ):
-        done = square(D, doubt)
+        done = reconcile_ownership(D, doubt)
         assert (is_nothing(done), done.waits_for) == (True, (R,))
 
 
 def test_what_lies_elsewhere_is_noted_before_its_domain_is_given() -> None:
     adopted = NOTHING.adopted(M, FORMER, by_gift_of=X)
 
-    first, second = told(square(D, around({D: NOTHING, R: adopted}, domains=assigned(D))))
+    first, second = told(reconcile_ownership(D, around({D: NOTHING, R: adopted}, domains=assigned(D))))
 
     assert first == TransferOwnership(from_shard=D, to_shard=R, machine_ids=(M,), is_note=True)
     assert second == AssignDomain(ZONE)
@@ -131,7 +137,7 @@ def test_what_lies_elsewhere_is_noted_before_its_domain_is_given() -> None:
 def test_a_machine_that_arrived_is_confirmed_to_who_released_it() -> None:
     views = {D: NOTHING.released(IDLE, MINE, to=R), R: NOTHING.adopted(M, MINE, by_gift_of=D)}
 
-    assert square(D, around(views)).confirmed == [M]
+    assert reconcile_ownership(D, around(views)).confirmed == [M]
 
 
 def test_where_a_machine_came_from_and_is_forgotten_hears_where_it_is() -> None:
@@ -139,20 +145,20 @@ def test_where_a_machine_came_from_and_is_forgotten_hears_where_it_is() -> None:
     views = {D: NOTHING, R: NOTHING.adopted(M, MINE, by_gift_of=D)}
 
     note = TransferOwnership(from_shard=D, to_shard=R, machine_ids=(M,), is_note=True)
-    assert square(R, around(views)).instructions == [Wanted(D, "5-3/note/d", note)]
+    assert reconcile_ownership(R, around(views)).instructions == [WantedInstruction(D, "5-3/note/d", note)]
 
 
 def test_an_older_release_is_history() -> None:
     views = {D: NOTHING.released(IDLE, FORMER, to=R), X: NOTHING.noted(M, MINE, at=R)}
 
-    assert square(D, around(views)).confirmed == [M]
+    assert reconcile_ownership(D, around(views)).confirmed == [M]
 
 
 @pytest.mark.parametrize("machine", [IDLE, SLOT], ids=["a machine", "a slot"])
 def test_what_was_released_is_sent_on_to_its_recipient(machine: Machine) -> None:
     views = {D: NOTHING.released(machine, MINE, to=R), R: NOTHING}
 
-    (wanted,) = square(D, around(views)).instructions
+    (wanted,) = reconcile_ownership(D, around(views)).instructions
 
     assert (wanted.to, wanted.instruction_id) == (R, "5-3/adopt")
     if machine is IDLE:
@@ -164,17 +170,17 @@ def test_what_was_released_is_sent_on_to_its_recipient(machine: Machine) -> None
 def test_a_release_of_this_term_needs_no_other_view_and_one_of_a_former_term_all_of_them() -> None:
     for turn, is_sent in ((MINE, True), (FORMER, False)):
         views = {D: NOTHING.released(IDLE, turn, to=R), R: NOTHING}
-        done = square(D, around(views, stale=frozenset({R})))
+        done = reconcile_ownership(D, around(views, stale=frozenset({R})))
         assert (bool(done.instructions), done.waits_for) == (is_sent, () if is_sent else (R,))
 
 
 def test_what_has_no_recipient_any_more_is_taken_back_once_all_views_are_there() -> None:
     gone = {D: NOTHING.released(IDLE, MINE, to=R), X: NOTHING}
-    assert square(D, around(gone)).taken_back == [M]
+    assert reconcile_ownership(D, around(gone)).taken_back == [M]
     refusing = {D: NOTHING.released(IDLE, MINE, to=R), R: NOTHING}
-    assert square(D, around(refusing, refused=frozenset({(M, MINE)}))).taken_back == [M]
+    assert reconcile_ownership(D, around(refusing, refused=frozenset({(M, MINE)}))).taken_back == [M]
 
-    done = square(D, around(gone, stale=frozenset({X})))
+    done = reconcile_ownership(D, around(gone, stale=frozenset({X})))
     assert (done.taken_back, done.waits_for) == ([], (X,))
 
 
@@ -182,12 +188,12 @@ def test_what_everybody_says_is_elsewhere_is_forgotten_once_all_views_are_there(
     views = {D: NOTHING.noted(M, MINE, at=R), R: NOTHING}
 
     forget = TransferOwnership(from_shard=D, to_shard=ShardId(""), machine_ids=(M,), is_note=True)
-    assert square(D, around(views)).instructions == [Wanted(D, "5-3/forget/d", forget)]
-    assert is_nothing(square(D, around(views, stale=frozenset({R}))))
+    assert reconcile_ownership(D, around(views)).instructions == [WantedInstruction(D, "5-3/forget/d", forget)]
+    assert is_nothing(reconcile_ownership(D, around(views, stale=frozenset({R}))))
 
 
 def test_a_shard_whose_view_is_not_current_is_left_alone() -> None:
     views = {D: NOTHING.released(IDLE, MINE, to=R), R: NOTHING}
 
-    assert is_nothing(square(D, around(views, stale=frozenset({D}), domains=assigned(D))))
-    assert is_nothing(square(X, around(views)))
+    assert is_nothing(reconcile_ownership(D, around(views, stale=frozenset({D}), domains=assigned(D))))
+    assert is_nothing(reconcile_ownership(X, around(views)))

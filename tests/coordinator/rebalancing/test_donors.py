@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.coordinator.rebalance_plan import plan
-from bigfleet.coordinator.reports import CapacityCount, Shortfall, prepared
+from bigfleet.coordinator.reports import ZoneCapacity, prepared
 from bigfleet.coordinator.transfers import FleetView, Knobs, Tier
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import CrossShardDrain, Selector
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base
+from bigfleet.model.shard_report import Shortfall
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, chosen, victims
 from tests.engine.proof import Proof, RecordProperty, examples
@@ -46,7 +47,7 @@ def views(draw: st.DrawFn) -> FleetView:
     shards = []
     for number in range(draw(st.integers(2, 6))):
         rows = [
-            CapacityCount(kind, zone, draw(st.integers(0, 40)), {"cpu": TYPES[kind]}) for kind in TYPES for zone in "ab"
+            ZoneCapacity(kind, zone, draw(st.integers(0, 40)), {"cpu": TYPES[kind]}) for kind in TYPES for zone in "ab"
         ]
         lacks = draw(st.sampled_from([0, 0, 1, 3]))
         shards.append(
@@ -99,7 +100,7 @@ def test_a_donor_keeps_its_margin_of_every_kind_over_all_moves_of_a_pass(record_
 def test_whatever_it_is_asked_for_a_donor_itself_keeps_a_tenth_and_one(matching: int, asked: int) -> None:
     """A summary may be old: the donor looks again."""
     spare = [
-        DonorCandidate(Machine(id=MachineId(f"m{n}"), state=MachineState.IDLE, host=Host("p", "h")), 0.0)
+        DonorCandidate(Machine(id=MachineId(f"m{n}"), state=MachineState.IDLE, host=HostRef("p", "h")), 0.0)
         for n in range(matching)
     ]
 
@@ -139,7 +140,7 @@ def workloads(draw: st.DrawFn) -> Machine:
     return Machine(
         id=MachineId(f"m{number}"),
         state=MachineState.CONFIGURED,
-        host=Host("p", "h"),
+        host=HostRef("p", "h"),
         cluster=ClusterId("web"),
         assigned_priority=draw(st.integers(-5, 5)),
         assigned_interruption_penalty_dollars=draw(

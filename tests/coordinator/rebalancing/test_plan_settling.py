@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.coordinator.rebalance_plan import _Pass, plan
-from bigfleet.coordinator.reports import CapacityCount, Shortfall, prepared
+from bigfleet.coordinator.reports import ZoneCapacity, prepared
 from bigfleet.coordinator.tables import ProviderRow, QuotaKey, QuotaRow
 from bigfleet.coordinator.transfers import FleetView, FlowKey, Knobs, Memory, ShortfallKey
 from bigfleet.model import labels
 from bigfleet.model.ids import Fingerprint, ShardId
 from bigfleet.model.ownership import Base
 from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.shard_report import Shortfall
 
 TYPES = {"small": {"cpu": 4_000}, "big": {"cpu": 16_000, "memory": 64_000}}
 NAMES = [("cpu",), ("cpu", "memory")]
@@ -42,7 +43,7 @@ def crowded_fleets(draw: st.DrawFn) -> tuple[FleetView, Memory]:
     shards = []
     for shard_id in SHARDS:
         kinds = draw(st.sets(st.tuples(st.sampled_from(sorted(TYPES)), st.sampled_from("ab")), max_size=2))
-        rows = [CapacityCount(*kind, draw(st.integers(1, 12)), TYPES[kind[0]]) for kind in sorted(kinds)]
+        rows = [ZoneCapacity(*kind, draw(st.integers(1, 12)), TYPES[kind[0]]) for kind in sorted(kinds)]
         is_idle = draw(st.booleans())
         shards.append(
             prepared(

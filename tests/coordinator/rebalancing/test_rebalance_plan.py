@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.coordinator.rebalance_plan import plan
-from bigfleet.coordinator.reports import CapacityCount, Reservation, ShardFigures, Shortfall, asking_of, prepared
+from bigfleet.coordinator.reports import ShardFigures, ZoneCapacity, asking_of, prepared
 from bigfleet.coordinator.tables import ProviderRow, QuotaKey, QuotaRow
 from bigfleet.coordinator.transfers import (
     FleetView,
@@ -28,8 +28,9 @@ from bigfleet.coordinator.transfers import (
 )
 from bigfleet.model import labels, vector
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
-from bigfleet.model.ownership import Base
+from bigfleet.model.ownership import Base, Reservation
 from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.shard_report import Shortfall
 from bigfleet.model.vector import parse_vector
 
 PROVIDER = "provider:9100"
@@ -59,8 +60,19 @@ def shortfall_of(given_fields: Mapping[str, Any]) -> tuple[ShardId, Shortfall]:
     )
 
 
-def counts_of(zones: Mapping[str, int]) -> list[CapacityCount]:
-    return [CapacityCount(TYPE, zone, count, parse_vector(DEFAULTS["types"][TYPE])) for zone, count in zones.items()]
+def drained(machine_id: str, to: str, instance_type: str) -> Reservation:
+    return Reservation(
+        machine_id=MachineId(machine_id),
+        to_shard=ShardId(to),
+        instruction_id="1-1",
+        is_ready=True,
+        instance_type=instance_type,
+        zone="a",
+    )
+
+
+def counts_of(zones: Mapping[str, int]) -> list[ZoneCapacity]:
+    return [ZoneCapacity(TYPE, zone, count, parse_vector(DEFAULTS["types"][TYPE])) for zone, count in zones.items()]
 
 
 def view_of(case: Mapping[str, Any]) -> tuple[FleetView, dict[str, ShortfallKey]]:
@@ -82,10 +94,7 @@ def view_of(case: Mapping[str, Any]) -> tuple[FleetView, dict[str, ShortfallKey]
                 idle=counts_of(case.get("idle", {}).get(name, {})),
                 speculative=counts_of(case.get("speculative", {}).get(name, {})),
                 type_counts={TYPE: case.get("bound", {}).get(name, 0) + free},
-                ready=[
-                    Reservation(MachineId(machine), ShardId("east-0"), TYPE, "a")
-                    for machine in case.get("ready", {}).get(name, ())
-                ],
+                ready=[drained(machine, "east-0", TYPE) for machine in case.get("ready", {}).get(name, ())],
             )
         )
     providers, quotas = {}, {}
@@ -176,10 +185,10 @@ def shortfalls(draw: st.DrawFn, number: int) -> Shortfall:
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> list[CapacityCount]:
+def rows(draw: st.DrawFn) -> list[ZoneCapacity]:
     kinds = draw(st.sets(st.tuples(st.sampled_from(sorted(TYPES)), st.sampled_from("ab")), max_size=4))
     return [
-        CapacityCount(kind, zone, draw(st.integers(1, 30)), TYPES[kind] if draw(st.integers(0, 7)) else {})
+        ZoneCapacity(kind, zone, draw(st.integers(1, 30)), TYPES[kind] if draw(st.integers(0, 7)) else {})
         for kind, zone in sorted(kinds)
     ]
 
@@ -198,10 +207,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
                 idle=draw(rows()),
                 speculative=draw(rows()),
                 type_counts={kind: draw(st.integers(0, 60)) for kind in TYPES},
-                ready=[
-                    Reservation(MachineId(f"m-{number}-{index}"), ShardId(f"s-{index}"), "big", "a")
-                    for index in range(draw(st.integers(0, 2)))
-                ],
+                ready=[drained(f"m-{number}-{index}", f"s-{index}", "big") for index in range(draw(st.integers(0, 2)))],
             )
         )
     quotas = {QuotaKey("p", "r"): QuotaRow({ShardId("s-0"): 5, ShardId("s-1"): 9})} if draw(st.booleans()) else {}

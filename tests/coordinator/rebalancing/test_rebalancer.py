@@ -13,16 +13,15 @@ from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.rebalancer import InFlight, in_flight, ownership_overlap
-from bigfleet.coordinator.reports import Shortfall
-from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
-from bigfleet.coordinator.stores.protocol import Leader as Name
-from bigfleet.coordinator.stores.sqlite import SqliteStore
+from bigfleet.coordinator.stores.protocol import LeaderInfo as Name
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.coordinator.tables import QuotaKey
 from bigfleet.coordinator.transfers import Skip, Tier
 from bigfleet.model.ids import Fingerprint, MachineId, ShardId
-from bigfleet.model.instructions import Ack, CrossShardDrain, Outcome, ReassignSpeculative, TransferOwnership
+from bigfleet.model.instructions import Ack, CrossShardDrain, InstructionOutcome, ReassignSpeculative, TransferOwnership
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned
+from bigfleet.model.ownership import Base, Domain, Owned, Reservation
+from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall
 from bigfleet.model.states import CapacityType, MachineState
 
 PROVIDER = "provider:9100"
@@ -54,7 +53,7 @@ class HandClock:
 class Fleet:
     """Two shards behind one provider and their leader; what a shard holds is kept here between its reports."""
 
-    def __init__(self, term: Term, clock: HandClock, store: SqliteStore, registry: CollectorRegistry) -> None:
+    def __init__(self, term: Term, clock: HandClock, store: SqliteStateStore, registry: CollectorRegistry) -> None:
         self.term = term
         self.clock = clock
         self.store = store
@@ -62,13 +61,13 @@ class Fleet:
         self.owned = {
             shard: Owned(base=Base.DOMAINS, domains=frozenset({Domain("zone", zone)})) for shard, zone in ZONES.items()
         }
-        self.kept: dict[ShardId, tuple[Kept, ...]] = {EAST0: (), EAST1: ()}
+        self.kept: dict[ShardId, tuple[Reservation, ...]] = {EAST0: (), EAST1: ()}
         self.cycles = {EAST0: 0, EAST1: 0}
 
     @classmethod
     async def make(cls, path: Any, **settings: Any) -> "Fleet":
         clock, registry = HandClock(), CollectorRegistry()
-        store = SqliteStore(path / "c.db", leader=Name("r0", ""))
+        store = SqliteStateStore(path / "c.db", leader=Name("r0", ""))
         leader = Leader(store, await store.campaign(), clock=clock, report_cycle_seconds=CYCLE_SECONDS)
         metrics = CoordinatorMetrics(registry)
         term = Term(leader, settings=CoordinatorSettings(**settings), clock=clock, metrics=metrics)
@@ -78,7 +77,7 @@ class Fleet:
         """Report for a shard: `idle`, `speculative` and `bound` machines, and a `shortfall`."""
         self.cycles[shard] += 1
         rows = {name: fields.get(name, 0) for name in ("idle", "speculative", "bound")}
-        summary = Summary(
+        summary = ShardSummary(
             provider_address=PROVIDER,
             type_counts={"m6i": sum(rows.values())},
             idle=self._row(shard, rows["idle"]),
@@ -94,12 +93,12 @@ class Fleet:
                 summary=summary,
                 shortfalls=() if shortfall is None else (shortfall,),
                 acks=acks,
-                holding=Holding(owned=self.owned[shard], kept=self.kept[shard]),
+                holding=Holding(owned=self.owned[shard], reservations=self.kept[shard]),
             )
         )
 
-    def _row(self, shard: ShardId, count: int) -> tuple[CapacityRow, ...]:
-        row = CapacityRow("m6i", ZONES[shard], CapacityType.ON_DEMAND, count, SIZE)
+    def _row(self, shard: ShardId, count: int) -> tuple[CapacityCount, ...]:
+        row = CapacityCount("m6i", ZONES[shard], CapacityType.ON_DEMAND, count, SIZE)
         return (row,) if count else ()
 
     async def passes(self, *, after_seconds: float = 0.0, **fields: Mapping[str, Any]) -> None:
@@ -110,7 +109,7 @@ class Fleet:
         self.term.rebalance()
 
     def flights(self) -> InFlight:
-        return in_flight(self.term.soft, self.term.heard, self.clock.now_seconds)
+        return in_flight(self.term.ephemeral, self.term.heard, self.clock.now_seconds)
 
     def flying(self) -> Mapping[str, int]:
         """Return what is on its way to the only shortfall."""
@@ -173,12 +172,14 @@ async def test_what_is_in_flight_is_not_asked_for_again_until_the_recipient_has_
     # One of the two is found, and given up.
     machine = Machine(id=MachineId("m1"), state=MachineState.IDLE)
     fleet.owned[EAST1] = fleet.owned[EAST1].released(machine, release.turn, to=EAST0)
-    await fleet.tell(EAST1, Ack(release.instruction_id, Outcome.ACCEPTED, machine_ids=(machine.id,)), idle=11)
+    await fleet.tell(
+        EAST1, Ack(release.instruction_id, InstructionOutcome.ACCEPTED, machine_ids=(machine.id,)), idle=11
+    )
     assert fleet.flying() == {"cpu": 16_000}
     (adopt,) = (await fleet.tell(EAST0, **STARVING)).instructions
     assert adopt.instruction_id == f"{release.instruction_id}/adopt"
     fleet.owned[EAST0] = fleet.owned[EAST0].adopted(machine.id, release.turn, by_gift_of=EAST1)
-    await fleet.tell(EAST0, Ack(adopt.instruction_id, Outcome.ACCEPTED), **STARVING)
+    await fleet.tell(EAST0, Ack(adopt.instruction_id, InstructionOutcome.ACCEPTED), **STARVING)
     assert fleet.flying() == {"cpu": 16_000}
     fleet.clock.now_seconds += 1
     await fleet.tell(EAST0, shortfall=short(deficit={"cpu": 15_000}))
@@ -216,7 +217,7 @@ async def test_slots_move_with_their_quota_which_is_booked_before_the_recipient_
     slots = [Machine(id=MachineId(name), state=MachineState.SPECULATIVE) for name in ("s1", "s2")]
     for slot in slots:
         fleet.owned[EAST1] = fleet.owned[EAST1].released(slot, release.turn, to=EAST0)
-    ack = Ack(release.instruction_id, Outcome.ACCEPTED, machine_ids=tuple(slot.id for slot in slots))
+    ack = Ack(release.instruction_id, InstructionOutcome.ACCEPTED, machine_ids=tuple(slot.id for slot in slots))
     fleet.store._connection.execute("PRAGMA query_only = 1")
     await fleet.tell(EAST1, ack, speculative=38)
     assert (await fleet.tell(EAST0, **STARVING)).instructions == ()
@@ -241,11 +242,18 @@ async def test_drained_machines_are_handed_over_when_they_are_ready_and_only_the
     (drain,) = (await fleet.tell(EAST1, **poor)).instructions
     assert isinstance(drain.payload, CrossShardDrain)
 
-    def kept(name: str, *, is_ready: bool) -> Kept:
-        return Kept(MachineId(name), EAST0, drain.instruction_id, is_ready, 0, "m6i", "a")
+    def kept(name: str, *, is_ready: bool) -> Reservation:
+        return Reservation(
+            machine_id=MachineId(name),
+            to_shard=EAST0,
+            instruction_id=drain.instruction_id,
+            is_ready=is_ready,
+            instance_type="m6i",
+            zone="a",
+        )
 
     fleet.kept[EAST1] = (kept("d1", is_ready=False), kept("d2", is_ready=True))
-    await fleet.tell(EAST1, Ack(drain.instruction_id, Outcome.ACCEPTED), **poor)
+    await fleet.tell(EAST1, Ack(drain.instruction_id, InstructionOutcome.ACCEPTED), **poor)
     assert fleet.flights().draining_donors == {EAST1}
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=desperate, east1=poor)
 
@@ -263,7 +271,9 @@ async def test_a_donor_that_found_no_victim_is_not_asked_again_for_a_cooldown(tm
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=desperate, east1=poor)
     (drain,) = (await fleet.tell(EAST1, **poor)).instructions
     fleet.clock.now_seconds += CYCLE_SECONDS
-    await fleet.tell(EAST1, Ack(drain.instruction_id, Outcome.REJECTED_INVALID, "nothing is cheaper"), **poor)
+    await fleet.tell(
+        EAST1, Ack(drain.instruction_id, InstructionOutcome.REJECTED_INVALID, "nothing is cheaper"), **poor
+    )
 
     await fleet.passes(after_seconds=COOLDOWN_SECONDS - 1, east0=desperate, east1=poor)
     assert len(fleet.term.instructions()) == 1
@@ -277,7 +287,7 @@ async def test_shards_that_may_own_the_same_machines_are_kept_out(tmp_path: Any)
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=STARVING, east1=RICH)
 
     assert fleet.skipped() is Skip.BASE
-    assert ownership_overlap(fleet.term.soft, fleet.term.tables) == {EAST0, EAST1}
+    assert ownership_overlap(fleet.term.ephemeral, fleet.term.tables) == {EAST0, EAST1}
     assert fleet.term.figures().ownership_overlap == 2
 
 

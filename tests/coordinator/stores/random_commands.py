@@ -4,13 +4,13 @@ from hypothesis import strategies as st
 
 from bigfleet.coordinator.commands import (
     AddShard,
-    AssignDomain,
     BindCluster,
     Command,
     DropDomain,
     MoveQuota,
     ReleaseDomain,
     RemoveShard,
+    SetDomainOwner,
     SetQuota,
     UpdateShard,
     UpsertProvider,
@@ -32,7 +32,7 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
     st.builds(UpdateShard, SHARDS, st.sampled_from(["h:1", "h:2"]), st.integers(1, 3)),
     st.builds(RemoveShard, SHARDS),
     st.builds(BindCluster, st.sampled_from([ClusterId("c1"), ClusterId("c2")]), SHARDS, st.just(1)),
-    st.builds(AssignDomain, DOMAINS, SHARDS, st.frozensets(SHARDS)),
+    st.builds(SetDomainOwner, DOMAINS, SHARDS, st.frozensets(SHARDS)),
     st.builds(ReleaseDomain, DOMAINS),
     st.builds(DropDomain, DOMAINS),
     st.builds(SetQuota, st.just(AWS), st.dictionaries(SHARDS, st.integers(0, 9))),

@@ -18,9 +18,9 @@ import pytest
 import structlog
 
 from bigfleet.coordinator.commands import AddShard, SetQuota
-from bigfleet.coordinator.stores.protocol import Leader, StoreUnavailable
+from bigfleet.coordinator.stores.protocol import LeaderInfo, StoreUnavailable
 from bigfleet.coordinator.stores.snapshot import snapshot_of, write_snapshot
-from bigfleet.coordinator.stores.sqlite import SqliteStore
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.coordinator.tables import QuotaKey, Tables
 from bigfleet.model.ids import ShardId
 from bigfleet.rpc.etcd.client import EtcdClient, put
@@ -124,7 +124,7 @@ async def test_a_cluster_that_two_shards_claim_is_logged_once(tmp_path: Path) ->
 
 def written(path: Path) -> bytes:
     """Make a coordinator's file with a hundred quotas and return its bytes."""
-    store = SqliteStore(path, leader=Leader("r0", ""))
+    store = SqliteStateStore(path, leader=LeaderInfo("r0", ""))
     for step in (store.campaign(), store.commit(AddShard(EAST, "e:1", 1, 1))):
         _now(step)
     for number in range(100):

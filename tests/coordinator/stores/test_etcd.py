@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.coordinator.commands import AddShard, BindCluster, CommandRefused, RemoveShard, SetQuota, UpsertProvider
-from bigfleet.coordinator.stores.protocol import TERM_STEP, Leader, NotLeader, OutcomeUnknown, StoreUnavailable
+from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, NotLeader, OutcomeUnknown, StoreUnavailable
 from bigfleet.coordinator.tables import QuotaKey, ShardRow, Tables
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.rpc.etcd.client import EtcdClient, EtcdUnavailable, NoAnswer, end_of_prefix, put
@@ -24,7 +24,7 @@ def replica(endpoints: list[str], name: str = "r0", ttl_seconds: int = TTL_SECON
     return EtcdStore(
         EtcdClient(endpoints),
         prefix="bigfleet",
-        me=Leader(name, f"{name}:7790"),
+        me=LeaderInfo(name, f"{name}:7790"),
         lease_ttl_seconds=ttl_seconds,
         clock=SystemClock(),
     )
@@ -58,7 +58,7 @@ async def test_a_follower_knows_the_leader_and_takes_over_at_once_when_it_resign
     won = await first.campaign()
     following = asyncio.create_task(second.campaign())
     async with asyncio.timeout(PATIENCE_SECONDS):
-        await until(lambda: second.leader() == Leader("r0", "r0:7790"))
+        await until(lambda: second.leader() == LeaderInfo("r0", "r0:7790"))
         await first.resign()
         # The lease of sixty seconds is not waited for.
         again = await following
@@ -109,7 +109,7 @@ async def test_a_leader_beyond_a_partition_that_still_believes_has_its_writes_re
     await proxy.start()
     client = EtcdClient([f"127.0.0.1:{proxy.port}"])
     believing = EtcdStore(
-        client, prefix="bigfleet", me=Leader("r0", "r0:7790"), lease_ttl_seconds=TTL_SECONDS, clock=StandingClock()
+        client, prefix="bigfleet", me=LeaderInfo("r0", "r0:7790"), lease_ttl_seconds=TTL_SECONDS, clock=StandingClock()
     )
     other = replica(three.endpoints[1:], "r1")
     first = await believing.campaign()
@@ -118,7 +118,7 @@ async def test_a_leader_beyond_a_partition_that_still_believes_has_its_writes_re
     async with asyncio.timeout(PATIENCE_SECONDS):
         won = await other.campaign()
         await other.commit(SetQuota(QuotaKey("aws", "eu"), {EAST: 1}))
-        assert believing.leader() == Leader("r0", "r0:7790")
+        assert believing.leader() == LeaderInfo("r0", "r0:7790")
         with pytest.raises((OutcomeUnknown, StoreUnavailable)):
             await believing.commit(AddShard(WEST, "west:7780", 1, 11))
         late = asyncio.create_task(believing.commit(AddShard(WEST, "west:7780", 1, 11)))
@@ -318,7 +318,7 @@ class LossyClient(EtcdClient):
 async def test_a_write_without_an_answer_is_read_back_and_done_once(member: Cluster, *, comes_through: bool) -> None:
     client = LossyClient(member.endpoints)
     store = EtcdStore(
-        client, prefix="bigfleet", me=Leader("r0", ""), lease_ttl_seconds=TTL_SECONDS, clock=SystemClock()
+        client, prefix="bigfleet", me=LeaderInfo("r0", ""), lease_ttl_seconds=TTL_SECONDS, clock=SystemClock()
     )
     await store.campaign()
     await store.commit(AddShard(EAST, "east:7780", 3, 10))
@@ -334,7 +334,7 @@ async def test_a_write_without_an_answer_is_read_back_and_done_once(member: Clus
 async def test_a_write_that_cannot_be_read_back_either_is_told_as_unknown(member: Cluster) -> None:
     client = LossyClient(member.endpoints)
     store = EtcdStore(
-        client, prefix="bigfleet", me=Leader("r0", ""), lease_ttl_seconds=TTL_SECONDS, clock=SystemClock()
+        client, prefix="bigfleet", me=LeaderInfo("r0", ""), lease_ttl_seconds=TTL_SECONDS, clock=SystemClock()
     )
     await store.campaign()
     client.losses, client.is_cut_off = 1, True

@@ -12,10 +12,10 @@ import pytest
 from bigfleet.cli.coordinator.store_url import read_store_tls
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.coordinator.commands import AddShard
-from bigfleet.coordinator.shard_report import ShardReport
-from bigfleet.coordinator.stores.protocol import Leader, StoreUnavailable
+from bigfleet.coordinator.stores.protocol import LeaderInfo, StoreUnavailable
 from bigfleet.link.client import NotAnswered
 from bigfleet.model.ids import ShardId
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
 from bigfleet.rpc.etcd.client import EtcdClient, StoreTls
 from bigfleet.rpc.etcd.store import EtcdStore
@@ -58,7 +58,7 @@ async def guarded(etcd: str, tmp_path: Path) -> AsyncIterator[tuple[Cluster, Pat
 
 
 def store(cluster: Cluster, tls: StoreTls | None) -> EtcdStore:
-    client, me = EtcdClient(cluster.endpoints, tls), Leader("r0", "r0:7790")
+    client, me = EtcdClient(cluster.endpoints, tls), LeaderInfo("r0", "r0:7790")
     return EtcdStore(client, prefix="bigfleet", me=me, lease_ttl_seconds=5, clock=SystemClock())
 
 

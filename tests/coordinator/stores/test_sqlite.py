@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from bigfleet.coordinator.commands import AddShard, BindCluster, CommandRefused, RemoveShard
-from bigfleet.coordinator.stores.protocol import TERM_STEP, Leader, NotLeader, StoreUnavailable
-from bigfleet.coordinator.stores.sqlite import SqliteStore, StoreFault
+from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, NotLeader, StoreUnavailable
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore, StoreFault
 from bigfleet.coordinator.tables import ShardRow
 from bigfleet.model.ids import ClusterId, ShardId
 
-ME = Leader("replica-0", "here:7790")
+ME = LeaderInfo("replica-0", "here:7790")
 EAST = ShardId("east-0")
 
 
-def opened(path: Path) -> SqliteStore:
-    return SqliteStore(path, leader=ME)
+def opened(path: Path) -> SqliteStateStore:
+    return SqliteStateStore(path, leader=ME)
 
 
 async def test_each_start_has_a_higher_term_and_the_rows_of_the_last(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     code = (
         "import sys, pathlib\n"
-        "from bigfleet.coordinator.stores.sqlite import SqliteStore\n"
-        "from bigfleet.coordinator.stores.protocol import Leader\n"
-        "store = SqliteStore(pathlib.Path(sys.argv[1]), leader=Leader('other', ''))\n"
+        "from bigfleet.coordinator.stores.sqlite import SqliteStateStore\n"
+        "from bigfleet.coordinator.stores.protocol import LeaderInfo\n"
+        "store = SqliteStateStore(pathlib.Path(sys.argv[1]), leader=LeaderInfo('other', ''))\n"
         "print('open', flush=True)\n"
         "sys.stdin.read()\n"
     )

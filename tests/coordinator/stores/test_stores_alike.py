@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.coordinator.commands import Command, CommandRefused, apply
-from bigfleet.coordinator.stores.protocol import Leader, StateStore
-from bigfleet.coordinator.stores.sqlite import SqliteStore
+from bigfleet.coordinator.stores.protocol import LeaderInfo, StateStore
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.coordinator.tables import Tables
 from bigfleet.rpc.etcd.client import EtcdClient
 from bigfleet.rpc.etcd.store import EtcdStore
 from tests.coordinator.stores.etcd_process import Cluster
 from tests.coordinator.stores.random_commands import COMMANDS
 
-ME = Leader("r0", "r0:7790")
+ME = LeaderInfo("r0", "r0:7790")
 _numbers = itertools.count()
 
 Open = Callable[[], StateStore]
@@ -59,7 +59,7 @@ LIVES = st.lists(st.lists(COMMANDS, max_size=15), min_size=1, max_size=3)
 def test_a_file_is_the_model(lives: list[list[Command]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "c.db"
-        asyncio.run(compare(lambda: SqliteStore(path, leader=ME), lives))
+        asyncio.run(compare(lambda: SqliteStateStore(path, leader=ME), lives))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

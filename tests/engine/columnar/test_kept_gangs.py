@@ -21,7 +21,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.reference.decide import decide
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import MachineState
@@ -42,7 +42,7 @@ def machine_at(number: int, rack: str, cluster: str) -> Machine:
     return Machine(
         id=MachineId(f"m{number:02}"),
         state=MachineState.CONFIGURED if cluster else MachineState.IDLE,
-        host=Host("test", f"h{number}"),
+        host=HostRef("test", f"h{number}"),
         cluster=ClusterId(cluster),
         instance_type="gpu",
         resources={"gpu": "8"},

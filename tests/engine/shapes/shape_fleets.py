@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bigfleet.engine.decision import Options
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
-from bigfleet.model.machine import NO_HOST, Host, Machine
+from bigfleet.model.machine import NO_HOST, HostRef, Machine
 from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.shapes import DemandShape, Overhead
@@ -41,7 +41,7 @@ def machine(name: str, state: MachineState, kind: str, rng: random.Random, **fie
     values = {
         "id": MachineId(name),
         "state": state,
-        "host": Host("p", name) if hosted else NO_HOST,
+        "host": HostRef("p", name) if hosted else NO_HOST,
         "instance_type": kind,
         "zone": rng.choice("abc"),
         "capacity_type": capacity,

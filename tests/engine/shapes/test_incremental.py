@@ -13,7 +13,7 @@ from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from tests.engine.shapes.shape_fleets import TYPES, Drawn, fleet, machine, need
@@ -65,7 +65,7 @@ class Life:
         changed = replace(
             one,
             state=state,
-            host=Host("p", one.id) if state is not MachineState.SPECULATIVE else Host(),
+            host=HostRef("p", one.id) if state is not MachineState.SPECULATIVE else HostRef(),
             cluster=action.cluster if is_bound else ClusterId(""),
             assigned_need_fingerprint=action.profile.fingerprint if action.profile is not None else Fingerprint(""),
             assigned_group=action.group,
@@ -123,7 +123,7 @@ def test_memory_changes_no_decision(part: int) -> None:
     for life in lives(part * 1000, LIVES // 6):
         for step in range(STEPS):
             decision = life.decide()
-            kept += len(life.engine.kept)
+            kept += len(life.engine.retained)
             if step % 2 == 0:
                 for action in decision.actions:
                     life.carry_out(action)
@@ -141,7 +141,7 @@ def test_a_cluster_that_nothing_touched_is_not_decided_on_again() -> None:
         first = life.decide()
         again = life.engine.decide(life.store.snapshot(), life.demand, life.options)
         for place, row in enumerate(first.rows):
-            if row.need.cluster in life.engine.kept:
+            if row.need.cluster in life.engine.retained:
                 complete += 1
                 assert again.rows[place] is row
     assert complete

@@ -21,7 +21,7 @@ from bigfleet.provider.backends.simulated.catalogue import load_catalogue
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import build_fleet
-from bigfleet.provider.backends.simulated.world import World, parse_world
+from bigfleet.provider.backends.simulated.world import WorldFile, parse_world
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.refusal import Refused
@@ -57,12 +57,12 @@ faults: {create_error: 0.1, join_never: 0.1, error_after_effect: 0.1, effect_aft
 """
 
 
-def world_of(text: str) -> World:
+def world_of(text: str) -> WorldFile:
     return parse_world(text.encode(), "world.yaml")
 
 
 def make_cloud(
-    world: World, *, seed: int = 1, book: HostBook | None = None, is_calm: bool = False, time_scale: float = 1.0
+    world: WorldFile, *, seed: int = 1, book: HostBook | None = None, is_calm: bool = False, time_scale: float = 1.0
 ) -> SimulatedCloud:
     return SimulatedCloud(
         world=world,

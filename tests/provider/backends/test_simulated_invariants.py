@@ -13,7 +13,7 @@ from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import Refused
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 from tests.provider.backends.simulated_world import BUSY, AuditedBook, make_cloud, make_simulated, world_of
 from tests.provider.harness import started
@@ -50,7 +50,7 @@ class Run:
 
     async def begin(self) -> None:
         self.cloud = make_cloud(world_of(BUSY), seed=self._seed, book=self.book)
-        store = SqliteStore(self._path, is_power_safe=False)
+        store = SqliteProviderStore(self._path, is_power_safe=False)
         self.core = await started(make_simulated(self.cloud, store, failed_hold_seconds=30))
 
     async def end(self) -> None:

@@ -12,7 +12,7 @@ from bigfleet.provider.backends.fake import FakeBackend, fake_slot
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import Code, Refused
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import MemoryStore
 from tests.provider.harness import fake_core, make_core, metric, refusal_of, settle, started, state_of, token
 
@@ -200,7 +200,7 @@ async def test_a_slot_that_returns_without_room_is_removed_at_once() -> None:
 
 
 async def test_the_slots_of_an_admission_are_as_durable_as_its_acceptance(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "s.db", is_power_safe=False)
+    store = SqliteProviderStore(tmp_path / "s.db", is_power_safe=False)
     core = await started(make_core(Room(), store=store))
     await core.create("small-0")
     with sqlite3.connect(tmp_path / "s.db") as file:

@@ -10,7 +10,7 @@ from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import Code
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import Store
 from tests.provider.harness import SLOT, bring_to, make_core, refusal_of, settle, started, state_of, token
 
@@ -27,8 +27,8 @@ async def kill(core: CapacityCore, store: Store) -> None:
     store.close()
 
 
-async def restarted(backend: FakeBackend, path: Path) -> tuple[CapacityCore, SqliteStore]:
-    store = SqliteStore(path, is_power_safe=False)
+async def restarted(backend: FakeBackend, path: Path) -> tuple[CapacityCore, SqliteProviderStore]:
+    store = SqliteProviderStore(path, is_power_safe=False)
     return await started(make_core(backend, store=store)), store
 
 

@@ -14,7 +14,7 @@ from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.storage.blob_encryption import BlobKey, KeyFault, read_key
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from tests.provider.harness import SLOT, make_core, settle, started, state_of
 from tests.provider.operations.test_restart import kill
 
@@ -37,8 +37,8 @@ class Remembering(FakeBackend):
 
 async def core_on(
     path: Path, backend: FakeBackend, key: bytes | None, readiness: Ready | ConfigureWaits = CONFIGURE_WAITS
-) -> tuple[CapacityCore, SqliteStore]:
-    store = SqliteStore(path, is_power_safe=False)
+) -> tuple[CapacityCore, SqliteProviderStore]:
+    store = SqliteProviderStore(path, is_power_safe=False)
     options = CoreOptions(is_inline=True, intent_key=key, failed_hold_seconds=0)
     return await started(make_core(backend, store=store, options=options, readiness=readiness)), store
 

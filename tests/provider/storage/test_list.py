@@ -209,7 +209,7 @@ def test_the_journal_keeps_order_through_many_blocks(seed: int) -> None:
     for _ in range(15_000):
         machine = rng.randrange(3_000)
         if machine in places:
-            journal.strike(places.pop(machine))
+            journal.remove(places.pop(machine))
         if rng.random() < 0.9:
             revision += 1
             journal.append(record(f"m-{machine}", revision))

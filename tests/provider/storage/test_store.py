@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.records.fence import Mark
@@ -19,7 +19,7 @@ from bigfleet.provider.records.record import ErrorCode, Failure, Operation, Push
 from bigfleet.provider.records.refusal import StartRefused, StoreDown
 from bigfleet.provider.storage.blob_encryption import Sealed
 from bigfleet.provider.storage.codec import decode_record, encode_operation, encode_record
-from bigfleet.provider.storage.sqlite import SCHEMA_VERSION, SqliteStore
+from bigfleet.provider.storage.sqlite import SCHEMA_VERSION, SqliteProviderStore
 from bigfleet.provider.storage.store import Batch
 from bigfleet.provider.storage.view import Tombstone
 
@@ -47,7 +47,7 @@ def records(draw: st.DrawFn) -> Record:
     machine = Machine(
         id=MachineId(machine_id),
         state=draw(st.sampled_from([s for s in MachineState if s])),
-        host=Host(draw(TEXTS), draw(TEXTS)),
+        host=HostRef(draw(TEXTS), draw(TEXTS)),
         cluster=ClusterId(draw(TEXTS)),
         instance_type="t",
         zone="z",
@@ -95,13 +95,13 @@ def test_a_record_reads_back_as_it_was_written(record: Record) -> None:
 def test_a_batch_reads_back_as_it_was_committed(tmp_path_factory: pytest.TempPathFactory, batch: list[Record]) -> None:
     path = tmp_path_factory.mktemp("store") / "state.db"
     by_id = {record.id: record for record in batch}
-    store = SqliteStore(path)
+    store = SqliteProviderStore(path)
     store.load(INCARNATION)
     mark = Mark(machine_id="m-1", shard_id="s\x00ü", epoch=-(2**63), sequence=2**63 - 1, used_unix_nanos=5)
     tombstone = Tombstone(machine_id="gone", revision=7, removed_unix_nanos=9)
     store.commit(Batch(head=99, floor=3, records=tuple(batch), marks=(mark,), tombstones=(tombstone,)))
     store.close()
-    again = SqliteStore(path)
+    again = SqliteProviderStore(path)
     loaded = again.load(b"another1")
     again.close()
     assert (loaded.incarnation, loaded.head, loaded.floor) == (INCARNATION, 99, 3)
@@ -110,7 +110,7 @@ def test_a_batch_reads_back_as_it_was_committed(tmp_path_factory: pytest.TempPat
 
 
 def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
-    first, second = SqliteStore(tmp_path / "s.db"), SqliteStore(tmp_path / "s.db")
+    first, second = SqliteProviderStore(tmp_path / "s.db"), SqliteProviderStore(tmp_path / "s.db")
     first.load(INCARNATION)
     with pytest.raises(StartRefused, match=r"s\.db is in use by process \d+ on "):
         second.load(INCARNATION)
@@ -124,7 +124,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) ->
     path.write_text("not a database, but somebody's text" * 100)
     before = path.read_bytes()
     with pytest.raises(StartRefused, match=r"s\.db: file is not a database"):
-        SqliteStore(path).load(INCARNATION)
+        SqliteProviderStore(path).load(INCARNATION)
     assert path.read_bytes() == before
 
 
@@ -133,38 +133,38 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE theirs (x)")
     with pytest.raises(StartRefused, match="no provider state"):
-        SqliteStore(path).load(INCARNATION)
+        SqliteProviderStore(path).load(INCARNATION)
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    store = SqliteStore(path)
+    store = SqliteProviderStore(path)
     store.load(INCARNATION)
     store.close()
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
     with pytest.raises(StartRefused, match="newer BigFleet"):
-        SqliteStore(path).load(INCARNATION)
+        SqliteProviderStore(path).load(INCARNATION)
 
 
 def test_a_row_that_does_not_read_back_names_its_machine(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    store = SqliteStore(path)
+    store = SqliteProviderStore(path)
     store.load(INCARNATION)
     store.close()
     with sqlite3.connect(path) as connection:
         connection.execute("INSERT INTO machines VALUES ('m-7', 1, 1, '{}', NULL)")
     with pytest.raises(StartRefused, match="machine m-7"):
-        SqliteStore(path).load(INCARNATION)
+        SqliteProviderStore(path).load(INCARNATION)
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartRefused, match="No such file or directory"):
-        SqliteStore(tmp_path / "nowhere" / "s.db").load(INCARNATION)
+        SqliteProviderStore(tmp_path / "nowhere" / "s.db").load(INCARNATION)
 
 
 def test_a_commit_that_the_disk_refuses_changes_nothing(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "s.db")
+    store = SqliteProviderStore(tmp_path / "s.db")
     store.load(INCARNATION)
     good = Tombstone(machine_id="a", revision=1, removed_unix_nanos=1)
     bad = Tombstone(machine_id="b", revision=2**70, removed_unix_nanos=1)
@@ -173,7 +173,7 @@ def test_a_commit_that_the_disk_refuses_changes_nothing(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(StoreDown, match="closed"):
         store.commit(Batch(head=2, floor=0))
-    again = SqliteStore(tmp_path / "s.db")
+    again = SqliteProviderStore(tmp_path / "s.db")
     assert again.load(INCARNATION).tombstones == ()
     again.close()
     assert math.isfinite(again.size_bytes())
@@ -181,17 +181,17 @@ def test_a_commit_that_the_disk_refuses_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_file_of_the_first_schema_is_migrated_in_one_transaction(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    store = SqliteStore(path)
+    store = SqliteProviderStore(path)
     incarnation = store.load(INCARNATION).incarnation
     store.close()
     with sqlite3.connect(path) as file:
         file.execute("DROP TABLE secrets")
         file.execute("PRAGMA user_version=1")
-    store = SqliteStore(path)
+    store = SqliteProviderStore(path)
     assert store.load(b"another!").incarnation == incarnation
     store.commit(Batch(head=0, floor=0, sealed=(Sealed(machine_id="m", operation_id="op", text=b"x"),)))
     store.close()
-    loaded = SqliteStore(path).load(b"another!")
+    loaded = SqliteProviderStore(path).load(b"another!")
     assert loaded.sealed == (Sealed(machine_id="m", operation_id="op", text=b"x"),)
     with sqlite3.connect(path) as file:
         assert file.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)

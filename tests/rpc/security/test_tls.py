@@ -34,7 +34,7 @@ from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 from bigfleet.rpc.security.tls import TlsFault, TlsFiles, TlsPaths, export_expiry, is_loopback, server_credentials
 from bigfleet.rpc.wire.gen import provider_pb2, shard_pb2
-from bigfleet.shard.ports import ProviderRefusal, Record
+from bigfleet.shard.ports import ListedMachine, ProviderRefusal
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.security.tls_world import (
     ADMIN,
@@ -324,7 +324,7 @@ class Calling:
     clock: SetClock
     seen: Seen
 
-    async def call_slowly(self) -> "asyncio.Task[Record]":
+    async def call_slowly(self) -> "asyncio.Task[ListedMachine]":
         """Begin a call and return once the provider has it; it is answered when `seen.release` is set."""
         call = asyncio.create_task(self.client.get(MachineId("slow")))
         async with asyncio.timeout(PATIENCE_SECONDS):

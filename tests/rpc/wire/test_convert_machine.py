@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
-from bigfleet.model.machine import NO_HOST, Host, Machine
+from bigfleet.model.machine import NO_HOST, HostRef, Machine
 from bigfleet.model.metadata import decode_metadata, encode_metadata
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
@@ -31,7 +31,7 @@ def test_each_field_of_the_message_is_written() -> None:
     machine = Machine(
         id=MachineId("m-1"),
         state=MachineState.CONFIGURED,
-        host=Host("sim", "i-1"),
+        host=HostRef("sim", "i-1"),
         cluster=ClusterId("blue"),
         instance_type="m5.large",
         zone="a",
@@ -57,7 +57,7 @@ def test_stamps_cross_as_metadata_only() -> None:
     machine = Machine(
         id=MachineId("m-1"),
         state=MachineState.CONFIGURED,
-        host=Host("sim", "i-1"),
+        host=HostRef("sim", "i-1"),
         cluster=ClusterId("blue"),
         assigned_priority=1000,
         assigned_interruption_penalty_dollars=math.inf,

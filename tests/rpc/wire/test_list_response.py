@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
-from bigfleet.shard.ports import ProviderRefusal, Record, RefusalKind
+from bigfleet.shard.ports import ListedMachine, ProviderRefusal, RefusalKind
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 
 messages = st.builds(
@@ -35,7 +35,7 @@ def test_a_listing_says_what_the_whole_message_says(message: provider_pb2.Machin
 
     async def read() -> None:
         listing = await read_listing(message.SerializeToString(), LoopClock())
-        expected = [Record(*machine_from_wire(machine)) for machine in message.machines]
+        expected = [ListedMachine(*machine_from_wire(machine)) for machine in message.machines]
 
         assert list(listing.records) == expected
         assert listing.records[1:] == expected[1:]

@@ -52,61 +52,65 @@ FINGERPRINT = need("c1", "4").fingerprint
 
 def test_the_third_refusal_in_a_row_counts(clock: HandClock) -> None:
     """An accepted call in between starts the count again."""
-    strikes = MachineBackoff(clock)
-    first = [strikes.refused("m1") for _ in range(2)]
-    strikes.accepted("m1")
+    machine_backoff = MachineBackoff(clock)
+    first = [machine_backoff.refused("m1") for _ in range(2)]
+    machine_backoff.accepted("m1")
 
-    assert (first, [strikes.refused("m1") for _ in range(3)]) == ([False, False], [False, False, True])
-    assert not strikes.refused("m2")
+    assert (first, [machine_backoff.refused("m1") for _ in range(3)]) == ([False, False], [False, False, True])
+    assert not machine_backoff.refused("m2")
 
 
 def test_a_hold_doubles_from_half_an_hour_to_a_day(clock: HandClock) -> None:
     """Each time that the machine is held again without an accepted call in between."""
-    strikes = MachineBackoff(clock)
+    machine_backoff = MachineBackoff(clock)
     held_seconds = []
     for _ in range(8):
-        strikes.hold("m1", S.IDLE, until_restart=False)
+        machine_backoff.hold("m1", S.IDLE, until_restart=False)
         started = clock.now_seconds
-        while strikes.keeps("m1", S.IDLE):
+        while machine_backoff.holds("m1", S.IDLE):
             clock.now_seconds += 600
         held_seconds.append(clock.now_seconds - started)
 
     assert held_seconds == [1800, 3600, 7200, 14400, 28800, 57600, 86400, 86400]
-    strikes.accepted("m1")
-    strikes.hold("m1", S.IDLE, until_restart=False)
+    machine_backoff.accepted("m1")
+    machine_backoff.hold("m1", S.IDLE, until_restart=False)
     clock.now_seconds += 1800
-    assert not strikes.keeps("m1", S.IDLE)
+    assert not machine_backoff.holds("m1", S.IDLE)
 
 
 def test_a_hold_ends_early_when_the_provider_shows_another_state(clock: HandClock) -> None:
     """Compared with the state at the hold's start."""
-    strikes = MachineBackoff(clock)
-    strikes.hold("m1", S.IDLE, until_restart=True)
-    assert (strikes.keeps("m1", S.IDLE), len(strikes), strikes.is_held("m1")) == (True, 1, True)
-    assert (strikes.keeps("m1", S.FAILED), len(strikes), strikes.is_held("m1")) == (False, 0, False)
+    machine_backoff = MachineBackoff(clock)
+    machine_backoff.hold("m1", S.IDLE, until_restart=True)
+    assert (machine_backoff.holds("m1", S.IDLE), len(machine_backoff), machine_backoff.is_held("m1")) == (True, 1, True)
+    assert (machine_backoff.holds("m1", S.FAILED), len(machine_backoff), machine_backoff.is_held("m1")) == (
+        False,
+        0,
+        False,
+    )
 
 
 def test_a_hold_for_good_never_expires(clock: HandClock) -> None:
     """It lasts as long as the process."""
-    strikes = MachineBackoff(clock)
-    strikes.hold("good", S.IDLE, until_restart=True)
-    strikes.hold("while", S.IDLE, until_restart=False)
-    assert strikes.expired() == []
+    machine_backoff = MachineBackoff(clock)
+    machine_backoff.hold("good", S.IDLE, until_restart=True)
+    machine_backoff.hold("while", S.IDLE, until_restart=False)
+    assert machine_backoff.expired() == []
     clock.now_seconds = 1800
 
-    assert (strikes.expired(), strikes.keeps("good", S.IDLE)) == (["while"], True)
+    assert (machine_backoff.expired(), machine_backoff.holds("good", S.IDLE)) == (["while"], True)
 
 
 def test_a_machine_that_is_gone_is_forgotten(clock: HandClock) -> None:
     """Its successor of the same id starts clean."""
-    strikes = MachineBackoff(clock)
-    strikes.refused("m1")
-    strikes.refused("m1")
-    strikes.hold("m2", S.IDLE, until_restart=True)
-    strikes.forget("m1")
-    strikes.forget("m2")
+    machine_backoff = MachineBackoff(clock)
+    machine_backoff.refused("m1")
+    machine_backoff.refused("m1")
+    machine_backoff.hold("m2", S.IDLE, until_restart=True)
+    machine_backoff.forget("m1")
+    machine_backoff.forget("m2")
 
-    assert (strikes.refused("m1"), strikes.is_held("m2")) == (False, False)
+    assert (machine_backoff.refused("m1"), machine_backoff.is_held("m2")) == (False, False)
 
 
 # ---- rows -------------------------------------------------------------------------------------------------------
@@ -114,65 +118,65 @@ def test_a_machine_that_is_gone_is_forgotten(clock: HandClock) -> None:
 
 def test_a_refused_row_is_backed_off_for_twice_as_long_each_time(clock: HandClock) -> None:
     """From 30 s to 10 min; what was refused stays known until the row succeeds."""
-    refusals = DemandBackoff(clock)
+    demand_backoff = DemandBackoff(clock)
     waits = []
     for _ in range(7):
-        refusals.refuse("c1", FINGERPRINT, "")
+        demand_backoff.refuse("c1", FINGERPRINT, "")
         started = clock.now_seconds
-        while refusals.is_backed_off(bootstrap()):
+        while demand_backoff.is_backed_off(bootstrap()):
             clock.now_seconds += 5
         waits.append(clock.now_seconds - started)
 
     assert waits == [30, 60, 120, 240, 480, 600, 600]
-    assert refusals.refused() == {("c1", FINGERPRINT, "")}
-    refusals.succeeded("c1", FINGERPRINT, "")
-    refusals.refuse("c1", FINGERPRINT, "")
+    assert demand_backoff.refused() == {("c1", FINGERPRINT, "")}
+    demand_backoff.succeeded("c1", FINGERPRINT, "")
+    demand_backoff.refuse("c1", FINGERPRINT, "")
     clock.now_seconds += 30
-    assert not refusals.is_backed_off(bootstrap())
+    assert not demand_backoff.is_backed_off(bootstrap())
 
 
 def test_refusals_of_one_round_count_once(clock: HandClock) -> None:
     """Six machines asked for at the same time are one thing that the operator cannot do."""
-    refusals = DemandBackoff(clock)
+    demand_backoff = DemandBackoff(clock)
     for _ in range(6):
-        refusals.refuse("c1", FINGERPRINT, "")
+        demand_backoff.refuse("c1", FINGERPRINT, "")
     clock.now_seconds = 30
 
-    assert not refusals.is_backed_off(bootstrap())
+    assert not demand_backoff.is_backed_off(bootstrap())
 
 
 def test_only_what_binds_a_machine_to_the_row_is_left_out(clock: HandClock) -> None:
     """Other kinds, other clusters and other groups go on."""
-    refusals = DemandBackoff(clock)
-    refusals.refuse("c1", FINGERPRINT, "")
-    backed_off = [refusals.is_backed_off(bootstrap(kind=kind)) for kind in ActionKind]
+    demand_backoff = DemandBackoff(clock)
+    demand_backoff.refuse("c1", FINGERPRINT, "")
+    backed_off = [demand_backoff.is_backed_off(bootstrap(kind=kind)) for kind in ActionKind]
 
     assert backed_off == [True, True, False, False, False]
-    assert not refusals.is_backed_off(bootstrap("c2"))
+    assert not demand_backoff.is_backed_off(bootstrap("c2"))
 
 
 def test_a_new_session_clears_what_is_held_against_its_cluster(clock: HandClock) -> None:
     """Rows and breaker; other clusters keep theirs."""
-    refusals = DemandBackoff(clock)
+    demand_backoff = DemandBackoff(clock)
     for cluster in ("c1", "c2"):
-        refusals.refuse(cluster, FINGERPRINT, "")
+        demand_backoff.refuse(cluster, FINGERPRINT, "")
         for _ in range(3):
-            refusals.unanswered(cluster)
-        refusals.asked(cluster)
-    refusals.session_opened("c1")
+            demand_backoff.unanswered(cluster)
+        demand_backoff.asked(cluster)
+    demand_backoff.session_opened("c1")
 
-    assert [refusals.is_backed_off(bootstrap(cluster)) for cluster in ("c1", "c2")] == [False, True]
-    assert [refusals.may_ask(cluster) for cluster in ("c1", "c2")] == [True, False]
+    assert [demand_backoff.is_backed_off(bootstrap(cluster)) for cluster in ("c1", "c2")] == [False, True]
+    assert [demand_backoff.may_ask(cluster) for cluster in ("c1", "c2")] == [True, False]
 
 
 def test_a_row_that_left_the_demand_is_forgotten(clock: HandClock) -> None:
     """What is kept is bounded by what is asked for."""
-    refusals = DemandBackoff(clock)
-    refusals.refuse("c1", FINGERPRINT, "")
-    refusals.keep_only(lambda key: key == ("c1", FINGERPRINT, ""))
-    assert refusals.refused() == {("c1", FINGERPRINT, "")}
-    refusals.keep_only(lambda _key: False)
-    assert refusals.refused() == frozenset()
+    demand_backoff = DemandBackoff(clock)
+    demand_backoff.refuse("c1", FINGERPRINT, "")
+    demand_backoff.keep_only(lambda key: key == ("c1", FINGERPRINT, ""))
+    assert demand_backoff.refused() == {("c1", FINGERPRINT, "")}
+    demand_backoff.keep_only(lambda _key: False)
+    assert demand_backoff.refused() == frozenset()
 
 
 # ---- the blob breaker -------------------------------------------------------------------------------------------
@@ -180,33 +184,33 @@ def test_a_row_that_left_the_demand_is_forgotten(clock: HandClock) -> None:
 
 def test_the_breaker_lets_one_probe_through_at_a_time(clock: HandClock) -> None:
     """From the third unanswered request in a row until one is answered."""
-    refusals = DemandBackoff(clock)
+    demand_backoff = DemandBackoff(clock)
     for _ in range(2):
-        refusals.unanswered("c1")
-    refusals.asked("c1")
-    assert refusals.may_ask("c1")
-    refusals.unanswered("c1")
-    assert refusals.may_ask("c1")
-    refusals.asked("c1")
-    assert not refusals.may_ask("c1")
-    refusals.unanswered("c1")
-    assert refusals.may_ask("c1")
-    refusals.asked("c1")
-    refusals.answered("c1")
+        demand_backoff.unanswered("c1")
+    demand_backoff.asked("c1")
+    assert demand_backoff.may_ask("c1")
+    demand_backoff.unanswered("c1")
+    assert demand_backoff.may_ask("c1")
+    demand_backoff.asked("c1")
+    assert not demand_backoff.may_ask("c1")
+    demand_backoff.unanswered("c1")
+    assert demand_backoff.may_ask("c1")
+    demand_backoff.asked("c1")
+    demand_backoff.answered("c1")
     asked = []
     for _ in range(5):
-        asked.append(refusals.may_ask("c1"))
-        refusals.asked("c1")
+        asked.append(demand_backoff.may_ask("c1"))
+        demand_backoff.asked("c1")
 
     assert asked == [True] * 5
-    assert refusals.may_ask("c2")
+    assert demand_backoff.may_ask("c2")
 
 
 def test_no_hold_is_longer_than_its_bound(clock: HandClock) -> None:
     """However often a machine is held."""
-    strikes = MachineBackoff(clock)
+    machine_backoff = MachineBackoff(clock)
     for _ in range(2000):
-        strikes.hold("m1", S.IDLE, until_restart=False)
+        machine_backoff.hold("m1", S.IDLE, until_restart=False)
 
-    assert math.isfinite(strikes._holds["m1"].until_seconds)
-    assert strikes._holds["m1"].until_seconds == 86_400
+    assert math.isfinite(machine_backoff._holds["m1"].until_seconds)
+    assert machine_backoff._holds["m1"].until_seconds == 86_400

@@ -14,7 +14,7 @@ from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.actuation.executors import DISAGREEMENT_CAUSE
-from bigfleet.shard.ports import Record, RefusalKind, ShardSettings, TransitionAck
+from bigfleet.shard.ports import ListedMachine, RefusalKind, ShardSettings, TransitionAck
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time
@@ -25,7 +25,7 @@ S = MachineState
 class Answers(ScriptedProvider):
     """Answers every call with one given record, whatever was asked."""
 
-    answer: Record
+    answer: ListedMachine
 
     async def configure(self, *_arguments: Any) -> TransitionAck:
         """Return the given record."""
@@ -36,7 +36,7 @@ class Answers(ScriptedProvider):
         return TransitionAck(operation_id="op", record=self.answer)
 
 
-async def bootstrapped_with(answer: Record) -> World:
+async def bootstrapped_with(answer: ListedMachine) -> World:
     """Return a world after a bootstrap of m1 for c1 that was answered so."""
     provider = Answers()
     provider.answer = answer
@@ -62,18 +62,18 @@ async def bootstrapped_with(answer: Record) -> World:
 )
 async def test_each_answer_to_configure(answer: Any, outcome: str, state: MachineState) -> None:
     """What the record shows is taken, unless it is broken or speaks of another machine: then the machine is held."""
-    world = await bootstrapped_with(Record(answer, {}))
+    world = await bootstrapped_with(ListedMachine(answer, {}))
 
     assert world.outcomes() == [("Bootstrap", "m1", outcome)]
     assert world.state("m1") is state
-    assert (world.metric("machines_held") > 0 or len(world.shard.strikes) > 0) is (outcome == "invalid_record")
+    assert (world.metric("machines_held") > 0 or len(world.shard.machine_backoff) > 0) is (outcome == "invalid_record")
     assert "m2" not in world.shard.inventory
 
 
 async def test_an_answer_to_drain_about_another_machine_is_not_believed() -> None:
     """The other machine stays as it is, this one is held."""
     provider = Answers()
-    provider.answer = Record(machine("m2", S.IDLE), {})
+    provider.answer = ListedMachine(machine("m2", S.IDLE), {})
     provider.add(machine("m1", S.CONFIGURED, cluster="c1"))
     world = World(provider)
     world.connect("c1", "none").report()
@@ -87,8 +87,8 @@ async def test_a_get_about_another_machine_settles_nothing() -> None:
     """After a refusal the machine is asked for; an answer about another one is left aside, and the List tells."""
 
     class Confused(ScriptedProvider):
-        async def get(self, machine_id: MachineId) -> Record:
-            return Record(machine("m2", S.IDLE), {})
+        async def get(self, machine_id: MachineId) -> ListedMachine:
+            return ListedMachine(machine("m2", S.IDLE), {})
 
     provider = Confused()
     provider.add(machine("m1", S.IDLE))
@@ -202,7 +202,7 @@ async def test_a_refused_delete_of_a_machine_that_is_not_idle_any_more_proves_no
     world = await released(Moves())
 
     assert world.outcomes() == [("Delete", "m1", "provider_error")]
-    assert (world.state("m1"), len(world.shard.strikes)) == (S.DELETING, 0)
+    assert (world.state("m1"), len(world.shard.machine_backoff)) == (S.DELETING, 0)
 
 
 async def test_an_exhausted_delete_is_tried_again() -> None:
@@ -228,7 +228,7 @@ async def test_the_hold_of_a_machine_that_is_gone_goes_with_it() -> None:
         await world.cycle()
     assert "m1" not in world.shard.inventory
 
-    assert world.shard.strikes._strikes == {}
+    assert world.shard.machine_backoff._machine_backoff == {}
 
 
 async def test_only_actions_that_hold_a_slot_are_counted_in_flight() -> None:

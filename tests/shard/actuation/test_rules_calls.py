@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.actuation.executors import DISAGREEMENT_CAUSE, FENCED_CAUSE
-from bigfleet.shard.outcomes import Outcome
-from bigfleet.shard.ports import FenceToken, Record, RefusalKind, ShardSettings, TransitionAck
+from bigfleet.shard.outcomes import ActionOutcome
+from bigfleet.shard.ports import FenceToken, ListedMachine, RefusalKind, ShardSettings, TransitionAck
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time
@@ -82,7 +82,7 @@ async def test_each_refusal_of_each_call(call: str, refusal: RefusalKind, synchr
     is_held = refusal in (RefusalKind.FENCED, RefusalKind.NOT_SUPPORTED) or disagrees
     is_open = refusal is RefusalKind.UNKNOWN_OUTCOME
     assert known.state is (S.FAILED if is_held else transitional if is_open else source.state)
-    assert world.shard.strikes.is_held("m1") is is_held
+    assert world.shard.machine_backoff.is_held("m1") is is_held
     assert (known.last_error == DISAGREEMENT_CAUSE) is disagrees
     assert (known.last_error == FENCED_CAUSE) is (refusal is RefusalKind.FENCED)
     assert world.metric("fenced_total") == (refusal is RefusalKind.FENCED)
@@ -161,7 +161,7 @@ def _hanging(call: Any) -> Any:
 class Answers(ScriptedProvider):
     """Answers Create, Drain and Delete with one given record."""
 
-    answer: Record
+    answer: ListedMachine
 
     def _transition(self, method: str, machine_id: Any, token: FenceToken, *rest: Any) -> TransitionAck:
         self.calls.append((method, machine_id, token.sequence))
@@ -196,11 +196,11 @@ async def test_each_answer_to_create_drain_and_delete(
 ) -> None:
     """What the record shows is taken whatever was asked; one that breaks the invariant holds the machine."""
     provider = Answers()
-    provider.answer = Record(shown, {})
+    provider.answer = ListedMachine(shown, {})
     world = await called(provider, call)
 
     assert (world.outcomes(), world.state("m1")) == ([(CALLS[call][2], "m1", outcome)], state)
-    assert world.shard.strikes.is_held("m1") is (outcome == "invalid_record")
+    assert world.shard.machine_backoff.is_held("m1") is (outcome == "invalid_record")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_the_outcomes_are_those_of_the_page() -> None:
     """A bounded label set: all and only (docs/spec/shard.md §9.7)."""
     text = SPEC.read_text(encoding="utf-8").partition("### 9.7")[2].partition("In the audit log also")[0]
 
-    assert {outcome.value for outcome in Outcome} == set(re.findall(r"`(\w+)`", text))
+    assert {outcome.value for outcome in ActionOutcome} == set(re.findall(r"`(\w+)`", text))
 
 
 async def test_a_machine_gets_a_slot_only_when_one_is_free() -> None:

@@ -105,7 +105,7 @@ async def test_a_row_whose_creations_fail_is_short_and_ages(synchronous: bool) -
     view = world.shard.view.needs[0]
     assert (view.satisfied, view.reason, view.unmet_age_cycles >= 355) == (False, UnmetReason.STOCKOUT, True)
     entry = world.shard.shortfall_ledger[row(3).fingerprint]
-    assert (entry.age >= 355, entry.deficit) == (True, {"cpu": 12_000})
+    assert (entry.age_cycles >= 355, entry.deficit) == (True, {"cpu": 12_000})
     assert world.metric("shortfall_rows", **{"reason": "stockout", "class": "batch"}) == 1
     assert operator.verdicts()[-1].rows[0].reason is UnmetReason.STOCKOUT
     # Three at first, then one probe after 3, 6, 12 and 24 minutes each.
@@ -139,7 +139,7 @@ async def test_a_stockout_is_no_strike_against_the_machine() -> None:
     world.connect("c1").report(row(1))
     await run(world, provider, 3600)
 
-    assert (len(provider.creates), len(world.shard.strikes)) == (5, 0)
+    assert (len(provider.creates), len(world.shard.machine_backoff)) == (5, 0)
     assert {outcome for _kind, _machine, outcome in world.outcomes()} == {"exhausted"}
 
 

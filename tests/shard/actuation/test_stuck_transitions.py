@@ -19,7 +19,7 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.gen import shardread_pb2
-from bigfleet.shard.ports import FenceToken, ProviderRefusal, Record, RefusalKind, ShardSettings, TransitionAck
+from bigfleet.shard.ports import FenceToken, ListedMachine, ProviderRefusal, RefusalKind, ShardSettings, TransitionAck
 from bigfleet.shard.sessions.demand import NeedsTable
 from tests.rpc.live_shard import live_shard
 from tests.shard.audit.audit_memory import MemoryAuditLog
@@ -53,7 +53,7 @@ class Forgetful(ScriptedProvider):
             self.calls.append((method, machine_id, token.sequence))
             if self.heals:
                 self.settle(machine_id)
-            shown = Record(self.records[machine_id], self.metadata.get(machine_id, {}))
+            shown = ListedMachine(self.records[machine_id], self.metadata.get(machine_id, {}))
             return TransitionAck(operation_id="again", record=shown)
         return super()._transition(method, machine_id, token, *rest)
 
@@ -211,7 +211,7 @@ async def test_each_refusal_of_a_redrive(
     assert [told for each, _machine, told in world.outcomes()].count(outcome) == 1
     assert world.shard.actuator.history[-1].kind_label == "Redrive"
     known = world.shard.inventory.get("m1")
-    is_held = world.shard.strikes.is_held("m1")
+    is_held = world.shard.machine_backoff.is_held("m1")
     stuck = world.shard.stuck.is_stuck(MachineId("m1"))
     assert (is_held, stuck) == (after == "held", after == "stuck")
     if after != "gone":
@@ -264,7 +264,7 @@ async def test_a_configure_that_cannot_be_driven_is_stuck_at_once(obstacle: str,
     """Without operator, blob, row, or the provider's account no call is made, and nothing is rolled back."""
 
     class Mute(Forgetful):
-        async def get(self, machine_id: MachineId) -> Record:
+        async def get(self, machine_id: MachineId) -> ListedMachine:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "connection refused")
 
     provider = Mute() if obstacle == "get" else Forgetful()

@@ -14,7 +14,7 @@ from bigfleet.model.labels import ZONE
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.cycle.controller import CycleReport
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ports import FenceToken, ShardSettings, TransitionAck
 from tests.shard.world import Offer, ScriptedProvider, World, machine, need
 
@@ -216,7 +216,9 @@ async def test_shortfalls_age_on_timer_cycles_and_are_dropped_by_any() -> None:
     ages = []
     for is_timer in (False, True, False, False, True):
         await world.cycle(is_timer=is_timer)
-        ages.append((world.shard.shortfall_ledger[row.fingerprint].age, world.shard.view.needs[0].unmet_age_cycles))
+        ages.append(
+            (world.shard.shortfall_ledger[row.fingerprint].age_cycles, world.shard.view.needs[0].unmet_age_cycles)
+        )
     operator.report()
     await world.cycle(is_timer=False)
     assert world.shard.shortfall_ledger == {}
@@ -224,7 +226,7 @@ async def test_shortfalls_age_on_timer_cycles_and_are_dropped_by_any() -> None:
     await world.cycle()
 
     assert ages == [(1, 1), (2, 2), (2, 2), (2, 2), (3, 3)]
-    assert world.shard.shortfall_ledger[row.fingerprint].age == 1
+    assert world.shard.shortfall_ledger[row.fingerprint].age_cycles == 1
 
 
 async def test_the_reclaim_cap_is_spent_over_woken_cycles_and_refilled_by_the_timer() -> None:

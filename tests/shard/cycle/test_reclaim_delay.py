@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
-from bigfleet.shard.cycle.reclaim_delay import Excess
+from bigfleet.shard.cycle.reclaim_delay import ExcessTimers
 from bigfleet.shard.ports import JoinGate, ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -159,7 +159,7 @@ def test_due_means_excess_in_every_cycle_since_a_timer_cycle_that_long_ago(
     course: list[tuple[bool, frozenset[int]]], after: int
 ) -> None:
     """Compared with the whole history; what is remembered is never more than what is excess."""
-    excess = Excess()
+    excess = ExcessTimers()
     for now, (is_timer, found) in enumerate(course):
         ids = [MachineId(str(number)) for number in sorted(found)]
         excess = excess.followed_by(ids, now_seconds=float(now), is_timer=is_timer)

@@ -175,7 +175,7 @@ async def test_a_parked_gang_may_try_again_at_age_32_for_one_period() -> None:
     # The first eight periods try; the 33rd (age 32) tries again.
     assert [number for number, is_parked in enumerate(parked) if not is_parked] == [*range(8), 32]
     assert world.outcomes() == []
-    assert world.shard.shortfall_ledger[gang("g").fingerprint].age == 35
+    assert world.shard.shortfall_ledger[gang("g").fingerprint].age_cycles == 35
 
 
 # ---- clocks that jump -------------------------------------------------------------------------------------------
@@ -212,13 +212,13 @@ async def test_holds_ages_and_deadlines_do_not_follow_the_wall_clock(jump: Calla
     operator.report(row)
     for _ in range(3):
         await world.cycle()
-    assert (world.state("m1"), world.shard.strikes.is_held("m1")) == (S.FAILED, True)
+    assert (world.state("m1"), world.shard.machine_backoff.is_held("m1")) == (S.FAILED, True)
     started = world.shard._clock.monotonic_seconds()
     await world.cycle()
     jump()
     await world.cycle()
-    assert world.shard.strikes.is_held("m1")
-    assert world.shard.shortfall_ledger[row.fingerprint].age == 2
+    assert world.shard.machine_backoff.is_held("m1")
+    assert world.shard.shortfall_ledger[row.fingerprint].age_cycles == 2
     assert [kind for kind, *_rest in world.outcomes()].count("Delete") == 0
 
     leaves.report()
@@ -229,7 +229,7 @@ async def test_holds_ages_and_deadlines_do_not_follow_the_wall_clock(jump: Calla
     assert ("Delete", "spot", "success") in world.outcomes()
     await world.shard._clock.sleep(1199)
     await world.cycle()
-    assert world.shard.strikes.is_held("m1")
+    assert world.shard.machine_backoff.is_held("m1")
     await world.shard._clock.sleep(1)
     await world.cycle()
-    assert not world.shard.strikes.keeps("m1", S.IDLE)
+    assert not world.shard.machine_backoff.holds("m1", S.IDLE)

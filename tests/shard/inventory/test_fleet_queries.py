@@ -15,7 +15,7 @@ from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
 from bigfleet.shard.inventory import fleet_queries
-from bigfleet.shard.inventory.fleet_queries import ShapeCensus, Wanted
+from bigfleet.shard.inventory.fleet_queries import MachineQuery, ShapeCounts
 from bigfleet.shard.inventory.inventory import Inventory
 from tests.shard.world import machine, need
 
@@ -103,11 +103,11 @@ def test_matching_machines_are_counted_by_state(
     inventory = filled(fleet, gone - {NOBODY})
     matching = [each for each in inventory if each.state is state and fits(row.profile, row.min_unit, each)]
 
-    assert ShapeCensus(inventory.snapshot()).count(row, state) == len(matching)
+    assert ShapeCounts(inventory.snapshot()).count(row, state) == len(matching)
 
 
 wanted_machines = st.builds(
-    Wanted,
+    MachineQuery,
     cluster=st.sampled_from(["", "c1", "nobody"]),
     instance_type=st.sampled_from(["", "t4", "t9"]),
     zone=st.sampled_from(["", "za"]),
@@ -119,7 +119,7 @@ wanted_machines = st.builds(
 @given(fleets, wanted_machines)
 @settings(max_examples=200, deadline=None)
 def test_all_and_only_the_machines_asked_for_are_found(
-    drawn: tuple[list[Machine], frozenset[MachineId]], wanted: Wanted
+    drawn: tuple[list[Machine], frozenset[MachineId]], wanted: MachineQuery
 ) -> None:
     """Ids ascending, without those that are left out."""
     fleet, left_out = drawn

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine, PreemptedFor, invariant_fault
+from bigfleet.model.machine import HostRef, Machine, PreemptedFor, invariant_fault
 from bigfleet.model.states import CapacityType, MachineState, is_legal_transition
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import Record
+from bigfleet.shard.ports import ListedMachine
 from bigfleet.shard.sessions.registry import Sessions
 from tests.shard.world import World, machine
 
@@ -78,7 +78,7 @@ def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(
     for kind, told in story:
         known = inventory.get("m")
         if kind == "observe":
-            if ingest.observe(Record(told, {})):
+            if ingest.observe(ListedMachine(told, {})):
                 applied = told
         elif known is None:
             continue
@@ -100,17 +100,17 @@ def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(
                 and applied == record
                 and (known.state, known.cluster) == (record.state, record.cluster)
             )
-            assert ingest.is_unchanged(Record(record, {})) == expected
-            assert ingest.changed([Record(record, {})]) == (set() if expected else {MachineId("m")})
+            assert ingest.is_unchanged(ListedMachine(record, {})) == expected
+            assert ingest.changed([ListedMachine(record, {})]) == (set() if expected else {MachineId("m")})
 
 
 async def test_a_machine_that_nobody_holds_is_kept_without_a_binding() -> None:
     """Whatever stamps its record carries."""
     world = World()
     free = machine("m1", S.IDLE)
-    world.shard.ingest.observe(Record(free, {}))
+    world.shard.ingest.observe(ListedMachine(free, {}))
     stale = machine("m2", S.IDLE, cluster="c1", assigned_priority=7)
-    world.shard.ingest.observe(Record(stale, {}))
+    world.shard.ingest.observe(ListedMachine(stale, {}))
 
     assert world.machine("m1") == free
     assert world.machine("m2") == machine("m2", S.IDLE)
@@ -119,7 +119,7 @@ async def test_a_machine_that_nobody_holds_is_kept_without_a_binding() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"host": Host("other", "host-m")},
+        {"host": HostRef("other", "host-m")},
         {"instance_type": "t8"},
         {"zone": "zb"},
         {"capacity_type": CapacityType.RESERVED},
@@ -138,9 +138,11 @@ async def test_of_many_records_those_that_say_anything_new_are_found(changes: di
     """Equal ones are none of them, whether or not their parts are the same objects."""
     world = World()
     for name in ("l", "m", "n"):
-        world.shard.ingest.observe(Record(machine(name, S.IDLE, labels={"rack": "r1"}), {}))
+        world.shard.ingest.observe(ListedMachine(machine(name, S.IDLE, labels={"rack": "r1"}), {}))
     told = [machine(name, S.IDLE, labels={"rack": "r1"}) for name in ("l", "m", "n")]
-    records = [Record(each, {}) for each in (told[0], replace(told[1], **changes), told[2], machine("o", S.IDLE))]
+    records = [
+        ListedMachine(each, {}) for each in (told[0], replace(told[1], **changes), told[2], machine("o", S.IDLE))
+    ]
 
     assert world.shard.ingest.changed(records) == {MachineId("m"), MachineId("o")}
 
@@ -162,7 +164,7 @@ async def test_new_facts_of_a_bound_machine_take_over_every_stamp_of_ours(state:
     world.shard.inventory.insert(ours, now_seconds=0.0)
     told = machine("m", state, cluster=ClusterId("c1"), allocatable={"cpu": "8"}, last_error="broken")
 
-    world.shard.ingest.observe(Record(told, {}))
+    world.shard.ingest.observe(ListedMachine(told, {}))
 
     known = world.shard.inventory.get("m")
     assert known is not None
@@ -178,10 +180,10 @@ async def test_whoever_hears_of_a_change_sees_the_stamps_of_our_view() -> None:
     stamped = machine("m", S.CONFIGURING, cluster=ClusterId("c1"), assigned_need_fingerprint="f")
     world.shard.inventory.insert(stamped, now_seconds=0.0)
     heard: list[tuple[Machine | None, Machine]] = []
-    world.shard.ingest.on_change = lambda before, after: heard.append((before, after))
+    world.shard.ingest._on_change = lambda before, after: heard.append((before, after))
 
-    world.shard.ingest.observe(Record(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), {}))
-    world.shard.ingest.observe(Record(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), {}))
+    world.shard.ingest.observe(ListedMachine(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), {}))
+    world.shard.ingest.observe(ListedMachine(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), {}))
 
     assert heard == [(stamped, replace(stamped, state=S.CONFIGURED))]
 
@@ -191,7 +193,7 @@ async def test_whoever_hears_of_a_removal_is_told_the_cluster() -> None:
     world = World()
     world.shard.inventory.insert(machine("m", S.CONFIGURED, cluster=ClusterId("c1")), now_seconds=0.0)
     heard: list[tuple[str, str]] = []
-    world.shard.ingest.on_remove = lambda machine_id, cluster: heard.append((machine_id, cluster))
+    world.shard.ingest._on_remove = lambda machine_id, cluster: heard.append((machine_id, cluster))
 
     world.shard.ingest.remove(MachineId("m"))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine, PreemptedFor
+from bigfleet.model.machine import HostRef, Machine, PreemptedFor
 from bigfleet.model.states import MachineState
 from bigfleet.shard.inventory import machine_record
 from bigfleet.shard.inventory.machine_record import InventoryRecord, Keeper, binding_of
@@ -20,7 +20,7 @@ S = MachineState
 
 any_machine = st.builds(
     lambda drawn, ref, node, error: replace(
-        drawn, host=Host(drawn.host.provider, ref), node_name=node, last_error=error
+        drawn, host=HostRef(drawn.host.provider, ref), node_name=node, last_error=error
     ),
     machines(),
     st.sampled_from(["", "h1", "h2"]),
@@ -80,8 +80,8 @@ def test_machines_that_are_alike_share_what_is_kept() -> None:
     """That is what it is for: one reference in place of nine fields."""
     keeper, store = Keeper(ColumnStore().vocabulary), ColumnStore()
     first = machine("m1", S.IDLE)
-    kept = [keep(keeper, store, each) for each in (first, replace(first, id=MachineId("m2"), host=Host("p", "h")))]
-    same = replace(first, id=MachineId("m3"), host=Host(first.host.provider, "other"))
+    kept = [keep(keeper, store, each) for each in (first, replace(first, id=MachineId("m2"), host=HostRef("p", "h")))]
+    same = replace(first, id=MachineId("m3"), host=HostRef(first.host.provider, "other"))
 
     assert kept[0].binding is kept[1].binding
     assert kept[0].facts is keep(keeper, store, same).facts

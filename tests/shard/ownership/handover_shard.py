@@ -9,11 +9,11 @@ from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import CrossShardDrain, Instruction, Payload, Selector, TransferOwnership
 from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import encode_metadata
-from bigfleet.model.ownership import Base, Owned, Turn
+from bigfleet.model.ownership import Base, Owned, Reservation, Turn
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import Handover
 from bigfleet.shard.ownership.handover_host import ShardHandoverHost
-from bigfleet.shard.ownership.ownership_file import OwnershipFile, Reservation
+from bigfleet.shard.ownership.ownership_file import OwnershipFile
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -103,7 +103,7 @@ class HandoverShard:
             ownership_file=self.file,
         )
         shard = self.world.shard
-        self.grounds = ShardHandoverHost(
+        self.handover_host = ShardHandoverHost(
             settings=self.settings,
             inventory=shard.inventory,
             ingest=shard.ingest,
@@ -120,7 +120,11 @@ class HandoverShard:
         )
         mortal: Any = MortalFile(self.file, self._step)
         self.handover = Handover(
-            me=self.name, file=mortal, grounds=self.grounds, clock=LoopClock(), report_interval_seconds=REPORT_SECONDS
+            me=self.name,
+            file=mortal,
+            handover_host=self.handover_host,
+            clock=LoopClock(),
+            report_interval_seconds=REPORT_SECONDS,
         )
 
     async def read(self) -> None:

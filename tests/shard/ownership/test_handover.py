@@ -10,7 +10,7 @@ import pytest
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import AssignDomain, ReassignSpeculative, Selector, TransferOwnership, UnassignDomain
-from bigfleet.model.ownership import ADOPTED_MAX, Base, Domain, Row, RowKind, Turn
+from bigfleet.model.ownership import ADOPTED_MAX, Base, Domain, OwnershipRow, RowKind, Turn
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import DoesNotApply, HandoverDone, MayYetSucceed
 from bigfleet.shard.ports import FenceToken, ProviderRefusal, RefusalKind, ShardSettings
@@ -36,7 +36,7 @@ ZONE = "topology.kubernetes.io/zone"
 DAY_SECONDS = 86_400.0
 
 
-def row(shard: HandoverShard, name: str) -> Row:
+def row(shard: HandoverShard, name: str) -> OwnershipRow:
     return shard.owned.rows[MachineId(name)]
 
 
@@ -51,7 +51,9 @@ async def test_a_donor_gives_named_machines_up_for_good(make: Any) -> None:
 
     assert done.machine_ids == ("a",)
     assert done.machines == (shard.provider.records["a"],)
-    assert row(shard, "a") == Row(RowKind.RELEASED, Turn(1, 1), OTHER, LoopClock().unix_nanos(), done.machines[0])
+    assert row(shard, "a") == OwnershipRow(
+        RowKind.RELEASED, Turn(1, 1), OTHER, LoopClock().unix_nanos(), done.machines[0]
+    )
     assert shard.holds() == ["b"]
 
 
@@ -345,7 +347,7 @@ async def test_a_recipient_has_what_it_adopts_at_once_and_reads_everything_again
     done = await shard.handover.carry_out(instruction(adopt(idle("n")), suffix="/adopt"))
 
     assert done.machine_ids == ("n",)
-    assert row(shard, "n") == Row(RowKind.ADOPTED, Turn(1, 1), OTHER, LoopClock().unix_nanos())
+    assert row(shard, "n") == OwnershipRow(RowKind.ADOPTED, Turn(1, 1), OTHER, LoopClock().unix_nanos())
     assert shard.holds() == ["n"]
     assert shard.widened == 1
 
@@ -364,7 +366,7 @@ async def test_an_adoption_that_comes_again_puts_no_old_record_back(make: Any) -
     shard = make()
     told = instruction(adopt(idle("n")))
     await shard.handover.carry_out(told)
-    shard.grounds.leave([MachineId("n")])
+    shard.handover_host.leave([MachineId("n")])
 
     assert (await shard.handover.carry_out(told)).machine_ids == ("n",)
     assert shard.holds() == []
@@ -373,7 +375,7 @@ async def test_an_adoption_that_comes_again_puts_no_old_record_back(make: Any) -
 async def test_a_shard_that_has_adopted_very_many_refuses_another(make: Any) -> None:
     shard = make()
     owned = shard.owned
-    rows = {MachineId(f"m{n}"): Row(RowKind.ADOPTED, Turn(1, 1), OTHER) for n in range(ADOPTED_MAX)}
+    rows = {MachineId(f"m{n}"): OwnershipRow(RowKind.ADOPTED, Turn(1, 1), OTHER) for n in range(ADOPTED_MAX)}
     shard.file.commit(replace(owned, rows=rows))
 
     with pytest.raises(DoesNotApply, match="10000 machines were adopted here already"):
@@ -437,7 +439,7 @@ async def test_a_domain_is_left_when_nothing_of_ours_lies_in_it(make: Any) -> No
 
     shard.handover.tend()
     assert shard.owned.leaving == {Domain(ZONE, "za")}
-    shard.grounds.leave([MachineId("a"), MachineId("b")])
+    shard.handover_host.leave([MachineId("a"), MachineId("b")])
     shard.handover.tend()
     assert not shard.owned.leaving
     assert not shard.owned.domains
@@ -560,7 +562,7 @@ async def test_a_drain_that_died_with_its_process_is_queued_again_or_given_up(ma
     await shard.read()
 
     assert (await shard.handover.carry_out(told)).machine_ids == ("a",)
-    assert shard.grounds.is_busy(MachineId("a"))
+    assert shard.handover_host.is_busy(MachineId("a"))
 
     shard.start()
     await shard.read()
@@ -580,7 +582,7 @@ async def test_wherever_a_donor_dies_in_a_drain_at_most_that_drain_is_lost(make:
     await shard.read()
 
     assert (await shard.handover.carry_out(instruction(drain(1)))).machine_ids == ("a",)
-    assert shard.grounds.is_busy(MachineId("a"))
+    assert shard.handover_host.is_busy(MachineId("a"))
     assert set(shard.file.reservations) == {"a"}
 
 

@@ -12,7 +12,7 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.instructions import AssignDomain
 from bigfleet.model.ownership import Domain, RowKind
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.outcomes import Outcome
+from bigfleet.shard.outcomes import ActionOutcome
 from bigfleet.shard.ownership.handover import MayYetSucceed
 from bigfleet.shard.ownership.ownership import Ownership
 from bigfleet.shard.ports import ShardSettings
@@ -62,7 +62,7 @@ async def test_a_machine_that_is_kept_for_another_shard_serves_no_row_and_is_off
     assert [hint.available_count for hint in operator.hints()] == [0]
     report = shard.world.shard.report()
     assert report is not None
-    assert (report.summary.idle_by_type_zone, report.summary.free_machines) == ((), 1)
+    assert (report.summary.idle, report.summary.free_machines) == ((), 1)
     assert shard.world.metric("machines_reserved") == 1
 
 
@@ -92,7 +92,7 @@ async def test_a_machine_that_is_kept_for_another_shard_is_never_deleted(make: A
     shard.world.shard.actuator.enqueue((deleting,), 99)
     await shard.world.shard.actuator.run_inline()
 
-    assert shard.world.outcomes()[-1] == ("Delete", "a", Outcome.STALE.value)
+    assert shard.world.outcomes()[-1] == ("Delete", "a", ActionOutcome.STALE.value)
     assert not [call for call in shard.provider.calls if call[0] == "delete"]
 
 
@@ -128,7 +128,7 @@ async def test_what_came_lately_serves_here_and_is_not_reported_as_giveable(make
         await shard.world.step()
         report = shard.world.shard.report()
         assert report is not None
-        return sum(row.count for row in report.summary.idle_by_type_zone)
+        return sum(row.count for row in report.summary.idle)
 
     operator.report()
     assert await offered() == 1
@@ -250,7 +250,7 @@ async def test_what_needs_no_call_is_carried_out_under_pause_and_dry_run(make: A
     await shard.world.cycle()
 
     assert not shard.provider.calls
-    assert not shard.world.shard.belonging.reserved
+    assert not shard.world.shard.ownership_filter.reserved
     assert {"a", "b", "bound"} <= set(shard.holds())
 
 
@@ -268,10 +268,10 @@ async def test_a_full_disk_fails_instructions_and_cycles_go_on(make: Any) -> Non
     assert {shard.world.state(name) for name in ("b", "a")} >= {S.CONFIGURED}
     assert shard.world.metric("cycle_failures_total") == 0
     # What could not be written did not happen: the machine is kept until the disk takes it.
-    assert shard.world.shard.belonging.reserved == {"a"}
+    assert shard.world.shard.ownership_filter.reserved == {"a"}
     shard.file._connection.execute("PRAGMA query_only = OFF")
     await shard.world.cycle()
-    assert not shard.world.shard.belonging.reserved
+    assert not shard.world.shard.ownership_filter.reserved
 
 
 async def test_a_shard_that_is_told_nothing_has_no_row_and_writes_nothing(make: Any) -> None:

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.machine import Host, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn
+from bigfleet.model.machine import HostRef, Machine
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten, Reservation
+from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
 from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile, StateFileFault
 
 ME, OTHER = ShardId("shard-0"), ShardId("shard-1")
@@ -58,7 +58,7 @@ def execute(directory: Path, *statements: str) -> None:
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=5)
 machines = st.builds(
     lambda machine_id, state, **facts: Machine(
-        id=machine_id, state=state, host=Host("p", "h") if state is MachineState.IDLE else Host(), **facts
+        id=machine_id, state=state, host=HostRef("p", "h") if state is MachineState.IDLE else HostRef(), **facts
     ),
     st.sampled_from(IDS),
     st.sampled_from([MachineState.IDLE, MachineState.SPECULATIVE]),
@@ -150,7 +150,7 @@ def test_a_file_of_the_former_schema_goes_on_owning_everything(tmp_path: Path) -
 
 
 def released(name: str) -> Owned:
-    machine = Machine(id=MachineId(name), state=MachineState.IDLE, host=Host("p", name))
+    machine = Machine(id=MachineId(name), state=MachineState.IDLE, host=HostRef("p", name))
     return Owned(base=Base.DOMAINS).released(machine, Turn(1, 1), to=OTHER)
 
 
@@ -182,7 +182,7 @@ def test_a_process_that_dies_within_a_change_leaves_nothing_of_it(tmp_path: Path
         class Dies(Exception):
             pass
 
-        class Rows(dict[MachineId, Row]):
+        class Rows(dict[MachineId, OwnershipRow]):
             def items(self) -> Any:
                 yield from super().items()
                 raise Dies
@@ -231,4 +231,4 @@ def test_the_records_of_released_machines_survive(tmp_path: Path) -> None:
     row = held(tmp_path)[0].rows[MachineId("m0")]
     assert row.kind is RowKind.RELEASED
     assert row.machine is not None
-    assert row.machine.host == Host("p", "m0")
+    assert row.machine.host == HostRef("p", "m0")

@@ -17,7 +17,7 @@ from bigfleet.model.ownership import Base, Domain, RowKind
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import DoesNotApply, MayYetSucceed
 from bigfleet.shard.ownership.ownership import Ownership
-from bigfleet.shard.ports import FenceToken, Listing, Record, ShardSettings
+from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 from tests.shard.ownership.handover_shard import ME, OTHER, HandoverShard, drain, instruction, release
 from tests.shard.reconcile.test_unchanged_records import digest_of
@@ -40,7 +40,7 @@ class WatchedProvider(RevisionedProvider):
     def view(self, since_revision: bytes) -> Listing:
         if self.mode == "deltas":
             return super().view(since_revision)
-        records = [Record(each, dict(self.metadata.get(each.id, {}))) for each in self.records.values()]
+        records = [ListedMachine(each, dict(self.metadata.get(each.id, {}))) for each in self.records.values()]
         digests = b"".join(map(digest_of, records)) if self.mode == "digests" else b""
         return Listing(records=records, digests=digests)
 

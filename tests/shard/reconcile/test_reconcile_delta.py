@@ -9,7 +9,7 @@ import pytest
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
-from bigfleet.shard.ports import Record, RefusalKind, ShardSettings
+from bigfleet.shard.ports import ListedMachine, RefusalKind, ShardSettings
 from bigfleet.shard.reconcile.reconciler import REVISITS_AT_ONCE_MAX, REVISITS_PER_CYCLE_MAX
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.world import RevisionedProvider, ScriptedProvider, World, machine, need
@@ -269,7 +269,7 @@ class SlowGets(ScriptedProvider):
 
     now = most = 0
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Answer after a second."""
         self.now += 1
         self.most = max(self.most, self.now)
@@ -285,7 +285,7 @@ async def test_revisits_are_bounded() -> None:
     world = delta_world(provider)
     await world.cycle()
     for each in provider.records.values():
-        world.shard.reconciler.revisit(each.id)
+        world.shard.reconciler._revisit.add(each.id)
     await world.cycle()
     assert (len(provider.gets), provider.most) == (REVISITS_PER_CYCLE_MAX, REVISITS_AT_ONCE_MAX)
 

@@ -12,7 +12,7 @@ from bigfleet.model.frames import NodeStateUpdate, NodeStatus
 from bigfleet.model.machine import NO_HOST, Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.inventory.ingest import BOUND_ELSEWHERE, NO_LONGER_REPORTED, NodeLoad
-from bigfleet.shard.ports import Listing, Record, RefusalKind, ShardSettings
+from bigfleet.shard.ports import ListedMachine, Listing, RefusalKind, ShardSettings
 from bigfleet.shard.reconcile.reconciler import RECORDS_PER_TURN_MAX
 from tests.shard.world import ScriptedProvider, World, machine, need
 
@@ -456,7 +456,7 @@ async def test_the_first_inventory_is_told_once() -> None:
     """Whoever keeps the process tidy hears when the machines are there; a List that fails is none."""
     world = World(provider_of(*fleet(3)))
     told = []
-    world.shard.on_inventory = lambda: told.append(len(world.shard.inventory))
+    world.shard._on_inventory = lambda: told.append(len(world.shard.inventory))
     world.provider.list_fails = True
     await world.cycle()
     world.provider.list_fails = False
@@ -492,7 +492,7 @@ async def test_a_list_answered_after_a_call_and_applied_before_its_ack_is_skippe
     operator = world.connect("c1")
     operator.report(need("c1", "4", priority=7))
     await world.step()
-    listing = Listing(records=[Record(machine("m1", S.FAILED, last_error="half applied"), {})])
+    listing = Listing(records=[ListedMachine(machine("m1", S.FAILED, last_error="half applied"), {})])
     provider.listings = [listing]
     await world.step()
     assert S.IDLE is world.state("m1")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from bigfleet.engine.columns import store as store_module
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine, invariant_fault
+from bigfleet.model.machine import HostRef, Machine, invariant_fault
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.states import MachineState, is_legal_transition
-from bigfleet.shard.ports import Listing, ProviderRefusal, Record, RefusalKind, ShardSettings
+from bigfleet.shard.ports import ListedMachine, Listing, ProviderRefusal, RefusalKind, ShardSettings
 from bigfleet.shard.reconcile import unchanged_records
 from bigfleet.shard.reconcile.unchanged_records import ROUNDS_MAX, _Index
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
@@ -26,15 +26,15 @@ from tests.strategies import machines
 S = MachineState
 
 
-def digest_of(record: Record) -> bytes:
+def digest_of(record: ListedMachine) -> bytes:
     """Return a digest that equal records share."""
     return xxhash.xxh3_128_digest(repr((record.machine, sorted(record.metadata.items()))).encode())
 
 
-class CountedRecords(Sequence[Record]):
+class CountedRecords(Sequence[ListedMachine]):
     """Records that count how often one is read; some cannot be."""
 
-    def __init__(self, records: Sequence[Record], broken: int | None = None) -> None:
+    def __init__(self, records: Sequence[ListedMachine], broken: int | None = None) -> None:
         self._records = records
         self._broken = broken
         self.reads = 0
@@ -43,10 +43,10 @@ class CountedRecords(Sequence[Record]):
         return len(self._records)
 
     @overload
-    def __getitem__(self, place: int) -> Record: ...
+    def __getitem__(self, place: int) -> ListedMachine: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Record]: ...
-    def __getitem__(self, place: int | slice) -> Record | list[Record]:
+    def __getitem__(self, place: slice) -> list[ListedMachine]: ...
+    def __getitem__(self, place: int | slice) -> ListedMachine | list[ListedMachine]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         if place == self._broken:
@@ -57,7 +57,7 @@ class CountedRecords(Sequence[Record]):
 
 def listing_of(shown: Sequence[Machine], *, broken: int | None = None) -> tuple[Listing, CountedRecords]:
     """Return an answer with digests, and the count of its reads."""
-    records = [Record(each, encode_metadata(each) if each.cluster else {}) for each in shown]
+    records = [ListedMachine(each, encode_metadata(each) if each.cluster else {}) for each in shown]
     counted = CountedRecords(records, broken)
     return Listing(records=counted, digests=b"".join(map(digest_of, records))), counted
 
@@ -265,7 +265,7 @@ async def test_rows_that_are_numbered_anew_under_the_look_up_do_no_harm(monkeypa
     async def stir() -> None:
         while number[0] < 40:
             number[0] += 1
-            inventory.insert(replace(machine(f"a{number[0]:02}", S.IDLE), host=Host("p", "x")), now_seconds=0.0)
+            inventory.insert(replace(machine(f"a{number[0]:02}", S.IDLE), host=HostRef("p", "x")), now_seconds=0.0)
             inventory.snapshot()
             await asyncio.sleep(0)
 

@@ -38,7 +38,7 @@ async def connected(world: World, machines: int = 1) -> FakeOperator:
 
 def unjoined(world: World) -> tuple[int, list[str]]:
     """Return the gauge and the machines that are shown as unjoined."""
-    return int(world.metric("machines_unjoined")), sorted(world.shard.telling.joins.unjoined)
+    return int(world.metric("machines_unjoined")), sorted(world.shard.publisher.joins.unjoined)
 
 
 async def later(world: World, seconds: float) -> None:
@@ -62,7 +62,7 @@ async def test_a_machine_that_was_seen_ready_once_is_joined_for_good() -> None:
     """A later status without ready is shown, not judged."""
     world = bound_world()
     operator = await connected(world)
-    joins = world.shard.telling.joins
+    joins = world.shard.publisher.joins
     before = joins.is_joined(world.machine("m0"))
     operator.saw("m0", at_unix_nanos=1)
     operator.saw("m0", ready=False, at_unix_nanos=2)
@@ -178,7 +178,7 @@ async def test_off_keeps_and_shows_nothing() -> None:
     operator = await connected(world)
     operator.saw("m0")
     await later(world, DEADLINE_SECONDS + 1)
-    joins = world.shard.telling.joins
+    joins = world.shard.publisher.joins
 
     assert (unjoined(world), joins.is_joined(world.machine("m0")), joins._missing) == ((0, []), False, {})
 
@@ -192,7 +192,7 @@ async def test_machines_that_leave_are_forgotten() -> None:
     world.provider.add(machine("m1", S.SPECULATIVE))
     world.provider.fail("m2", "broken")
     await world.step()
-    joins = world.shard.telling.joins
+    joins = world.shard.publisher.joins
     await world.step()
 
     assert (unjoined(world), set(joins._missing), joins._overdue) == ((0, []), {"m2"}, {})

@@ -27,7 +27,7 @@ async def silent_after(world: World, seconds: float) -> tuple[float, set[str]]:
     """Let time pass, cycle, and return gauge and clusters."""
     await asyncio.sleep(seconds)
     await world.cycle()
-    return world.metric("clusters_silent"), set(world.shard.telling.silence.silent)
+    return world.metric("clusters_silent"), set(world.shard.publisher.silence.silent)
 
 
 async def test_a_cluster_with_machines_that_never_called_is_silent_after_the_alert() -> None:

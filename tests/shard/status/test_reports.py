@@ -7,9 +7,10 @@ import pytest
 
 from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore
 from bigfleet.model.machine import Machine
+from bigfleet.model.shard_report import CapacityCount
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
-from bigfleet.shard.status.reports import CAPACITY_ROWS_MAX, NAMES_MAX, CapacityCount, summary_of
+from bigfleet.shard.status.reports import CAPACITY_ROWS_MAX, NAMES_MAX, summary_of
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState
@@ -49,8 +50,8 @@ def test_names_are_counted_in_any_state_largest_first() -> None:
     )
     summary = summary_of(view, NOTHING)
 
-    assert list(summary.per_instance_type_counts.items()) == [("b", 2), ("d", 2), ("a", 1)]
-    assert list(summary.per_zone_counts.items()) == [("z1", 4), ("z2", 1)]
+    assert list(summary.type_counts.items()) == [("b", 2), ("d", 2), ("a", 1)]
+    assert list(summary.zone_counts.items()) == [("z1", 4), ("z2", 1)]
 
 
 def test_names_and_rows_are_bounded() -> None:
@@ -58,8 +59,8 @@ def test_names_and_rows_are_bounded() -> None:
     view = view_of(*(machine(f"m{n:03}", S.IDLE, instance_type=f"t{n:03}") for n in range(300)), machine("x", S.IDLE))
     summary = summary_of(view, NOTHING)
 
-    assert (len(summary.per_instance_type_counts), len(summary.idle_by_type_zone)) == (NAMES_MAX, CAPACITY_ROWS_MAX)
-    assert summary.idle_by_type_zone[0].instance_type == "t000"
+    assert (len(summary.type_counts), len(summary.idle)) == (NAMES_MAX, CAPACITY_ROWS_MAX)
+    assert summary.idle[0].instance_type == "t000"
 
 
 def test_capacity_stands_by_type_zone_and_capacity_type_largest_first() -> None:
@@ -73,12 +74,12 @@ def test_capacity_stands_by_type_zone_and_capacity_type_largest_first() -> None:
     )
     summary = summary_of(view, NOTHING)
 
-    assert [(row.zone, row.capacity_type, row.count) for row in summary.idle_by_type_zone] == [
+    assert [(row.zone, row.capacity_type, row.count) for row in summary.idle] == [
         ("za", spot, 2),
         ("za", CapacityType.BARE_METAL, 1),
         ("zb", CapacityType.BARE_METAL, 1),
     ]
-    assert [row.zone for row in summary.speculative_by_type_zone] == ["zc"]
+    assert [row.zone for row in summary.speculative] == ["zc"]
 
 
 def test_a_rows_allocatable_is_what_each_of_its_machines_has() -> None:
@@ -88,7 +89,7 @@ def test_a_rows_allocatable_is_what_each_of_its_machines_has() -> None:
         *kind("b", 1, allocatable={"cpu": "4", "memory": "32Gi"}),
     )
 
-    assert summary_of(view, NOTHING).idle_by_type_zone == (
+    assert summary_of(view, NOTHING).idle == (
         CapacityCount(
             instance_type="t4",
             zone="za",
@@ -104,13 +105,13 @@ def test_machines_that_are_taken_count_and_are_not_offered() -> None:
     summary = summary_of(view, np.array([0, 2]))
 
     assert (summary.total_machines, summary.free_machines) == (3, 3)
-    assert [row.count for row in summary.idle_by_type_zone] == [1]
+    assert [row.count for row in summary.idle] == [1]
 
 
 def test_an_empty_shard_reports_nothing() -> None:
     summary = summary_of(view_of(), NOTHING)
 
-    assert (summary.total_machines, summary.per_zone_counts, summary.idle_by_type_zone) == (0, {}, ())
+    assert (summary.total_machines, summary.zone_counts, summary.idle) == (0, {}, ())
 
 
 @pytest.mark.virtual_time
@@ -125,5 +126,5 @@ async def test_a_shard_reports_its_last_cycle() -> None:
     assert report is not None
 
     assert (report.cycle, report.summary.total_machines) == (1, 4)
-    assert [(row.instance_type, row.count) for row in report.summary.idle_by_type_zone] == [("other", 1)]
-    assert [(entry.profile.priority, entry.age) for entry in report.shortfalls] == [(5, 1)]
+    assert [(row.instance_type, row.count) for row in report.summary.idle] == [("other", 1)]
+    assert [(entry.priority, entry.age_cycles) for entry in report.shortfalls] == [(5, 1)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bigfleet.model import labels
 from bigfleet.model.frames import NeedStatus, NeedStatusUpdate, UnmetReason
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.profile import Operator, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import parse_vector
@@ -49,7 +49,7 @@ def node(machine_id: str, *, cpu: str = "4", rack: str = "r", instance_type: str
     return Machine(
         id=MachineId(machine_id),
         state=MachineState.CONFIGURED,
-        host=Host("p", machine_id),
+        host=HostRef("p", machine_id),
         instance_type=instance_type,
         allocatable={"cpu": cpu} | more,
         labels={labels.RACK: rack},

@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.operator.requests import CapacityRequest, CoLocation, Exclusion
@@ -20,7 +20,7 @@ def machine(id: str, cpu: int, memory: str = "64Gi", zone: str = "z1", **attribu
     return Machine(
         id=MachineId(id),
         state=MachineState.CONFIGURED,
-        host=Host("p", id),
+        host=HostRef("p", id),
         cluster=ClusterId("c"),
         zone=zone,
         allocatable={"cpu": str(cpu), "memory": memory, "pods": "110"},

@@ -351,7 +351,7 @@ def _spent(patch: pytest.MonkeyPatch) -> None:
 
 @defect("the reclaim delay is off", "S8", reclaim_after_seconds=60.0)
 def _delay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reclaim_delay.Excess, "is_due", lambda _self, _machine_id, _after_seconds: True)
+    patch.setattr(reclaim_delay.ExcessTimers, "is_due", lambda _self, _machine_id, _after_seconds: True)
 
 
 @defect("a pause is ignored", "S11", posture="paused")
@@ -545,10 +545,10 @@ def _ghost(patch: pytest.MonkeyPatch) -> None:
         if turn():
             known = next(iter(self.inventory))
             ghost = replace(known, id=MachineId("ghost"), state=S.SPECULATIVE).without_binding()
-            from bigfleet.model.machine import Host
+            from bigfleet.model.machine import HostRef
 
             if "ghost" not in self.inventory:
-                self.inventory.insert(replace(ghost, host=Host()), now_seconds=0.0)
+                self.inventory.insert(replace(ghost, host=HostRef()), now_seconds=0.0)
         return await before(self)
 
     patch.setattr(controller.Shard, "_snapshot", snapshot)
@@ -556,11 +556,11 @@ def _ghost(patch: pytest.MonkeyPatch) -> None:
 
 @defect("a cycle breaks now and then", "S0")
 def _breaks(patch: pytest.MonkeyPatch) -> None:
-    before, turn = CyclePublisher.tell_verdicts, every(4)
+    before, turn = CyclePublisher.publish_need_status, every(4)
 
-    def tell(self: Any, aftermath: Any) -> None:
+    def tell(self: Any, effects: Any) -> None:
         if turn():
             raise RuntimeError("planted")
-        before(self, aftermath)
+        before(self, effects)
 
-    patch.setattr(CyclePublisher, "tell_verdicts", tell)
+    patch.setattr(CyclePublisher, "publish_need_status", tell)

@@ -18,7 +18,7 @@ from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.model.ownership import RowKind
 from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.shard import safety_limits
@@ -150,10 +150,10 @@ def _too_early(patch: pytest.MonkeyPatch) -> None:
     change_seconds_mean=20.0,
 )
 def _open_doors(patch: pytest.MonkeyPatch) -> None:
-    async def close_door(_self: Any, _machine_id: Any, _instruction_id: Any) -> None:
+    async def fence_machine(_self: Any, _machine_id: Any, _instruction_id: Any) -> None:
         return None
 
-    patch.setattr(ShardHandoverHost, "close_door", close_door)
+    patch.setattr(ShardHandoverHost, "fence_machine", fence_machine)
 
 
 @defect("what was given up is handed to nobody", "S5")
@@ -197,7 +197,7 @@ def _any_term(patch: pytest.MonkeyPatch) -> None:
     async def ignore(_self: Any, _report: Any) -> None:
         return None
 
-    patch.setattr(Reporter, "exchange", exchange)
+    patch.setattr(CoordinatorLink, "exchange", exchange)
     patch.setattr(EtcdStore, "_step_down", lambda _self, _why: None)
     patch.setattr(EtcdStore, "is_leader", leads)
     patch.setattr(Leader, "_outrun", ignore)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, Turn
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.etcd import client as etcd_client
@@ -17,9 +17,9 @@ from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
 from bigfleet.sim.checkers.handovers import remember, what_has_come_stays_for_a_while
 from bigfleet.sim.kernel.journal import Journal
 from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, run_kernel
-from bigfleet.sim.observations import Observations, Titled
+from bigfleet.sim.observations import Observations, OwnershipChanged
 from bigfleet.sim.plan_generator import GONE, LEASE_LOST_OVER_PREEMPTION, NONE, draw
-from bigfleet.sim.sites.etcd import KeptEtcd
+from bigfleet.sim.sites.etcd import DurableEtcd
 from bigfleet.sim.sites.ownership import OwnershipRecord, ShardDisk
 from bigfleet.sim.world.run import run_plan
 from bigfleet.sim.world.shrink import shrink
@@ -87,9 +87,13 @@ def test_a_machine_that_is_given_on_before_its_cooldown_is_over_is_told() -> Non
     evidence.moves.cooldown_nanos = 80_000_000_000
     nothing = OwnershipRecord(owned=Owned(base=Base.DOMAINS))
     came = OwnershipRecord(owned=nothing.owned.adopted(machine_id, Turn(1, 1), by_gift_of=ShardId("b")))
-    remember(Titled(donor, nothing, came), evidence)
-    machine = Machine(id=machine_id, state=MachineState.IDLE, host=Host("p", "h"), capacity_type=CapacityType.RESERVED)
-    gone = Titled(donor, came, OwnershipRecord(owned=came.owned.released(machine, Turn(1, 2), to=ShardId("b"))))
+    remember(OwnershipChanged(donor, nothing, came), evidence)
+    machine = Machine(
+        id=machine_id, state=MachineState.IDLE, host=HostRef("p", "h"), capacity_type=CapacityType.RESERVED
+    )
+    gone = OwnershipChanged(
+        donor, came, OwnershipRecord(owned=came.owned.released(machine, Turn(1, 2), to=ShardId("b")))
+    )
 
     now_nanos[0] = 79_000_000_000
     assert list(what_has_come_stays_for_a_while(gone, evidence)) == ["m came from b to a and goes to b after 79.0 s"]
@@ -150,20 +154,20 @@ def test_a_disk_that_was_lost_owns_nothing_and_its_next_process_outranks_every_o
 # ---- the store --------------------------------------------------------------------------------------------------
 
 
-def written(store: KeptEtcd, guard: etcd_pb2.Compare, key: bytes, lease: int = 0) -> bool:
+def written(store: DurableEtcd, guard: etcd_pb2.Compare, key: bytes, lease: int = 0) -> bool:
     """Put a key under a guard, and say whether it held."""
     put = etcd_client.put(key, b"v", lease)
     return store.txn(etcd_pb2.TxnRequest(compare=[guard], success=[put])).succeeded
 
 
-def keys(store: KeptEtcd) -> list[bytes]:
+def keys(store: DurableEtcd) -> list[bytes]:
     """Return every key."""
     return [item.key for item in store.range(etcd_pb2.RangeRequest(key=b"\x01", range_end=b"\xff")).kvs]
 
 
 def test_the_store_writes_only_under_its_guards() -> None:
     async def main(clock: KernelClock) -> None:
-        store = KeptEtcd(clock)
+        store = DurableEtcd(clock)
         assert written(store, etcd_client.key_is_absent(b"k"), b"k")
         assert not written(store, etcd_client.key_is_absent(b"k"), b"k")
         (item,) = store.range(etcd_pb2.RangeRequest(key=b"k")).kvs
@@ -177,7 +181,7 @@ def test_the_store_writes_only_under_its_guards() -> None:
 
 def test_a_lease_that_is_not_kept_takes_its_keys_with_it_unless_nobody_leads() -> None:
     async def main(clock: KernelClock) -> None:
-        store = KeptEtcd(clock)
+        store = DurableEtcd(clock)
         store.start()
         lease = store.grant(10)
         assert written(store, etcd_client.key_is_absent(b"k"), b"k", lease)
@@ -196,7 +200,7 @@ def test_a_lease_that_is_not_kept_takes_its_keys_with_it_unless_nobody_leads() -
 
 def test_a_watch_hears_of_a_change_but_in_a_gap() -> None:
     async def main(clock: KernelClock) -> list[float]:
-        store = KeptEtcd(clock)
+        store = DurableEtcd(clock)
         taken = []
         for store.misses_events in (False, True):
             revision = store.range(etcd_pb2.RangeRequest(key=b"k")).header.revision

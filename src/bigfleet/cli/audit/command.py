@@ -1,4 +1,4 @@
-"""Defines `bigfleet audit verify FILE...`: tells whether an audit log is complete, and what is wrong where.
+"""Defines `bigfleet audit verify FILE...`: reports whether an audit log is complete, and what is wrong where.
 
 docs/spec/shard.md §13. Exit 0 for a whole log, 1 for one that is not, 2 for a wrong call or a file that cannot be read.
 It must never write to a log.

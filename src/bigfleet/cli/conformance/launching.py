@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from bigfleet.cli.conformance.settings import ADDRESS, SEEDS, STATE, ConformanceSettings
-from bigfleet.conformance.ports import ProviderClient, Site, SiteFault, SiteMissing
+from bigfleet.conformance.ports import ProviderClient, ProviderUnderTest, SiteFault, SiteMissing
 from bigfleet.conformance.profiles import Lane
 from bigfleet.model.clock import Clock
 from bigfleet.rpc.clients.conformance import GrpcConnection, until_serving
@@ -175,7 +175,7 @@ class CommandSites:
         self._settings = settings
         self._clock = clock
 
-    async def open(self, lane: Lane) -> Site:
+    async def open(self, lane: Lane) -> ProviderUnderTest:
         """Return the provider of a lane, serving. Raises SiteMissing or SiteFault."""
         settings = self._settings
         if lane in (Lane.MAIN, Lane.SCALE) and settings.target is not None:
@@ -185,7 +185,7 @@ class CommandSites:
         seeds = {Lane.MAIN: _SEEDS_MAIN, Lane.SCALE: settings.plan.scale_count, Lane.DURABLE: _SEEDS_RESTARTED}
         return await self._launched(settings.launch, "--launch", lane, seeds[lane])
 
-    async def _launched(self, command: Sequence[str] | None, flag: str, lane: Lane, seeds: int) -> Site:
+    async def _launched(self, command: Sequence[str] | None, flag: str, lane: Lane, seeds: int) -> ProviderUnderTest:
         if command is None:
             raise SiteMissing(f"{flag} is missing: the {lane.value} behaviours start their provider themselves")
         out = self._settings.out

@@ -10,7 +10,7 @@ import msgspec
 
 import bigfleet
 from bigfleet.cli.runtime.failures import UsageFault
-from bigfleet.conformance.runner import Outcome, Report, Result
+from bigfleet.conformance.runner import BehaviourOutcome, ConformanceReport, Result
 
 JSON_NAME = "report.json"
 JUNIT_NAME = "junit.xml"
@@ -27,13 +27,13 @@ def prepare(out: Path) -> None:
         raise UsageFault(f"--out {out}: {error.strerror}; name a folder that can be written") from error
 
 
-def write_reports(report: Report, out: Path) -> None:
+def write_reports(report: ConformanceReport, out: Path) -> None:
     """Write both files into a folder that exists."""
     (out / JSON_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(record_of(report))) + b"\n")
     junit_of(report).write(str(out / JUNIT_NAME), pretty=True)
 
 
-def record_of(report: Report) -> dict[str, object]:
+def record_of(report: ConformanceReport) -> dict[str, object]:
     """Return the run as report.json tells it."""
     return {
         "verdict": report.verdict.value,
@@ -43,7 +43,7 @@ def record_of(report: Report) -> dict[str, object]:
         "seed": report.plan.seed,
         "faults": {lane.value: fault for lane, fault in report.faults.items()},
         "profiles": sorted(profile.value for profile in report.plan.profiles),
-        "counts": {outcome.value: report.count(outcome) for outcome in Outcome},
+        "counts": {outcome.value: report.count(outcome) for outcome in BehaviourOutcome},
         "behaviours": [_behaviour_record(result) for result in report.results],
     }
 
@@ -60,7 +60,7 @@ def _behaviour_record(result: Result) -> dict[str, object]:
     }
 
 
-def junit_of(report: Report) -> junitparser.JUnitXml:
+def junit_of(report: ConformanceReport) -> junitparser.JUnitXml:
     """Return one case a behaviour; whatever did not pass is a failure."""
     suite = junitparser.TestSuite("bigfleet conformance")
     suite.add_property("seed", str(report.plan.seed))
@@ -70,7 +70,7 @@ def junit_of(report: Report) -> junitparser.JUnitXml:
             f"{result.behaviour.id} {result.behaviour.title}", f"conformance.{result.behaviour.profile.value}"
         )
         case.time = round(result.seconds, 3)
-        if result.outcome is not Outcome.PASSED:
+        if result.outcome is not BehaviourOutcome.PASSED:
             failure = junitparser.Failure(_xml_text(result.reason), result.outcome.value)
             failure.text = _xml_text("\n".join((f"seed {report.plan.seed}", result.reason, *result.calls)))
             case.result = [failure]

@@ -12,7 +12,7 @@ from bigfleet.cli.flags.values import parse_address
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.conformance.areas.scale import PAGE
 from bigfleet.conformance.catalogue import BY_ID
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.conformance.runner import Plan
 
 if TYPE_CHECKING:
@@ -39,16 +39,16 @@ class ConformanceSettings:
     tls: "TlsFiles | None"
 
 
-def parse_profiles(text: str) -> frozenset[Profile]:
+def parse_profiles(text: str) -> frozenset[ConformanceProfile]:
     """Return the profiles of a comma-separated list, or of `all`. Raises UsageFault."""
     if text == ALL:
-        return frozenset(Profile)
+        return frozenset(ConformanceProfile)
     profiles = set()
     for name in _names(text, "--profile"):
         try:
-            profiles.add(Profile(name))
+            profiles.add(ConformanceProfile(name))
         except ValueError:
-            known = ", ".join(profile.value for profile in Profile)
+            known = ", ".join(profile.value for profile in ConformanceProfile)
             raise UsageFault(f"--profile: {name!r} is unknown; choose among {known}, or {ALL}") from None
     return frozenset(profiles)
 
@@ -62,7 +62,7 @@ def parse_only(text: str) -> frozenset[str]:
     return ids
 
 
-def profiles_asked(profile: str | None, only: frozenset[str] | None) -> frozenset[Profile]:
+def profiles_asked(profile: str | None, only: frozenset[str] | None) -> frozenset[ConformanceProfile]:
     """Return the profiles of a run: those named, else those of the ids, else the default.
 
     Raises UsageFault for an id whose profile was not asked for.

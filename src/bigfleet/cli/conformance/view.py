@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from bigfleet.conformance.behaviour import Behaviour
-from bigfleet.conformance.profiles import Profile
-from bigfleet.conformance.runner import Outcome, Report, Result, Verdict
+from bigfleet.conformance.profiles import ConformanceProfile
+from bigfleet.conformance.runner import BehaviourOutcome, ConformanceReport, Result, Verdict
 
 _STYLES = {
-    Outcome.PASSED: "green",
-    Outcome.FAILED: "bold red",
-    Outcome.SKIPPED: "yellow",
-    Outcome.NOT_RUN: "dim",
+    BehaviourOutcome.PASSED: "green",
+    BehaviourOutcome.FAILED: "bold red",
+    BehaviourOutcome.SKIPPED: "yellow",
+    BehaviourOutcome.NOT_RUN: "dim",
 }
 _VERDICT_STYLES = {Verdict.CERTIFIED: "bold green", Verdict.FAILED: "bold red", Verdict.INCOMPLETE: "bold yellow"}
 
@@ -62,16 +62,18 @@ class RunView:
         self._progress.advance(self._task)
 
 
-def print_summary(report: Report, console: Console) -> None:
+def print_summary(report: ConformanceReport, console: Console) -> None:
     """Print every failure with what repeats it, a table by profile, and the verdict last."""
     for result in report.results:
-        if result.outcome is Outcome.FAILED:
+        if result.outcome is BehaviourOutcome.FAILED:
             _print_failure(result, report.plan.seed, console)
-    for reason in dict.fromkeys(r.reason for r in report.results if r.outcome is Outcome.SKIPPED):
+    for reason in dict.fromkeys(r.reason for r in report.results if r.outcome is BehaviourOutcome.SKIPPED):
         console.print(f"skipped: {reason}", style="yellow", markup=False, highlight=False)
     console.print(_table(report))
     verdict = report.verdict
-    told = ", ".join(f"{report.count(outcome)} {outcome.value}" for outcome in Outcome if report.count(outcome))
+    told = ", ".join(
+        f"{report.count(outcome)} {outcome.value}" for outcome in BehaviourOutcome if report.count(outcome)
+    )
     console.print(Text.assemble((verdict.value, _VERDICT_STYLES[verdict]), f": {told or 'nothing ran'}"))
 
 
@@ -85,11 +87,11 @@ def _print_failure(result: Result, seed: int, console: Console) -> None:
         console.print(f"  {line}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(report: Report) -> Table:
-    table = Table("profile", *(outcome.value for outcome in Outcome))
-    for profile in Profile:
+def _table(report: ConformanceReport) -> Table:
+    table = Table("profile", *(outcome.value for outcome in BehaviourOutcome))
+    for profile in ConformanceProfile:
         if profile in report.plan.profiles:
             results = [result for result in report.results if result.behaviour.profile is profile]
-            counts = [sum(result.outcome is outcome for result in results) for outcome in Outcome]
+            counts = [sum(result.outcome is outcome for result in results) for outcome in BehaviourOutcome]
             table.add_row(profile.value, *(str(count) if count else "-" for count in counts))
     return table

@@ -151,7 +151,7 @@ class CoordinatorFlags:
         """Return who the replica is and where everything is. Raises UsageFault naming the flag."""
         from bigfleet.cli.coordinator.process import CoordinatorPlace
         from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
-        from bigfleet.coordinator.stores.protocol import Leader
+        from bigfleet.coordinator.stores.protocol import LeaderInfo
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 
         listen = parse_address(self.listen, "--listen")
@@ -166,7 +166,7 @@ class CoordinatorFlags:
         if store_tls is not None and not isinstance(store, EtcdUrl):
             raise UsageFault("--store-tls-cert, --store-tls-key and --store-tls-ca are for etcd; --store names a file")
         return CoordinatorPlace(
-            me=Leader(self._name, address),
+            me=LeaderInfo(self._name, address),
             store=store,
             store_tls=store_tls,
             lease_ttl_seconds=int(lease_seconds),

@@ -20,7 +20,7 @@ from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
 from bigfleet.coordinator.replica import Export, Replica
 from bigfleet.coordinator.stores.metered import MeteredStore
-from bigfleet.coordinator.stores.protocol import Leader
+from bigfleet.coordinator.stores.protocol import LeaderInfo
 from bigfleet.rpc.etcd.client import StoreTls
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
@@ -41,7 +41,7 @@ _log = structlog.get_logger("bigfleet.cli.coordinator")
 class CoordinatorPlace:
     """Who the replica is, where its store is, and where it listens."""
 
-    me: Leader
+    me: LeaderInfo
     store: EtcdUrl | SqliteUrl
     store_tls: StoreTls | None
     lease_ttl_seconds: int
@@ -122,12 +122,12 @@ def _grpc_server(
 
 async def _run_until(stop: asyncio.Event, replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
     running = asyncio.create_task(replica.run(), name="replica")
-    telling = asyncio.create_task(_tell_health(replica, server, clock), name="health")
+    publisher = asyncio.create_task(_tell_health(replica, server, clock), name="health")
     collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     await server.stop(CALL_GRACE_SECONDS)
-    tasks = (running, telling, collecting, stopping)
+    tasks = (running, publisher, collecting, stopping)
     for task in tasks:
         task.cancel()
     failure, *_ = await asyncio.gather(*tasks, return_exceptions=True)

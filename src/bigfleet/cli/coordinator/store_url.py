@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bigfleet.cli.flags.values import parse_address
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
-from bigfleet.coordinator.stores.protocol import Leader
-from bigfleet.coordinator.stores.sqlite import SqliteStore, StoreFault
+from bigfleet.coordinator.stores.protocol import LeaderInfo
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore, StoreFault
 from bigfleet.model.clock import Clock
 from bigfleet.rpc.etcd.client import EtcdClient, StoreTls
 from bigfleet.rpc.etcd.store import EtcdStore
@@ -72,13 +72,13 @@ def read_store_tls(certificate: Path | None, key: Path | None, authority: Path |
 
 
 def open_store(
-    url: EtcdUrl | SqliteUrl, *, me: Leader, tls: StoreTls | None, lease_ttl_seconds: int, clock: Clock
-) -> EtcdStore | SqliteStore:
+    url: EtcdUrl | SqliteUrl, *, me: LeaderInfo, tls: StoreTls | None, lease_ttl_seconds: int, clock: Clock
+) -> EtcdStore | SqliteStateStore:
     """Return the store, on a running event loop. Raises RunFault for a file that cannot be used."""
     if isinstance(url, EtcdUrl):
         client = EtcdClient(url.endpoints, tls)
         return EtcdStore(client, prefix=url.prefix, me=me, lease_ttl_seconds=lease_ttl_seconds, clock=clock)
     try:
-        return SqliteStore(url.path, leader=me)
+        return SqliteStateStore(url.path, leader=me)
     except StoreFault as fault:
         raise RunFault(f"--store: {fault}") from fault

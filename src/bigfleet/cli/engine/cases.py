@@ -15,7 +15,7 @@ from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, sha
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
-from bigfleet.model.machine import NO_HOST, Host, Machine, PreemptedFor
+from bigfleet.model.machine import NO_HOST, HostRef, Machine, PreemptedFor
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.shapes import Overhead, canonical_overheads
@@ -47,7 +47,7 @@ STATES = {state.label: state for state in MachineState}
 CAPACITY_TYPES = {capacity_type.label: capacity_type for capacity_type in CapacityType}
 OPERATORS = {operator.label: operator for operator in Operator}
 SPREAD_MODES: Final = {"".join(p.capitalize() for p in mode.name.split("_")): mode for mode in SpreadMode}
-HOST = Host("case", "host")
+HOST = HostRef("case", "host")
 #: Where every case's clock starts; late enough for any idle_for_s.
 START_SECONDS = 10_000_000.0
 

@@ -27,16 +27,17 @@ from bigfleet.cli.engine.registry import Decide
 from bigfleet.engine.decision import Decision, ParkingKey, RowResult, Weights
 from bigfleet.engine.folding import fold
 from bigfleet.engine.parking import next_ages, stamp_parked
-from bigfleet.engine.reference.domains import Domain, rank_domains
+from bigfleet.engine.reference.domains import DomainOffer, rank_domains
 from bigfleet.engine.reference.pool import CandidatePool
 from bigfleet.engine.reference.preempt import grace_seconds, score_terms
-from bigfleet.engine.shortfalls import Ledger, Shortfall, record, report
+from bigfleet.engine.shortfalls import Ledger, record, report
 from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.metadata import decode_metadata, encode_metadata
 from bigfleet.model.need import Need, merge_rows
 from bigfleet.model.penalty import bucket_for_dollars, bucket_upper_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.quantity import Family, QuantityError, format_quantity, parse_quantity
+from bigfleet.model.shard_report import Shortfall
 from bigfleet.model.states import MachineState, is_legal_transition
 from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.safety_limits import cap_reclaims, reclaim_cap
@@ -251,7 +252,7 @@ def _shortfalls(case: Case, decide: Decide) -> None:
 
     def shown(shortfalls: Sequence[Shortfall]) -> list[tuple[str, int, dict[str, int]]]:
         names = {profile.fingerprint: name for name, profile in profiles.items()}
-        return [(names[s.fingerprint], s.age, dict(s.deficit)) for s in shortfalls]
+        return [(names[s.fingerprint], s.age_cycles, dict(s.deficit)) for s in shortfalls]
 
     def written(entries: Sequence[Entry]) -> list[tuple[str, int, dict[str, int]]]:
         return [(entry["fp"], entry["age"], dict(vector_of(entry["deficit"]))) for entry in entries]
@@ -291,7 +292,7 @@ def _invariant_of(row: Entry) -> str:
 
 def _best_domain(row: Entry) -> str:
     domains = [
-        Domain(
+        DomainOffer(
             value=bucket["v"],
             members=bucket["n"],
             total=bucket["total"],

@@ -1,4 +1,4 @@
-"""Runs the engine cases whose stage belongs to the shard: inventory, demand table, quarantine, rails.
+"""Runs the engine cases whose stage belongs to the shard: inventory, demand table, quarantine, safety limits.
 
 The format is that of tests/cases/engine/README.md. These answers do not depend on the engine.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.flags.groups import taking
-from bigfleet.cli.get.shared import Asking
+from bigfleet.cli.get.shared import QueryFlags
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def explain() -> None:
 
 
 @app.command()
-@taking(Asking)
+@taking(QueryFlags)
 def need(
-    asking: Asking,
+    asking: QueryFlags,
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="The cluster whose row it is.")],
     need_id: Annotated[str, typer.Argument(metavar="NEED", help="Its id in bigfleet get needs, or how that begins.")],
 ) -> None:
@@ -64,9 +64,9 @@ def need(
 
 
 @app.command()
-@taking(Asking)
+@taking(QueryFlags)
 def machine(
-    asking: Asking,
+    asking: QueryFlags,
     machine_id: Annotated[str, typer.Argument(metavar="MACHINE", help="The machine's id.")],
 ) -> None:
     """Say why a machine serves whom it serves, and what was done with it."""
@@ -87,7 +87,9 @@ def machine(
     _explain(asking, ask, show_machine)
 
 
-def _explain(asking: Asking, ask: "Callable[[ShardReader], Record]", show: "Callable[[Console, Record], None]") -> None:
+def _explain(
+    asking: QueryFlags, ask: "Callable[[ShardReader], Record]", show: "Callable[[Console, Record], None]"
+) -> None:
     import msgspec
     import yaml
     from rich.console import Console

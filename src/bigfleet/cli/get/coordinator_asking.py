@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.get.shared import Asking, Looking
+from bigfleet.cli.get.shared import Looking, QueryFlags
 from bigfleet.cli.runtime.failures import CommandFault, RunFault, UsageFault
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _Addr = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskingCoordinator(Asking):
+class AskingCoordinator(QueryFlags):
     """Whom to ask, as whom, and in which form the answer is written."""
 
     addr: _Addr = ADDRESS
@@ -38,7 +38,7 @@ class LookingAtCoordinator(Looking):
     addr: _Addr = ADDRESS
 
 
-def caller_of(asking: Asking) -> "CoordinatorCaller":
+def caller_of(asking: QueryFlags) -> "CoordinatorCaller":
     """Return the coordinator that the flags name. Raises UsageFault."""
     from bigfleet.rpc.clients.coordinator import CoordinatorCaller
 

@@ -26,7 +26,7 @@ _Interval = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class QueryFlags:
     """Whom to ask, as whom, and in which form the answer is written."""
 
     addr: _Addr = ADDRESS
@@ -47,7 +47,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking(Asking):
+class Looking(QueryFlags):
     """The same, once or again and again."""
 
     watch: _Watch = False

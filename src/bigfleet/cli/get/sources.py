@@ -31,14 +31,14 @@ _OF_CLUSTERS = (MachineState.CONFIGURING, MachineState.CONFIGURED, MachineState.
 
 @contextmanager
 def connected(address: str, tls: TlsFiles | None) -> Iterator[ShardReader]:
-    """Yield a reader that is connected, in plain text without `tls`. Raises what `told` raises."""
-    with ShardReader(address, tls=tls) as reader, told(address):
+    """Yield a reader that is connected, in plain text without `tls`. Raises what `shard_read_faults` raises."""
+    with ShardReader(address, tls=tls) as reader, shard_read_faults(address):
         reader.connect()
         yield reader
 
 
 @contextmanager
-def told(address: str) -> Iterator[None]:
+def shard_read_faults(address: str) -> Iterator[None]:
     """Turn what goes wrong with a shard into one line: RunFault, or UsageFault for a question that no shard answers."""
     try:
         yield

@@ -11,12 +11,12 @@ from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model.ids import identifier_fault
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.outcomes import REDRIVE_LABEL, Outcome
+from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionOutcome
 
 OUTPUTS: Final = ("table", "json", "yaml")
 FLAGS: Final = ("pending", "held", "stuck", "unjoined", "reserved")
 #: What an action may end as; the last three stand for no end of a worker's.
-OUTCOMES: Final = (*(outcome.value for outcome in Outcome), "suppressed", "dryrun", "running")
+OUTCOMES: Final = (*(outcome.value for outcome in ActionOutcome), "suppressed", "dryrun", "running")
 INTERVAL_SECONDS: Final = 2.0
 
 

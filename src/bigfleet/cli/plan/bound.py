@@ -34,7 +34,7 @@ _ClassKey = tuple[str, str, frozenset[tuple[str, str]], frozenset[tuple[str, int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class CostBound:
     """What the machines that a plan takes anew cost, and what any answer costs at least."""
 
     #: Effective cost: prices and expected interruptions; for pinned rows the price alone.
@@ -59,7 +59,7 @@ class _Wanted:
     taken: frozenset[MachineId]
 
 
-def bound_of(plan: FleetPlan) -> Bound:
+def bound_of(plan: FleetPlan) -> CostBound:
     """Return the bound of a plan. Raises UsageFault without scipy or for a plan that is too big, RunFault otherwise."""
     solve = _solver()
     wanted = [want for row in plan.decision.rows if (want := _wanted(row, plan)).covered]
@@ -76,7 +76,7 @@ def bound_of(plan: FleetPlan) -> Bound:
     if len(counts) > CLASSES_MAX:
         raise UsageFault(f"--bound: {len(counts):,} classes of machines, at most {CLASSES_MAX:,} are bounded")
     if not wanted:
-        return Bound(ours_usd_per_hour=0.0, least_usd_per_hour=0.0, rows=0, classes=len(counts))
+        return CostBound(ours_usd_per_hour=0.0, least_usd_per_hour=0.0, rows=0, classes=len(counts))
     examples = {_class_of(machine): machine for machine in free}
     classes = list(examples)
     program = _Program([examples[key] for key in classes], [counts[key] for key in classes])
@@ -87,7 +87,7 @@ def bound_of(plan: FleetPlan) -> Bound:
         ours += [_cost(want.row, machine) for machine in taken]
     if not all(math.isfinite(cost) for cost in ours):
         raise UsageFault("--bound: the plan takes a machine of unbounded price, which no bound can be compared with")
-    return Bound(
+    return CostBound(
         ours_usd_per_hour=math.fsum(ours),
         least_usd_per_hour=program.solved(solve),
         rows=len(wanted),

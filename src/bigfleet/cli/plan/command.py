@@ -13,7 +13,7 @@ import typer
 from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
-    from bigfleet.cli.plan.bound import Bound
+    from bigfleet.cli.plan.bound import CostBound
     from bigfleet.cli.plan.planning import Difference, FleetPlan, PlanInput
     from bigfleet.engine.explain.explanation import Explanation
     from bigfleet.planner.problem import SchedulerOrder
@@ -130,10 +130,10 @@ class _Answer:
     final: "FleetPlan"
     #: The explanation, and the id that was asked for.
     about: "tuple[Explanation | list[str], str] | None"
-    bound: "Bound | None"
+    bound: "CostBound | None"
 
 
-def _bound_of(plan: "FleetPlan") -> "Bound":
+def _bound_of(plan: "FleetPlan") -> "CostBound":
     from bigfleet.cli.plan.bound import bound_of
 
     if plan.explained is not None:

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from bigfleet.cli.plan.bound import Bound
+from bigfleet.cli.plan.bound import CostBound
 from bigfleet.cli.plan.planning import Cost, Difference, FleetPlan, PlannedAction, PlannedShortfall
 from bigfleet.cli.plan.settling import Claim, Settled
 from bigfleet.engine.decision import ActionKind, RowResult
@@ -81,7 +81,7 @@ def difference_document(difference: Difference) -> dict[str, Any]:
     }
 
 
-def bound_document(bound: Bound) -> dict[str, Any]:
+def bound_document(bound: CostBound) -> dict[str, Any]:
     """Return the cost of what is taken anew, its bound and the gap as a share of the bound."""
     return {
         "acquired_usd_per_hour": bound.ours_usd_per_hour,

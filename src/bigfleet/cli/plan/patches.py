@@ -34,7 +34,7 @@ from bigfleet.model.ids import MachineId
 PATCHES_MAX: Final = 1000
 
 
-class Selector(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class MachineSelector(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which machines are meant: all that agree with every field that is given."""
 
     instance_type: str | None = None
@@ -42,13 +42,13 @@ class Selector(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     capacity_type: str | None = None
 
 
-class LoseEntry(Selector, forbid_unknown_fields=True, kw_only=True):
+class LoseEntry(MachineSelector, forbid_unknown_fields=True, kw_only=True):
     """`lose_machines`: how many of them; all when it is left out."""
 
     count: int | None = None
 
 
-class PriceEntry(Selector, forbid_unknown_fields=True, kw_only=True):
+class PriceEntry(MachineSelector, forbid_unknown_fields=True, kw_only=True):
     """`price_factor`: what their price is multiplied by."""
 
     factor: float
@@ -141,7 +141,7 @@ def _price_factor(given: PlanInput, content: Any, place: str) -> PlanInput:
     return replace(given, machines=machines)
 
 
-def _matching(machines: Mapping[MachineId, MachineGiven], wanted: Selector, place: str) -> list[MachineId]:
+def _matching(machines: Mapping[MachineId, MachineGiven], wanted: MachineSelector, place: str) -> list[MachineId]:
     if wanted.capacity_type is not None and wanted.capacity_type not in CAPACITY_TYPES:
         known = ", ".join(CAPACITY_TYPES)
         raise UsageFault(f"{place}.capacity_type: {wanted.capacity_type!r} is unknown; choose one of {known}")

@@ -20,7 +20,7 @@ from bigfleet.engine.reference.decide import decide
 from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
 from bigfleet.engine.shapes.explain import Explained, names_by_key
 from bigfleet.engine.shapes.explain import shortfall_sentences as reasons_of_shapes
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
@@ -187,30 +187,32 @@ def make_plan(given: PlanInput, targets: Mapping[str, Target] | None = None) -> 
     return decided_plan(given, asked.snapshot, asked.demand, answer.options, answer.decision, explained=explained)
 
 
-class Answer(NamedTuple):
+class PlannedDecision(NamedTuple):
     """A decision and the options with which it was made."""
 
     decision: Decision
     options: Options
     #: The working state that a decision over shapes left; None for a decision over aggregates.
-    fleet: Fleet | None
+    fleet: DecisionState | None
 
 
-def answer_to(asked: "Question", settings: PlanSettings, targets: Mapping[str, Target] | None = None) -> Answer:
+def answer_to(
+    asked: "Question", settings: PlanSettings, targets: Mapping[str, Target] | None = None
+) -> PlannedDecision:
     """Decide one cycle.
 
     A demand with shapes is decided pod by pod, towards target compositions; without `targets` they are planned first.
     A demand without any is decided by its aggregates.
     """
     if not says_pods(asked.demand):
-        return Answer(decide(*asked), asked.options, None)
+        return PlannedDecision(decide(*asked), asked.options, None)
     if targets is None:
         keep_kernels()
         clusters = dict.fromkeys((str(need.cluster) for need in asked.demand), settings)
         targets = targets_of(*asked, settings=clusters)
     options = replace(asked.options, targets=targets)
     decision, fleet = decide_with_fleet(asked.snapshot, asked.demand, options)
-    return Answer(decision, options, fleet)
+    return PlannedDecision(decision, options, fleet)
 
 
 class Question(NamedTuple):

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from bigfleet.cli.plan.bound import Bound
+from bigfleet.cli.plan.bound import CostBound
 from bigfleet.cli.plan.planning import Cost, Difference, FleetPlan, PlannedAction, PlannedShortfall
 from bigfleet.cli.plan.settling import Settled
 from bigfleet.engine.decision import ActionKind
@@ -124,7 +124,7 @@ def show_difference(console: Console, difference: Difference) -> None:
         _print(console, f"{name} lacks {amounts_text(changed)}; without the change {amounts_text(base)}.")
 
 
-def show_bound(console: Console, bound: Bound) -> None:
+def show_bound(console: Console, bound: CostBound) -> None:
     """Print how far the cost of what is taken anew is from the least conceivable."""
     console.print()
     _title(console, "Bound")

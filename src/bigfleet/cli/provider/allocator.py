@@ -16,12 +16,12 @@ from bigfleet.partition.instance import Instance
 from bigfleet.partition.metric import UnlimitedSize
 from bigfleet.partition.policy import Bounds, Policy
 from bigfleet.provider.backends.partitioned.ports import (
+    CarveSize,
     ClusterFault,
     GroupFacts,
     HostFacts,
+    HostPlacement,
     NoRoom,
-    Placement,
-    Size,
     UnlimitedInterval,
     Willingness,
 )
@@ -65,7 +65,7 @@ class PartitionAllocator:
                 f"group {group}: interval {error.position + 1} fits on {host} without end"
             ) from error
 
-    def how_often(self, host: str, size: Size) -> int:
+    def how_often(self, host: str, size: CarveSize) -> int:
         """Return how many more real instances of a size fit."""
         return self._allocator.how_often(host, instance_of("", size))
 
@@ -73,7 +73,7 @@ class PartitionAllocator:
         """Return the disk that is free."""
         return self._allocator.host(host).room.disk_mib
 
-    def place(self, group: str, instance: str, size: Size, among: Sequence[str]) -> Placement | NoRoom:
+    def place(self, group: str, instance: str, size: CarveSize, among: Sequence[str]) -> HostPlacement | NoRoom:
         """Choose the host of these that loses least and take its room."""
         carved = instance_of(instance, size)
         try:
@@ -87,9 +87,9 @@ class PartitionAllocator:
         note = describe(outcome)
         self._allocator.take(carved, outcome.choice)
         lost, _disk_left_mib = outcome.choice.key
-        return Placement(outcome.choice.hosts[0].name, note, lost)
+        return HostPlacement(outcome.choice.hosts[0].name, note, lost)
 
-    def restore(self, host: str, instance: str, size: Size) -> None:
+    def restore(self, host: str, instance: str, size: CarveSize) -> None:
         """Take the room of an instance that is known to be there."""
         self._allocator.restore(instance_of(instance, size), host)
 
@@ -106,7 +106,7 @@ def make_allocator(document: Mapping[str, Any]) -> PartitionAllocator:
         raise ClusterFault(str(error)) from error
 
 
-def instance_of(name: str, size: Size) -> Instance:
+def instance_of(name: str, size: CarveSize) -> Instance:
     """Return the real instance of a size: plain, running, with all its disks and spindles."""
     return Instance(
         name=name,
@@ -119,8 +119,8 @@ def instance_of(name: str, size: Size) -> Instance:
     )
 
 
-def _size(least: Bounds) -> Size:
-    return Size(least.memory_mib, least.vcpus, least.disk_mib, least.disks, least.spindle_use)
+def _size(least: Bounds) -> CarveSize:
+    return CarveSize(least.memory_mib, least.vcpus, least.disk_mib, least.disks, least.spindle_use)
 
 
 def _is_unlimited(least: Bounds, policy: Policy) -> bool:

@@ -32,7 +32,7 @@ from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import OfferingsRefused, StartRefused
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import MemoryStore
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
@@ -55,11 +55,11 @@ async def serve_place(place: ProviderPlace, options: CoreOptions, open_substrate
 
     Raises UsageFault or RunFault.
     """
-    store: SqliteStore | MemoryStore = MemoryStore()
+    store: SqliteProviderStore | MemoryStore = MemoryStore()
     if place.state_path is not None:
-        store = SqliteStore(place.state_path, is_power_safe=place.is_power_safe)
+        store = SqliteProviderStore(place.state_path, is_power_safe=place.is_power_safe)
     try:
-        if isinstance(store, SqliteStore):
+        if isinstance(store, SqliteProviderStore):
             # First, so that files of the substrate's own beside it are nobody else's either.
             store.lock()
         substrate = open_substrate(place)
@@ -105,14 +105,14 @@ async def serve_provider(
     options: CoreOptions,
     backend: Backend,
     readiness: Ready | ConfigureWaits,
-    store: SqliteStore | MemoryStore,
+    store: SqliteProviderStore | MemoryStore,
 ) -> int:
     """Serve a backend until a signal, and return the exit code. Raises RunFault."""
     return await serve_substrate(place, options, Substrate(backend=backend, readiness=readiness), store)
 
 
 async def serve_substrate(
-    place: ProviderPlace, options: CoreOptions, substrate: Substrate, store: SqliteStore | MemoryStore
+    place: ProviderPlace, options: CoreOptions, substrate: Substrate, store: SqliteProviderStore | MemoryStore
 ) -> int:
     """Serve a substrate until a signal, and return the exit code. Raises RunFault."""
     registry = CollectorRegistry()

@@ -22,7 +22,7 @@ from bigfleet.shard.ports import ShardSettings
 
 
 @asynccontextmanager
-async def kept_recorder(
+async def open_recorder(
     place: ShardPlace,
     epoch: int,
     settings: ShardSettings,

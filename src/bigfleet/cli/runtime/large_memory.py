@@ -1,4 +1,4 @@
-"""Keeps the memory of large answers for the next one, in place of giving it back to the system each time.
+"""Keeps the memory of large answers for the next one, in place of returning it to the system each time.
 
 A full List of 100,000 machines has 50 MB. gRPC copies it while it holds the interpreter; in fresh pages that takes
 seven times as long as in pages that the process has. Nothing here may be called by a library: it belongs to the whole

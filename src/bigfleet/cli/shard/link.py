@@ -13,7 +13,7 @@ from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import LinkCounts, ShardReportSource
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ports import ShardSettings
@@ -21,7 +21,7 @@ from bigfleet.shard.ports import ShardSettings
 
 def make_reporter(
     place: ShardPlace, shard: Shard, settings: ShardSettings, clock: SystemClock, *, port: int
-) -> Reporter | None:
+) -> CoordinatorLink | None:
     """Return the link of a shard that listens on a port, not running yet; None without a coordinator."""
     if not place.coordinators:
         return None
@@ -29,12 +29,12 @@ def make_reporter(
     assert ownership is not None, "a shard that listens to a coordinator has a state file"
     assert place.provider_address is not None, "a shard of fake machines reports to nobody"
     counts = LinkCounts(shard.metrics, clock)
-    return Reporter(
+    return CoordinatorLink(
         shard_id=place.shard_id,
         epoch=shard.epoch,
         advertised_address=place.advertised_address or f"{socket.gethostname()}:{port}",
         interval_seconds=settings.report_interval_seconds,
-        speaker=ShardReportSource(shard, ownership.file, provider_address=address_text(*place.provider_address)),
+        source=ShardReportSource(shard, ownership.file, provider_address=address_text(*place.provider_address)),
         inbox=Inbox(ownership.handover, accepted_term=ownership.file.accepted_term, on_answer=counts.answered),
         client=Client(place.coordinators, GrpcCoordinator(tls=place.tls), clock, on_redirect=counts.redirected),
         clock=clock,

@@ -18,7 +18,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from bigfleet.cli.flags.values import address_text
-from bigfleet.cli.replay.recorder import kept_recorder
+from bigfleet.cli.replay.recorder import open_recorder
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
@@ -26,7 +26,7 @@ from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, serve
 from bigfleet.cli.shard.engines import ShardEngines
 from bigfleet.cli.shard.link import make_reporter
 from bigfleet.cli.shard.place import ShardPlace
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
@@ -100,12 +100,12 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             audit_log=audit_file,
             ownership_file=state_file.ownership,
             plan_workers=workers,
+            # Half a million machines hold no garbage, and looking through them would take a collection a second.
+            on_inventory=gc.freeze,
         )
-        recording = kept_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
+        recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
         await stack.enter_async_context(_files_kept(place.cluster_policy, audit_file, clock, shard))
-        # Half a million machines hold no garbage, and looking through them would take a collection a second.
-        shard.on_inventory = gc.freeze
         server = _grpc_server(shard, clock, registry, place.tls)
         try:
             bound = await server.start(*place.listen_address)
@@ -211,7 +211,7 @@ def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, 
 
 
 async def _run_until(
-    stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock, reporter: Reporter | None
+    stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock, reporter: CoordinatorLink | None
 ) -> None:
     running = asyncio.create_task(shard.run(), name="shard")
     collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")

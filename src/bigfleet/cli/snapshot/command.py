@@ -94,12 +94,12 @@ async def _restore(
 ) -> None:
     from bigfleet.cli.coordinator.store_url import open_store
     from bigfleet.cli.runtime.system import SystemClock
-    from bigfleet.coordinator.stores.protocol import Leader, StoreUnavailable
-    from bigfleet.coordinator.stores.sqlite import SqliteStore
+    from bigfleet.coordinator.stores.protocol import LeaderInfo, StoreUnavailable
+    from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 
-    opened = open_store(url, me=Leader("restore", ""), tls=tls, lease_ttl_seconds=10, clock=SystemClock())
+    opened = open_store(url, me=LeaderInfo("restore", ""), tls=tls, lease_ttl_seconds=10, clock=SystemClock())
     try:
-        if isinstance(opened, SqliteStore):
+        if isinstance(opened, SqliteStateStore):
             there = sum(1 for _ in (await opened.load()).rows())
             if there and not is_forced:
                 raise RunFault(f"--store: the file has {there} rows already; --force replaces them")

@@ -1,4 +1,4 @@
-"""Runs one `bigfleet` command as a child of `bigfleet up`: it stops with its parent, and only when it is told to.
+"""Runs one `bigfleet` command as a child of `bigfleet up`: it stops with its parent, and only on request.
 
 The parent starts it in a session of its own, so that a signal to the parent's group does not reach it, and stops
 its children in order. An interrupt is blocked all the same. A parent that was killed stops nobody: its end closes our

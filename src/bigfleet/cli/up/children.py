@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bigfleet.cli.up.settings import Store, UpSettings
+from bigfleet.cli.up.settings import StoreChoice, UpSettings
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.cli.up.supervisor import ChildSpec
-from bigfleet.demo.fleet import REGION, ZONES, Fleet, zones_named
+from bigfleet.demo.fleet import REGION, ZONES, DemoFleet, zones_named
 
 SMALL_FLEET_MACHINES: Final = 500
 PROVIDER: Final = "provider"
@@ -51,11 +51,11 @@ def port_names(settings: UpSettings) -> tuple[str, ...]:
     if settings.shards > 1:
         children.append(COORDINATOR)
     names = [name for child in children for name in (child, f"{child}_metrics")]
-    return (*names, ETCD, f"{ETCD}_peer") if settings.store is Store.ETCD else tuple(names)
+    return (*names, ETCD, f"{ETCD}_peer") if settings.store is StoreChoice.ETCD else tuple(names)
 
 
 def child_specs(
-    settings: UpSettings, state: StateDir, ports: Mapping[str, int], fleet: Fleet, scale: float
+    settings: UpSettings, state: StateDir, ports: Mapping[str, int], fleet: DemoFleet, scale: float
 ) -> tuple[ChildSpec, ...]:
     """Return the children in start order; writes the world that the provider reads."""
     zones = zones_of(settings)
@@ -108,7 +108,7 @@ def _shard_arguments(
 def _coordinator_specs(settings: UpSettings, state: StateDir, ports: Mapping[str, int]) -> list[ChildSpec]:
     specs: list[ChildSpec] = []
     store = f"sqlite://{_absolute(state, 'coordinator.db')}"
-    if settings.store is Store.ETCD:
+    if settings.store is StoreChoice.ETCD:
         store = f"etcd://{_loopback(ports[ETCD])}/bigfleet"
         specs.append(_spec(state, ETCD, _etcd_arguments(state, ports), ports, program=settings.etcd_program))
     coordinator = (

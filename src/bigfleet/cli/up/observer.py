@@ -52,7 +52,7 @@ class ClusterFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardFigures:
+class ShardTotals:
     """One of several shards."""
 
     #: That report to it.
@@ -88,7 +88,7 @@ class FleetFigures:
     #: The cluster of each machine that is being created, by machine id.
     provisioning: Mapping[str, str] = field(default_factory=dict)
     #: By shard id; empty where there is one.
-    shards: Mapping[str, ShardFigures] = field(default_factory=dict)
+    shards: Mapping[str, ShardTotals] = field(default_factory=dict)
     #: Machines moved between shards so far, over resumed runs.
     moved_machines: int = 0
 

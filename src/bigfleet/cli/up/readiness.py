@@ -31,7 +31,7 @@ async def until_ready(
     Raises RunFault naming `log` when it takes longer than anything can.
     """
     started_seconds = clock.monotonic_seconds()
-    with ExitStack() as telling:
+    with ExitStack() as publisher:
         has_told = False
         while not await is_ready():
             waited_seconds = clock.monotonic_seconds() - started_seconds
@@ -40,7 +40,7 @@ async def until_ready(
             if waited_seconds >= QUIET_SECONDS and not has_told:
                 has_told = True
                 if console.is_terminal:
-                    telling.enter_context(console.status(waiting))
+                    publisher.enter_context(console.status(waiting))
                 else:
                     console.print(waiting, highlight=False, markup=False)
             await clock.sleep(_POLL_SECONDS)

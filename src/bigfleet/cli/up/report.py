@@ -20,7 +20,7 @@ from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.amounts import SHOWN, amount_text, covered_share, dimension_milli, duration_text, plain_numbers
 from bigfleet.cli.up.check_text import check_document, check_table
 from bigfleet.cli.up.fleet_check import FleetCheck
-from bigfleet.cli.up.observer import FleetFigures, ShardFigures
+from bigfleet.cli.up.observer import FleetFigures, ShardTotals
 from bigfleet.cli.up.state_dir import TimelinePoint
 from bigfleet.model.quantity import MILLI
 from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState
@@ -86,7 +86,7 @@ def report_document(result: RunResult) -> dict[str, Any]:
     return document
 
 
-def _shard_document(one: ShardFigures) -> dict[str, Any]:
+def _shard_document(one: ShardTotals) -> dict[str, Any]:
     return {
         "clusters": list(one.clusters),
         "machines": one.machines,

@@ -25,12 +25,12 @@ from bigfleet.cli.up.readiness import WAITING, answers_ready, until_ready
 from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
 from bigfleet.cli.up.several import SeveralObserver
-from bigfleet.cli.up.shard_tables import move_line, moves_told, shard_table, shards_over_time
+from bigfleet.cli.up.shard_tables import move_line, moves_text, shard_table, shards_over_time
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.cli.up.supervisor import Supervisor
-from bigfleet.cli.up.view import LiveView, Status, look_words, look_words_of_several
+from bigfleet.cli.up.view import LiveView, RunStatus, look_words, look_words_of_several
 from bigfleet.demo.cluster import SimulatedCluster
-from bigfleet.demo.fleet import Fleet, default_fleet, trace_fleet
+from bigfleet.demo.fleet import DemoFleet, default_fleet, trace_fleet
 from bigfleet.demo.trace import TraceReplay
 from bigfleet.demo.workload import WorkloadReplay
 from bigfleet.model.clock import Clock
@@ -133,7 +133,7 @@ def time_scale(settings: UpSettings) -> float:
     return min(1.0, max(TIME_SCALE_MIN, 1.0 / (speed or 1.0)))
 
 
-def _assemble(settings: UpSettings, state: StateDir, fleet: Fleet, clock: Clock) -> _Parts:
+def _assemble(settings: UpSettings, state: StateDir, fleet: DemoFleet, clock: Clock) -> _Parts:
     scale = time_scale(settings)
     ports = state.ports(port_names(settings))
     names = shard_names(settings)
@@ -187,7 +187,7 @@ def _eyes(
 def _driver(
     settings: UpSettings,
     state: StateDir,
-    fleet: Fleet,
+    fleet: DemoFleet,
     clusters: Mapping[str, SimulatedCluster],
     observer: Watcher,
     clock: Clock,
@@ -327,12 +327,12 @@ async def _show(parts: _Parts, console: Console) -> None:
         console.print(view.plain_line(), highlight=False, markup=False, soft_wrap=True)
 
 
-def _status(parts: _Parts) -> Status:
+def _status(parts: _Parts) -> RunStatus:
     settings = parts.settings
     what = "trace" if settings.trace else "demo"
     speed = f" · {settings.speed:g}×" if settings.speed else ""
     shards = f"{settings.shards} shards on {settings.store.value} · " if settings.shards > 1 else ""
-    return Status(
+    return RunStatus(
         title=f"{what} · {shards}{settings.clusters} clusters · {settings.machines} machines{speed}",
         position_seconds=parts.driver.position_seconds,
         run_seconds=parts.stopwatch.seconds,
@@ -367,4 +367,4 @@ def _summary(result: RunResult) -> RenderableType:
     if not result.figures.shards:
         return summary(result)
     shards = shard_table(result.figures, title="shards, wanted → bound")
-    return summary(result, shards, shards_over_time(result.timeline), moves_told(result.moves))
+    return summary(result, shards, shards_over_time(result.timeline), moves_text(result.moves))

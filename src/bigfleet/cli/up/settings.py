@@ -31,7 +31,7 @@ SHARDS_MAX: Final = 8
 ETCD: Final = "etcd"
 
 
-class Store(Enum):
+class StoreChoice(Enum):
     """What the coordinator of a run keeps its tables in; NONE goes without a coordinator."""
 
     NONE = ""
@@ -39,7 +39,7 @@ class Store(Enum):
     ETCD = "etcd"
 
 
-class Trace(NamedTuple):
+class PodTrace(NamedTuple):
     """A trace as its files gave it, and the digest of both files."""
 
     nodes: tuple[TraceNode, ...]
@@ -57,8 +57,8 @@ class RunIdentity:
     #: SHA-256 of the trace's files, "" for the demonstration.
     trace_digest: str
     shards: int = 1
-    #: The value of a `Store`.
-    store: str = Store.NONE.value
+    #: The value of a `StoreChoice`.
+    store: str = StoreChoice.NONE.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,11 @@ class UpSettings:
     fresh: bool
     report: Path | None
     #: None is the demonstration.
-    trace: Trace | None
+    trace: PodTrace | None
     shards: int = 1
     #: NONE with one shard, and only then.
-    store: Store = Store.NONE
-    #: The program of Store.ETCD, empty otherwise.
+    store: StoreChoice = StoreChoice.NONE
+    #: The program of StoreChoice.ETCD, empty otherwise.
     etcd_program: str = ""
 
     @property
@@ -158,21 +158,21 @@ def settings_from_flags(
         trace=trace,
         shards=shards,
         store=chosen,
-        etcd_program=_etcd_program() if chosen is Store.ETCD else "",
+        etcd_program=_etcd_program() if chosen is StoreChoice.ETCD else "",
     )
 
 
-def _store(name: str | None, shards: int) -> Store:
+def _store(name: str | None, shards: int) -> StoreChoice:
     if not 1 <= shards <= SHARDS_MAX:
         raise UsageFault(f"--shards: {shards} must be from 1 to {SHARDS_MAX}")
     if name is None:
-        return Store.NONE if shards == 1 else Store.SQLITE
-    names = [store.value for store in Store if store is not Store.NONE]
+        return StoreChoice.NONE if shards == 1 else StoreChoice.SQLITE
+    names = [store.value for store in StoreChoice if store is not StoreChoice.NONE]
     if name not in names:
         raise UsageFault(f"--store: {name!r} is unknown; choose one of {', '.join(names)}")
     if shards == 1:
         raise UsageFault("--store: one shard has no coordinator whose store it could be; add --shards 2 or more")
-    return Store(name)
+    return StoreChoice(name)
 
 
 def _etcd_program() -> str:
@@ -212,7 +212,7 @@ def _check_report(report: Path | None) -> None:
         raise UsageFault(f"--report: the directory of {report} does not exist; make it first")
 
 
-def _read_trace(nodes: Path, pods: Path) -> Trace:
+def _read_trace(nodes: Path, pods: Path) -> PodTrace:
     try:
         trace_nodes, trace_pods = read_nodes(nodes), read_pods(pods)
         digest = hashlib.sha256()
@@ -220,4 +220,4 @@ def _read_trace(nodes: Path, pods: Path) -> Trace:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     except TraceFault as fault:
         raise UsageFault(str(fault)) from fault
-    return Trace(trace_nodes, trace_pods, digest.hexdigest())
+    return PodTrace(trace_nodes, trace_pods, digest.hexdigest())

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from bigfleet.cli.up.moves import CoordinatorWatch
-from bigfleet.cli.up.observer import RECENT_ACTIONS_MAX, FleetFigures, SeenAction, ShardFigures, ShardObserver
+from bigfleet.cli.up.observer import RECENT_ACTIONS_MAX, FleetFigures, SeenAction, ShardObserver, ShardTotals
 from bigfleet.model import vector
 from bigfleet.model.vector import Vector
 
@@ -106,7 +106,7 @@ def merged(by_shard: Mapping[str, FleetFigures], clusters: Sequence[str], *, mov
         unjoined_ids=frozenset().union(*(figures.unjoined_ids for figures in all_figures)),
         provisioning={machine: cluster for figures in all_figures for machine, cluster in figures.provisioning.items()},
         shards={
-            shard: ShardFigures(
+            shard: ShardTotals(
                 clusters=tuple(figures.clusters),
                 machines=sum(figures.machines.values()),
                 bound_machines=figures.bound_machines,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from bigfleet.cli.get.moves import Move, MoveState
 from bigfleet.cli.up.amounts import SHOWN, covered_share, duration_text
-from bigfleet.cli.up.observer import FleetFigures, ShardFigures
+from bigfleet.cli.up.observer import FleetFigures, ShardTotals
 from bigfleet.cli.up.report import COVERAGE_ROWS, Fitted, empty_table, fitted_table, served_text, short_text, thinned
 from bigfleet.cli.up.state_dir import ShardPoint, TimelinePoint
 
@@ -66,7 +66,7 @@ def shard_points(figures: FleetFigures) -> dict[str, ShardPoint]:
     return {shard: _point(one) for shard, one in figures.shards.items()}
 
 
-def _point(one: ShardFigures) -> ShardPoint:
+def _point(one: ShardTotals) -> ShardPoint:
     covered = covered_share(one.demand, one.shortfall)
     return ShardPoint(machines=one.machines, bound_machines=one.bound_machines, covered=round(covered, 4))
 
@@ -90,7 +90,7 @@ def _covered_text(share: float) -> Text:
     return Text(f"{share:.0%}", style="green" if share >= 1 else "red")
 
 
-def moves_told(moves: Sequence[Move]) -> RenderableType:
+def moves_text(moves: Sequence[Move]) -> RenderableType:
     """Return the last moves with their reasons, two lines each, newest last."""
     lines: list[RenderableType] = [Text("moves between shards", style="bold underline")]
     if not moves:

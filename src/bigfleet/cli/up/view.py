@@ -70,7 +70,7 @@ _KIND_STYLES: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class RunStatus:
     """What the view shows beside the shard's figures."""
 
     title: str
@@ -94,7 +94,7 @@ class Status:
 class LiveView:
     """Renders one run."""
 
-    def __init__(self, observer: Watcher, status: Callable[[], Status], clock: Clock) -> None:
+    def __init__(self, observer: Watcher, status: Callable[[], RunStatus], clock: Clock) -> None:
         self._observer = observer
         self._status = status
         self._clock = clock
@@ -152,7 +152,7 @@ class LiveView:
             Layout(self._decision_panel()),
         ]
 
-    def _shard_panels(self, status: Status, figures: FleetFigures, height: int) -> list[Layout]:
+    def _shard_panels(self, status: RunStatus, figures: FleetFigures, height: int) -> list[Layout]:
         """Return the screen of several shards; what is low gives up the machines by state, and clusters."""
         shard_lines = len(figures.shards) + _FRAME_LINES
         left = height - _HEADER_LINES - shard_lines - _MOVE_LINES_MIN - _DECISION_LINES_MIN
@@ -173,7 +173,7 @@ class LiveView:
     def _decision_panel(self) -> Panel:
         return _panel(_Newest(self._observer.actions.recent, _decision_cells), "last decisions")
 
-    def _header(self, status: Status) -> RenderableType:
+    def _header(self, status: RunStatus) -> RenderableType:
         grid = Table.grid(expand=True)
         grid.add_row(self._run_line(status))
         has_ids = len(status.children) <= _CHILDREN_WITH_IDS_MAX
@@ -193,7 +193,7 @@ class LiveView:
             grid.add_row(bar)
         return grid
 
-    def _run_line(self, status: Status) -> Fitted:
+    def _run_line(self, status: RunStatus) -> Fitted:
         name = ("BigFleet ", "bold")
         run = (
             (status.title, ""),
@@ -215,7 +215,7 @@ class LiveView:
         ]
         return f"; {', '.join(parts)}, {figures.moved_machines} moved" if parts else ""
 
-    def _troubles(self, status: Status) -> list[str]:
+    def _troubles(self, status: RunStatus) -> list[str]:
         troubles = [
             f"{child.name} restarted {child.restarts_total}x, last {child.last_end}"
             for child in status.children
@@ -228,7 +228,7 @@ class LiveView:
         return troubles
 
 
-def _process_line(status: Status, with_ids: bool) -> Text:
+def _process_line(status: RunStatus, with_ids: bool) -> Text:
     """Return how the processes fare, and how many clusters are connected."""
     line = Text(no_wrap=True, overflow="ellipsis")
     for child in status.children:

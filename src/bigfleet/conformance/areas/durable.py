@@ -10,11 +10,11 @@ from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.areas.listing import cursor_now, ids_of
 from bigfleet.conformance.areas.meta import HOSTILE
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import expect, expect_fenced, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab
-from bigfleet.conformance.ports import Configure, Create, Drain, MachineSeen, Token
-from bigfleet.conformance.profiles import Lane, Profile
+from bigfleet.conformance.ports import CallToken, Configure, Create, Drain, MachineSeen
+from bigfleet.conformance.profiles import ConformanceProfile, Lane
 from bigfleet.model.states import MachineState
 
 AREA = Area("DUR")
@@ -22,15 +22,15 @@ AREA = Area("DUR")
 _S = MachineState
 
 
-@AREA.behaviour(1, Profile.DURABLE)
+@AREA.behaviour(1, ConformanceProfile.DURABLE)
 async def marks_survive(lab: Lab) -> None:
     """A replayed token is fenced after a kill."""
     machine_id, slot, unknown, shard = await lab.slot(), await lab.slot(), lab.new_machine_id(), lab.new_shard()
-    created = Create(machine_id, Token(shard, 5, 7))
+    created = Create(machine_id, CallToken(shard, 5, 7))
     ack = expect_ok(await lab.call(created), "Create with a first token")
     await lab.way_of(machine_id, ack)
-    await expect_pass(lab, slot, Token(shard, 3, 2), wanted=True, why="first contact")
-    await lab.call(Drain(unknown, 0, Token(shard, 4, 4)))
+    await expect_pass(lab, slot, CallToken(shard, 3, 2), wanted=True, why="first contact")
+    await lab.call(Drain(unknown, 0, CallToken(shard, 4, 4)))
     await lab.site.restart()
     expect_fenced(await lab.call(created), "the token of an applied Create, after a kill")
     for at, epoch, sequence, what in (
@@ -38,12 +38,12 @@ async def marks_survive(lab: Lab) -> None:
         (slot, 3, 2, "the token of a call that was refused"),
         (unknown, 4, 4, "the token for a machine that does not exist"),
     ):
-        answer = await lab.call(Drain(at, 0, Token(shard, epoch, sequence)))
+        answer = await lab.call(Drain(at, 0, CallToken(shard, epoch, sequence)))
         expect_fenced(answer, f"{what}, ({epoch}, {sequence}), after a kill")
-    await expect_pass(lab, slot, Token(shard, 3, 3), wanted=True, why="the mark after a kill is (3, 2)")
+    await expect_pass(lab, slot, CallToken(shard, 3, 3), wanted=True, why="the mark after a kill is (3, 2)")
 
 
-@AREA.behaviour(2, Profile.DURABLE)
+@AREA.behaviour(2, ConformanceProfile.DURABLE)
 async def operations_survive(lab: Lab) -> None:
     """A repeated Configure returns the id from before the kill."""
     machine_id = await lab.idle()
@@ -57,19 +57,19 @@ async def operations_survive(lab: Lab) -> None:
     await lab.stays(machine_id, _S.CONFIGURED, "a repeat after a kill changes nothing")
 
 
-@AREA.behaviour(3, Profile.DURABLE)
+@AREA.behaviour(3, ConformanceProfile.DURABLE)
 async def bindings_survive(lab: Lab) -> None:
     """Cluster and metadata are intact."""
     before = [await lab.configured(metadata=HOSTILE), await lab.configured(metadata={"a": "1", "empty": ""})]
     await lab.site.restart()
     for machine in before:
         for reading in (await lab.get(machine.id), await lab.listed(machine.id)):
-            told = told_machine(reading)
+            told = machine_text(reading)
             expect(reading.cluster == machine.cluster, f"after a kill the cluster is {machine.cluster}", told)
             expect_same_map(reading.metadata, machine.metadata, "after a kill")
 
 
-@AREA.behaviour(4, Profile.DURABLE)
+@AREA.behaviour(4, ConformanceProfile.DURABLE)
 async def machines_survive(lab: Lab) -> None:
     """The same ids in the same states."""
     lent = [await lab.slot(), await lab.idle(), (await lab.configured()).id]
@@ -79,14 +79,14 @@ async def machines_survive(lab: Lab) -> None:
     now = {machine.id: machine for machine in (await lab.list_machines()).machines}
     expect(now.keys() == ids, "after a kill List names the same ids", sorted(now.keys() ^ ids)[:3])
     for machine in before:
-        told = told_machine(now[machine.id])
+        told = machine_text(now[machine.id])
         expect(now[machine.id].state is machine.state, f"after a kill {machine.id} is {machine.state.name}", told)
     seen = {machine.id: machine for machine in before}
     for machine_id in lent:
         expect_unchanged(await lab.get(machine_id), seen[machine_id], "a kill")
 
 
-@AREA.behaviour(5, Profile.DURABLE)
+@AREA.behaviour(5, ConformanceProfile.DURABLE)
 async def ids_do_not_come_again(lab: Lab) -> None:
     """The revision is not empty, and a new operation id repeats no old one."""
     machine_ids = [await lab.idle(), await lab.idle()]
@@ -111,7 +111,7 @@ async def _round(lab: Lab, machine_id: str) -> list[str]:
     return ids
 
 
-@AREA.behaviour(6, Profile.DURABLE, lane=Lane.FAULT)
+@AREA.behaviour(6, ConformanceProfile.DURABLE, lane=Lane.FAULT)
 async def interrupted_transitions_end(lab: Lab) -> None:
     """An interrupted transition ends FAILED with text, or clean; never stuck (with --launch-fault)."""
     acks = []
@@ -130,22 +130,24 @@ def _expect_ended(end: MachineSeen, request: Configure) -> None:
         expect_unbound(end, "an interrupted Configure that ends IDLE leaves no cluster, metadata or error")
     elif end.state is _S.CONFIGURED:
         is_allowed = request.cluster != READINESS_BLOCK
-        expect(is_allowed, "an interrupted Configure without readiness is never CONFIGURED", told_machine(end))
-        expect(end.cluster == request.cluster, "an interrupted Configure keeps its cluster", told_machine(end))
+        expect(is_allowed, "an interrupted Configure without readiness is never CONFIGURED", machine_text(end))
+        expect(end.cluster == request.cluster, "an interrupted Configure keeps its cluster", machine_text(end))
         expect_same_map(end.metadata, request.metadata, "an interrupted Configure that ends CONFIGURED")
-        expect(not end.last_error, "CONFIGURED shows no error", told_machine(end))
+        expect(not end.last_error, "CONFIGURED shows no error", machine_text(end))
     else:
         expect_failed(end, "an interrupted Configure that ends in no other way")
 
 
-@AREA.behaviour(7, Profile.DURABLE)
+@AREA.behaviour(7, ConformanceProfile.DURABLE)
 async def first_contact_after_a_kill(lab: Lab) -> None:
     """An unknown shard's (1, 1) is accepted after the restart."""
     machine_id = await lab.slot()
-    for number, token in enumerate((Token(lab.new_shard(), 9, 9), Token(lab.new_shard(), INT64_MAX, INT64_MAX))):
+    for number, token in enumerate(
+        (CallToken(lab.new_shard(), 9, 9), CallToken(lab.new_shard(), INT64_MAX, INT64_MAX))
+    ):
         await expect_pass(lab, machine_id, token, wanted=True, why=f"first contact of shard {number + 1}")
     await lab.site.restart()
-    token = Token(lab.new_shard(), 1, 1)
+    token = CallToken(lab.new_shard(), 1, 1)
     ack = expect_ok(await lab.call(Create(machine_id, token)), "Create with (1, 1) of a new shard after a kill")
     end = (await lab.way_of(machine_id, ack)).end
-    expect(end.state is _S.IDLE, "Create after a kill ends in IDLE", told_machine(end))
+    expect(end.state is _S.IDLE, "Create after a kill ends in IDLE", machine_text(end))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import (
     broken,
     expect,
@@ -19,6 +19,7 @@ from bigfleet.conformance.expecting import (
 )
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import (
+    CallToken,
     Configure,
     Create,
     Delete,
@@ -27,9 +28,8 @@ from bigfleet.conformance.ports import (
     MachineSeen,
     Mutation,
     Status,
-    Token,
 )
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("EDGE")
@@ -45,11 +45,11 @@ _S = MachineState
 
 def expect_unchanged(now: MachineSeen, before: MachineSeen, expectation: str) -> None:
     """Raise Broken when state, host, binding or error of a machine changed."""
-    expect(now.state is before.state, f"{expectation}: still {before.state.name}", told_machine(now))
-    expect(now.host == before.host, f"{expectation}: the same host", told_machine(now))
-    expect(now.cluster == before.cluster, f"{expectation}: cluster {before.cluster!r}", told_machine(now))
+    expect(now.state is before.state, f"{expectation}: still {before.state.name}", machine_text(now))
+    expect(now.host == before.host, f"{expectation}: the same host", machine_text(now))
+    expect(now.cluster == before.cluster, f"{expectation}: cluster {before.cluster!r}", machine_text(now))
     expect_same_map(now.metadata, before.metadata, expectation)
-    expect(now.last_error == before.last_error, f"{expectation}: the same last_error", told_machine(now))
+    expect(now.last_error == before.last_error, f"{expectation}: the same last_error", machine_text(now))
 
 
 def big_map(size_bytes: int) -> dict[str, str]:
@@ -58,7 +58,7 @@ def big_map(size_bytes: int) -> dict[str, str]:
     return {f"key-{number:02d}": value for number in range(_KEYS)}
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def create_on_configured(lab: Lab) -> None:
     """Create on CONFIGURED is refused, binding intact."""
     before = await lab.configured(metadata={"a": "1", "b": ""})
@@ -67,7 +67,7 @@ async def create_on_configured(lab: Lab) -> None:
     expect_unchanged(await lab.get(before.id), before, "Create on CONFIGURED")
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def configure_on_speculative(lab: Lab) -> None:
     """Configure on SPECULATIVE is refused, nothing bound."""
     machine_id = await lab.slot()
@@ -77,17 +77,17 @@ async def configure_on_speculative(lab: Lab) -> None:
     expect_unbound(machine, "Configure on SPECULATIVE binds nothing")
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def drain_on_idle(lab: Lab) -> None:
     """Drain on IDLE is refused or a no-op, never fenced; the machine stays IDLE."""
     machine_id = await lab.idle()
     answer = await lab.call(Drain(machine_id, 0, lab.token()))
     expect(not answer.is_fenced, "Drain on IDLE with a fresh token is never fenced", how(answer))
     machine = await lab.stays(machine_id, _S.IDLE, "Drain on IDLE leaves it IDLE")
-    expect(machine.host is not None, "Drain on IDLE leaves the host", told_machine(machine))
+    expect(machine.host is not None, "Drain on IDLE leaves the host", machine_text(machine))
 
 
-@AREA.behaviour(4, Profile.CLOUD)
+@AREA.behaviour(4, ConformanceProfile.CLOUD)
 async def delete_out_of_position(lab: Lab) -> None:
     """Delete on CONFIGURED is refused; on SPECULATIVE refused, a no-op or UNIMPLEMENTED; state unchanged."""
     slot = await lab.slot()
@@ -100,7 +100,7 @@ async def delete_out_of_position(lab: Lab) -> None:
     expect_unchanged(await lab.get(bound.id), bound, "Delete on CONFIGURED")
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def repeats_change_nothing(lab: Lab) -> None:
     """Configure again at CONFIGURED and Create again at IDLE succeed and change nothing."""
     machine_id = await lab.slot()
@@ -115,7 +115,7 @@ async def repeats_change_nothing(lab: Lab) -> None:
     expect_unchanged(await lab.get(machine_id), before, "Configure again at CONFIGURED")
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def repeats_return_the_first_id(lab: Lab) -> None:
     """Such a repeat returns the first operation id; the ids of Create and Configure differ."""
     machine_id = await lab.slot()
@@ -134,7 +134,7 @@ async def _repeated(lab: Lab, request: Mutation) -> str:
     return first.operation_id
 
 
-@AREA.behaviour(7, Profile.CORE)
+@AREA.behaviour(7, ConformanceProfile.CORE)
 async def unknown_ids(lab: Lab) -> None:
     """Create, Configure, Drain of an unknown id: NOT_FOUND, and no machine appears."""
     machine_id = lab.new_machine_id()
@@ -148,7 +148,7 @@ async def unknown_ids(lab: Lab) -> None:
     expect(machine_id not in ids, "no machine appears in List", machine_id)
 
 
-@AREA.behaviour(8, Profile.CORE)
+@AREA.behaviour(8, ConformanceProfile.CORE)
 async def empty_ids(lab: Lab) -> None:
     """An empty id on Get, Create, Configure, Drain: INVALID_ARGUMENT."""
     cluster = lab.new_cluster()
@@ -158,7 +158,7 @@ async def empty_ids(lab: Lab) -> None:
         expect(answer.status is Status.INVALID_ARGUMENT, expectation, how(answer))
 
 
-@AREA.behaviour(9, Profile.CORE)
+@AREA.behaviour(9, ConformanceProfile.CORE)
 async def half_a_mebibyte_of_metadata(lab: Lab) -> None:
     """512 KiB of metadata: exact echo, or INVALID_ARGUMENT without effect."""
     await exact_or_refused(lab, big_map(_BIG_METADATA_BYTES), "512 KiB of metadata")
@@ -175,12 +175,12 @@ async def exact_or_refused(lab: Lab, metadata: Mapping[str, str], what: str) -> 
         return
     expect_ok(answer, f"{what}: taken, or INVALID_ARGUMENT")
     end = (await lab.way_of(machine_id, answer)).end
-    expect(end.state is _S.CONFIGURED, f"{what}, taken, ends in CONFIGURED", told_machine(end))
+    expect(end.state is _S.CONFIGURED, f"{what}, taken, ends in CONFIGURED", machine_text(end))
     expect_same_map(end.metadata, metadata, "Get")
     expect_same_map((await lab.listed(machine_id)).metadata, metadata, "List")
 
 
-@AREA.behaviour(10, Profile.CORE)
+@AREA.behaviour(10, ConformanceProfile.CORE)
 async def negative_grace(lab: Lab) -> None:
     """A negative grace: INVALID_ARGUMENT and still CONFIGURED, or a clean drain."""
     before = await lab.configured()
@@ -191,33 +191,33 @@ async def negative_grace(lab: Lab) -> None:
         return
     expect_ok(answer, "a negative grace is INVALID_ARGUMENT or taken")
     end = (await lab.way_of(before.id, answer)).end
-    expect(end.state is _S.IDLE, "a Drain that was taken ends in IDLE", told_machine(end))
+    expect(end.state is _S.IDLE, "a Drain that was taken ends in IDLE", machine_text(end))
     expect_unbound(end, "a Drain that was taken leaves no cluster, metadata or error")
 
 
-@AREA.behaviour(11, Profile.CORE)
+@AREA.behaviour(11, ConformanceProfile.CORE)
 async def negative_tokens(lab: Lab) -> None:
     """Negative token numbers are never fenced on first contact."""
     machine_id = await lab.slot()
     for epoch, sequence in ((-1, -1), (-1, 5), (0, -1), (5, -1), (INT64_MIN, INT64_MIN), (INT64_MIN, INT64_MAX)):
-        answer = await lab.call(Drain(machine_id, 0, Token(lab.new_shard(), epoch, sequence)))
+        answer = await lab.call(Drain(machine_id, 0, CallToken(lab.new_shard(), epoch, sequence)))
         expect(not answer.is_fenced, f"({epoch}, {sequence}) of a new shard is not fenced", how(answer))
 
 
-@AREA.behaviour(12, Profile.CORE)
+@AREA.behaviour(12, ConformanceProfile.CORE)
 async def largest_token(lab: Lab) -> None:
     """The int64-maximum token is accepted; its replay and any lower one are fenced."""
     machine_id, shard = await lab.idle(), lab.new_shard()
-    request = Configure(machine_id, lab.new_cluster(), {"k": "v"}, b"blob", Token(shard, INT64_MAX, INT64_MAX))
+    request = Configure(machine_id, lab.new_cluster(), {"k": "v"}, b"blob", CallToken(shard, INT64_MAX, INT64_MAX))
     expect_ok(await lab.call(request), "Configure with the largest token")
     await lab.way_of(machine_id)
     expect_fenced(await lab.call(request), "its replay")
     for epoch, sequence in ((INT64_MAX, INT64_MAX - 1), (INT64_MAX - 1, INT64_MAX), (1, 1), (-1, -1)):
-        answer = await lab.call(Drain(machine_id, 0, Token(shard, epoch, sequence)))
+        answer = await lab.call(Drain(machine_id, 0, CallToken(shard, epoch, sequence)))
         expect_fenced(answer, f"the lower token ({epoch}, {sequence})")
 
 
-@AREA.behaviour(13, Profile.CORE)
+@AREA.behaviour(13, ConformanceProfile.CORE)
 async def large_blob(lab: Lab) -> None:
     """A 3 MiB blob: accepted, INVALID_ARGUMENT or RESOURCE_EXHAUSTED; no half-way state."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
@@ -225,8 +225,8 @@ async def large_blob(lab: Lab) -> None:
     answer = await lab.call(Configure(machine_id, cluster, {"k": "v"}, bytes(_BIG_BLOB_BYTES), lab.token()))
     if answer.is_ok:
         end = (await lab.way_of(machine_id, answer)).end
-        expect(end.state is _S.CONFIGURED, "a blob that was taken ends in CONFIGURED", told_machine(end))
-        expect(end.cluster == cluster, "a blob that was taken binds the machine", told_machine(end))
+        expect(end.state is _S.CONFIGURED, "a blob that was taken ends in CONFIGURED", machine_text(end))
+        expect(end.cluster == cluster, "a blob that was taken binds the machine", machine_text(end))
         return
     allowed = (Status.INVALID_ARGUMENT, Status.RESOURCE_EXHAUSTED)
     expect(answer.status in allowed, "a 3 MiB blob: OK, INVALID_ARGUMENT or RESOURCE_EXHAUSTED", how(answer))
@@ -234,7 +234,7 @@ async def large_blob(lab: Lab) -> None:
     expect_unchanged(await lab.get(machine_id), before, "a blob that was refused")
 
 
-@AREA.behaviour(14, Profile.CORE)
+@AREA.behaviour(14, ConformanceProfile.CORE)
 async def five_transitions_five_ids(lab: Lab) -> None:
     """Five transitions in a row give five ids; repeating the last returns its id."""
     machine_id = await lab.slot()
@@ -249,7 +249,7 @@ async def five_transitions_five_ids(lab: Lab) -> None:
     expect(again.operation_id == ids[-1], f"repeating the last Drain returns {ids[-1]}", again.operation_id)
 
 
-@AREA.behaviour(15, Profile.CLOUD)
+@AREA.behaviour(15, ConformanceProfile.CLOUD)
 async def unknown_ids_in_a_cloud(lab: Lab) -> None:
     """Get of an unknown id: NOT_FOUND; Delete of one: NOT_FOUND or UNIMPLEMENTED."""
     machine_id = lab.new_machine_id()

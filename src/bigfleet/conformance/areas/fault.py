@@ -7,11 +7,11 @@ machine to leave FAILED: no call ends it.
 from bigfleet.conformance.areas.edge import expect_unchanged
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import expect, expect_refused
 from bigfleet.conformance.lab import FAULT_TIMEOUT_SECONDS, Lab, Way
 from bigfleet.conformance.ports import Configure, Create, Delete, Drain, MachineSeen, Mutation
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("FAULT")
@@ -35,8 +35,8 @@ _S = MachineState
 
 def expect_failed(machine: MachineSeen, what: str) -> None:
     """Raise Broken unless a machine is FAILED and says why."""
-    expect(machine.state is _S.FAILED, f"{what} ends FAILED", told_machine(machine))
-    expect(bool(machine.last_error.strip()), f"{what} says why in last_error", told_machine(machine))
+    expect(machine.state is _S.FAILED, f"{what} ends FAILED", machine_text(machine))
+    expect(bool(machine.last_error.strip()), f"{what} says why in last_error", machine_text(machine))
 
 
 async def ended(lab: Lab, request: Mutation) -> Way:
@@ -50,20 +50,20 @@ async def bound_badly(lab: Lab, cluster: str) -> Way:
     return await ended(lab, Configure(await lab.idle(), cluster, {"fault": cluster}, b"bootstrap"))
 
 
-@AREA.behaviour(1, Profile.FAULT)
+@AREA.behaviour(1, ConformanceProfile.FAULT)
 async def configure_error(lab: Lab) -> None:
     """A Configure error ends FAILED with text, not stuck."""
     expect_failed((await bound_badly(lab, CONFIGURE_ERROR)).end, "a Configure that errs")
 
 
-@AREA.behaviour(2, Profile.FAULT)
+@AREA.behaviour(2, ConformanceProfile.FAULT)
 async def create_error(lab: Lab) -> None:
     """A Create error: the same."""
     way = await ended(lab, Create(await lab.faulty_slot(CREATE_ERROR)))
     expect_failed(way.end, "a Create that errs")
 
 
-@AREA.behaviour(3, Profile.FAULT)
+@AREA.behaviour(3, ConformanceProfile.FAULT)
 async def overrun(lab: Lab) -> None:
     """An overrun ends FAILED with text when the timeout is over."""
     machine_id = await lab.idle()
@@ -75,7 +75,7 @@ async def overrun(lab: Lab) -> None:
     expect(took_seconds >= FAULT_TIMEOUT_SECONDS * _EARLY_SHARE, expectation, f"after {took_seconds:.2f} s")
 
 
-@AREA.behaviour(4, Profile.FAULT)
+@AREA.behaviour(4, ConformanceProfile.FAULT)
 async def late_success(lab: Lab) -> None:
     """A late success changes nothing."""
     failed = (await bound_badly(lab, CONFIGURE_SLOW_OK)).end
@@ -85,7 +85,7 @@ async def late_success(lab: Lab) -> None:
         expect_unchanged(await lab.get(failed.id), failed, "a success after the timeout")
 
 
-@AREA.behaviour(5, Profile.FAULT)
+@AREA.behaviour(5, ConformanceProfile.FAULT)
 async def failed_refuses(lab: Lab) -> None:
     """FAILED refuses every further mutation and keeps its text."""
     failed = [(await bound_badly(lab, CONFIGURE_ERROR)).end]
@@ -106,7 +106,7 @@ async def failed_refuses(lab: Lab) -> None:
         expect_unchanged(await lab.get(before.id), before, "refused calls")
 
 
-@AREA.behaviour(6, Profile.FAULT)
+@AREA.behaviour(6, ConformanceProfile.FAULT)
 async def drain_error(lab: Lab) -> None:
     """A failing Drain with grace 0 ends FAILED with text, or IDLE."""
     machine = await lab.configured(cluster=DRAIN_ERROR)
@@ -117,7 +117,7 @@ async def drain_error(lab: Lab) -> None:
         expect_failed(end, "a failing Drain that does not end IDLE")
 
 
-@AREA.behaviour(7, Profile.FAULT)
+@AREA.behaviour(7, ConformanceProfile.FAULT)
 async def failed_is_readable(lab: Lab) -> None:
     """FAILED is readable by Get (three times) and List, with the same text."""
     failed = (await bound_badly(lab, CONFIGURE_ERROR)).end
@@ -131,12 +131,12 @@ async def failed_is_readable(lab: Lab) -> None:
     expect_unchanged(listed, failed, "List")
 
 
-@AREA.behaviour(8, Profile.FAULT)
+@AREA.behaviour(8, ConformanceProfile.FAULT)
 async def never_ready(lab: Lab) -> None:
     """Without readiness never CONFIGURED, then FAILED."""
     way = await bound_badly(lab, READINESS_BLOCK)
     for reading in way.readings[:-1]:
         is_waiting = reading.state is _S.CONFIGURING
-        expect(is_waiting, "while the node is not Ready only CONFIGURING is seen", told_machine(reading))
+        expect(is_waiting, "while the node is not Ready only CONFIGURING is seen", machine_text(reading))
     expect_failed(way.end, "a Configure whose node never gets Ready")
     await lab.stays(way.end.id, _S.FAILED, "a machine whose node never got Ready stays FAILED")

@@ -9,22 +9,22 @@ from bigfleet.conformance.areas.edge import INT64_MAX, INT64_MIN, expect_unchang
 from bigfleet.conformance.areas.fence import expect_pass
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import expect, expect_ok, expect_same_map, how
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import (
     ABSENT,
     Answer,
+    CallToken,
     Configure,
     Create,
     Delete,
     Drain,
     Mutation,
     Status,
-    Token,
 )
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("FUZZ")
@@ -62,20 +62,20 @@ def _biased(draws: BehaviourDraws, newest: tuple[int, int]) -> tuple[int, int]:
     return epoch, max(INT64_MIN, min(INT64_MAX, sequence + step))
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def biased_tokens(lab: Lab) -> None:
     """240 biased tokens, negative ones among them, against the lexicographic model."""
     machine_id, shard = await lab.slot(), lab.new_shard()
     newest = (lab.draws.between(-20, -10), lab.draws.between(-20, 20))
-    await expect_pass(lab, machine_id, Token(shard, *newest), wanted=True, why="first contact")
+    await expect_pass(lab, machine_id, CallToken(shard, *newest), wanted=True, why="first contact")
     for _ in range(_TOKENS - 1):
         drawn = _biased(lab.draws, newest)
         wanted = drawn > newest
-        await expect_pass(lab, machine_id, Token(shard, *drawn), wanted=wanted, why=f"the newest was {newest}")
+        await expect_pass(lab, machine_id, CallToken(shard, *drawn), wanted=wanted, why=f"the newest was {newest}")
         newest = drawn if wanted else newest
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def random_maps(lab: Lab) -> None:
     """20 random UTF-8 maps round-trip on one machine, clean after each drain."""
     machine_id = await lab.idle()
@@ -89,7 +89,7 @@ async def random_maps(lab: Lab) -> None:
         expect_unbound(await lab.drain(machine_id), f"the drain after map {number + 1} leaves nothing")
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def random_sequences(lab: Lab) -> None:
     """Random call sequences follow the four edges."""
     states = {await lab.slot(): _S.SPECULATIVE, await lab.slot(): _S.SPECULATIVE}
@@ -114,13 +114,13 @@ async def _step(lab: Lab, request: Mutation, state: MachineState) -> MachineStat
     elif answer.is_ok:
         expect(state is target, f"{what} is refused, or a repeat that changes nothing", how(answer))
     end = (await lab.way_of(request.machine_id)).end
-    expect(end.state is state, f"after {what} the machine rests in {state.name}", told_machine(end))
+    expect(end.state is state, f"after {what} the machine rests in {state.name}", machine_text(end))
     if state is not _S.CONFIGURED:
         expect_unbound(end, f"after {what} nothing is bound")
     return state
 
 
-@AREA.behaviour(4, Profile.CORE)
+@AREA.behaviour(4, ConformanceProfile.CORE)
 async def random_creates(lab: Lab) -> None:
     """200 fenced Creates over 3 shards × 4 machines: fenced exactly when the rule says so."""
     machine_ids = [await lab.slot() for _ in range(4)]
@@ -131,7 +131,7 @@ async def random_creates(lab: Lab) -> None:
         drawn = (lab.draws.between(1, 4), lab.draws.between(1, 30))
         before = newest.get((shard, machine_id))
         wanted = before is None or drawn > before
-        answer = await lab.call(Create(machine_id, Token(shard, *drawn)))
+        answer = await lab.call(Create(machine_id, CallToken(shard, *drawn)))
         said = "is taken" if wanted else "is fenced"
         _expect_verdict(answer, wanted, f"Create with {drawn} {said}: the newest was {before}")
         if wanted:
@@ -140,14 +140,14 @@ async def random_creates(lab: Lab) -> None:
         end = (await lab.way_of(machine_id)).end
         taken = any(known == machine_id for _shard, known in newest)
         wanted_state = _S.IDLE if taken else _S.SPECULATIVE
-        expect(end.state is wanted_state, f"the machine rests in {wanted_state.name}", told_machine(end))
+        expect(end.state is wanted_state, f"the machine rests in {wanted_state.name}", machine_text(end))
 
 
 def _expect_verdict(answer: Answer, wanted: bool, expectation: str) -> None:
     expect(answer.is_ok if wanted else answer.is_fenced, expectation, how(answer))
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def bad_requests(lab: Lab) -> None:
     """Random bad requests get INVALID_ARGUMENT, NOT_FOUND or a refusal, never the fence."""
     machine_id = await lab.slot()
@@ -161,7 +161,7 @@ async def bad_requests(lab: Lab) -> None:
     expect_unchanged(await lab.get(machine_id), before, "bad requests")
 
 
-def _any_kind(lab: Lab, machine_id: str, token: Token, cluster: str = "") -> Mutation:
+def _any_kind(lab: Lab, machine_id: str, token: CallToken, cluster: str = "") -> Mutation:
     requests: tuple[Mutation, ...] = (
         Create(machine_id, token),
         Configure(machine_id, cluster or lab.new_cluster(), {"k": "v"}, b"blob", token),
@@ -171,7 +171,7 @@ def _any_kind(lab: Lab, machine_id: str, token: Token, cluster: str = "") -> Mut
     return lab.draws.choice(requests)
 
 
-_Make = Callable[[Lab, str, Token], Mutation]
+_Make = Callable[[Lab, str, CallToken], Mutation]
 #: What is wrong, and a request in which it is; the machine is a free slot.
 _NONSENSE: tuple[tuple[str, _Make], ...] = (
     ("an empty id", lambda lab, _slot, token: _any_kind(lab, "", token)),
@@ -194,6 +194,6 @@ _NONSENSE: tuple[tuple[str, _Make], ...] = (
     ("a machine without a host", lambda lab, slot, token: Configure(slot, lab.new_cluster(), {"k": "v"}, b"", token)),
     (
         "numbers but no shard",
-        lambda lab, _slot, _token: _any_kind(lab, lab.new_machine_id(), Token("", lab.draws.between(1, 9), 1)),
+        lambda lab, _slot, _token: _any_kind(lab, lab.new_machine_id(), CallToken("", lab.draws.between(1, 9), 1)),
     ),
 )

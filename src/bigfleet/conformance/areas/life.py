@@ -4,11 +4,11 @@ Nothing here may assume that a transitional state is ever seen: a provider may b
 """
 
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import QUIET_SECONDS, Lab
 from bigfleet.conformance.ports import Configure, Create, Delete, Drain, MachineSeen
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("LIFE")
@@ -18,7 +18,7 @@ _QUIET_READS = 8
 _S = MachineState
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def rounds_leave_nothing(lab: Lab) -> None:
     """Four rounds IDLE → CONFIGURED → IDLE leave no cluster, metadata or error."""
     machine_id = await lab.idle()
@@ -30,10 +30,10 @@ async def rounds_leave_nothing(lab: Lab) -> None:
 
 def expect_unbound(machine: MachineSeen, expectation: str) -> None:
     """Raise Broken when a machine shows a cluster, metadata or an error."""
-    expect(not machine.cluster and not machine.metadata and not machine.last_error, expectation, told_machine(machine))
+    expect(not machine.cluster and not machine.metadata and not machine.last_error, expectation, machine_text(machine))
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def only_configuring_on_the_way(lab: Lab) -> None:
     """On the way to CONFIGURED only CONFIGURING is ever seen."""
     machine_id = await lab.idle()
@@ -41,7 +41,7 @@ async def only_configuring_on_the_way(lab: Lab) -> None:
     way.expect_only(_S.CONFIGURING, "on the way to CONFIGURED only CONFIGURING is seen")
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def only_draining_on_the_way(lab: Lab) -> None:
     """On the way from CONFIGURED to IDLE only DRAINING is ever seen."""
     machine = await lab.configured()
@@ -49,7 +49,7 @@ async def only_draining_on_the_way(lab: Lab) -> None:
     way.expect_only(_S.DRAINING, "on the way from CONFIGURED to IDLE only DRAINING is seen")
 
 
-@AREA.behaviour(4, Profile.CORE)
+@AREA.behaviour(4, ConformanceProfile.CORE)
 async def no_resting_state_is_skipped(lab: Lab) -> None:
     """The states seen over create, configure, drain skip no resting state."""
     machine_id = await lab.slot()
@@ -64,18 +64,18 @@ async def no_resting_state_is_skipped(lab: Lab) -> None:
     expect(resting == expected, "the resting states are SPECULATIVE, IDLE, CONFIGURED, IDLE, in this order", told)
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def cluster_while_bound(lab: Lab) -> None:
     """Cluster is set in CONFIGURED, and in CONFIGURING if seen; empty after the drain."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
     way = await lab.way(Configure(machine_id, cluster, {"k": "v"}), _S.CONFIGURED)
     for reading in way.readings:
-        expect(reading.cluster == cluster, f"{reading.state.name} shows cluster {cluster}", told_machine(reading))
+        expect(reading.cluster == cluster, f"{reading.state.name} shows cluster {cluster}", machine_text(reading))
     machine = await lab.drain(machine_id)
-    expect(not machine.cluster, "the drain clears the cluster", told_machine(machine))
+    expect(not machine.cluster, "the drain clears the cluster", machine_text(machine))
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def host_in_the_states_that_have_one(lab: Lab) -> None:
     """Host absent in SPECULATIVE, present in IDLE and CONFIGURED; a resting machine never reads as transitional."""
     machine_id = await lab.slot()
@@ -91,13 +91,13 @@ async def host_in_the_states_that_have_one(lab: Lab) -> None:
 async def _expect_host(lab: Lab, machine_id: str, state: MachineState, *, has_host: bool) -> None:
     machine = await lab.stays(machine_id, state, f"a machine that rests in {state.name} reads as that")
     for reading in (machine, await lab.listed(machine_id)):
-        expect(reading.state is state, f"a machine that rests in {state.name} reads as that", told_machine(reading))
+        expect(reading.state is state, f"a machine that rests in {state.name} reads as that", machine_text(reading))
         is_hosted = reading.host is not None and bool(reading.host.provider and reading.host.ref)
         expectation = f"{state.name} {'names a host' if has_host else 'has no host'}"
-        expect(is_hosted if has_host else reading.host is None, expectation, told_machine(reading))
+        expect(is_hosted if has_host else reading.host is None, expectation, machine_text(reading))
 
 
-@AREA.behaviour(7, Profile.CORE)
+@AREA.behaviour(7, ConformanceProfile.CORE)
 async def settled_machines_stay(lab: Lab) -> None:
     """A settled machine does not move by itself."""
     settled = [
@@ -112,17 +112,17 @@ async def settled_machines_stay(lab: Lab) -> None:
             for now in (await lab.get(before.id), listed.get(before.id)):
                 expect(now is not None, f"{before.id} stays in List")
                 if now is not None:
-                    expect(_position(now) == _position(before), f"{before.state.name} stays", told_machine(now))
+                    expect(_position(now) == _position(before), f"{before.state.name} stays", machine_text(now))
 
 
 def _position(machine: MachineSeen) -> tuple[object, ...]:
     return machine.state, machine.host, machine.cluster, dict(machine.metadata)
 
 
-@AREA.behaviour(8, Profile.CLOUD)
+@AREA.behaviour(8, ConformanceProfile.CLOUD)
 async def only_deleting_on_the_way(lab: Lab) -> None:
     """While deleting only DELETING is seen; it ends SPECULATIVE without host."""
     machine_id = await lab.idle()
     way = await lab.way(Delete(machine_id), _S.SPECULATIVE)
     way.expect_only(_S.DELETING, "while deleting only DELETING is seen")
-    expect(way.end.host is None, "SPECULATIVE has no host after a Delete", told_machine(way.end))
+    expect(way.end.host is None, "SPECULATIVE has no host after a Delete", machine_text(way.end))

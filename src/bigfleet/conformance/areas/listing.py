@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import List, ListSeen, MachineSeen
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("LIST")
@@ -55,7 +55,7 @@ async def delta_since(lab: Lab, cursor: bytes) -> ListSeen:
     return await lab.list_machines(List(since=cursor))
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def filters_are_exact(lab: Lab) -> None:
     """Single-state filters are exact, and so is their union."""
     await lab.slot()
@@ -73,10 +73,10 @@ async def filters_are_exact(lab: Lab) -> None:
         wanted = set[str]().union(*(by_state[state] for state in states))
         expect_ids(ids_of(machines, f"List({names})"), wanted, f"List({names}) is exactly what is in these states")
         for machine in machines:
-            expect(machine.state in states, f"List({names}) shows these states alone", told_machine(machine))
+            expect(machine.state in states, f"List({names}) shows these states alone", machine_text(machine))
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def caps_hold(lab: Lab) -> None:
     """Caps 1, 2, 3 hold; 0 = everything."""
     lent = {await lab.slot(), await lab.idle(), await lab.slot(), await lab.slot()}
@@ -92,7 +92,7 @@ async def caps_hold(lab: Lab) -> None:
             expect(ids <= everything, "a capped list shows machines of the full one", sorted(ids - everything))
 
 
-@AREA.behaviour(3, Profile.DELTA)
+@AREA.behaviour(3, ConformanceProfile.DELTA)
 async def delta_holds_a_mutation(lab: Lab) -> None:
     """A mutation moves the revision, and the delta holds it."""
     machine_id = await lab.idle()
@@ -109,22 +109,22 @@ def _expect_holds(delta: ListSeen, machine: MachineSeen, expectation: str) -> No
     entries = [entry for entry in delta.machines if entry.id == machine.id]
     expect(len(entries) == 1, f"{expectation}: {machine.id} once", f"{len(entries)} times")
     is_same = (entries[0].state, entries[0].cluster) == (machine.state, machine.cluster)
-    expect(is_same, f"{expectation}: {told_machine(machine)}", told_machine(entries[0]))
+    expect(is_same, f"{expectation}: {machine_text(machine)}", machine_text(entries[0]))
 
 
-@AREA.behaviour(4, Profile.DELTA)
+@AREA.behaviour(4, ConformanceProfile.DELTA)
 async def delta_from_now_is_empty(lab: Lab) -> None:
     """A delta from now is empty."""
     await lab.configured()
     cursor = await cursor_now(lab)
     for _ in range(2):
         delta = await delta_since(lab, cursor)
-        expect(not delta.machines, "a delta from now is empty", [told_machine(m) for m in delta.machines[:3]])
+        expect(not delta.machines, "a delta from now is empty", [machine_text(m) for m in delta.machines[:3]])
         expect(delta.revision != b"", "an empty delta comes with a revision")
         cursor = delta.revision
 
 
-@AREA.behaviour(5, Profile.DELTA)
+@AREA.behaviour(5, ConformanceProfile.DELTA)
 async def older_cursors_yield_what_came_later(lab: Lab) -> None:
     """Each older cursor yields all later mutations."""
     machine_ids = [await lab.idle() for _ in range(_CHANGES)]
@@ -140,7 +140,7 @@ async def older_cursors_yield_what_came_later(lab: Lab) -> None:
             _expect_holds(delta, machine, expectation)
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def garbage_gives_the_full_list(lab: Lab) -> None:
     """Garbage cursors give the full list."""
     noise = bytes(lab.draws.below(256) for _ in range(_NOISE_BYTES))
@@ -155,7 +155,7 @@ async def _expect_full(lab: Lab, cursor: bytes, wanted: set[str], what: str) -> 
     expect(not listing.tombstones, f"the answer to {what} does not call itself a delta")
 
 
-async def walked(lab: Lab, cap: int, since: bytes, machines_max: int) -> list[MachineSeen]:
+async def listed_by_pages(lab: Lab, cap: int, since: bytes, machines_max: int) -> list[MachineSeen]:
     """Return what pages under a cap show from a cursor on, each page's cursor handed to the next, until a short one.
 
     Raises Broken for a page that is too long, and for a walk that shows more than `machines_max`.
@@ -175,24 +175,24 @@ async def walked(lab: Lab, cap: int, since: bytes, machines_max: int) -> list[Ma
         cursor = page.revision
 
 
-@AREA.behaviour(7, Profile.DELTA)
+@AREA.behaviour(7, ConformanceProfile.DELTA)
 async def pages_neither_repeat_nor_lose(lab: Lab) -> None:
     """Paging by cap and cursor neither repeats nor loses."""
     machine_ids = [await lab.idle() for _ in range(_CHANGES)]
     full = await lab.list_machines()
     wanted = ids_of(full.machines, "the full list")
     for cap in (_PAGE, len(wanted) // 2):
-        walk = await walked(lab, cap, b"", len(wanted))
+        walk = await listed_by_pages(lab, cap, b"", len(wanted))
         expect_ids(ids_of(walk, f"a walk in pages of {cap}"), wanted, f"a walk in pages of {cap} is the full list")
     for machine_id in machine_ids:
         await lab.configure(machine_id)
     for cap in _CAPS:
-        walk = await walked(lab, cap, full.revision, len(wanted))
+        walk = await listed_by_pages(lab, cap, full.revision, len(wanted))
         expectation = f"a delta in pages of {cap} is the {_CHANGES} machines that changed"
         expect_ids(ids_of(walk, f"a delta in pages of {cap}"), {*machine_ids}, expectation)
 
 
-@AREA.behaviour(8, Profile.DELTA)
+@AREA.behaviour(8, ConformanceProfile.DELTA)
 async def quiet_brings_no_delta(lab: Lab) -> None:
     """750 ms of quiet bring no delta."""
     await lab.configured()
@@ -200,11 +200,11 @@ async def quiet_brings_no_delta(lab: Lab) -> None:
     cursor = await cursor_now(lab)
     await lab.clock.sleep(_QUIET_SECONDS)
     delta = await delta_since(lab, cursor)
-    expect(not delta.machines, "quiet brings no delta", [told_machine(m) for m in delta.machines[:3]])
+    expect(not delta.machines, "quiet brings no delta", [machine_text(m) for m in delta.machines[:3]])
     expect(not delta.removed_ids, "quiet removes nothing", delta.removed_ids[:3])
 
 
-@AREA.behaviour(9, Profile.DELTA)
+@AREA.behaviour(9, ConformanceProfile.DELTA)
 async def altered_cursors_give_the_full_list(lab: Lab) -> None:
     """The exact cursor works; altered ones never fail and give the full list."""
     machine_id = await lab.idle()

@@ -9,7 +9,7 @@ from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.expecting import expect, expect_same_map
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import Configure
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("META")
@@ -45,7 +45,7 @@ HOSTILE = dict(zip((*_CONTROLS, *_PLAIN), (*_PLAIN, *_CONTROLS), strict=True))
 assert len(HOSTILE) == 55, f"{len(HOSTILE)} hostile keys"
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def hostile_keys(lab: Lab) -> None:
     """55 hostile keys come back exactly from Get and List, repeatedly."""
     machine_id = await lab.idle()
@@ -55,7 +55,7 @@ async def hostile_keys(lab: Lab) -> None:
         expect_same_map((await lab.listed(machine_id)).metadata, HOSTILE, f"List {number + 1}")
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def drain_clears(lab: Lab) -> None:
     """A drain clears cluster and metadata; the next binding shows no old key."""
     machine_id = await lab.idle()
@@ -67,13 +67,13 @@ async def drain_clears(lab: Lab) -> None:
     expect_same_map(machine.metadata, second, "the next binding")
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def two_mebibytes(lab: Lab) -> None:
     """A 2 MiB map: exact echo or INVALID_ARGUMENT."""
     await exact_or_refused(lab, big_map(_HUGE_BYTES), "a 2 MiB map")
 
 
-@AREA.behaviour(4, Profile.CORE)
+@AREA.behaviour(4, ConformanceProfile.CORE)
 async def visible_while_configuring(lab: Lab) -> None:
     """Metadata is visible in CONFIGURING if that state is seen."""
     machine_id, metadata = await lab.idle(), {"a": "1", "b": ""}
@@ -82,7 +82,7 @@ async def visible_while_configuring(lab: Lab) -> None:
         expect_same_map(reading.metadata, metadata, reading.state.name)
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def stored_by_value(lab: Lab) -> None:
     """Changing the sender's map afterwards does not change the stored one."""
     machine_id = await lab.idle()

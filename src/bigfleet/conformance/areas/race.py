@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import broken, expect, expect_fenced, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import (
     Answer,
+    CallToken,
     Configure,
     Create,
     Delete,
     Drain,
     MachineSeen,
     Mutation,
-    Token,
 )
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("RACE")
@@ -52,14 +52,14 @@ async def collapse(
     ids = {answer.operation_id for answer in answers}
     expect(len(ids) == 1 and "" not in ids, f"{len(requests)} equal {kind} calls are one operation", sorted(ids))
     end = (await lab.way_of(machine_id)).end
-    expect(end.state is target, f"{kind} ends in {target.name}", told_machine(end))
+    expect(end.state is target, f"{kind} ends in {target.name}", machine_text(end))
     await lab.stays(machine_id, target, f"{kind} settles once")
     listed = await lab.listed(machine_id)
-    expect(listed.state is target, f"List shows {target.name}", told_machine(listed))
+    expect(listed.state is target, f"List shows {target.name}", machine_text(listed))
     return await lab.get(machine_id), answers
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def race_of_create(lab: Lab) -> None:
     """Create: one id, one settlement, one entry in List."""
     machine_id = await lab.slot()
@@ -67,7 +67,7 @@ async def race_of_create(lab: Lab) -> None:
     expect_unbound(end, "an IDLE machine shows no cluster, metadata or error")
 
 
-@AREA.behaviour(2, Profile.CORE)
+@AREA.behaviour(2, ConformanceProfile.CORE)
 async def race_of_configure(lab: Lab) -> None:
     """Configure: the same."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
@@ -77,11 +77,11 @@ async def race_of_configure(lab: Lab) -> None:
 
 
 def _expect_bound(machine: MachineSeen, cluster: str) -> None:
-    expect(machine.cluster == cluster, f"{machine.id} is bound to {cluster}", told_machine(machine))
+    expect(machine.cluster == cluster, f"{machine.id} is bound to {cluster}", machine_text(machine))
     expect_same_map(machine.metadata, _METADATA, machine.id)
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def race_of_drain(lab: Lab) -> None:
     """Drain: the same."""
     machine = await lab.configured()
@@ -89,7 +89,7 @@ async def race_of_drain(lab: Lab) -> None:
     expect_unbound(end, "a drained machine shows no cluster, metadata or error")
 
 
-@AREA.behaviour(4, Profile.CORE)
+@AREA.behaviour(4, ConformanceProfile.CORE)
 async def configure_races_drain(lab: Lab) -> None:
     """Configure racing Drain ends in exactly one clean resting state."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
@@ -108,25 +108,25 @@ async def configure_races_drain(lab: Lab) -> None:
 
 async def _expect_clean_rest(lab: Lab, machine_id: str, cluster: str) -> None:
     end = (await lab.way_of(machine_id)).end
-    expect(end.state in (_S.IDLE, _S.CONFIGURED), "the race ends in IDLE or CONFIGURED", told_machine(end))
+    expect(end.state in (_S.IDLE, _S.CONFIGURED), "the race ends in IDLE or CONFIGURED", machine_text(end))
     end = await lab.stays(machine_id, end.state, "the race ends in exactly one state")
     if end.state is _S.IDLE:
         expect_unbound(end, "the race ended in IDLE: no cluster, metadata or error")
     else:
         _expect_bound(end, cluster)
-        expect(not end.last_error, "the race ended in CONFIGURED: no error", told_machine(end))
+        expect(not end.last_error, "the race ended in CONFIGURED: no error", machine_text(end))
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def race_of_epochs(lab: Lab) -> None:
     """Once an epoch was seen, its tokens and older ones in parallel: the older always fenced, at least one newer
     accepted.
     """
     machine_id, shard = await lab.slot(), lab.new_shard()
-    first = await lab.call(Drain(machine_id, 0, Token(shard, 5, 1)))
+    first = await lab.call(Drain(machine_id, 0, CallToken(shard, 5, 1)))
     expect(not first.is_fenced, "first contact is not fenced", first.details)
     requests = [
-        Create(machine_id, Token(shard, epoch, sequence))
+        Create(machine_id, CallToken(shard, epoch, sequence))
         for place in range(_CALLS // 2)
         for epoch, sequence in ((4, 1000 + place), (5, 2 + place))
     ]
@@ -138,10 +138,10 @@ async def race_of_epochs(lab: Lab) -> None:
             expect(answer.is_ok or answer.is_fenced, "a newer token is taken, or overtaken", answer.details)
     expect(any(answer.is_ok for answer in answers), "at least one token of the newer epoch is accepted")
     end = (await lab.way_of(machine_id)).end
-    expect(end.state is _S.IDLE, "Create ends in IDLE", told_machine(end))
+    expect(end.state is _S.IDLE, "Create ends in IDLE", machine_text(end))
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def race_over_connections(lab: Lab) -> None:
     """Repeats collapse over two connections too."""
     machine_id, cluster = await lab.slot(), lab.new_cluster()
@@ -152,7 +152,7 @@ async def race_over_connections(lab: Lab) -> None:
     _expect_bound(end, cluster)
 
 
-@AREA.behaviour(7, Profile.CORE)
+@AREA.behaviour(7, ConformanceProfile.CORE)
 async def eight_machines(lab: Lab) -> None:
     """Eight machines in parallel: distinct ids, no cross-talk."""
     machine_ids = [await lab.slot() for _ in range(_MACHINES)]
@@ -165,7 +165,7 @@ async def eight_machines(lab: Lab) -> None:
     expect_distinct([*created, *configured], "Create and Configure")
     for machine in await settle_all(lab, machine_ids, _S.CONFIGURED):
         cluster, metadata = bindings[machine.id]
-        expect(machine.cluster == cluster, f"{machine.id} is bound to {cluster}", told_machine(machine))
+        expect(machine.cluster == cluster, f"{machine.id} is bound to {cluster}", machine_text(machine))
         expect_same_map(machine.metadata, metadata, machine.id)
 
 
@@ -180,11 +180,11 @@ async def settle_all(lab: Lab, machine_ids: Sequence[str], state: MachineState) 
     seconds_max = lab.patience.bulk_seconds
     ways = await asyncio.gather(*(lab.way_of(machine_id, seconds_max=seconds_max) for machine_id in machine_ids))
     for way in ways:
-        expect(way.end.state is state, f"each machine ends in {state.name}", told_machine(way.end))
+        expect(way.end.state is state, f"each machine ends in {state.name}", machine_text(way.end))
     return [way.end for way in ways]
 
 
-@AREA.behaviour(8, Profile.CORE)
+@AREA.behaviour(8, ConformanceProfile.CORE)
 async def acks_of_a_burst(lab: Lab) -> None:
     """Acks in a burst show CONFIGURING or CONFIGURED only, with the right cluster."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
@@ -193,14 +193,14 @@ async def acks_of_a_burst(lab: Lab) -> None:
     for answer in answers:
         if answer.machine is None:
             broken("an ack shows the machine")
-        told = told_machine(answer.machine)
+        told = machine_text(answer.machine)
         expect(answer.machine.state in (_S.CONFIGURING, _S.CONFIGURED), "an ack shows CONFIGURING or CONFIGURED", told)
         expect(answer.machine.cluster == cluster, f"an ack shows cluster {cluster}", told)
 
 
-@AREA.behaviour(9, Profile.CLOUD)
+@AREA.behaviour(9, ConformanceProfile.CLOUD)
 async def race_of_delete(lab: Lab) -> None:
     """Delete: the same."""
     machine_id = await lab.idle()
     end, _answers = await collapse(lab, [Delete(machine_id, token) for token in lab.shards(_CALLS)], _S.SPECULATIVE)
-    expect(end.host is None, "a deleted machine has no host", told_machine(end))
+    expect(end.host is None, "a deleted machine has no host", machine_text(end))

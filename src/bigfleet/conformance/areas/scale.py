@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bigfleet.conformance.areas.edge import expect_unchanged
 from bigfleet.conformance.areas.life import expect_unbound
-from bigfleet.conformance.areas.listing import cursor_now, delta_since, expect_ids, ids_of, walked
+from bigfleet.conformance.areas.listing import cursor_now, delta_since, expect_ids, ids_of, listed_by_pages
 from bigfleet.conformance.areas.race import expect_distinct, settle_all, together
 from bigfleet.conformance.areas.shape import (
     expect_fitting,
@@ -18,11 +18,11 @@ from bigfleet.conformance.areas.shape import (
     expect_ratios,
 )
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import expect, expect_ok, expect_same_map
 from bigfleet.conformance.lab import Lab, side_by_side
 from bigfleet.conformance.ports import Configure, Create, Delete, Get, List, Request, Status
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 AREA = Area("SCALE")
@@ -46,7 +46,7 @@ _QUIET_READS = 4
 _S = MachineState
 
 
-@AREA.behaviour(1, Profile.SCALE)
+@AREA.behaviour(1, ConformanceProfile.SCALE)
 async def everything_is_there(lab: Lab) -> None:
     """The full list has at least the seeded count, each record in shape (zone and capacity type too)."""
     machines = (await lab.list_machines()).machines
@@ -57,7 +57,7 @@ async def everything_is_there(lab: Lab) -> None:
             expect_shape(machine)
 
 
-@AREA.behaviour(2, Profile.SCALE)
+@AREA.behaviour(2, ConformanceProfile.SCALE)
 async def delta_of_twenty(lab: Lab) -> None:
     """The delta after 20 Configures is exactly those 20."""
     machine_ids = await lab.many_idle(_CHANGES)
@@ -71,15 +71,15 @@ async def delta_of_twenty(lab: Lab) -> None:
     expect_ids(ids_of(delta.machines, "a delta"), {*machine_ids}, expectation)
 
 
-@AREA.behaviour(3, Profile.SCALE)
+@AREA.behaviour(3, ConformanceProfile.SCALE)
 async def pages_cover_the_fleet(lab: Lab) -> None:
     """Pages of 500 cover the fleet without repeats."""
     wanted = ids_of((await lab.list_machines()).machines, "the full list")
-    walk = await walked(lab, PAGE, b"", len(wanted))
+    walk = await listed_by_pages(lab, PAGE, b"", len(wanted))
     expect_ids(ids_of(walk, f"a walk in pages of {PAGE}"), wanted, f"pages of {PAGE} cover the fleet")
 
 
-@AREA.behaviour(4, Profile.SCALE)
+@AREA.behaviour(4, ConformanceProfile.SCALE)
 async def configure_and_drain_for_long(lab: Lab) -> None:
     """Eight machines churn Configure/Drain for the soak, clean at every IDLE."""
     until_seconds = lab.clock.monotonic_seconds() + lab.soak_seconds
@@ -93,12 +93,12 @@ async def _churn(lab: Lab, machine_id: str, until_seconds: float) -> None:
         number += 1
         cluster, metadata = lab.new_cluster(), {"of": machine_id, f"round-{number}": "x"}
         bound = await lab.configure(machine_id, cluster, metadata)
-        expect(bound.cluster == cluster, f"{machine_id} is bound to {cluster}", told_machine(bound))
+        expect(bound.cluster == cluster, f"{machine_id} is bound to {cluster}", machine_text(bound))
         expect_same_map(bound.metadata, metadata, f"{machine_id}, round {number}")
         expect_unbound(await lab.drain(machine_id), f"{machine_id} is clean at IDLE, round {number}")
 
 
-@AREA.behaviour(5, Profile.SCALE)
+@AREA.behaviour(5, ConformanceProfile.SCALE)
 async def create_and_delete_for_long(lab: Lab) -> None:
     """Create/Delete churn keeps the number of machines."""
     before = ids_of((await lab.list_machines()).machines, "the full list")
@@ -120,7 +120,7 @@ async def _expect_fleet(lab: Lab, before: set[str], when: str) -> None:
     expect_ids(now, before, f"{when} there are the same {len(before)} machines")
 
 
-@AREA.behaviour(6, Profile.SCALE)
+@AREA.behaviour(6, ConformanceProfile.SCALE)
 async def percentiles(lab: Lab) -> None:
     """99th percentile: Get and Create ≤ 250 ms, List ≤ 2 s (120, 120, 60 samples)."""
     slots = [await lab.slot() for _ in range(_TIMED_CREATES)]
@@ -145,7 +145,7 @@ async def _timed(lab: Lab, request: Request) -> float:
     return lab.clock.monotonic_seconds() - began_seconds
 
 
-@AREA.behaviour(7, Profile.SCALE)
+@AREA.behaviour(7, ConformanceProfile.SCALE)
 async def one_full_list(lab: Lab) -> None:
     """One full list ≤ 3 s."""
     took_seconds = await _timed(lab, List())
@@ -153,7 +153,7 @@ async def one_full_list(lab: Lab) -> None:
     expect(took_seconds <= _FULL_LIST_SECONDS_MAX, expectation, f"{took_seconds:.2f} s")
 
 
-@AREA.behaviour(8, Profile.SCALE)
+@AREA.behaviour(8, ConformanceProfile.SCALE)
 async def sixteen_creates(lab: Lab) -> None:
     """16 parallel Creates: distinct ids, all reach IDLE."""
     slots = [await lab.slot() for _ in range(_CREATES)]
@@ -161,7 +161,7 @@ async def sixteen_creates(lab: Lab) -> None:
     await settle_all(lab, slots, _S.IDLE)
 
 
-@AREA.behaviour(9, Profile.SCALE)
+@AREA.behaviour(9, ConformanceProfile.SCALE)
 async def no_drift(lab: Lab) -> None:
     """Idle machines do not drift in a quiet window."""
     machine_ids = await lab.many_idle(_DRIFTING)

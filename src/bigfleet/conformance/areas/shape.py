@@ -8,11 +8,11 @@ import re
 
 from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.behaviour import Area
-from bigfleet.conformance.calls import told_machine
+from bigfleet.conformance.calls import machine_text
 from bigfleet.conformance.expecting import broken, expect
 from bigfleet.conformance.lab import Lab
 from bigfleet.conformance.ports import MachineSeen
-from bigfleet.conformance.profiles import Profile
+from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -49,8 +49,8 @@ async def various(lab: Lab) -> list[MachineSeen]:
 
 def expect_named(machine: MachineSeen) -> None:
     """Raise Broken unless a record has a state and an instance type, and no label stands in for a field."""
-    expect(machine.state is not _S.UNSPECIFIED, f"{machine.id} has a state", told_machine(machine))
-    expect(machine.instance_type != "", f"{machine.id} has an instance_type", told_machine(machine))
+    expect(machine.state is not _S.UNSPECIFIED, f"{machine.id} has a state", machine_text(machine))
+    expect(machine.instance_type != "", f"{machine.id} has an instance_type", machine_text(machine))
     forbidden = sorted(_FORBIDDEN_LABELS & machine.labels.keys())
     expect(not forbidden, f"{machine.id} has no label that stands in for a field", forbidden)
 
@@ -84,16 +84,16 @@ def _milli(machine: MachineSeen, field: str, key: str, text: str) -> int:
 
 def expect_placed(machine: MachineSeen) -> None:
     """Raise Broken unless a record says where the machine is and how it is paid for."""
-    expect(machine.zone != "", f"{machine.id} has a zone", told_machine(machine))
+    expect(machine.zone != "", f"{machine.id} has a zone", machine_text(machine))
     is_typed = machine.capacity_type is not CapacityType.UNSPECIFIED
-    expect(is_typed, f"{machine.id} has a capacity_type", told_machine(machine))
+    expect(is_typed, f"{machine.id} has a capacity_type", machine_text(machine))
 
 
 def expect_fitting(machine: MachineSeen) -> None:
     """Raise Broken unless host and cluster fit the state; FAILED keeps whatever there was."""
     if machine.state is _S.FAILED:
         return
-    name, told = machine.state.name, told_machine(machine)
+    name, told = machine.state.name, machine_text(machine)
     if machine.state in _HOSTLESS:
         expect(machine.host is None, f"{name} has no host", told)
     else:
@@ -105,21 +105,21 @@ def expect_fitting(machine: MachineSeen) -> None:
         expect(machine.cluster != "", f"{name} has a cluster", told)
 
 
-@AREA.behaviour(1, Profile.CORE)
+@AREA.behaviour(1, ConformanceProfile.CORE)
 async def state_and_type_everywhere(lab: Lab) -> None:
     """State and instance_type everywhere; forbidden label keys nowhere."""
     for machine in await various(lab):
         expect_named(machine)
 
 
-@AREA.behaviour(2, Profile.SPOT)
+@AREA.behaviour(2, ConformanceProfile.SPOT)
 async def prices_and_probabilities(lab: Lab) -> None:
     """Price finite and ≥ 0, probability in [0, 1], > 0 on SPOT."""
     for machine in await various(lab):
         expect_priced(machine)
 
 
-@AREA.behaviour(3, Profile.CORE)
+@AREA.behaviour(3, ConformanceProfile.CORE)
 async def host_and_cluster_fit(lab: Lab) -> None:
     """Host and cluster fit the state in every resting state."""
     machine_id = await lab.slot()
@@ -132,14 +132,14 @@ async def host_and_cluster_fit(lab: Lab) -> None:
         expect_fitting(machine)
 
 
-@AREA.behaviour(4, Profile.CORE)
+@AREA.behaviour(4, ConformanceProfile.CORE)
 async def ratios_can_be_computed(lab: Lab) -> None:
     """Where resources and allocatable share a key, the ratio can be computed."""
     for machine in await various(lab):
         expect_ratios(machine)
 
 
-@AREA.behaviour(5, Profile.CORE)
+@AREA.behaviour(5, ConformanceProfile.CORE)
 async def provider_is_constant(lab: Lab) -> None:
     """Host.provider is constant through configure and drain."""
     machine_id = await lab.idle()
@@ -149,16 +149,16 @@ async def provider_is_constant(lab: Lab) -> None:
         machine = await step(machine_id)
         for reading in (machine, await lab.listed(machine_id)):
             expectation = f"{machine_id} keeps the host.provider {provider!r}"
-            expect(_provider_of(reading) == provider, expectation, told_machine(reading))
+            expect(_provider_of(reading) == provider, expectation, machine_text(reading))
 
 
 def _provider_of(machine: MachineSeen) -> str:
     if machine.host is None or not machine.host.provider:
-        broken(f"{machine.id}, {machine.state.name}, names the provider of its host", told_machine(machine))
+        broken(f"{machine.id}, {machine.state.name}, names the provider of its host", machine_text(machine))
     return machine.host.provider
 
 
-@AREA.behaviour(6, Profile.CORE)
+@AREA.behaviour(6, ConformanceProfile.CORE)
 async def hosted_machines_have_a_place(lab: Lab) -> None:
     """Hosted machines have zone and capacity type."""
     for machine in await various(lab):
@@ -166,12 +166,12 @@ async def hosted_machines_have_a_place(lab: Lab) -> None:
             expect_placed(machine)
 
 
-@AREA.behaviour(7, Profile.CLOUD)
+@AREA.behaviour(7, ConformanceProfile.CLOUD)
 async def delete_leaves_nothing(lab: Lab) -> None:
     """After Delete no host, cluster or metadata."""
     machine_id = await lab.idle()
     await lab.configure(machine_id, metadata={"left": "behind"})
     await lab.drain(machine_id)
     for reading in (await lab.delete(machine_id), await lab.listed(machine_id)):
-        expect(reading.host is None, "after Delete there is no host", told_machine(reading))
+        expect(reading.host is None, "after Delete there is no host", machine_text(reading))
         expect_unbound(reading, "after Delete there is no cluster, metadata or error")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from bigfleet.coordinator.commands import Command, CommandRefused
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.stores.protocol import (
-    Leader,
+    LeaderInfo,
     Leadership,
     NotLeader,
     OutcomeUnknown,
@@ -77,7 +77,7 @@ class MeteredStore:
         """Return the revision of the tables."""
         return self._store.revision()
 
-    def leader(self) -> Leader | None:
+    def leader(self) -> LeaderInfo | None:
         """Return who leads."""
         return self._store.leader()
 

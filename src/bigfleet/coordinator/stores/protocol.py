@@ -1,4 +1,4 @@
-"""Defines the Protocol of the coordinator's stores: how tables are kept, and who may write them.
+"""Defines the Protocol of the coordinator's stores: how tables are stored, and who may write them.
 
 docs/spec/coordinator.md §2 and §3. Two stores fulfil it: etcd, for any number of replicas, and a SQLite file for one.
 The term is the fence, the lease is only an economy: a write is admitted by what the store holds, never by a clock.
@@ -29,7 +29,7 @@ class NotLeader(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
+class LeaderInfo:
     """Who leads, as the store tells it."""
 
     replica: str
@@ -78,7 +78,7 @@ class StateStore(Protocol):
         """Make this replica's term `above` + 1,000,000 and return it. Raises NotLeader, StoreUnavailable."""
         ...
 
-    def leader(self) -> Leader | None:
+    def leader(self) -> LeaderInfo | None:
         """Return who leads as far as this replica knows, itself included."""
         ...
 

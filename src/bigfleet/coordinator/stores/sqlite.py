@@ -15,7 +15,7 @@ from typing import Final
 
 from bigfleet.coordinator.commands import Command, edits
 from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_row
-from bigfleet.coordinator.stores.protocol import TERM_STEP, Leader, Leadership, NotLeader, StoreUnavailable
+from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, Leadership, NotLeader, StoreUnavailable
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
 
 SCHEMA_VERSION: Final = 1
@@ -38,10 +38,10 @@ class StoreFault(Exception):
     """The file cannot be used; the message names file, finding and remedy."""
 
 
-class SqliteStore:
+class SqliteStateStore:
     """A `StateStore` on one file; open from the constructor on, leading from `campaign` on."""
 
-    def __init__(self, path: Path, *, leader: Leader) -> None:
+    def __init__(self, path: Path, *, leader: LeaderInfo) -> None:
         """Open the file, making it when it is new. Raises StoreFault."""
         self._path = path
         self._leader = leader
@@ -92,7 +92,7 @@ class SqliteStore:
         found = self._connection.execute("SELECT value FROM meta WHERE key = 'revision'").fetchone()
         return 0 if found is None else int(found[0])
 
-    def leader(self) -> Leader | None:
+    def leader(self) -> LeaderInfo | None:
         """Return this replica while it leads."""
         return self._leader if self._is_leading else None
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from bigfleet.engine.columnar.arrays import Bytes, Fleet, Int32s, Int64s, Rows, Work
+from bigfleet.engine.columnar.arrays import Bytes, FleetArrays, Int32s, Int64s, Rows, Work
 from bigfleet.engine.columnar.folds import Arranged, Folded, joined
 from bigfleet.engine.columnar.kernels.sweeps import sum_supply
 from bigfleet.engine.columns.store import ColumnSnapshot
@@ -75,7 +75,7 @@ class ColumnarAnswer:
     view: ColumnSnapshot
     #: Milli-units per unit of each dimension, by name, and the line's place of the name.
     scale: Mapping[str, tuple[int, int]]
-    fleet: Fleet
+    fleet: FleetArrays
     rows: Rows
     work: Work
     folded: Folded

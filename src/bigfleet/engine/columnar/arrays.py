@@ -38,7 +38,7 @@ UNDECIDED = -2
 QUANTITY_MAX = 2**61
 
 
-class Fleet(NamedTuple):
+class FleetArrays(NamedTuple):
     """What a decision reads of the machines. Read only."""
 
     shape: Int32s  # N
@@ -59,7 +59,7 @@ class Fleet(NamedTuple):
     domains: Int32s  # K: how many values the topology key has
 
 
-class Bound(NamedTuple):
+class BoundMachines(NamedTuple):
     """Bound machines and machines in creation, one segment per cluster: Configured, Configuring, each in keep-priority
     order, then Creating by (pair, id). The segment of no cluster has the Creating machines recorded for none.
     """

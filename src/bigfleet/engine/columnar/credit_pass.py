@@ -1,4 +1,4 @@
-"""Runs the credit pass: fresh clusters from the start, others from what is kept (docs/spec/aggregates.md §5.2, §5.3).
+"""Runs the credit pass: fresh clusters from the start, others from the last decision (docs/spec/aggregates.md §5).
 
 A kept gang that today's free machines would send to another domain ends the keeping for its cluster's later rows. Where
 there is no room for it the pass is run again with the whole cluster fresh, and after a few such rounds with all of
@@ -18,7 +18,7 @@ from bigfleet.engine.columnar.arrays import (
     NO_DOMAIN,
     UNDECIDED,
     UNSETTLED,
-    Fleet,
+    FleetArrays,
     Gangs,
     Int32s,
     Int64s,
@@ -48,7 +48,7 @@ ChooseExactly = Callable[[int, Gangs, Work], tuple[int, bool]]
 class Pass:
     """One credit pass and what it works on; `run` leaves it done."""
 
-    fleet: Fleet
+    fleet: FleetArrays
     rows: Rows
     gangs: Gangs
     scratch: Scratch

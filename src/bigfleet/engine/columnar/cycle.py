@@ -10,14 +10,25 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bigfleet.engine.columnar.answer import ColumnarAnswer
-from bigfleet.engine.columnar.arrays import MODE_SAME, Bytes, Fleet, Gangs, Int32s, Int64s, Memo, Rows, Scratch, Work
+from bigfleet.engine.columnar.arrays import (
+    MODE_SAME,
+    Bytes,
+    FleetArrays,
+    Gangs,
+    Int32s,
+    Int64s,
+    Memo,
+    Rows,
+    Scratch,
+    Work,
+)
 from bigfleet.engine.columnar.credit_pass import Pass, clear, credits_of
 from bigfleet.engine.columnar.demand import ColumnarDemand
 from bigfleet.engine.columnar.earmarks import Earmarks
 from bigfleet.engine.columnar.exact_gang_domains import choose_exactly
 from bigfleet.engine.columnar.folds import Arranged, arrange, fold, free_proofs, proven, questions_of, unfolded
 from bigfleet.engine.columnar.incremental_state import (
-    Excess,
+    ExcessMachines,
     Flags,
     IncrementalState,
     Spliced,
@@ -49,7 +60,7 @@ from bigfleet.engine.columnar.setup import (
     row_starts,
     statuses,
 )
-from bigfleet.engine.columnar.tables import Tables
+from bigfleet.engine.columnar.tables import VocabularyTables
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options, Phase, PhaseListener
 from bigfleet.engine.parking import is_parked_age
@@ -63,7 +74,7 @@ class Cycle:
     options: Options
     #: Number of each row given, in list order.
     numbers: Int64s
-    tables: Tables
+    tables: VocabularyTables
     demand: ColumnarDemand
     orders: Orders
     #: Clusters that must be folded and credited anew.
@@ -187,7 +198,9 @@ class Cycle:
 
     # ---- phases --------------------------------------------------------------------------------------------------
 
-    def _credit(self, fleet: Fleet, rows: Rows, gangs: Gangs, scratch: Scratch, order: Int32s) -> tuple[Work, Excess]:
+    def _credit(
+        self, fleet: FleetArrays, rows: Rows, gangs: Gangs, scratch: Scratch, order: Int32s
+    ) -> tuple[Work, ExcessMachines]:
         """Credit the rows and remember what a later decision can build on."""
         credit_pass = Pass(
             fleet=fleet,
@@ -210,7 +223,7 @@ class Cycle:
         self._keep(work, memo, earmarks, excess, is_volatile=credit_pass.is_volatile)
         return work, excess
 
-    def _keep(self, work: Work, memo: Memo, earmarks: Earmarks, excess: Excess, *, is_volatile: bool) -> None:
+    def _keep(self, work: Work, memo: Memo, earmarks: Earmarks, excess: ExcessMachines, *, is_volatile: bool) -> None:
         if memo.size[1]:
             self.memo_room = 2 * len(memo.domain)
         elif not (is_volatile or self._is_tied):
@@ -232,7 +245,7 @@ class Cycle:
                 excess=excess,
             )
 
-    def _choose_exactly(self, row: int, fleet: Fleet, rows: Rows, gangs: Gangs, work: Work) -> tuple[int, bool]:
+    def _choose_exactly(self, row: int, fleet: FleetArrays, rows: Rows, gangs: Gangs, work: Work) -> tuple[int, bool]:
         """Choose the domain of a gang whose coverages do not fit the kernels' integers."""
         return choose_exactly(
             row,
@@ -248,14 +261,14 @@ class Cycle:
 
     def _serve(
         self,
-        fleet: Fleet,
+        fleet: FleetArrays,
         rows: Rows,
         gangs: Gangs,
         work: Work,
         scratch: Scratch,
         order: Int32s,
         rows_in_list: Int64s,
-        excess: Excess,
+        excess: ExcessMachines,
     ) -> ColumnarAnswer:
         """Acquire, preempt and give back, and put the answer together."""
         view, options, tables, orders = self.view, self.options, self.tables, self.orders

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import MODE_PLAIN, MODE_SAME, MODE_SPREAD, Bytes, Int32s, Int64s
 from bigfleet.engine.columnar.kernels.base import COVERAGE_MAX
-from bigfleet.engine.columnar.tables import NOWHERE, Numbers, Tables
+from bigfleet.engine.columnar.tables import NOWHERE, Numbers, VocabularyTables
 from bigfleet.engine.demand_order import ListedRows
 from bigfleet.engine.folding import folded_profile
 from bigfleet.model.need import Need
@@ -78,7 +78,7 @@ def _extended(columns: Sequence[npt.NDArray[Any]], added: Sequence[list[int]]) -
 class Asks:
     """Questions to matching, (profile, vector): which shapes match and cover the vector; answered once per fleet."""
 
-    def __init__(self, tables: Tables, profiles: list[Profile], vectors: list[Vector]) -> None:
+    def __init__(self, tables: VocabularyTables, profiles: list[Profile], vectors: list[Vector]) -> None:
         self._tables = tables
         self._profiles = profiles
         self._vectors = vectors
@@ -133,7 +133,7 @@ class Asks:
 class Vectors:
     """Distinct wanted vectors: scaled, with what comparing coverages takes."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: VocabularyTables) -> None:
         self._tables = tables
         self._numbers: dict[frozenset[tuple[str, int]], int] = {}
         self._multiples: dict[tuple[int, int], int] = {}
@@ -208,7 +208,7 @@ class Followed(NamedTuple):
 class ColumnarDemand:
     """Every row object, profile and vector that recent calls have seen, in columns."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: VocabularyTables) -> None:
         self._tables = tables
         self.vectors = Vectors(tables)
         self._profile_numbers: dict[str, int] = {}

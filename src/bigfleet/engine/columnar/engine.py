@@ -19,7 +19,7 @@ from bigfleet.engine.columnar.incremental_state import Flags, IncrementalState
 from bigfleet.engine.columnar.machine_orders import Orders
 from bigfleet.engine.columnar.phases import releases
 from bigfleet.engine.columnar.setup import check_quantities
-from bigfleet.engine.columnar.tables import DoesNotFit, Tables
+from bigfleet.engine.columnar.tables import DoesNotFit, VocabularyTables
 from bigfleet.engine.columnar.verification import Divergence, Verified
 from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot, column_snapshot
@@ -76,7 +76,7 @@ class _Knowledge:
 
     def __init__(self, *, is_incremental: bool) -> None:
         self._is_incremental = is_incremental
-        self._tables: Tables | None = None
+        self._tables: VocabularyTables | None = None
         self._demand: ColumnarDemand | None = None
         self._orders: Orders | None = None
         self._kept: IncrementalState | None = None
@@ -137,14 +137,14 @@ class _Knowledge:
         self._last = (view, numbers, options, answer)
         return answer
 
-    def _follow(self, view: ColumnSnapshot, rows: int) -> tuple[Tables, ColumnarDemand, bool]:
+    def _follow(self, view: ColumnSnapshot, rows: int) -> tuple[VocabularyTables, ColumnarDemand, bool]:
         """Return tables that know the view's vocabulary, and whether they are those of the last decision.
 
         What is kept stays in proportion to what is current.
         """
         tables, demand, is_known = self._tables, self._demand, True
         if tables is None or tables.vocabulary is not view.vocabulary or tables.is_overgrown:
-            tables, demand, is_known = Tables(view.vocabulary), None, False
+            tables, demand, is_known = VocabularyTables(view.vocabulary), None, False
             self._orders = None
         if demand is None or demand.is_stale(rows):
             demand, is_known = ColumnarDemand(tables), False
@@ -153,7 +153,7 @@ class _Knowledge:
         tables.trim()
         return tables, demand, is_known
 
-    def _orders_of(self, view: ColumnSnapshot, tables: Tables, fresh: Flags) -> tuple[Orders, bool]:
+    def _orders_of(self, view: ColumnSnapshot, tables: VocabularyTables, fresh: Flags) -> tuple[Orders, bool]:
         """Return the orders of the view, and whether those of the last one were followed.
 
         Clusters whose machines changed are marked as fresh.

@@ -6,8 +6,8 @@ The same question to the same function that the reference engine asks. Nothing h
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from bigfleet.engine.columnar.arrays import FREE, NO_DOMAIN, Bound, Fleet, Gangs, Rows, Work
-from bigfleet.engine.reference.domains import Domain, rank_domains
+from bigfleet.engine.columnar.arrays import FREE, NO_DOMAIN, BoundMachines, FleetArrays, Gangs, Rows, Work
+from bigfleet.engine.reference.domains import DomainOffer, rank_domains
 from bigfleet.model import vector
 from bigfleet.model.vector import Vector
 
@@ -18,8 +18,8 @@ def choose_exactly(
     aggregate: Vector,
     supplies: list[Vector],
     values: list[str],
-    fleet: Fleet,
-    bound: Bound,
+    fleet: FleetArrays,
+    bound: BoundMachines,
     rows: Rows,
     gangs: Gangs,
     work: Work,
@@ -46,7 +46,7 @@ def choose_exactly(
     if not rows.parked[row]:
         _count_free(free, int(rows.gang[row]), fleet, gangs, work)
     domains = [
-        Domain(
+        DomainOffer(
             value=values[domain],
             members=held[domain].total() + free[domain].total(),
             total=_sum(held[domain] + free[domain], supplies),
@@ -61,7 +61,7 @@ def choose_exactly(
     return values.index(best.value), vector.covers(best.total, aggregate)
 
 
-def _count_free(free: Mapping[int, Counter[int]], gang: int, fleet: Fleet, gangs: Gangs, work: Work) -> None:
+def _count_free(free: Mapping[int, Counter[int]], gang: int, fleet: FleetArrays, gangs: Gangs, work: Work) -> None:
     base = gangs.base[gang]
     for domain in range(gangs.base[gang + 1] - base):
         machines = gangs.machines[gangs.start[base + domain] : gangs.start[base + domain + 1]]

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.arrays import HIDDEN, Bound, Bytes, Int32s, Int64s
+from bigfleet.engine.columnar.arrays import HIDDEN, BoundMachines, Bytes, Int32s, Int64s
 from bigfleet.engine.columnar.demand import NO_ASK, ColumnarDemand
 from bigfleet.engine.columnar.kernels.sweeps import arrange_rows, distinct_shapes, find_free, prove_folds
-from bigfleet.engine.columnar.tables import Tables
+from bigfleet.engine.columnar.tables import VocabularyTables
 from bigfleet.engine.folding import folded_profile
 from bigfleet.model.need import Need
 
@@ -109,7 +109,7 @@ def questions_of(rows: Folded, folded_ask: Int32s, asks: int) -> Questions:
     return Questions(gangs, question, cluster, ask.astype(np.int32))
 
 
-def free_proofs(asks: Int32s, free_counts: Int64s, demand: ColumnarDemand, tables: Tables) -> Bytes:
+def free_proofs(asks: Int32s, free_counts: Int64s, demand: ColumnarDemand, tables: VocabularyTables) -> Bytes:
     """Say for each question whether a free machine answers it; `free_counts` is how many are visible of each shape."""
     fits = demand.asks.proving_fits(asks)
     proven: Bytes = np.empty(int(fits.max(initial=-1)) + 1, np.uint8)
@@ -117,7 +117,9 @@ def free_proofs(asks: Int32s, free_counts: Int64s, demand: ColumnarDemand, table
     return proven[fits]
 
 
-def proven(questions: Questions, by_free: Bytes, bound: Bound, demand: ColumnarDemand, tables: Tables) -> Bytes:
+def proven(
+    questions: Questions, by_free: Bytes, bound: BoundMachines, demand: ColumnarDemand, tables: VocabularyTables
+) -> Bytes:
     """Say for each question whether some machine proves the fold: free, bound to the cluster, or being created (§4).
 
     `by_free` is per question ask.
@@ -147,9 +149,9 @@ def _prove_by_creating(
     unproven: Int64s,
     fit: Int32s,
     answers: Bytes,
-    bound: Bound,
+    bound: BoundMachines,
     demand: ColumnarDemand,
-    tables: Tables,
+    tables: VocabularyTables,
 ) -> None:
     """Answer with the machines in creation that the folded row would be credited."""
     unrecorded = bound.creating[0] < bound.stop[0]
@@ -165,12 +167,12 @@ def _prove_by_creating(
                 answers[question] = 1
 
 
-def folded_pair(ask: int, demand: ColumnarDemand, tables: Tables) -> int:
+def folded_pair(ask: int, demand: ColumnarDemand, tables: VocabularyTables) -> int:
     """Return the number of (folded fingerprint, no group) of a folded row."""
     return tables.pairs.number((demand.profiles[demand.asks.profile[ask]].fingerprint, ""))
 
 
-def fold(rows: Folded, questions: Questions, folds: Bytes, demand: ColumnarDemand, tables: Tables) -> Folded:
+def fold(rows: Folded, questions: Questions, folds: Bytes, demand: ColumnarDemand, tables: VocabularyTables) -> Folded:
     """Return the rows after folding: a folded row stands where its first member stood (§4). `folds` is per question."""
     folding = folds[questions.question] != 0
     if not folding.any():

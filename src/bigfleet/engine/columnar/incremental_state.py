@@ -53,7 +53,7 @@ class IncrementalState:
     #: Credited machines in the order of their claims: rows say from where to where.
     credited: Int32s
     credited_used: int
-    excess: "Excess"
+    excess: "ExcessMachines"
 
     def holds_for(self, values: list[list[str]], scale_version: int) -> bool:
         """Say whether numbers still mean what they meant; topology keys may have been added."""
@@ -62,7 +62,7 @@ class IncrementalState:
 
 
 @dataclass(slots=True, eq=False)
-class Excess:
+class ExcessMachines:
     """Configured machines that no row holds, by cluster."""
 
     machines: Int32s

@@ -1,4 +1,4 @@
-"""Keeps the orders in which the phases walk the machines of a view, and brings them up to the next one.
+"""Keeps the orders in which the phases scan the machines of a view, and brings them up to the next one.
 
 docs/spec/model.md §3, docs/spec/aggregates.md §5.2. Orders depend on the view alone: which machines a decision may not
 see is the caller's business. What changed between two views costs what it touches; where that is not known everything
@@ -12,7 +12,7 @@ from bigfleet.engine.columnar.arrays import CONFIGURED, DRAINING, IDLE, SPECULAT
 from bigfleet.engine.columnar.kernels.sweeps import merge_order
 from bigfleet.engine.columnar.segments import Segments
 from bigfleet.engine.columnar.sorting import sort_by
-from bigfleet.engine.columnar.tables import Tables, ranks
+from bigfleet.engine.columnar.tables import VocabularyTables, ranks
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.model.penalty import bucket_upper_dollars
 
@@ -23,7 +23,7 @@ _CHANGED_SHARE = 8
 class Orders:
     """The orders of one view, each made when it is first asked for."""
 
-    def __init__(self, view: ColumnSnapshot, tables: Tables) -> None:
+    def __init__(self, view: ColumnSnapshot, tables: VocabularyTables) -> None:
         self._tables = tables
         self.view = view
         self.segments = Segments(view, tables)

@@ -12,8 +12,8 @@ from bigfleet.engine.columnar.arrays import (
     MODE_SAME,
     NO_DOMAIN,
     SPECULATIVE,
-    Bound,
-    Fleet,
+    BoundMachines,
+    FleetArrays,
     Int32s,
     Int64s,
     Rows,
@@ -22,12 +22,12 @@ from bigfleet.engine.columnar.arrays import (
 )
 from bigfleet.engine.columnar.demand import NO_ASK, ColumnarDemand
 from bigfleet.engine.columnar.folds import Arranged, Folded, folded_pair
-from bigfleet.engine.columnar.incremental_state import Excess, Flags
+from bigfleet.engine.columnar.incremental_state import ExcessMachines, Flags
 from bigfleet.engine.columnar.kernels.acquisition import list_acquired
 from bigfleet.engine.columnar.kernels.preemption import preempt
 from bigfleet.engine.columnar.kernels.sweeps import list_excess, list_over, list_reclaimed, rank_victims
 from bigfleet.engine.columnar.machine_orders import Orders
-from bigfleet.engine.columnar.tables import DoesNotFit, Tables, capacity_holds, ranks
+from bigfleet.engine.columnar.tables import DoesNotFit, VocabularyTables, capacity_holds, ranks
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
 from bigfleet.engine.reference.preempt import DRAIN_SECONDS_FLOOR, PENALTY_DOLLARS_FLOOR
@@ -54,14 +54,14 @@ def acquisitions(view: ColumnSnapshot, work: Work, agenda: Int32s) -> tuple[Int3
 
 
 def preempt_all(
-    fleet: Fleet,
+    fleet: FleetArrays,
     rows: Rows,
     work: Work,
     scratch: Scratch,
     agenda: Int32s,
     *,
     orders: Orders,
-    tables: Tables,
+    tables: VocabularyTables,
     options: Options,
 ) -> None:
     """Serve the short rows, priority by priority: each priority has its own order of victims (§6)."""
@@ -84,7 +84,7 @@ def preempt_all(
         preempt(fleet, bound, rows, work, scratch, ranked[:total], cursors, np.ascontiguousarray(same))
 
 
-def _victim_ranks(tables: Tables, priority: int, options: Options) -> tuple[Int32s, int]:
+def _victim_ranks(tables: VocabularyTables, priority: int, options: Options) -> tuple[Int32s, int]:
     """Return the rank of each stamp by score, best first, -1 for stamps that make no victim (§6.4)."""
     weights = options.weights
     gap = np.maximum(0, priority - tables.stamp_priority).astype(np.float64)
@@ -105,17 +105,17 @@ def _victim_ranks(tables: Tables, priority: int, options: Options) -> tuple[Int3
 # ---- Phase 3 ---------------------------------------------------------------------------------------------------
 
 
-def excess_of(bound: Bound, clusters: int) -> Excess:
+def excess_of(bound: BoundMachines, clusters: int) -> ExcessMachines:
     """Return what no row holds, cluster by cluster, with room for as much again."""
     configured = int((bound.configuring - bound.start).sum())
     none = np.zeros(clusters, np.int64)
-    excess = Excess(np.empty(2 * configured + 1, np.int32), none, none.copy(), 0)
+    excess = ExcessMachines(np.empty(2 * configured + 1, np.int32), none, none.copy(), 0)
     all_clusters = np.flatnonzero(bound.configuring > bound.start).astype(np.int32)
     excess.used = list_excess(bound, all_clusters, excess.start, excess.stop, excess.machines, 0)
     return excess
 
 
-def followed_excess(excess: Excess | None, bound: Bound, fresh: Flags) -> Excess:
+def followed_excess(excess: ExcessMachines | None, bound: BoundMachines, fresh: Flags) -> ExcessMachines:
     """Return what no row holds after some clusters were credited anew."""
     if excess is None or fresh.all():
         return excess_of(bound, len(fresh))
@@ -128,7 +128,9 @@ def followed_excess(excess: Excess | None, bound: Bound, fresh: Flags) -> Excess
     return excess
 
 
-def short_stamps(work: Work, folded: Folded, arranged: Arranged, demand: ColumnarDemand, tables: Tables) -> Int64s:
+def short_stamps(
+    work: Work, folded: Folded, arranged: Arranged, demand: ColumnarDemand, tables: VocabularyTables
+) -> Int64s:
     """Return the keys, cluster << 32 | pair, with which machines are stamped that were bound for a short row (§7).
 
     Call it between acquisition and Phase 2: Phase 2 writes into `work.want`, and a row with victims is still short.
@@ -157,13 +159,13 @@ def short_stamps(work: Work, folded: Folded, arranged: Arranged, demand: Columna
 
 
 def reclaims(
-    excess: Excess,
-    fleet: Fleet,
+    excess: ExcessMachines,
+    fleet: FleetArrays,
     work: Work,
     short: Int64s,
     *,
     view: ColumnSnapshot,
-    tables: Tables,
+    tables: VocabularyTables,
     options: Options,
 ) -> Int32s:
     """Return the machines that are reclaimed: by cluster id, then keep-priority (§7).
@@ -187,7 +189,7 @@ def reclaims(
     return machines[~stays]
 
 
-def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: Tables, options: Options) -> Int32s:
+def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: VocabularyTables, options: Options) -> Int32s:
     """Return the Idle machines whose hold is over, by id (§7)."""
     columns = view.columns
     holds = capacity_holds({int(kind): seconds for kind, seconds in options.hold_seconds.items()})

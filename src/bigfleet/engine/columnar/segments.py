@@ -8,10 +8,10 @@ what was noted about them. Nothing here may drop or prefer a machine: docs/spec/
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columnar.arrays import CONFIGURED, CONFIGURING, CREATING, FREE, Bound, Int32s, Int64s
+from bigfleet.engine.columnar.arrays import CONFIGURED, CONFIGURING, CREATING, FREE, BoundMachines, Int32s, Int64s
 from bigfleet.engine.columnar.kernels.sweeps import merge_runs
 from bigfleet.engine.columnar.sorting import sort_by
-from bigfleet.engine.columnar.tables import Tables
+from bigfleet.engine.columnar.tables import VocabularyTables
 from bigfleet.engine.columns.store import ColumnSnapshot
 
 _PARTS = 3
@@ -35,7 +35,7 @@ class Segments:
     is recorded for; `bound.place_of` is -1 for all others.
     """
 
-    def __init__(self, view: ColumnSnapshot, tables: Tables) -> None:
+    def __init__(self, view: ColumnSnapshot, tables: VocabularyTables) -> None:
         state = view.columns.state
         is_bound = (state == CONFIGURED) | (state == CONFIGURING)
         machines = np.flatnonzero(is_bound | (state == CREATING)).astype(np.int32)
@@ -47,7 +47,7 @@ class Segments:
         clusters = len(tables.clusters)
         sizes = np.bincount(cluster * _PARTS + part, minlength=_PARTS * clusters).astype(np.int64)
         stops = np.cumsum(sizes)
-        self.bound = Bound(
+        self.bound = BoundMachines(
             machines=np.empty(capacity, np.int32),
             shapes=np.empty(capacity, np.int32),
             pairs=np.empty(capacity, np.int32),
@@ -61,7 +61,9 @@ class Segments:
         self.used = 0
         self._write(machines, view, tables)
 
-    def follow(self, view: ColumnSnapshot, tables: Tables, changed: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    def follow(
+        self, view: ColumnSnapshot, tables: VocabularyTables, changed: npt.NDArray[np.integer]
+    ) -> npt.NDArray[np.integer]:
         """Bring the segments up to a view in which some rows changed; returns the clusters whose segments are new."""
         self.grow(len(tables.clusters))
         bound = self.bound
@@ -101,7 +103,7 @@ class Segments:
         filled = filled[np.argsort(bound.start[filled])]
         return filled[np.searchsorted(bound.start[filled], places, "right") - 1]
 
-    def _write(self, machines: Int32s, view: ColumnSnapshot, tables: Tables) -> None:
+    def _write(self, machines: Int32s, view: ColumnSnapshot, tables: VocabularyTables) -> None:
         bound, start = self.bound, self.used
         stop = self.used = start + len(machines)
         bound.machines[start:stop] = machines
@@ -147,7 +149,9 @@ class Segments:
         self.used = count
 
 
-def _placed(machines: Int32s, view: ColumnSnapshot, tables: Tables) -> tuple[Int32s, Int64s, npt.NDArray[np.integer]]:
+def _placed(
+    machines: Int32s, view: ColumnSnapshot, tables: VocabularyTables
+) -> tuple[Int32s, Int64s, npt.NDArray[np.integer]]:
     """Return the machines that belong to a segment, the cluster of each, and its part of the segment."""
     columns = view.columns
     state = columns.state[machines]
@@ -168,7 +172,7 @@ def _merged_order(
     part: npt.NDArray[np.integer],
     standing: int,
     view: ColumnSnapshot,
-    tables: Tables,
+    tables: VocabularyTables,
 ) -> Int64s:
     """Return the order of some machines, of which those that were standing come in it: cluster, part, keep-priority or
     (pair, id).
@@ -192,7 +196,7 @@ def _whole_order(
     cluster: Int64s,
     part: npt.NDArray[np.integer],
     view: ColumnSnapshot,
-    tables: Tables,
+    tables: VocabularyTables,
 ) -> npt.NDArray[np.integer]:
     """The same order of machines given by id, by counting where that is possible."""
     offer, stamp = view.columns.offer[machines], view.columns.stamp[machines]

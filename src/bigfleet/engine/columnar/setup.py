@@ -14,9 +14,9 @@ from bigfleet.engine.columnar.arrays import (
     NO_DOMAIN,
     QUANTITY_MAX,
     UNSEEN,
-    Bound,
+    BoundMachines,
     Bytes,
-    Fleet,
+    FleetArrays,
     Gangs,
     Int32s,
     Int64s,
@@ -28,7 +28,7 @@ from bigfleet.engine.columnar.demand import ColumnarDemand
 from bigfleet.engine.columnar.folds import Arranged, Folded
 from bigfleet.engine.columnar.kernels.sweeps import find_free_entries, list_bound, list_free
 from bigfleet.engine.columnar.machine_orders import Orders
-from bigfleet.engine.columnar.tables import DoesNotFit, Tables
+from bigfleet.engine.columnar.tables import DoesNotFit, VocabularyTables
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
@@ -70,7 +70,7 @@ def statuses(machines: int, hidden: Int64s) -> Bytes:
     return status
 
 
-def check_quantities(view: ColumnSnapshot, tables: Tables) -> None:
+def check_quantities(view: ColumnSnapshot, tables: VocabularyTables) -> None:
     """Raise DoesNotFit when the supply of all machines together could wrap, or a number is no number."""
     if len(tables.supply):
         largest = int(tables.supply.max()) * len(view.ids)
@@ -90,14 +90,14 @@ def check_quantities(view: ColumnSnapshot, tables: Tables) -> None:
             raise DoesNotFit("a price, probability or penalty is not a number")
 
 
-def fleet_arrays(view: ColumnSnapshot, tables: Tables, orders: Orders, keys: list[str]) -> Fleet:
+def fleet_arrays(view: ColumnSnapshot, tables: VocabularyTables, orders: Orders, keys: list[str]) -> FleetArrays:
     """Gather what kernels read of the machines; `keys` are the topology keys, by number."""
     columns = view.columns
     attributes = [tables.attribute(key) for key in keys]
     domain_of = np.full((max(1, len(keys)), len(tables.supply_of)), NO_DOMAIN, np.int32)
     for number, attribute in enumerate(attributes):
         domain_of[number] = attribute.domains()
-    return Fleet(
+    return FleetArrays(
         shape=columns.shape,
         offer=columns.offer,
         stamp=columns.stamp,
@@ -167,7 +167,7 @@ def processing_order(rows_in_list: Int64s, folded: Folded, demand: ColumnarDeman
     return rows_in_list[np.argsort(keys, kind="stable")].astype(np.int32)
 
 
-def make_listings(fleet: Fleet, bound: Bound, rows: Rows, fresh: Int64s) -> tuple[Listings, Int32s]:
+def make_listings(fleet: FleetArrays, bound: BoundMachines, rows: Rows, fresh: Int64s) -> tuple[Listings, Int32s]:
     """List the bound machines that fit, once per (cluster, fit) of the fresh rows; also return each such row's listing.
 
     What one row alone walks once is walked where it is, in its segment.
@@ -210,7 +210,7 @@ def gang_classes(rows: Rows, folded: Folded) -> tuple[Int64s, Int32s]:
     return np.array(list(number_of), np.int64).T, gang
 
 
-def make_gangs(fleet: Fleet, classes: Int64s, status: Bytes, room: int) -> Gangs:
+def make_gangs(fleet: FleetArrays, classes: Int64s, status: Bytes, room: int) -> Gangs:
     """List free machines once per class of gangs; with `room` for all of them it takes one look at each."""
     fit, key, mask, bucket = (np.ascontiguousarray(line) for line in classes)
     base = np.concatenate([[0], np.cumsum(fleet.domains[key])]).astype(np.int64)
@@ -264,7 +264,7 @@ def again(gangs: Gangs) -> Gangs:
     )
 
 
-def make_scratch(fleet: Fleet, modes: npt.NDArray[np.uint8]) -> Scratch:
+def make_scratch(fleet: FleetArrays, modes: npt.NDArray[np.uint8]) -> Scratch:
     """Make room for what one row needs for a while."""
     domains = int(fleet.domains.max())
     # Plain rows queue no candidates up; a gathering writes one place beyond its last candidate.

@@ -97,7 +97,7 @@ class Attribute:
         return holds[self.of_shape]
 
 
-class Tables:
+class VocabularyTables:
     """Integer tables of one vocabulary, and what matches it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -56,7 +56,7 @@ class TraceEmitter:
         """Say whether the reporter wants records about the row."""
         return self._reporter.wants_row(ref(row))
 
-    def tell(self, walk: CandidateScan, *, order_key: OrderKey, taken_record: TakenRecord) -> None:
+    def emit(self, walk: CandidateScan, *, order_key: OrderKey, taken_record: TakenRecord) -> None:
         """Report every machine of a walk that takes whatever helps, in walking order."""
         remaining, position = walk.start, 0
         for machine in walk.machines:
@@ -72,7 +72,7 @@ class TraceEmitter:
             if why is not None:
                 self._rejected(walk, machine, *why)
 
-    def tell_spread(
+    def emit_spread(
         self, walk: CandidateScan, picks: Sequence[SpreadPick], *, order_key: OrderKey, taken_record: TakenRecord
     ) -> None:
         """Report the picks of a strict spread in pick order, then the others in walking order.

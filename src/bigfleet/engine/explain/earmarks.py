@@ -23,7 +23,7 @@ class _Offers:
     first: int = 0
 
 
-class Earmarks:
+class EarmarkReplay:
     """Walks through the gangs in processing order as far as somebody asks."""
 
     def __init__(self, fleet: DecidedFleet) -> None:

@@ -243,7 +243,7 @@ class NeedStory:
             case _:
                 self._one[type(record)] = record
 
-    def told(self) -> NeedExplanation | None:
+    def explanation(self) -> NeedExplanation | None:
         """Return the explanation, or None when the row took no part in the decision."""
         started, finished = self._one.get(RowStarted), self._one.get(RowFinished)
         if not isinstance(started, RowStarted) or not isinstance(finished, RowFinished):
@@ -323,7 +323,7 @@ class MachineStory:
                 else:
                     self._taken[type(record)] = record
 
-    def told(self) -> MachineExplanation:
+    def explanation(self) -> MachineExplanation:
         """Return the explanation; a machine of which nothing was heard has an empty one."""
         credited, acquired = self._taken.get(Credited), self._taken.get(Acquired)
         picked, coming = self._taken.get(VictimPicked), self._taken.get(VictimComing)
@@ -348,7 +348,7 @@ def explain_need(records: Iterable[Record], row: RowRef, *, weights: Weights | N
     story = NeedStory(row, weights=weights)
     for record in records:
         story.report(record)
-    return story.told()
+    return story.explanation()
 
 
 def explain_machine(
@@ -358,7 +358,7 @@ def explain_machine(
     story = MachineStory(machine_id, weights=weights)
     for record in records:
         story.report(record)
-    return story.told()
+    return story.explanation()
 
 
 def explain(
@@ -384,7 +384,7 @@ def explain(
     asked = rows_to_ask(rows, snapshot.machines[MachineId(machine)])
     story = MachineStory(machine, weights=options.weights, positions=asked)
     decide(snapshot, demand, options, story)
-    told = story.told()
+    told = story.explanation()
     acquired = told.acquired
     if acquired is not None:
         acquired = _with_machines(acquired, rows[acquired.record.row.position], snapshot)
@@ -460,7 +460,7 @@ class _StoriesByRow:
             self._stories.setdefault(row.position, NeedStory(row, weights=self._weights)).report(record)
 
     def told(self, position: int) -> NeedExplanation:
-        explanation = self._stories[position].told()
+        explanation = self._stories[position].explanation()
         assert explanation is not None, "every row of the demand has its turn"
         return explanation
 

@@ -45,7 +45,7 @@ from bigfleet.engine.explain.rejections import ref
 from bigfleet.engine.folding import FoldedRow, folded_need, proving_shapes
 from bigfleet.engine.reference.acquire import cheapest_domain
 from bigfleet.engine.reference.credit import Candidates, incumbents_first, is_own
-from bigfleet.engine.reference.domains import Coverage, Domain, deciding_rule
+from bigfleet.engine.reference.domains import Coverage, DomainOffer, deciding_rule
 from bigfleet.engine.reference.preempt import Victims, grace_seconds
 from bigfleet.engine.reference.rows import Allocations, DemandRow, supply_of
 from bigfleet.engine.reference.spread import SpreadPick
@@ -73,7 +73,7 @@ class Observer:
         self._victims = victims
         self._teller = TraceEmitter(reporter, options, book)
         #: Domains among which each Same row chose.
-        self._domains: dict[DemandRow, Sequence[Domain]] = {}
+        self._domains: dict[DemandRow, Sequence[DomainOffer]] = {}
 
     # ---- folding and the start of a row ------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Observer:
         if not row.need.parked:
             seen += [*self._state_order(row, MachineState.IDLE), *self._state_order(row, MachineState.SPECULATIVE)]
         among = CandidateScan(row, Stage.DOMAIN, seen, start=aggregate, taken=())
-        self._teller.tell(among, order_key=self._order_key(row), taken_record=self._credited(row))
+        self._teller.emit(among, order_key=self._order_key(row), taken_record=self._credited(row))
         self._report_domains(row, candidates)
         if row.domain is None:
             return
@@ -169,7 +169,7 @@ class Observer:
 
     def _tell_credit(self, row: DemandRow, machines: Sequence[Machine]) -> None:
         walk = CandidateScan(row, Stage.CREDIT, machines, start=row.need.aggregate, taken=row.claimed)
-        self._teller.tell(walk, order_key=self._order_key(row), taken_record=self._credited(row))
+        self._teller.emit(walk, order_key=self._order_key(row), taken_record=self._credited(row))
 
     def _credited(self, row: DemandRow) -> TakenRecord:
         def record(machine: Machine, before: Vector) -> Credited:
@@ -214,9 +214,9 @@ class Observer:
             return _acquired(row, machine, vector.subtract(remaining, machine.supply), second, order_key, pick)
 
         if row.need.profile.strict_spread is None:
-            self._teller.tell(walk, order_key=order_key, taken_record=record)
+            self._teller.emit(walk, order_key=order_key, taken_record=record)
         else:
-            self._teller.tell_spread(walk, picks, order_key=order_key, taken_record=record)
+            self._teller.emit_spread(walk, picks, order_key=order_key, taken_record=record)
 
     def row_finished(self, row: DemandRow) -> None:
         """Report what Phase 1 gave the row, and for a short row what there would be to match."""
@@ -279,7 +279,7 @@ class Observer:
                 remaining=vector.subtract(remaining, machine.supply),
             )
 
-        self._teller.tell(walk, order_key=lambda machine: (), taken_record=record)
+        self._teller.emit(walk, order_key=lambda machine: (), taken_record=record)
 
     def victims_picked(self, row: DemandRow, *, before: Vector, picks: Sequence[SpreadPick]) -> None:
         """Report who could be preempted for the row and who is; `before` is what was wanted when it began."""
@@ -315,9 +315,9 @@ class Observer:
             return (self._victims.score(priority, machine),)
 
         if row.need.profile.strict_spread is None:
-            self._teller.tell(walk, order_key=order_key, taken_record=record)
+            self._teller.emit(walk, order_key=order_key, taken_record=record)
         else:
-            self._teller.tell_spread(walk, picks, order_key=order_key, taken_record=record)
+            self._teller.emit_spread(walk, picks, order_key=order_key, taken_record=record)
 
     def row_unresolved(self, row: DemandRow) -> None:
         """Report a row that Phase 2 left short."""
@@ -404,7 +404,7 @@ def coverage_per_mille(aggregate: Vector, total: Vector) -> int:
     return min((1000 * min(total.get(name, 0), milli) // milli for name, milli in aggregate.items()), default=1000)
 
 
-def _ranked(domain: Domain, aggregate: Vector) -> RankedDomain:
+def _ranked(domain: DomainOffer, aggregate: Vector) -> RankedDomain:
     coverage = Coverage(aggregate)
     satisfiable = vector.covers(domain.total, aggregate)
     creditable, own = coverage.capped(domain.creditable), coverage.capped(domain.own)

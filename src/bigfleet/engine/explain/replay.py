@@ -14,7 +14,7 @@ import numpy as np
 
 from bigfleet.engine.decision import RowResult
 from bigfleet.engine.explain.decided_fleet import DecidedFleet, Ints
-from bigfleet.engine.explain.earmarks import Earmarks
+from bigfleet.engine.explain.earmarks import EarmarkReplay
 from bigfleet.engine.explain.explanation import ROWS_ASKED_MAX
 from bigfleet.engine.explain.observer import Observer
 from bigfleet.engine.explain.outcomes import idle_record, reclaim_reason, reclaimed_record, spared_for
@@ -254,7 +254,7 @@ class _RowAgain:
 # ---- a row -------------------------------------------------------------------------------------------------------
 
 
-def retell_row(
+def replay_row(
     fleet: DecidedFleet,
     demand: Sequence[Need],
     place: int,
@@ -268,7 +268,7 @@ def retell_row(
     Every record comes but those of machines behind the first `heads` that a walk passes over, and a list of possible
     victims holds the first `listed` at least. Raises NotRetold.
     """
-    again = _RowAgain(RowScope(fleet, place, Earmarks(fleet)), reporter, heads=heads, listed=listed)
+    again = _RowAgain(RowScope(fleet, place, EarmarkReplay(fleet)), reporter, heads=heads, listed=listed)
     again.tell_fold({id(need): number for number, need in enumerate(demand)})
     again.credit()
     again.acquire()
@@ -302,15 +302,15 @@ class _OneMachine:
         self._reporter.report(record)
 
 
-def retell_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> None:
+def replay_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> None:
     """Report what the reference would report of a machine from the rows that have most to say, and its outcome.
 
     Records of rows come as far as they name machines that matter to them. Raises NotRetold.
     """
     (machine,) = fleet.rows_of([machine_id]).tolist()
     ear = _OneMachine(machine_id, machine, reporter)
-    earmarks = Earmarks(fleet)
-    asked = sorted(rows_that_tell(fleet, machine), key=lambda place: int(fleet.rank[place]))
+    earmarks = EarmarkReplay(fleet)
+    asked = sorted(rows_to_replay(fleet, machine), key=lambda place: int(fleet.rank[place]))
     rows = []
     for place in asked:
         scope = RowScope(fleet, place, earmarks)
@@ -326,7 +326,7 @@ def retell_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> 
         reporter.report(outcome)
 
 
-def rows_that_tell(fleet: DecidedFleet, machine: int) -> frozenset[int]:
+def rows_to_replay(fleet: DecidedFleet, machine: int) -> frozenset[int]:
     """Return the places of the rows that `bigfleet.engine.explain.explanation.rows_to_ask` would ask about a
     machine."""
     (one,) = fleet.objects(np.array([machine])).machines.values()

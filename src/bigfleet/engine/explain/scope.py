@@ -15,7 +15,7 @@ import numpy as np
 
 from bigfleet.engine.decision import RowResult
 from bigfleet.engine.explain.decided_fleet import DecidedFleet, Ints, Mask, first_of_each
-from bigfleet.engine.explain.earmarks import Earmarks
+from bigfleet.engine.explain.earmarks import EarmarkReplay
 from bigfleet.engine.explain.records import MATCHING_COUNT_MAX, Stage
 from bigfleet.engine.folding import folded_need
 from bigfleet.model import vector
@@ -37,7 +37,7 @@ def may_preempt(result: RowResult) -> bool:
 class RowScope:
     """One row of a decision and the machines around it."""
 
-    def __init__(self, fleet: DecidedFleet, place: int, earmarks: Earmarks) -> None:
+    def __init__(self, fleet: DecidedFleet, place: int, earmarks: EarmarkReplay) -> None:
         self.fleet = fleet
         self.place = place
         self.result = fleet.results[place]

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigfleet.engine.reference.domains import Domain, rank_domains
+from bigfleet.engine.reference.domains import DomainOffer, rank_domains
 from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
@@ -37,7 +37,7 @@ class Candidates:
     creditable: Sequence[Machine]
     #: The same among Idle, then Speculative, without those that an earlier row earmarked; empty for a parked row.
     acquirable: Sequence[Machine]
-    domains: Sequence[Domain]
+    domains: Sequence[DomainOffer]
     #: Domain value of each useful shape.
     value_of: Mapping[int, str]
 
@@ -114,7 +114,7 @@ def _sum_by_domain(
     own: Mapping[int, int],
     value_of: Mapping[int, str],
     book: Allocations,
-) -> list[Domain]:
+) -> list[DomainOffer]:
     """Sum supply by domain from counts by shape: there are far fewer shapes than machines."""
 
     def supplies(counts: Mapping[int, int]) -> dict[str, Vector]:
@@ -130,7 +130,7 @@ def _sum_by_domain(
         for shape, count in counts.items():
             members[value_of[shape]] += count
     return [
-        Domain(
+        DomainOffer(
             value=value,
             members=count,
             total=vector.add(held.get(value, vector.ZERO), free.get(value, vector.ZERO)),

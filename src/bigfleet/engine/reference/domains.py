@@ -14,7 +14,7 @@ from bigfleet.model.vector import Vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Domain:
+class DomainOffer:
     """What one domain offers a Same row."""
 
     value: str
@@ -53,7 +53,7 @@ class Coverage:
         """Return a coverage as the fraction that it is."""
         return Fraction(parts, self.denominator)
 
-    def rank_key(self, domain: Domain) -> RankKey:
+    def rank_key(self, domain: DomainOffer) -> RankKey:
         """Return the sort key of the five rules, best domain first."""
         if vector.covers(domain.total, self._aggregate):
             first, second, third = (
@@ -66,12 +66,12 @@ class Coverage:
         return (True, first, second, third, -domain.members, domain.value)
 
 
-def rank_domains(aggregate: Vector, domains: Iterable[Domain]) -> list[Domain]:
+def rank_domains(aggregate: Vector, domains: Iterable[DomainOffer]) -> list[DomainOffer]:
     """Return the domains best first; values must differ, so no tie is left."""
     return sorted(domains, key=Coverage(aggregate).rank_key)
 
 
-def deciding_rule(aggregate: Vector, first: Domain, second: Domain) -> int:
+def deciding_rule(aggregate: Vector, first: DomainOffer, second: DomainOffer) -> int:
     """Return which of the five rules put `first` before `second`."""
     coverage = Coverage(aggregate)
     left, right = coverage.rank_key(first), coverage.rank_key(second)

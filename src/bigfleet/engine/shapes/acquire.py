@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bigfleet.engine.shapes.choice import OfferChoice, PodPrices, Prices, choose, reference_prices, repetitions
-from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet, sort_hosts
+from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned
 from bigfleet.engine.shapes.hosting import (
     capacity,
@@ -30,7 +30,7 @@ from bigfleet.model.states import CapacityType, MachineState
 SETTLING_ROUNDS_MAX: Final = 4
 
 
-def acquire(fleet: Fleet) -> None:
+def acquire(fleet: DecisionState) -> None:
     """Acquire for every short row in processing order, then trim each cluster and complete its target."""
     prices = {c.id: _prices(c, fleet) for c in fleet.clusters.values() if any(row.has_left for row in c.rows)}
     for row in fleet.rows:
@@ -52,7 +52,7 @@ def acquire(fleet: Fleet) -> None:
         row.is_short = row.has_left or bool(row.impossible)
 
 
-def _replace_displaced(cluster: ClusterState, fleet: Fleet, prices: Prices | None) -> None:
+def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) -> None:
     """Take back for higher rows what a target of other demand gave to lower ones, and acquire for these."""
     if prices is None or not restore_precedence(cluster):
         return
@@ -78,13 +78,13 @@ def _give_back_unclaimed(cluster: ClusterState) -> None:
             _give_back(host, cluster)
 
 
-def _prices(cluster: ClusterState, fleet: Fleet) -> Prices:
+def _prices(cluster: ClusterState, fleet: DecisionState) -> Prices:
     totals = fleet.totals(cluster.id)
     of_pods = PodPrices(fleet.offers, totals, fleet.dimensions.pods)
     return reference_prices(cluster.rows, of_pods, fleet.free_at_first(), fleet.dimensions.pods)
 
 
-def _search_offers(cluster: ClusterState, fleet: Fleet) -> None:
+def _search_offers(cluster: ClusterState, fleet: DecisionState) -> None:
     """Look for machines that host what has no place yet when lower rows hold what only they could use.
 
     A higher row that took the only machine of a kind may run elsewhere. Small clusters are searched over what they hold
@@ -106,7 +106,7 @@ def _search_offers(cluster: ClusterState, fleet: Fleet) -> None:
             _give_back(host, cluster)
 
 
-def _settle(cluster: ClusterState, fleet: Fleet, prices: Prices | None) -> None:
+def _settle(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) -> None:
     """Credit the cluster as the next cycle will, and acquire what that leaves without a place.
 
     Pods are placed beside the machine that was acquired for them; the next cycle places them in hosting order. Without
@@ -133,7 +133,7 @@ def _settle(cluster: ClusterState, fleet: Fleet, prices: Prices | None) -> None:
 # ---- one row -----------------------------------------------------------------------------------------------------
 
 
-def _acquire(row: RowState, fleet: Fleet, prices: Prices) -> None:
+def _acquire(row: RowState, fleet: DecisionState, prices: Prices) -> None:
     """Place the row on what its cluster acquired already, then acquire until nothing is left or nothing helps."""
     cluster = row.cluster
     for host in acquire_as_planned(row, fleet):
@@ -162,7 +162,7 @@ def _acquire(row: RowState, fleet: Fleet, prices: Prices) -> None:
             _place_on(row, cluster.hosts[-1:])
 
 
-def note_plan(host: HostState, row: RowState, fleet: Fleet) -> None:
+def note_plan(host: HostState, row: RowState, fleet: DecisionState) -> None:
     """Note that the machine was acquired because the target composition has it."""
     fleet.notes[host.machine.id] = ChoiceNote(
         row=row,
@@ -183,7 +183,7 @@ def _place_on(row: RowState, added: Sequence[HostState]) -> None:
     place_row(row, row.cluster.hosts)
 
 
-def _take(cluster: ClusterState, offer: OfferState, fleet: Fleet) -> HostState:
+def _take(cluster: ClusterState, offer: OfferState, fleet: DecisionState) -> HostState:
     host = fleet.host(cluster, offer.take())
     host.offer = offer
     cluster.hosts.append(host)
@@ -191,7 +191,7 @@ def _take(cluster: ClusterState, offer: OfferState, fleet: Fleet) -> HostState:
     return host
 
 
-def _choose(row: RowState, fleet: Fleet, prices: Prices) -> tuple[OfferChoice, bool] | None:
+def _choose(row: RowState, fleet: DecisionState, prices: Prices) -> tuple[OfferChoice, bool] | None:
     """Return the next machine, of the target's classes while those help, else of any; and whether a target chose."""
     cluster = row.cluster
     offers = _open_offers(row, fleet)
@@ -218,7 +218,7 @@ def _others(row: RowState) -> list[RowState]:
     ]
 
 
-def _left_to_spread(row: RowState, fleet: Fleet) -> dict[PodGroup, int]:
+def _left_to_spread(row: RowState, fleet: DecisionState) -> dict[PodGroup, int]:
     """Return at most how many pods of a spread row one machine may take; empty for other rows."""
     spread = row.spread
     if spread is None or row.divisible is not None:
@@ -226,7 +226,7 @@ def _left_to_spread(row: RowState, fleet: Fleet) -> dict[PodGroup, int]:
     return {group: min(group.left, spread.skew_max) for group in row.groups}
 
 
-def _open_offers(row: RowState, fleet: Fleet) -> list[OfferState]:
+def _open_offers(row: RowState, fleet: DecisionState) -> list[OfferState]:
     """Return the offers that the row may use; under a strict spread, those in domains that may take a pod now."""
     offers = [offer for offer in fleet.usable(row) if offer.available]
     spread = row.spread
@@ -240,7 +240,7 @@ def _open_offers(row: RowState, fleet: Fleet) -> list[OfferState]:
     return [offer for offer in offers if offer.example.attribute(key) in is_open]
 
 
-def _empty_domains(row: RowState, fleet: Fleet) -> tuple[str, ...]:
+def _empty_domains(row: RowState, fleet: DecisionState) -> tuple[str, ...]:
     """Return the domains in which a spread row of which nothing runs could be hosted by what is on offer."""
     spread = row.spread
     if spread is None or row.divisible is not None or any(spread_counts(row, row.cluster.hosts, spread).values()):
@@ -259,7 +259,7 @@ def _empty_domains(row: RowState, fleet: Fleet) -> tuple[str, ...]:
 # ---- targets -----------------------------------------------------------------------------------------------------
 
 
-def _missing(cluster: ClusterState, fleet: Fleet) -> dict[ClassKey, int]:
+def _missing(cluster: ClusterState, fleet: DecisionState) -> dict[ClassKey, int]:
     """Return how many machines of each class the cluster lacks of its target."""
     target = fleet.options.targets.get(cluster.id)
     if target is None:
@@ -272,12 +272,12 @@ def _missing(cluster: ClusterState, fleet: Fleet) -> dict[ClassKey, int]:
     return missing
 
 
-def lacks_of_target(cluster: ClusterState, fleet: Fleet) -> bool:
+def lacks_of_target(cluster: ClusterState, fleet: DecisionState) -> bool:
     """Return whether the cluster lacks machines of its target."""
     return any(count > 0 for count in _missing(cluster, fleet).values())
 
 
-def _complete_target(cluster: ClusterState, fleet: Fleet) -> None:
+def _complete_target(cluster: ClusterState, fleet: DecisionState) -> None:
     """Acquire what the target has beyond the claims: the room that the scheduler's order needs."""
     missing = _missing(cluster, fleet)
     if not any(count > 0 for count in missing.values()):
@@ -294,7 +294,7 @@ def _complete_target(cluster: ClusterState, fleet: Fleet) -> None:
 # ---- trimming ----------------------------------------------------------------------------------------------------
 
 
-def _drop_unnecessary(cluster: ClusterState, fleet: Fleet) -> None:
+def _drop_unnecessary(cluster: ClusterState, fleet: DecisionState) -> None:
     """Give back machines acquired in this decision whose pods fit on the others, the dearest first."""
     acquired = sorted(cluster.acquired, key=lambda h: (-_price_to_use(h), h.machine.id))
     for host in acquired:

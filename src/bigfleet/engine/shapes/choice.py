@@ -44,7 +44,7 @@ def is_paid_for(offer: OfferState) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPods:
     """What a row would place on a machine."""
 
     row: RowState
@@ -52,7 +52,7 @@ class Wanted:
     groups: Sequence[tuple[PodGroup, int]]
 
 
-def wanted_of(rows: Iterable[RowState], left: Mapping[PodGroup, int]) -> list[Wanted]:
+def wanted_of(rows: Iterable[RowState], left: Mapping[PodGroup, int]) -> list[WantedPods]:
     """Return what the rows would place, in their order; `left` overrides how many pods of a group have no place."""
     found = []
     for row in rows:
@@ -64,11 +64,11 @@ def wanted_of(rows: Iterable[RowState], left: Mapping[PodGroup, int]) -> list[Wa
             if most > 0:
                 groups.append((group, most))
         if groups or row.divisible:
-            found.append(Wanted(row, groups))
+            found.append(WantedPods(row, groups))
     return found
 
 
-def fill_of(offer: OfferState, total: Room, wanted: Iterable[Wanted]) -> Fill:
+def fill_of(offer: OfferState, total: Room, wanted: Iterable[WantedPods]) -> Fill:
     """Return what one machine of the offer would host of what is wanted, in this order."""
     room, fill = list(total), Fill()
     for each in wanted:

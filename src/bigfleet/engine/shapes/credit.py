@@ -3,7 +3,7 @@
 Rows are taken by precedence, so a higher row never lacks room that a lower row has. Acquiring is `acquire`'s business.
 """
 
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.following import pending, place_as_planned, read_plan
 from bigfleet.engine.shapes.gangs import credit_gang
 from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_row
@@ -11,7 +11,7 @@ from bigfleet.engine.shapes.repack import repack, restore, save
 from bigfleet.engine.shapes.state import HostState, RowState
 
 
-def credit(fleet: Fleet) -> None:
+def credit(fleet: DecisionState) -> None:
     """Credit all rows, as planned where there is a plan, then pack each cluster again where something has no place."""
     for cluster in fleet.clusters.values():
         read_plan(cluster, fleet)
@@ -34,7 +34,7 @@ def credit(fleet: Fleet) -> None:
         cluster.is_credited = not any(row.has_left for row in cluster.rows)
 
 
-def _credit_gang(row: RowState, fleet: Fleet) -> None:
+def _credit_gang(row: RowState, fleet: DecisionState) -> None:
     """Credit a gang on what its cluster holds, and on its own machines in creation of which the cluster is not known.
 
     Those have to be looked at with the others, because all of them must lie in one domain.
@@ -55,7 +55,7 @@ def _credit_gang(row: RowState, fleet: Fleet) -> None:
             cluster.index = None
 
 
-def _credit_orphans(row: RowState, fleet: Fleet) -> None:
+def _credit_orphans(row: RowState, fleet: DecisionState) -> None:
     """Credit the row's own machines in creation of which the cluster is not known, by id, while they help."""
     own = fleet.orphans.get((row.need.fingerprint, row.need.group), [])
     for machine in list(own):

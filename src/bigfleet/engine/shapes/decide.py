@@ -28,7 +28,7 @@ from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.engine.shapes.acquire import acquire
 from bigfleet.engine.shapes.credit import credit
-from bigfleet.engine.shapes.fleet import Fleet, build, has_pods
+from bigfleet.engine.shapes.fleet import DecisionState, build, has_pods
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.shapes.release import reclaims, releases, stamp_of
 from bigfleet.engine.shapes.state import PODS, ClusterState, HostState, RowState
@@ -52,7 +52,7 @@ def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Deci
     return decide_with_fleet(snapshot, demand, options)[0]
 
 
-def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> tuple[Decision, Fleet]:
+def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> tuple[Decision, DecisionState]:
     """Return the decision and the working state that it left, from which it can be explained."""
     fleet = build(SnapshotMachines(snapshot, options), stamp_parked(list(demand), options.parking_ages), options)
     answer = conclude(fleet)
@@ -77,7 +77,9 @@ class Conclusion:
 
 
 def conclude(
-    fleet: Fleet, excess: Mapping[str, Sequence[Machine]] = MappingProxyType({}), on_phase: PhaseListener = unheard
+    fleet: DecisionState,
+    excess: Mapping[str, Sequence[Machine]] = MappingProxyType({}),
+    on_phase: PhaseListener = unheard,
 ) -> Conclusion:
     """Run the phases; `excess` has the excess machines of clusters that are not decided on again."""
     on_phase(Phase.FOLD)
@@ -107,7 +109,7 @@ def conclude(
 
 
 def _excess(
-    fleet: Fleet, claimed: frozenset[str], known: Mapping[str, Sequence[Machine]]
+    fleet: DecisionState, claimed: frozenset[str], known: Mapping[str, Sequence[Machine]]
 ) -> dict[str, tuple[Machine, ...]]:
     """Return the Configured machines that nothing keeps, of the clusters that are not known.
 
@@ -166,7 +168,7 @@ def _outcomes(cluster: ClusterState) -> list[_Outcome]:
 # ---- actions -----------------------------------------------------------------------------------------------------
 
 
-def _bound_for(fleet: Fleet) -> dict[int, list[HostState]]:
+def _bound_for(fleet: DecisionState) -> dict[int, list[HostState]]:
     """Return the machines that are bound for each row, by its position: each machine for its highest claim."""
     of_row: dict[int, list[HostState]] = {row.position: [] for row in fleet.rows}
     for cluster in fleet.clusters.values():
@@ -201,7 +203,7 @@ def _bindings(row: RowState, hosts: Sequence[HostState]) -> list[Action]:
     ]
 
 
-def _preemptions(row: RowState, fleet: Fleet) -> list[Action]:
+def _preemptions(row: RowState, fleet: DecisionState) -> list[Action]:
     need = row.need
     return [
         Action(
@@ -220,7 +222,7 @@ def _preemptions(row: RowState, fleet: Fleet) -> list[Action]:
 # ---- results -----------------------------------------------------------------------------------------------------
 
 
-def _result(outcome: _Outcome, fleet: Fleet, bound: Sequence[HostState]) -> RowResult:
+def _result(outcome: _Outcome, fleet: DecisionState, bound: Sequence[HostState]) -> RowResult:
     row, names = outcome.row, fleet.dimensions.names
     shapes = [*row.need.shapes, *row.need.waiting]
     counts: Counter[int] = Counter()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bigfleet.engine.decision import ActionKind, Decision, Impossibility, RowResult
 from bigfleet.engine.explain.sentences import amounts_text, dollars_text
 from bigfleet.engine.shapes.choice import Fill, running_cost
-from bigfleet.engine.shapes.fleet import ChoiceNote, Fleet
+from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState
 from bigfleet.engine.shapes.state import PODS, HostState, RowState
 from bigfleet.engine.targets import class_key
 from bigfleet.model.ids import MachineId
@@ -32,7 +32,7 @@ class Explained:
     """A decision with what it takes to explain it."""
 
     decision: Decision
-    fleet: Fleet
+    fleet: DecisionState
     #: Names a row by its key, as people know it.
     row_name: RowName
 

@@ -91,7 +91,7 @@ class Rooms:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Fleet:
+class DecisionState:
     """Everything that the phases of one decision share."""
 
     machines: Machines
@@ -213,10 +213,10 @@ class Fleet:
         return sums
 
 
-def build(machines: Machines, demand: Sequence[Need], options: Options) -> Fleet:
+def build(machines: Machines, demand: Sequence[Need], options: Options) -> DecisionState:
     """Return the state before Phase 1; `demand` is in list order."""
     dimensions = Dimensions(amounts for need in demand for amounts in vectors_of(need))
-    fleet = Fleet(
+    fleet = DecisionState(
         machines=machines,
         options=options,
         dimensions=dimensions,
@@ -249,7 +249,7 @@ def vectors_of(need: Need) -> list[Vector]:
 # ---- rows --------------------------------------------------------------------------------------------------------
 
 
-def add_clusters(fleet: Fleet, needs: Mapping[str, Sequence[tuple[int, Need]]]) -> None:
+def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, Need]]]) -> None:
     """Make clusters with their rows and hosts; what no known machine can host is set aside."""
     _rooms, most = fleet.rooms.known("", fleet.machines.known_shapes)
     for cluster_id, rows in needs.items():
@@ -267,7 +267,7 @@ def add_clusters(fleet: Fleet, needs: Mapping[str, Sequence[tuple[int, Need]]]) 
         row.rank = rank
 
 
-def _row(fleet: Fleet, cluster: ClusterState, position: int, need: Need, most: Sequence[int]) -> RowState:
+def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need, most: Sequence[int]) -> RowState:
     row = RowState(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
     if has_pods(need):
         row.groups = _groups(fleet, row, most)
@@ -279,7 +279,7 @@ def _row(fleet: Fleet, cluster: ClusterState, position: int, need: Need, most: S
     return row
 
 
-def _groups(fleet: Fleet, row: RowState, most: Sequence[int]) -> list[PodGroup]:
+def _groups(fleet: DecisionState, row: RowState, most: Sequence[int]) -> list[PodGroup]:
     groups = []
     for index, shape in enumerate((*row.need.shapes, *row.need.waiting)):
         request = fleet.dimensions.request({**shape.resources, PODS: shape.resources.get(PODS, 0) + ONE_POD})
@@ -296,7 +296,7 @@ def _groups(fleet: Fleet, row: RowState, most: Sequence[int]) -> list[PodGroup]:
     return sorted(groups, key=lambda g: (-g.size, g.index))
 
 
-def _set_aside(fleet: Fleet, row: RowState) -> None:
+def _set_aside(fleet: DecisionState, row: RowState) -> None:
     """Take out the groups of which no known machine can host one pod, with the dimension that comes closest."""
     rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
     hostable = []
@@ -311,7 +311,7 @@ def _set_aside(fleet: Fleet, row: RowState) -> None:
     row.groups = hostable
 
 
-def _check_unit(fleet: Fleet, row: RowState) -> None:
+def _check_unit(fleet: DecisionState, row: RowState) -> None:
     """Let a row keep what it holds, and acquire nothing, when no known machine covers its unit."""
     rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
     if not rooms or any(all(room[d] >= milli for d, milli in row.unit) for room in rooms):
@@ -325,7 +325,7 @@ def _check_unit(fleet: Fleet, row: RowState) -> None:
 # ---- hosts -------------------------------------------------------------------------------------------------------
 
 
-def _add_hosts(fleet: Fleet, cluster: ClusterState) -> None:
+def _add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
     cluster.hosts = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
     sort_hosts(cluster)
     target = fleet.options.targets.get(cluster.id)
@@ -369,7 +369,7 @@ def _order(host: HostState, wanted: Mapping[int, int]) -> HostOrder:
     )
 
 
-def _mark_targets(fleet: Fleet, cluster: ClusterState, target: Target) -> None:
+def _mark_targets(fleet: DecisionState, cluster: ClusterState, target: Target) -> None:
     """Mark the machines that the target composition keeps, and put them before the others."""
     left = dict(target.counts)
     for host in cluster.hosts:

@@ -8,7 +8,7 @@ with it. What a plan does not cover is placed and acquired as without one.
 from collections import Counter
 from collections.abc import Iterable
 
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.hosting import capacity, may_host, place
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey
@@ -16,7 +16,7 @@ from bigfleet.engine.targets import ClassKey
 MachineNumber = tuple[ClassKey, int]
 
 
-def read_plan(cluster: ClusterState, fleet: Fleet) -> None:
+def read_plan(cluster: ClusterState, fleet: DecisionState) -> None:
     """Note what was planned on which machine, and number the machines that the cluster holds."""
     target = fleet.options.targets.get(cluster.id)
     if target is None:
@@ -70,7 +70,7 @@ def _not_held(row: RowState) -> list[MachineNumber]:
     return [number for number in numbers if number not in cluster.numbered and number not in cluster.unavailable]
 
 
-def acquire_as_planned(row: RowState, fleet: Fleet) -> list[HostState]:
+def acquire_as_planned(row: RowState, fleet: DecisionState) -> list[HostState]:
     """Acquire the machines on which pods of the row were planned and have no place yet; return them.
 
     A machine that is not to be had is skipped, and so is what was planned on it.

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from bigfleet.engine.shapes.choice import Prices, choose, reference_prices, repetitions
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.hosting import capacity, clear_row, may_host, place_first_fit, with_room
 from bigfleet.engine.shapes.state import ClusterState, HostIndex, HostState, OfferState, RowState
 
@@ -41,7 +41,7 @@ class GangDomain:
     wanted: list[tuple[OfferState, int]] = field(default_factory=list)
 
 
-def credit_gang(row: RowState, fleet: Fleet) -> None:
+def credit_gang(row: RowState, fleet: DecisionState) -> None:
     """Choose the row's domain, claim room there on the gang's own machines first, and earmark what it will acquire."""
     index = _index_of(row.cluster)
     home = _home(row, index)
@@ -114,13 +114,13 @@ def own_first(row: RowState, index: HostIndex) -> list[HostState]:
     return [host for _, host in sorted(found, key=lambda entry: (entry[1] not in own, entry[0]))]
 
 
-def _in_domain(row: RowState, fleet: Fleet, value: str) -> frozenset[int]:
+def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int]:
     key = row.same_key
     assert key is not None, "only a gang has a domain"
     return fleet.in_domains(row, key).get(value, frozenset())
 
 
-def _domains(row: RowState, fleet: Fleet, index: HostIndex) -> list[GangDomain]:
+def _domains(row: RowState, fleet: DecisionState, index: HostIndex) -> list[GangDomain]:
     """Return every domain in which something could host a part of the gang."""
     key = row.same_key
     assert key is not None, "only a gang has domains"
@@ -144,7 +144,7 @@ def _unclaimed(offer: OfferState) -> int:
 
 
 def _judge(
-    row: RowState, fleet: Fleet, value: str, offers: Sequence[OfferState], prices: Prices, index: HostIndex
+    row: RowState, fleet: DecisionState, value: str, offers: Sequence[OfferState], prices: Prices, index: HostIndex
 ) -> GangDomain | None:
     """Try the domain: place, measure, and put everything back."""
     everywhere, key = row.matching, row.same_key
@@ -186,7 +186,7 @@ def _may_have_room(row: RowState, shapes: frozenset[int], index: HostIndex) -> b
     )
 
 
-def _planned_domains(row: RowState, fleet: Fleet) -> set[str | None]:
+def _planned_domains(row: RowState, fleet: DecisionState) -> set[str | None]:
     """Return the domains in which the target composition has the gang."""
     target = fleet.options.targets.get(row.cluster.id)
     key = row.same_key
@@ -211,7 +211,7 @@ def _covered(row: RowState, dimensions: Sequence[int], before: Sequence[int]) ->
 
 
 def _purchase(
-    row: RowState, fleet: Fleet, offers: Sequence[OfferState], prices: Prices
+    row: RowState, fleet: DecisionState, offers: Sequence[OfferState], prices: Prices
 ) -> tuple[list[tuple[OfferState, int]], float, list[HostState]]:
     """Place what is left on machines of the offers, as acquisition would choose them; the offers stay as they are."""
     bought: dict[int, int] = {}

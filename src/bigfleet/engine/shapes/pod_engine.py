@@ -15,7 +15,7 @@ from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.decide import Conclusion, conclude
-from bigfleet.engine.shapes.fleet import Fleet, Rooms, add_clusters, needs_by_cluster, vectors_of
+from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, needs_by_cluster, vectors_of
 from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched
 from bigfleet.engine.targets import Target
 from bigfleet.model.machine import Machine
@@ -70,7 +70,7 @@ class PodEngine:
         self._unwanted: dict[str, Sequence[Machine]] = {}
 
     @property
-    def kept(self) -> Set[str]:
+    def retained(self) -> Set[str]:
         """The clusters whose results stand until something touches them."""
         return self._kept.keys()
 
@@ -106,7 +106,7 @@ class PodEngine:
         assert asked is not None, "the demand was arranged before"
         assert rooms is not None, "what all clusters share was looked at before"
         assert dimensions is not None, "what all clusters share was looked at before"
-        fleet = Fleet(
+        fleet = DecisionState(
             machines=machines,
             options=options,
             dimensions=dimensions,
@@ -215,7 +215,7 @@ class PodEngine:
                 results[position] = result
         return tuple(results[position] for position in range(len(results)))
 
-    def _keep(self, fleet: Fleet, asked: _Asked, answer: Conclusion, kept: dict[str, _Kept]) -> None:
+    def _keep(self, fleet: DecisionState, asked: _Asked, answer: Conclusion, kept: dict[str, _Kept]) -> None:
         """Keep the clusters that are complete, and the excess of all that will not be decided on again."""
         for name, cluster in fleet.clusters.items():
             if not _is_complete(cluster, fleet):
@@ -247,7 +247,7 @@ class _Remembering(dict[Hashable, Searched]):
         self.asked[question] = answer
 
 
-def _is_complete(cluster: ClusterState, fleet: Fleet) -> bool:
+def _is_complete(cluster: ClusterState, fleet: DecisionState) -> bool:
     """Return whether the cluster's own rows and machines alone made its results."""
     if not cluster.is_credited or cluster.has_orphans or lacks_of_target(cluster, fleet):
         return False

@@ -7,13 +7,13 @@ nothing: a cluster that has not reported since the process started keeps everyth
 from collections.abc import Iterator, Mapping, Sequence
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import RowKey
 
 
-def reclaims(fleet: Fleet, excess: Mapping[str, Sequence[Machine]]) -> Iterator[Action]:
+def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[Machine]]) -> Iterator[Action]:
     """Yield a Reclaim for each excess machine of the clusters that have reported: by cluster, price, then id.
 
     `excess` has the machines that nothing keeps, by cluster, each list in keep-priority order.
@@ -33,7 +33,7 @@ def reclaims(fleet: Fleet, excess: Mapping[str, Sequence[Machine]]) -> Iterator[
                 )
 
 
-def releases(fleet: Fleet, claimed: frozenset[str]) -> Iterator[Action]:
+def releases(fleet: DecisionState, claimed: frozenset[str]) -> Iterator[Action]:
     """Yield a Delete for each Idle machine that was not acquired and whose hold is over, by id."""
     for machine in fleet.machines.releasable():
         if machine.id not in claimed:

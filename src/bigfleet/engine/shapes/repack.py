@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.hosting import capacity, clear_rows, fitting, may_host, place, place_group, place_row
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState, Searched
 from bigfleet.engine.targets import ClassKey, Target, class_key
@@ -22,7 +22,7 @@ SEARCHED_PODS_MAX: Final = 40
 SEARCH_STEPS_MAX: Final = 5_000
 
 
-def repack(cluster: ClusterState, fleet: Fleet) -> None:
+def repack(cluster: ClusterState, fleet: DecisionState) -> None:
     """Find places for what the cluster's rows have left, without taking any from a higher row."""
     if not cluster.hosts or not any(row.has_left for row in cluster.rows):
         return
@@ -203,7 +203,7 @@ def restore(cluster: ClusterState, saved: Saved) -> None:
 # ---- search ------------------------------------------------------------------------------------------------------
 
 
-def _search(cluster: ClusterState, fleet: Fleet) -> None:
+def _search(cluster: ClusterState, fleet: DecisionState) -> None:
     """Serve each row in precedence order with as many pods as some packing of it and all rows above it allows."""
     rows = [
         row

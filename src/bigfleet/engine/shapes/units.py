@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.state import (
     UNLIMITED,
     ClaimLoss,
@@ -33,7 +33,7 @@ UNPROTECTED: Final = -(1 << 31)
 _GangKey = tuple[str, str, str]
 
 
-def units_for(row: RowState, fleet: Fleet) -> list[Unit]:
+def units_for(row: RowState, fleet: DecisionState) -> list[Unit]:
     """Return the units that the row may preempt, the least loss first, at most `UNITS_MAX`.
 
     Units of higher priority classes are tried only where those of lower ones do not make the room, which the order by
@@ -54,7 +54,7 @@ def priority_class(priority: int) -> int:
     return sum(priority >= floor for floor in CLASS_FLOORS)
 
 
-def protecting_priority(host: HostState, fleet: Fleet) -> int | None:
+def protecting_priority(host: HostState, fleet: DecisionState) -> int | None:
     """Return the priority that protects a machine; None for excess, which nothing protects.
 
     The highest priority among its claims when its cluster has reported, else its stamp's. A machine that a target keeps
@@ -72,7 +72,7 @@ def _yields(priority: int, row: RowState) -> bool:
     return priority == UNPROTECTED or priority < row.need.profile.priority
 
 
-def _eligible(row: RowState, units: Iterable[Unit], fleet: Fleet) -> Iterator[Unit]:
+def _eligible(row: RowState, units: Iterable[Unit], fleet: DecisionState) -> Iterator[Unit]:
     for unit in units:
         if (
             _yields(unit.loss.priority, row)
@@ -85,7 +85,7 @@ def _eligible(row: RowState, units: Iterable[Unit], fleet: Fleet) -> Iterator[Un
 # ---- the units of a cluster --------------------------------------------------------------------------------------
 
 
-def _serving(fleet: Fleet) -> Mapping[str, ClusterUnits]:
+def _serving(fleet: DecisionState) -> Mapping[str, ClusterUnits]:
     """Return the units of each cluster that has Configured machines; those without demand have units as well."""
     if fleet.serving is None:
         fleet.serving = {}
@@ -100,12 +100,12 @@ def _serving(fleet: Fleet) -> Mapping[str, ClusterUnits]:
     return fleet.serving
 
 
-def _is_outdated(name: str, units: ClusterUnits, fleet: Fleet) -> bool:
+def _is_outdated(name: str, units: ClusterUnits, fleet: DecisionState) -> bool:
     cluster = fleet.clusters.get(name)
     return cluster is not None and cluster.units is not units
 
 
-def _machines_of(name: str, fleet: Fleet) -> ClusterUnits:
+def _machines_of(name: str, fleet: DecisionState) -> ClusterUnits:
     """Return the cluster's machines, with the units that it kept."""
     cluster = fleet.clusters.get(name) or fleet.kept.get(name)
     if cluster is not None and cluster.units is not None:
@@ -124,13 +124,13 @@ def _hosts_of(cluster: ClusterState) -> list[HostState]:
     return sorted(found, key=lambda host: host.machine.id)
 
 
-def _hosts_without_demand(name: str, fleet: Fleet) -> list[HostState]:
+def _hosts_without_demand(name: str, fleet: DecisionState) -> list[HostState]:
     empty = ClusterState(id=name)
     machines = fleet.machines.configured_in(name)
     return [fleet.host(empty, machine) for machine in machines if machine.id not in fleet.options.unjoined]
 
 
-def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: Fleet) -> None:
+def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: DecisionState) -> None:
     """Form the cluster's units, unless they stand."""
     if serving.basis == basis:
         return
@@ -154,7 +154,7 @@ def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: Fle
     serving.basis = basis
 
 
-def _gangs(host: HostState, fleet: Fleet) -> list[_GangKey]:
+def _gangs(host: HostState, fleet: DecisionState) -> list[_GangKey]:
     """Return the gangs that have pods on the machine; by its stamp where the cluster has not reported."""
     if host.machine.cluster in fleet.options.reported:
         return sorted(row.need.key for row in host.rows() if row.same_key is not None)
@@ -164,7 +164,9 @@ def _gangs(host: HostState, fleet: Fleet) -> list[_GangKey]:
     )
 
 
-def _closure(host: HostState, of_gang: Mapping[_GangKey, Sequence[HostState]], fleet: Fleet) -> tuple[HostState, ...]:
+def _closure(
+    host: HostState, of_gang: Mapping[_GangKey, Sequence[HostState]], fleet: DecisionState
+) -> tuple[HostState, ...]:
     found, waiting = {host.machine.id: host}, [host]
     while waiting:
         for key in _gangs(waiting.pop(), fleet):
@@ -175,7 +177,7 @@ def _closure(host: HostState, of_gang: Mapping[_GangKey, Sequence[HostState]], f
     return tuple(found[machine_id] for machine_id in sorted(found))
 
 
-def _loss(hosts: Sequence[HostState], most: Sequence[int], fleet: Fleet) -> ClaimLoss:
+def _loss(hosts: Sequence[HostState], most: Sequence[int], fleet: DecisionState) -> ClaimLoss:
     priorities = [p for host in hosts if (p := protecting_priority(host, fleet)) is not None]
     highest = max(priorities, default=UNPROTECTED)
     dollars = sum(_penalties(host, fleet) for host in hosts)
@@ -188,7 +190,7 @@ def _loss(hosts: Sequence[HostState], most: Sequence[int], fleet: Fleet) -> Clai
     return ClaimLoss(priority_class(highest) if priorities else -1, dollars, highest, supply, hosts[0].machine.id)
 
 
-def _penalties(host: HostState, fleet: Fleet) -> float:
+def _penalties(host: HostState, fleet: DecisionState) -> float:
     """Return the reclamation and interruption penalties of what runs on the machine, dollars."""
     rows = host.rows()
     if host.machine.cluster in fleet.options.reported and rows:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from bigfleet.engine.shapes.fleet import Fleet
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.hosting import clear_row, place_row
 from bigfleet.engine.shapes.state import ClaimLoss, HostState, RowState, Unit
 from bigfleet.engine.shapes.units import units_for
@@ -18,7 +18,7 @@ from bigfleet.model.machine import Machine
 SINGLES_MAX: Final = 256
 
 
-def preempt(fleet: Fleet) -> None:
+def preempt(fleet: DecisionState) -> None:
     """Let each short row, in processing order, count what drains for it and preempt for the rest."""
     short = [row for row in fleet.rows if row.has_left and row.may_acquire]
     if not short:
@@ -33,7 +33,7 @@ def preempt(fleet: Fleet) -> None:
             row.cluster.units = None
 
 
-def _coming(fleet: Fleet) -> dict[tuple[str, str, str], list[Machine]]:
+def _coming(fleet: DecisionState) -> dict[tuple[str, str, str], list[Machine]]:
     coming: defaultdict[tuple[str, str, str], list[Machine]] = defaultdict(list)
     for machine in fleet.machines.draining():
         if machine.preempted_for is not None:
@@ -41,7 +41,7 @@ def _coming(fleet: Fleet) -> dict[tuple[str, str, str], list[Machine]]:
     return coming
 
 
-def _count_coming(row: RowState, machines: Iterable[Machine], fleet: Fleet) -> None:
+def _count_coming(row: RowState, machines: Iterable[Machine], fleet: DecisionState) -> None:
     """Count on the machines that drain for the row, by id, while they help."""
     for machine in machines:
         if not row.has_left:
@@ -65,7 +65,7 @@ def _helps(row: RowState, host: HostState) -> bool:
 # ---- victims -----------------------------------------------------------------------------------------------------
 
 
-def _pick(row: RowState, fleet: Fleet) -> None:
+def _pick(row: RowState, fleet: DecisionState) -> None:
     """Preempt the units that destroy least: one that makes all the room, or several in the order of their loss."""
     units = units_for(row, fleet)
     held = len(row.cluster.hosts)
@@ -92,7 +92,7 @@ def _sum(units: Sequence[Unit]) -> ClaimLoss:
     )
 
 
-def _single(row: RowState, units: Sequence[Unit], held: int, fleet: Fleet) -> Unit | None:
+def _single(row: RowState, units: Sequence[Unit], held: int, fleet: DecisionState) -> Unit | None:
     """Return the unit of least loss that alone makes the room for the whole row; nothing is changed."""
     for unit in units[:SINGLES_MAX]:
         _add(row, unit, held, fleet)
@@ -103,7 +103,7 @@ def _single(row: RowState, units: Sequence[Unit], held: int, fleet: Fleet) -> Un
     return None
 
 
-def _several(row: RowState, units: Sequence[Unit], held: int, fleet: Fleet) -> list[Unit]:
+def _several(row: RowState, units: Sequence[Unit], held: int, fleet: DecisionState) -> list[Unit]:
     """Take units in the order of their loss until the row has a place, then give back what is not needed."""
     taken = []
     for unit in units:
@@ -128,7 +128,7 @@ def _left(row: RowState) -> tuple[list[int], dict[int, int]]:
     return [group.left for group in row.groups], dict(row.divisible or {})
 
 
-def _add(row: RowState, unit: Unit, held: int, fleet: Fleet) -> bool:
+def _add(row: RowState, unit: Unit, held: int, fleet: DecisionState) -> bool:
     """Place the row on the unit's machines as if they were free; returns whether it takes any."""
     before = _left(row)
     for host in unit.hosts:
@@ -148,7 +148,7 @@ def _is_spread(row: RowState) -> bool:
     return row.spread is not None and row.divisible is None
 
 
-def _remove(row: RowState, unit: Unit, fleet: Fleet) -> None:
+def _remove(row: RowState, unit: Unit, fleet: DecisionState) -> None:
     """Undo `_add`."""
     ids = {host.machine.id for host in unit.hosts}
     added = [host for host in row.cluster.hosts if host.machine.id in ids]

@@ -18,7 +18,7 @@ from bigfleet.provider.backend import ExistingHost, Host, PartialFacts, Slot
 from bigfleet.provider.inventory.offers import Offers
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.invoke import Author
+from bigfleet.provider.operations.invoke import BackendAdapter
 from bigfleet.provider.records.lifecycle import failed, new_record, recovered_with_host, with_facts
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
@@ -93,7 +93,7 @@ class InventoryReconciler:
         self,
         *,
         ledger: Ledger,
-        author: Author,
+        author: BackendAdapter,
         admissions: Admissions,
         quarantine: FactsQuarantine,
         clock: Clock,

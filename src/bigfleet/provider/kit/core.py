@@ -24,7 +24,7 @@ from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.driver import OperationDriver
-from bigfleet.provider.operations.invoke import Author, Threads
+from bigfleet.provider.operations.invoke import BackendAdapter, Threads
 from bigfleet.provider.operations.recovery import Recovery
 from bigfleet.provider.operations.restart import Restart
 from bigfleet.provider.records.calls import Call, argument_fault, shown
@@ -47,7 +47,7 @@ _STOP_SECONDS_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
+class AcceptedCall:
     """An accepted or repeated call; the record is as of now, normally in a transitional state."""
 
     operation_id: str
@@ -88,7 +88,9 @@ class CapacityCore:
         self._is_inline = options.is_inline
         self.metrics = metrics
         self._blob_key = None if options.intent_key is None else BlobKey(options.intent_key, rng)
-        self._author = Author(backend, readiness, self._threads, provider=options.provider)
+        self._author = BackendAdapter(
+            backend, readiness, self._threads, provider=options.provider, on_stray_ended=self._stray_ended
+        )
         self._ledger = Ledger(
             store,
             clock=clock,
@@ -98,12 +100,13 @@ class CapacityCore:
             metrics=metrics,
             committing=self._committing,
             is_serial=self._author.admits is not None,
+            on_health=self._tell_health,
         )
         self.quarantine = FactsQuarantine(metrics)
         self._is_open = False
         self._is_stopping = False
         #: Calls in their turn; they end even if the caller went away.
-        self._calls: set[asyncio.Task[Ack]] = set()
+        self._calls: set[asyncio.Task[AcceptedCall]] = set()
         self._background: list[asyncio.Task[None]] = []
         self._listeners: list[Callable[[bool], None]] = []
         self._build(options, rng)
@@ -179,7 +182,6 @@ class CapacityCore:
         With a loaded store it serves at once; with an empty one after the first complete inventory, see `loaded`.
         """
         await self._ledger.open()
-        self._ledger.on_health = self._tell_health
         await self._reconciler.open()
         await self._restart.take_up_all()
         self.feed.bind(asyncio.get_running_loop())
@@ -227,6 +229,9 @@ class CapacityCore:
     async def replace_offers(self, offers: Offers) -> None:
         """Take other offers while serving: new slots appear at once, what vanished follows the inventory's rules."""
         await self._reconciler.replace_offers(offers)
+
+    def _stray_ended(self, machine_id: str) -> None:
+        self._work.release_places(machine_id)
 
     def _tell_health(self) -> None:
         for listener in self._listeners:
@@ -276,13 +281,13 @@ class CapacityCore:
 
     # ---- mutating calls ------------------------------------------------------------------------------------------
 
-    async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack:
+    async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> AcceptedCall:
         """Give a slot a host. Raises Refused."""
         return await self._mutate(Call(kind=Kind.CREATE, machine_id=machine_id, token=token))
 
     async def configure(
         self, machine_id: str, cluster: str, blob: bytes, metadata: Mapping[str, str], *, token: Token = NO_TOKEN
-    ) -> Ack:
+    ) -> AcceptedCall:
         """Bind an idle machine to a cluster. Raises Refused."""
         call = Call(
             kind=Kind.CONFIGURE,
@@ -294,16 +299,16 @@ class CapacityCore:
         )
         return await self._mutate(call)
 
-    async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> Ack:
+    async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> AcceptedCall:
         """Take a machine out of its cluster. Raises Refused."""
         call = Call(kind=Kind.DRAIN, machine_id=machine_id, token=token, grace_seconds=grace_seconds)
         return await self._mutate(call)
 
-    async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack:
+    async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> AcceptedCall:
         """Give a host back. Raises Refused."""
         return await self._mutate(Call(kind=Kind.DELETE, machine_id=machine_id, token=token))
 
-    async def _mutate(self, call: Call) -> Ack:
+    async def _mutate(self, call: Call) -> AcceptedCall:
         if not self.is_ready:
             raise Refused(Code.UNAVAILABLE, "not ready: starting, stopping, or the store does not take commits")
         fault = argument_fault(call)
@@ -314,11 +319,11 @@ class CapacityCore:
         # The turn goes on when the caller hangs up: what was committed must also be begun.
         return await asyncio.shield(self._spawn(self._in_turn(call)))
 
-    def _spawn(self, turn: Coroutine[Any, Any, Ack]) -> asyncio.Task[Ack]:
+    def _spawn(self, turn: Coroutine[Any, Any, AcceptedCall]) -> asyncio.Task[AcceptedCall]:
         task = asyncio.create_task(turn)
         self._calls.add(task)
 
-        def ended(done: asyncio.Task[Ack]) -> None:
+        def ended(done: asyncio.Task[AcceptedCall]) -> None:
             self._calls.discard(done)
             if not done.cancelled():
                 done.exception()
@@ -326,7 +331,7 @@ class CapacityCore:
         task.add_done_callback(ended)
         return task
 
-    async def _in_turn(self, call: Call) -> Ack:
+    async def _in_turn(self, call: Call) -> AcceptedCall:
         async with self._ledger.turn(call.machine_id) as record:
             if not self._ledger.fence.passes(call.machine_id, call.token):
                 self.metrics.fence_rejections.labels(call.kind.method).inc()
@@ -348,7 +353,7 @@ class CapacityCore:
                     if mark is not None:
                         await self._ledger.commit(Change(mark=mark))
                     raise
-                if isinstance(decided, Ack):
+                if isinstance(decided, AcceptedCall):
                     if mark is not None:
                         await self._ledger.commit(Change(mark=mark))
                     return decided
@@ -357,7 +362,7 @@ class CapacityCore:
             except StoreDown as error:
                 raise Refused(Code.UNAVAILABLE, "the store did not take the commit; nothing happened") from error
 
-    async def _accept(self, call: Call, record: Record, acceptance: _Acceptance, mark: Mark | None) -> Ack:
+    async def _accept(self, call: Call, record: Record, acceptance: _Acceptance, mark: Mark | None) -> AcceptedCall:
         """Commit an acceptance and begin its work. Raises StoreDown, and then nothing happened."""
         change, operation = replace(acceptance.change, mark=mark), acceptance.operation
         # Counted as waiting from here on, so that acceptances in one commit do not overfill the queue together.
@@ -381,9 +386,9 @@ class CapacityCore:
             state_to=committed.state.name,
             **({"note": acceptance.note} if acceptance.note else {}),
         )
-        return Ack(operation.id, committed)
+        return AcceptedCall(operation.id, committed)
 
-    def _decide(self, call: Call, record: Record | None) -> "Ack | _Acceptance":
+    def _decide(self, call: Call, record: Record | None) -> "AcceptedCall | _Acceptance":
         """Apply steps 7 to 11: return the repeat, or what to commit. Raises Refused."""
         if record is None:
             raise Refused(Code.NOT_FOUND, f"no machine {shown(call.machine_id)}")
@@ -391,7 +396,7 @@ class CapacityCore:
         latest = record.operation
         if latest is not None and latest.kind is call.kind and record.state in (edge.transitional, edge.target):
             self._check_same_binding(call, record)
-            return Ack(latest.id, record)
+            return AcceptedCall(latest.id, record)
         if record.state is not edge.source:
             message = f"out of position: {call.kind.method} needs {edge.source.name}, "
             raise Refused(Code.ABORTED, f"{message}{record.id} is {record.state.name}")

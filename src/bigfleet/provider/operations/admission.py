@@ -11,7 +11,7 @@ import structlog
 from bigfleet.model.clock import Clock
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Admission, Refusal
-from bigfleet.provider.operations.invoke import Author
+from bigfleet.provider.operations.invoke import BackendAdapter
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.lifecycle import new_record
 from bigfleet.provider.records.quarantine import FactsQuarantine
@@ -27,7 +27,7 @@ _NOTHING = Admission()
 class Admissions:
     """The backend's say in acceptances and settlements; without `admit` everything is admitted."""
 
-    def __init__(self, *, ledger: Ledger, author: Author, quarantine: FactsQuarantine, clock: Clock) -> None:
+    def __init__(self, *, ledger: Ledger, author: BackendAdapter, quarantine: FactsQuarantine, clock: Clock) -> None:
         self._ledger = ledger
         self._author = author
         self._quarantine = quarantine

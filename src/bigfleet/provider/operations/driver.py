@@ -21,7 +21,7 @@ from bigfleet.provider.backend import ConfigureWaits, Host, LateResult, Op, Read
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.dispatch import Breaker, Dispatch
-from bigfleet.provider.operations.invoke import Author, DeadlinePassed, within
+from bigfleet.provider.operations.invoke import BackendAdapter, DeadlinePassed, within
 from bigfleet.provider.records.kinds import EDGES, Kind, timeout_seconds
 from bigfleet.provider.records.lifecycle import completed, failed
 from bigfleet.provider.records.record import ErrorCode, Operation, Record
@@ -72,7 +72,7 @@ class OperationDriver:
         self,
         *,
         ledger: Ledger,
-        author: Author,
+        author: BackendAdapter,
         clock: Clock,
         rng: Rng,
         metrics: ProviderMetrics,
@@ -92,7 +92,6 @@ class OperationDriver:
         }
         #: Places that are given back once no call of the machine runs any more, abandoned ones included.
         self._owed_places: dict[str, list[Kind]] = {}
-        author.on_stray_ended = self._give_places_back
         #: The flow of each machine in a transitional state.
         self._flows: dict[str, asyncio.Task[None]] = {}
         #: Calls that were left behind and still run, by machine.
@@ -175,7 +174,7 @@ class OperationDriver:
         finally:
             self._metrics.in_flight.labels(kind.value).dec()
             self._owed_places.setdefault(job.machine.id, []).append(kind)
-            self._give_places_back(job.machine.id)
+            self.release_places(job.machine.id)
         if isinstance(verdict, OperationDone) and kind is Kind.CONFIGURE:
             verdict = await self._await_readiness(job, op, verdict)
         await self._settle(job, verdict)
@@ -196,7 +195,7 @@ class OperationDriver:
         self._metrics.queue_wait_seconds.labels(kind.value).observe(self._clock.monotonic_seconds() - started_seconds)
         return True
 
-    def _give_places_back(self, machine_id: str) -> None:
+    def release_places(self, machine_id: str) -> None:
         """Give back the places of calls that have really ended: an overrun still loads the substrate."""
         if not self._is_running(machine_id):
             for kind in self._owed_places.pop(machine_id, ()):
@@ -397,7 +396,7 @@ class OperationDriver:
         self._abandoned[machine_id] -= 1
         if self._abandoned[machine_id] <= 0:
             del self._abandoned[machine_id]
-        self._give_places_back(machine_id)
+        self.release_places(machine_id)
 
     def _abandon(self, job: _Job, op: Op, task: asyncio.Task[Any]) -> None:
         self.watch_abandoned(job.machine.id)(task)

@@ -75,7 +75,7 @@ class Threads:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Author:
+class BackendAdapter:
     """The author's backend and readiness, checked once. `threads` None runs plain functions inline (simulation)."""
 
     def __init__(
@@ -85,8 +85,12 @@ class Author:
         threads: Threads | None,
         *,
         provider: str | None = None,
+        on_stray_ended: Callable[[str], None] = lambda _machine_id: None,
     ) -> None:
-        """Raises TypeError naming the method that cannot be called. `provider` None is the backend's own name."""
+        """Raises TypeError naming the method that cannot be called. `provider` None is the backend's own name.
+
+        `on_stray_ended` hears a machine's id when its last stray thread ended.
+        """
         for name in _SIGNATURES:
             partner = _TOGETHER.get(name)
             is_wanted = name in _REQUIRED or (partner is not None and hasattr(backend, partner))
@@ -108,8 +112,7 @@ class Author:
         self._threads = threads
         #: Threads that nobody waits for any more and that still run, by machine.
         self._strays: Counter[str] = Counter()
-        #: Called with a machine's id when its last stray thread ended.
-        self.on_stray_ended: Callable[[str], None] = lambda _machine_id: None
+        self._on_stray_ended = on_stray_ended
 
     def limits(self, kind: Kind) -> KindLimits:
         """Return how a kind is driven, as the author wrote it."""
@@ -157,7 +160,7 @@ class Author:
                 del self._strays[machine_id]
             if not done.cancelled() and done.exception() is None:
                 on_late(done.result())
-            self.on_stray_ended(machine_id)
+            self._on_stray_ended(machine_id)
 
         def late(done: Future[Any]) -> None:
             if not loop.is_closed():

@@ -17,7 +17,7 @@ from bigfleet.provider.backend import Found, FoundKind, Op
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.driver import OperationDriver
-from bigfleet.provider.operations.invoke import Author, within
+from bigfleet.provider.operations.invoke import BackendAdapter, within
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.lifecycle import (
     recovered_serving,
@@ -52,7 +52,7 @@ class Recovery:
         self,
         *,
         ledger: Ledger,
-        author: Author,
+        author: BackendAdapter,
         work: OperationDriver,
         admissions: Admissions,
         clock: Clock,

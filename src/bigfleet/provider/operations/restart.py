@@ -12,7 +12,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.provider.backend import ConfigureWaits
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.driver import OperationDriver
-from bigfleet.provider.operations.invoke import Author
+from bigfleet.provider.operations.invoke import BackendAdapter
 from bigfleet.provider.records.kinds import KIND_IN_FLIGHT, Kind
 from bigfleet.provider.records.lifecycle import failed
 from bigfleet.provider.records.record import ErrorCode, Operation, Record
@@ -32,7 +32,7 @@ class Restart:
         self,
         *,
         ledger: Ledger,
-        author: Author,
+        author: BackendAdapter,
         work: OperationDriver,
         admissions: Admissions,
         blob_key: BlobKey | None,

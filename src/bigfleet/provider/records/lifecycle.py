@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import NO_HOST, Machine
-from bigfleet.model.machine import Host as HostRef
+from bigfleet.model.machine import HostRef as HostRef
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import ExistingHost, Host, Slot
 from bigfleet.provider.records.kinds import EDGES, Kind

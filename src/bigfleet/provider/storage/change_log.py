@@ -50,7 +50,7 @@ class ChangeLog:
         tail.live += 1
         self._live += 1
 
-    def strike(self, revision: int) -> None:
+    def remove(self, revision: int) -> None:
         """Take out the record with this revision."""
         number = bisect_right(self._firsts, revision) - 1
         block = self._blocks[number]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import NO_HOST, Host, Machine
+from bigfleet.model.machine import NO_HOST, HostRef, Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.records.kinds import Kind
@@ -238,7 +238,7 @@ def decode_record(
     machine = Machine(
         id=MachineId(machine_id),
         state=state,
-        host=Host(intern(row.host_provider), row.host_ref) if row.host_provider or row.host_ref else NO_HOST,
+        host=HostRef(intern(row.host_provider), row.host_ref) if row.host_provider or row.host_ref else NO_HOST,
         cluster=ClusterId(intern(row.cluster)),
         instance_type=slot.instance_type,
         zone=slot.zone,

@@ -83,8 +83,12 @@ class Ledger:
         metrics: ProviderMetrics,
         committing: Executor | None,
         is_serial: bool = False,
+        on_health: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_serial` gives all machines one turn together, for a backend whose slots share room."""
+        """`is_serial` gives all machines one turn together, for a backend whose slots share room.
+
+        `on_health` is called whenever `is_up` changes.
+        """
         self._store = store
         self._clock = clock
         self._ids = ids
@@ -102,8 +106,7 @@ class Ledger:
         self._is_closing = False
         #: False from a failed commit until the first that succeeds.
         self.is_up = True
-        #: Called whenever `is_up` changes.
-        self.on_health: Callable[[], None] = lambda: None
+        self._on_health = on_health
         self.fence = Fence()
         self.view = CommittedView(incarnation=bytes(INCARNATION_BYTES), head=0, floor=0, rng=rng)
 
@@ -243,7 +246,7 @@ class Ledger:
         if self.is_up != is_up:
             self.is_up = is_up
             _log.info("store.became_available" if is_up else "store.became_unavailable")
-            self.on_health()
+            self._on_health()
 
     def _batch(self, changes: Sequence[Change]) -> tuple[Batch, list[Record | None]]:
         """Give the changes their revisions, in order. Nothing is applied here."""

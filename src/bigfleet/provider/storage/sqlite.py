@@ -89,7 +89,7 @@ class FileLock:
             self._file = None
 
 
-class SqliteStore:
+class SqliteProviderStore:
     """State in one file. `is_power_safe` False survives a killed process, not a lost power supply."""
 
     def __init__(self, path: Path, *, is_power_safe: bool = True) -> None:

@@ -154,7 +154,7 @@ class CommittedView:
         self._records[record.id] = record
 
     def _forget(self, old: Record) -> None:
-        self._journal.strike(old.revision)
+        self._journal.remove(old.revision)
         self._states[old.state].remove(old.id)
         self.counts[old.state, old.machine.capacity_type] -= 1
 

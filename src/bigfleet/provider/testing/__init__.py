@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from bigfleet.conformance.in_process import certify as certify_in_process
-from bigfleet.conformance.profiles import Profile
-from bigfleet.conformance.runner import Outcome, Plan, Report, Verdict
+from bigfleet.conformance.profiles import ConformanceProfile
+from bigfleet.conformance.runner import BehaviourOutcome, ConformanceReport, Plan, Verdict
 from bigfleet.provider.backend import Backend, ConfigureWaits, Ready
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.backends.fault import FaultBackend, FaultReadiness
@@ -33,10 +33,10 @@ __all__ = [
     "make_core",
     "started_core",
     "settled",
-    "Outcome",
+    "BehaviourOutcome",
     "Plan",
-    "Profile",
-    "Report",
+    "ConformanceProfile",
+    "ConformanceReport",
     "Verdict",
     "certify",
     "Provider",
@@ -46,10 +46,12 @@ __all__ = [
 #: A backend and who says when its nodes are Ready.
 Provider = tuple[Backend, Ready | ConfigureWaits]
 
-PROFILES: Final = frozenset({Profile.CORE, Profile.CLOUD, Profile.DELTA})
+PROFILES: Final = frozenset({ConformanceProfile.CORE, ConformanceProfile.CLOUD, ConformanceProfile.DELTA})
 
 
-async def certify(core: CapacityCore, *, profiles: Iterable[Profile] = PROFILES, seed: int = 1) -> Report:
+async def certify(
+    core: CapacityCore, *, profiles: Iterable[ConformanceProfile] = PROFILES, seed: int = 1
+) -> ConformanceReport:
     """Run the conformance suite before a started core. Raises SiteFault for too few slots.
 
     Profiles of lanes that start a provider themselves (`durable`, `fault`) have no result here.

@@ -22,7 +22,7 @@ from bigfleet.provider.records.fence import Token
 from bigfleet.provider.records.kinds import EDGES, KIND_IN_FLIGHT, Kind
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import Refused
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.testing.cores import SeededIds, settled, started_core
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 
@@ -82,7 +82,7 @@ class FourEdges(RuleBasedStateMachine):
         return self._loop.run_until_complete(flow)
 
     async def _start(self) -> CapacityCore:
-        store = SqliteStore(Path(self._folder.name) / "state.db", is_power_safe=False)
+        store = SqliteProviderStore(Path(self._folder.name) / "state.db", is_power_safe=False)
         return await started_core(
             self._backend, readiness=self._readiness, store=store, ids=self._ids, options=_OPTIONS
         )

@@ -20,7 +20,7 @@ from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing, unreadable
-from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
+from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ProviderRefusal, RefusalKind, TransitionAck
 
 #: 500,000 records of 600 B are 300 MB.
 RECEIVE_BYTES_MAX = 1024 * 1024 * 1024
@@ -189,11 +189,11 @@ class GrpcProvider:
             ),
         )
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the record of one machine."""
         request = provider_pb2.MachineRef(id=machine_id)
         message = await self._call("Get", request, provider_pb2.Machine, self._deadlines.call_seconds)
-        return Record(*machine_from_wire(message))
+        return ListedMachine(*machine_from_wire(message))
 
     async def list(self, since_revision: bytes) -> Listing:
         """Return every record, or what changed since the cursor when there is one; no filter and no cap."""
@@ -203,7 +203,7 @@ class GrpcProvider:
 
     async def _mutate(self, method: str, request: Message) -> TransitionAck:
         ack = await self._call(method, request, provider_pb2.TransitionAck, self._deadlines.call_seconds)
-        return TransitionAck(operation_id=ack.operation_id, record=Record(*machine_from_wire(ack.machine)))
+        return TransitionAck(operation_id=ack.operation_id, record=ListedMachine(*machine_from_wire(ack.machine)))
 
     async def _call(self, method: str, request: Message, answer: type[M], deadline_seconds: float) -> M:
         return _parsed(answer, await self._content(method, request, deadline_seconds))

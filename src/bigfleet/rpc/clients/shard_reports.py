@@ -13,8 +13,8 @@ import grpc
 from grpc import aio
 
 from bigfleet.coordinator.ephemeral_state import ReportAnswer
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.link.client import CALL_SECONDS, NotAnswered
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.grpc_server import MESSAGE_BYTES_MAX
 from bigfleet.rpc.security.tls import TlsFiles, channel_credentials

@@ -18,7 +18,7 @@ from bigfleet.coordinator.commands import Command, edits
 from bigfleet.coordinator.stores.codec import UnreadableRow, check_key, decode_row, encode_row
 from bigfleet.coordinator.stores.protocol import (
     TERM_STEP,
-    Leader,
+    LeaderInfo,
     Leadership,
     NotLeader,
     OutcomeUnknown,
@@ -68,7 +68,9 @@ class _Known:
 class EtcdStore:
     """A `StateStore` on an etcd cluster; made on a running event loop."""
 
-    def __init__(self, client: EtcdClient, *, prefix: str, me: Leader, lease_ttl_seconds: int, clock: Clock) -> None:
+    def __init__(
+        self, client: EtcdClient, *, prefix: str, me: LeaderInfo, lease_ttl_seconds: int, clock: Clock
+    ) -> None:
         """Keep everything under `prefix`, without a slash at its end. The client is closed with the store."""
         self._client = client
         self._prefix = prefix.encode() + b"/"
@@ -78,7 +80,7 @@ class EtcdStore:
         self._ttl_seconds = lease_ttl_seconds
         self._clock = clock
         self._known = _Known()
-        self._leader: Leader | None = None
+        self._leader: LeaderInfo | None = None
         self._lease = 0
         #: Create revision of our election key while we lead, else 0.
         self._won_at = 0
@@ -150,7 +152,7 @@ class EtcdStore:
             self._step_down("the election key is another's")
         return is_ours
 
-    def leader(self) -> Leader | None:
+    def leader(self) -> LeaderInfo | None:
         """Return who leads as far as is known."""
         return self._leader
 
@@ -383,9 +385,9 @@ class EtcdStore:
         return row_key
 
 
-def _leader_of(item: etcd_pb2.KeyValue) -> Leader:
+def _leader_of(item: etcd_pb2.KeyValue) -> LeaderInfo:
     try:
         candidate = msgspec.json.decode(item.value, type=_Candidate)
     except msgspec.MsgspecError:
-        return Leader("unknown", "")
-    return Leader(candidate.replica, candidate.address)
+        return LeaderInfo("unknown", "")
+    return LeaderInfo(candidate.replica, candidate.address)

@@ -197,7 +197,7 @@ class Gate:
             whose = f"with the token of {shard!r}" if shard else "without a token"
             raise Denied(f"{identity.uri} may not call {method} {whose}")
 
-    def tell(self, context: _Context, rpc: str, denied: Denied, count: Counter | None = None) -> None:
+    def log_refusal(self, context: _Context, rpc: str, denied: Denied, count: Counter | None = None) -> None:
         """Log a refusal with the identity that was presented, and count it, in `count` if that is its own."""
         uris = ", ".join(_property(context.auth_context(), "peer_uri"))
         presented = uris[:_PRESENTED_CHARACTERS_MAX]
@@ -207,9 +207,9 @@ class Gate:
         elif self._rejected is not None:
             self._rejected.labels(rpc.rpartition("/")[2]).inc()
 
-    def tell_token(self, context: _Context, method: str, denied: Denied) -> None:
+    def log_token_refusal(self, context: _Context, method: str, denied: Denied) -> None:
         """As `tell`, for a method of CapacityProvider."""
-        self.tell(context, _PROVIDER + method, denied)
+        self.log_refusal(context, _PROVIDER + method, denied)
 
     def _certifies(self, identity: PeerIdentity, rpc: str) -> bool:
         return self._certify and identity.role is PeerRole.ADMIN and rpc.startswith(_PROVIDER)
@@ -239,7 +239,7 @@ class IdentityInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # g
             try:
                 self._gate.check(context, rpc)
             except Denied as denied:
-                self._gate.tell(context, rpc, denied)
+                self._gate.log_refusal(context, rpc, denied)
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
 
         for kind, make in _HANDLER_KINDS.items():

@@ -87,7 +87,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             self._gate.check_report(context, request.shard_id)
         except Denied as denied:
             self._on_refused()
-            self._gate.tell(context, REPORT, denied)
+            self._gate.log_refusal(context, REPORT, denied)
             await _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(denied))
         return answer_to_wire(await self._do(context, lambda term: term.report(report)))
 
@@ -252,7 +252,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         try:
             identity = self._gate.check(context, rpc)
         except Denied as denied:
-            self._gate.tell(context, rpc, denied)
+            self._gate.log_refusal(context, rpc, denied)
             await _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(denied))
         return context.peer() if identity is None else identity.uri
 

@@ -37,7 +37,7 @@ from bigfleet.engine.explain.records import (
     VictimPicked,
     VictimsRanked,
 )
-from bigfleet.engine.explain.replay import ExplainMismatch, retell_machine, retell_row
+from bigfleet.engine.explain.replay import ExplainMismatch, replay_machine, replay_row
 from bigfleet.engine.explain.sentences import default_row_name
 from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
@@ -78,7 +78,7 @@ class ExplanationRefusal(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told(Generic[T]):
+class ExplainedSubject(Generic[T]):
     """What the last finished cycle has to say about one subject."""
 
     cycle: int
@@ -98,7 +98,7 @@ class Explainer:
         self._shard = shard
         self._line = _Line()
 
-    async def need(self, cluster: str, fingerprint: str, group: str) -> Told[NeedView]:
+    async def need(self, cluster: str, fingerprint: str, group: str) -> ExplainedSubject[NeedView]:
         """Return why the row got what it got; of equal rows the first in list order. Raises ExplanationRefusal."""
         _refuse_malformed("cluster_id", cluster, "InspectNeeds lists the rows")
         if not fingerprint:
@@ -121,7 +121,7 @@ class Explainer:
         events, truncated = await self._line.run(self._shard.compute, lambda: _need_events(decided_on, row))
         return _told(view, row, events, truncated)
 
-    async def machine(self, machine_id: str) -> Told[Machine]:
+    async def machine(self, machine_id: str) -> ExplainedSubject[Machine]:
         """Return why the machine serves whom it serves and what becomes of it. Raises ExplanationRefusal.
 
         The subject is the machine as far as decisions look at it: without host, node name and cause of a failure.
@@ -151,8 +151,8 @@ def _decided_on(view: CycleView) -> DecidedOn:
     return view.decided_on
 
 
-def _told(view: CycleView, subject: T, events: list[shardread_pb2.Explanation], truncated: bool) -> Told[T]:
-    return Told(
+def _told(view: CycleView, subject: T, events: list[shardread_pb2.Explanation], truncated: bool) -> ExplainedSubject[T]:
+    return ExplainedSubject(
         cycle=view.cycle,
         computed_at_unix_nanos=view.computed_at_unix_nanos,
         subject=subject,
@@ -227,7 +227,7 @@ def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
     # What a walk passes over behind so many machines would find no room among the events.
     heads = EVENTS_MAX + 1
     try:
-        victims = retell_row(fleet, decided_on.demand, position, heard, heads=heads, listed=LISTED_MAX + 1)
+        victims = replay_row(fleet, decided_on.demand, position, heard, heads=heads, listed=LISTED_MAX + 1)
     except ExplainMismatch as fault:
         _tell_not_retold(fault)
         return row_events_in_full(decided_on, position)
@@ -241,7 +241,7 @@ def _machine_events(decided_on: DecidedOn, machine_id: MachineId) -> tuple[Machi
         return machine, _sentences(_told_over_pods(decided_on).machine(machine_id))
     heard = _MachineEar(machine_id)
     try:
-        retell_machine(fleet, machine_id, heard)
+        replay_machine(fleet, machine_id, heard)
     except ExplainMismatch as fault:
         _tell_not_retold(fault)
         return machine, machine_events_in_full(decided_on, machine)

@@ -17,7 +17,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
-from bigfleet.provider.kit.core import Ack
+from bigfleet.provider.kit.core import AcceptedCall
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import NO_TOKEN, Token
 from bigfleet.provider.records.record import Record
@@ -49,15 +49,15 @@ class CapacityService(Protocol):
 
     metrics: ProviderMetrics
 
-    async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack: ...
+    async def create(self, machine_id: str, *, token: Token = NO_TOKEN) -> AcceptedCall: ...
 
     async def configure(
         self, machine_id: str, cluster: str, blob: bytes, metadata: Mapping[str, str], *, token: Token = NO_TOKEN
-    ) -> Ack: ...
+    ) -> AcceptedCall: ...
 
-    async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> Ack: ...
+    async def drain(self, machine_id: str, grace_seconds: int, *, token: Token = NO_TOKEN) -> AcceptedCall: ...
 
-    async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> Ack: ...
+    async def delete(self, machine_id: str, *, token: Token = NO_TOKEN) -> AcceptedCall: ...
 
     async def get(self, machine_id: str) -> Record: ...
 
@@ -208,7 +208,7 @@ class ProviderServicer:
             # None for a read, which carries no token.
             self._gate.check_token(context, method, getattr(request, "shard_id", None))
         except Denied as denied:
-            self._gate.tell_token(context, method, denied)
+            self._gate.log_token_refusal(context, method, denied)
             raise Refused(Code.PERMISSION_DENIED, str(denied)) from denied
 
     async def _create(self, request: provider_pb2.CreateRequest) -> provider_pb2.TransitionAck:
@@ -256,7 +256,7 @@ def _token(
     return Token(request.shard_id, request.shard_epoch, request.sequence_number)
 
 
-def _ack(ack: Ack) -> provider_pb2.TransitionAck:
+def _ack(ack: AcceptedCall) -> provider_pb2.TransitionAck:
     return provider_pb2.TransitionAck(
         operation_id=ack.operation_id, machine=machine_to_wire(ack.record.machine, ack.record.metadata)
     )

@@ -114,7 +114,7 @@ class SessionServicer:
         try:
             self._gate.check_cluster(context, frame.cluster_id)
         except Denied as denied:
-            self._gate.tell(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
+            self._gate.log_refusal(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
         return frame
 

@@ -23,7 +23,7 @@ from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.convert_session import need_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.inventory.fleet_queries import Wanted, find, first_after
+from bigfleet.shard.inventory.fleet_queries import MachineQuery, find, first_after
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.status.session_views import SessionView
 from bigfleet.shard.status.views import NeedView
@@ -155,9 +155,9 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             state_since_unix_nanos=self._shard.inventory.state_since_unix_nanos(machine.id),
             pending_action=pending.kind_label if pending is not None else "",
             stuck=self._shard.stuck.is_stuck(machine.id),
-            joined=self._shard.telling.joins.is_joined(machine),
-            unjoined=self._shard.telling.joins.is_unjoined(machine.id),
-            held=self._shard.strikes.is_held(machine.id),
+            joined=self._shard.publisher.joins.is_joined(machine),
+            unjoined=self._shard.publisher.joins.is_unjoined(machine.id),
+            held=self._shard.machine_backoff.is_held(machine.id),
             reclaim_delayed_until_unix_nanos=delayed_until_unix_nanos,
             reclaim_delayed_reason=delay_reason,
         )
@@ -170,7 +170,7 @@ class _Asked:
     """
 
     def __init__(self, shard: Shard, request: shardread_pb2.ListMachinesRequest) -> None:
-        wanted = Wanted(
+        wanted = MachineQuery(
             cluster=request.cluster_id,
             instance_type=request.instance_type,
             zone=request.zone,
@@ -202,19 +202,19 @@ def _flagged(shard: Shard, flags: Set[str]) -> Iterable[str]:
     """Return the machines that carry all of the flags."""
     carriers: dict[str, Set[str]] = {
         "pending": shard.actuator.in_flight(),
-        "held": shard.strikes.held(),
+        "held": shard.machine_backoff.held(),
         "stuck": shard.stuck.stuck(),
-        "unjoined": shard.telling.joins.unjoined,
+        "unjoined": shard.publisher.joins.unjoined,
     }
     first, *others = (carriers.get(flag, frozenset()) for flag in sorted(flags))
     return frozenset(first).intersection(*others)
 
 
-def _holding(shard: Shard, wanted: Wanted, machine_ids: Iterable[str]) -> Iterator[MachineId]:
+def _holding(shard: Shard, wanted: MachineQuery, machine_ids: Iterable[str]) -> Iterator[MachineId]:
     """Yield those of the machines that are known and asked for."""
     for machine_id in machine_ids:
         known = MachineId(machine_id)
-        kept = shard.inventory.kept(known)
+        kept = shard.inventory.record_of(known)
         if kept is not None and wanted.holds(kept):
             yield known
 

@@ -9,12 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from bigfleet.coordinator.ephemeral_state import SOLD_OUT_MAX, ReportAnswer
-from bigfleet.coordinator.reports import Shortfall, SoldOutPool
-from bigfleet.coordinator.shard_report import CapacityRow, Holding, Kept, ShardReport, Summary
 from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
-from bigfleet.model.instructions import Ack, Outcome
-from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn, turn_of
+from bigfleet.model.instructions import Ack, InstructionOutcome
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn, turn_of
+from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 from bigfleet.rpc.wire import report_checks
 from bigfleet.rpc.wire.amounts import check_count, check_string
 from bigfleet.rpc.wire.convert_instruction import (
@@ -41,10 +40,10 @@ _BASES = {_Wire.BASE_ALL: Base.ALL, _Wire.BASE_DOMAINS: Base.DOMAINS}
 _WIRE_BASES = {base: number for number, base in _BASES.items()}
 _WireAck = coordinator_pb2.InstructAck
 _OUTCOMES = {
-    _WireAck.OUTCOME_ACCEPTED: Outcome.ACCEPTED,
-    _WireAck.OUTCOME_REJECTED_STALE: Outcome.REJECTED_STALE,
-    _WireAck.OUTCOME_REJECTED_INVALID: Outcome.REJECTED_INVALID,
-    _WireAck.OUTCOME_FAILED: Outcome.FAILED,
+    _WireAck.OUTCOME_ACCEPTED: InstructionOutcome.ACCEPTED,
+    _WireAck.OUTCOME_REJECTED_STALE: InstructionOutcome.REJECTED_STALE,
+    _WireAck.OUTCOME_REJECTED_INVALID: InstructionOutcome.REJECTED_INVALID,
+    _WireAck.OUTCOME_FAILED: InstructionOutcome.FAILED,
 }
 _WIRE_OUTCOMES = {outcome: number for number, outcome in _OUTCOMES.items()}
 
@@ -104,7 +103,7 @@ def report_from_wire(message: coordinator_pb2.ShardReport) -> ShardReport:
     )
 
 
-def summary_to_wire(summary: Summary) -> coordinator_pb2.ShardSummary:
+def summary_to_wire(summary: ShardSummary) -> coordinator_pb2.ShardSummary:
     """Return the message of a summary."""
     return coordinator_pb2.ShardSummary(
         total_machines=summary.total_machines,
@@ -117,11 +116,11 @@ def summary_to_wire(summary: Summary) -> coordinator_pb2.ShardSummary:
     )
 
 
-def _summary(message: coordinator_pb2.ShardSummary) -> Summary:
+def _summary(message: coordinator_pb2.ShardSummary) -> ShardSummary:
     check_string("summary.provider_address", message.provider_address)
     for name in ("total_machines", "free_machines"):
         report_checks.check_not_negative(f"summary.{name}", getattr(message, name))
-    return Summary(
+    return ShardSummary(
         total_machines=message.total_machines,
         free_machines=message.free_machines,
         type_counts=_counts(message.per_instance_type_counts, "summary.per_instance_type_counts"),
@@ -140,7 +139,7 @@ def _counts(counts: Mapping[str, int], place: str) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _capacity_to_wire(row: CapacityRow) -> coordinator_pb2.CapacityCount:
+def _capacity_to_wire(row: CapacityCount) -> coordinator_pb2.CapacityCount:
     return coordinator_pb2.CapacityCount(
         instance_type=row.instance_type,
         zone=row.zone,
@@ -150,7 +149,7 @@ def _capacity_to_wire(row: CapacityRow) -> coordinator_pb2.CapacityCount:
     )
 
 
-def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> tuple[CapacityRow, ...]:
+def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> tuple[CapacityCount, ...]:
     rows = tuple(messages)
     check_count(place, len(rows), "rows", CAPACITY_ROWS_MAX)
     for index, row in enumerate(rows):
@@ -158,7 +157,7 @@ def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> 
         check_string(f"{place}[{index}].zone", row.zone)
         report_checks.check_not_negative(f"{place}[{index}].count", row.count)
     return tuple(
-        CapacityRow(
+        CapacityCount(
             row.instance_type,
             row.zone,
             capacity_type_from_wire(row.capacity_type),
@@ -236,7 +235,7 @@ def ack_to_wire(ack: Ack) -> coordinator_pb2.InstructAck:
     )
 
 
-def outcome_to_wire(outcome: Outcome) -> coordinator_pb2.InstructAck.Outcome.ValueType:
+def outcome_to_wire(outcome: InstructionOutcome) -> coordinator_pb2.InstructAck.Outcome.ValueType:
     """Return the number of an outcome."""
     return _WIRE_OUTCOMES[outcome]
 
@@ -249,7 +248,7 @@ def _ack(message: coordinator_pb2.InstructAck, place: str) -> Ack:
     # An outcome of a later version is neither taken nor given up: the instruction is tried again.
     return Ack(
         instruction_id=message.instruction_id,
-        outcome=_OUTCOMES.get(message.outcome, Outcome.FAILED),
+        outcome=_OUTCOMES.get(message.outcome, InstructionOutcome.FAILED),
         reason=message.reason,
         machine_ids=tuple(map(MachineId, message.machine_ids)),
         machines=machines_from_wire(message.machines),
@@ -262,7 +261,7 @@ def _ack(message: coordinator_pb2.InstructAck, place: str) -> Ack:
 def holding_to_wire(holding: Holding) -> coordinator_pb2.Ownership:
     """Return the message of a view; leaving domains stand among the held ones (docs/spec/coordinator.md §9.2)."""
     owned = holding.owned
-    rows: dict[RowKind, list[tuple[MachineId, Row]]] = {kind: [] for kind in RowKind}
+    rows: dict[RowKind, list[tuple[MachineId, OwnershipRow]]] = {kind: [] for kind in RowKind}
     for machine_id, row in sorted(owned.rows.items()):
         rows[row.kind].append((machine_id, row))
     return _Wire(
@@ -277,23 +276,23 @@ def holding_to_wire(holding: Holding) -> coordinator_pb2.Ownership:
         reservations=[
             coordinator_pb2.Reservation(
                 machine_id=kept.machine_id,
-                to_shard_id=kept.to_shard_id,
+                to_shard_id=kept.to_shard,
                 instruction_id=kept.instruction_id,
                 ready=kept.is_ready,
                 expires_unix_nanos=kept.expires_unix_nanos,
                 instance_type=kept.instance_type,
                 zone=kept.zone,
             )
-            for kept in holding.kept
+            for kept in holding.reservations
         ],
     )
 
 
-def _adoption_to_wire(machine_id: MachineId, row: Row) -> coordinator_pb2.Adoption:
+def _adoption_to_wire(machine_id: MachineId, row: OwnershipRow) -> coordinator_pb2.Adoption:
     return coordinator_pb2.Adoption(machine_id=machine_id, shard_id=row.other, instruction_id=row.turn.instruction_id)
 
 
-def _release_to_wire(machine_id: MachineId, row: Row) -> coordinator_pb2.Release:
+def _release_to_wire(machine_id: MachineId, row: OwnershipRow) -> coordinator_pb2.Release:
     return coordinator_pb2.Release(
         machine_id=machine_id,
         to_shard_id=row.other,
@@ -311,48 +310,48 @@ def _holding(message: coordinator_pb2.Ownership) -> Holding:
     for index, domain in enumerate(message.domains):
         for name in ("topology_key", "topology_value"):
             report_checks.check_name(f"ownership.domains[{index}].{name}", getattr(domain, name))
-    rows: dict[MachineId, Row] = {}
+    rows: dict[MachineId, OwnershipRow] = {}
     for kind, name in ((RowKind.ADOPTED, "adopted"), (RowKind.DISOWNED, "disowned")):
         for index, adoption in enumerate(getattr(message, name)):
             place = f"ownership.{name}[{index}]"
             turn = _turn(adoption.instruction_id, f"{place}.instruction_id")
-            _put_row(rows, adoption.machine_id, Row(kind, turn, ShardId(adoption.shard_id)), place)
+            _put_row(rows, adoption.machine_id, OwnershipRow(kind, turn, ShardId(adoption.shard_id)), place)
     for index, release in enumerate(message.released):
         place = f"ownership.released[{index}]"
         machine = machine_from_wire(release.machine)[0] if release.HasField("machine") else None
         turn = _turn(release.instruction_id, f"{place}.instruction_id")
-        row = Row(RowKind.RELEASED, turn, ShardId(release.to_shard_id), release.released_unix_nanos, machine)
+        row = OwnershipRow(RowKind.RELEASED, turn, ShardId(release.to_shard_id), release.released_unix_nanos, machine)
         _put_row(rows, release.machine_id, row, place)
     owned = Owned(
         base=_BASES[message.base],
         domains=frozenset(Domain(domain.topology_key, domain.topology_value) for domain in message.domains),
         rows=rows,
     )
-    return Holding(owned=owned, kept=_kept(message.reservations))
+    return Holding(owned=owned, reservations=_reservations(message.reservations))
 
 
-def _kept(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Kept, ...]:
-    kept: list[Kept] = []
+def _reservations(messages: Iterable[coordinator_pb2.Reservation]) -> tuple[Reservation, ...]:
+    reservations: list[Reservation] = []
     for index, message in enumerate(messages):
         place = f"ownership.reservations[{index}]"
         report_checks.check_name(f"{place}.machine_id", message.machine_id)
         for name in ("to_shard_id", "instruction_id", "instance_type", "zone"):
             check_string(f"{place}.{name}", getattr(message, name))
-        kept.append(
-            Kept(
-                MachineId(message.machine_id),
-                ShardId(message.to_shard_id),
-                message.instruction_id,
-                message.ready,
-                message.expires_unix_nanos,
-                message.instance_type,
-                message.zone,
+        reservations.append(
+            Reservation(
+                machine_id=MachineId(message.machine_id),
+                to_shard=ShardId(message.to_shard_id),
+                instruction_id=message.instruction_id,
+                is_ready=message.ready,
+                expires_unix_nanos=message.expires_unix_nanos,
+                instance_type=message.instance_type,
+                zone=message.zone,
             )
         )
-    return tuple(kept)
+    return tuple(reservations)
 
 
-def _put_row(rows: dict[MachineId, Row], machine_id: str, row: Row, place: str) -> None:
+def _put_row(rows: dict[MachineId, OwnershipRow], machine_id: str, row: OwnershipRow, place: str) -> None:
     report_checks.check_name(f"{place}.machine_id", machine_id)
     check_string(f"{place}.shard_id", row.other)
     if machine_id in rows:

@@ -11,7 +11,7 @@ from sys import intern
 from types import MappingProxyType
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import NO_HOST, Host, Machine
+from bigfleet.model.machine import NO_HOST, HostRef, Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.gen import provider_pb2
 
@@ -60,7 +60,7 @@ def machine_from_wire(message: provider_pb2.Machine) -> tuple[Machine, Mapping[s
     machine = Machine(
         id=MachineId(message.id),
         state=state_from_wire(message.state),
-        host=Host(intern(message.host.provider), message.host.ref) if message.HasField("host") else NO_HOST,
+        host=HostRef(intern(message.host.provider), message.host.ref) if message.HasField("host") else NO_HOST,
         cluster=ClusterId(intern(message.cluster)),
         instance_type=intern(message.instance_type),
         zone=intern(message.zone),

@@ -16,7 +16,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.repeated_fields import cut
-from bigfleet.shard.ports import Listing, ProviderRefusal, Record, RefusalKind
+from bigfleet.shard.ports import ListedMachine, Listing, ProviderRefusal, RefusalKind
 
 #: Fields that are found before other tasks get their turn, some milliseconds of work.
 _FIELDS_PER_TURN_MAX = 2_000
@@ -24,7 +24,7 @@ _FIELDS_PER_TURN_MAX = 2_000
 _MACHINES_TAG = 0x0A
 
 
-class ListedRecords(Sequence[Record]):
+class ListedRecords(Sequence[ListedMachine]):
     """The records of one answer, each read when it is asked for. Raises ProviderRefusal for one that is no machine."""
 
     def __init__(self, content: bytes, starts: "array[int]", ends: "array[int]") -> None:
@@ -36,10 +36,10 @@ class ListedRecords(Sequence[Record]):
         return len(self._starts)
 
     @overload
-    def __getitem__(self, place: int) -> Record: ...
+    def __getitem__(self, place: int) -> ListedMachine: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Record]: ...
-    def __getitem__(self, place: int | slice) -> Record | list[Record]:
+    def __getitem__(self, place: slice) -> list[ListedMachine]: ...
+    def __getitem__(self, place: int | slice) -> ListedMachine | list[ListedMachine]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         content = self._content[self._starts[place] : self._ends[place]]
@@ -47,7 +47,7 @@ class ListedRecords(Sequence[Record]):
             message = provider_pb2.Machine.FromString(content)
         except DecodeError as error:
             raise unreadable("MachineList") from error
-        return Record(*machine_from_wire(message))
+        return ListedMachine(*machine_from_wire(message))
 
 
 async def read_listing(content: bytes, clock: Clock) -> Listing:

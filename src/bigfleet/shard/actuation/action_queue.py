@@ -20,7 +20,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.shard.audit.log import Audit
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionRecord, Outcome
+from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionOutcome, ActionRecord
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.safety_limits import Disposition
 
@@ -53,7 +53,7 @@ STOP_GRACE_SECONDS = 10.0
 #: Suppressed actions that are audited before other tasks get their turn, some milliseconds of work.
 SUPPRESSED_PER_TURN_MAX = 200
 
-Executor = Callable[[ActionRecord, "Actuator"], Awaitable[Outcome]]
+Executor = Callable[[ActionRecord, "Actuator"], Awaitable[ActionOutcome]]
 
 
 @dataclass(slots=True)
@@ -83,7 +83,9 @@ class Actuator:
         execute: Executor,
         is_backed_off: Callable[[Action], bool],
         audit: Audit,
+        ledger: dict[MachineId, ActionRecord],
     ) -> None:
+        """`ledger` is empty and is changed here alone: others may only look up a machine."""
         self._settings = settings
         self._inventory = inventory
         self._metrics = metrics
@@ -92,7 +94,7 @@ class Actuator:
         self._execute = execute
         self._is_backed_off = is_backed_off
         self._audit = audit
-        self._ledger: dict[MachineId, ActionRecord] = {}
+        self._ledger = ledger
         #: The ledger's machines are always among them.
         self._touched: set[MachineId] = set()
         self._queue: deque[ActionRecord] = deque()
@@ -302,7 +304,7 @@ class Actuator:
         following.started_seconds = self._clock.monotonic_seconds()
         self._ledger[action.machine_id] = following
         self._metrics.actions.labels(action.kind.label).inc()
-        self._conclude(record, Outcome.SUCCESS)
+        self._conclude(record, ActionOutcome.SUCCESS)
         return following
 
     async def _run_in_slot(self, record: ActionRecord) -> None:
@@ -310,11 +312,11 @@ class Actuator:
         self._note_slot(machine_id, held=True)
         record.executed_cycle = self.cycle
         record.started_seconds = self._clock.monotonic_seconds()
-        outcome, message = Outcome.TRANSITION_ERROR, ""
+        outcome, message = ActionOutcome.TRANSITION_ERROR, ""
         try:
             outcome = await self._execute(record, self)
         except asyncio.CancelledError:
-            outcome = Outcome.CTX_CANCELED
+            outcome = ActionOutcome.CTX_CANCELED
             raise
         except InventoryRefusal as refusal:
             message = str(refusal)
@@ -330,7 +332,7 @@ class Actuator:
                 self._slots.release()
             self._conclude(last, outcome)
 
-    def _conclude(self, record: ActionRecord, outcome: Outcome) -> None:
+    def _conclude(self, record: ActionRecord, outcome: ActionOutcome) -> None:
         action = record.action
         record.outcome = outcome
         record.finished_unix_nanos = self._clock.unix_nanos()

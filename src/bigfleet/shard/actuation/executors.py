@@ -37,12 +37,12 @@ from bigfleet.shard.cycle.reclaim_delay import FitHolds, is_delayable
 from bigfleet.shard.inventory.ingest import Ingest, node_labels, node_taints, provider_id
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionRecord, Outcome, instruction_reason
+from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionOutcome, ActionRecord, instruction_reason
 from bigfleet.shard.ports import (
     FenceToken,
+    ListedMachine,
     Provider,
     ProviderRefusal,
-    Record,
     RefusalKind,
     ShardSettings,
     TokenSource,
@@ -79,8 +79,8 @@ class Executors:
         metrics: ShardMetrics,
         clock: Clock,
         ids: IdSource,
-        strikes: MachineBackoff,
-        refusals: DemandBackoff,
+        machine_backoff: MachineBackoff,
+        demand_backoff: DemandBackoff,
         stockouts: Stockouts,
         fit_holds: FitHolds,
         revisit: Callable[[MachineId], None],
@@ -98,8 +98,8 @@ class Executors:
         self._metrics = metrics
         self._clock = clock
         self._ids = ids
-        self._strikes = strikes
-        self._refusals = refusals
+        self._machine_backoff = machine_backoff
+        self._demand_backoff = demand_backoff
         self._stockouts = stockouts
         self._fit_holds = fit_holds
         self._revisit = revisit
@@ -109,7 +109,7 @@ class Executors:
         #: Drains that wait for their operator, by machine; setting the event ends the wait (§9.3).
         self._drain_waits: dict[str, _DrainWait] = {}
 
-    async def execute(self, record: ActionRecord, actuator: Actuator) -> Outcome:
+    async def execute(self, record: ActionRecord, actuator: Actuator) -> ActionOutcome:
         """Carry out one action and return how it ended."""
         try:
             return await self._execute(record, actuator)
@@ -118,17 +118,17 @@ class Executors:
             self._revisit(record.action.machine_id)
             raise
 
-    async def _execute(self, record: ActionRecord, actuator: Actuator) -> Outcome:
+    async def _execute(self, record: ActionRecord, actuator: Actuator) -> ActionOutcome:
         machine = self._inventory.get(record.action.machine_id)
         if machine is None:
-            return Outcome.STALE
+            return ActionOutcome.STALE
         kind = record.action.kind
         if record.is_redrive:
             return await self._redrive(record, machine, actuator)
         if kind is ActionKind.BOOTSTRAP:
             return await self._bootstrap(record, machine, actuator)
         if machine.state is not REQUIRED_STATE[kind]:
-            return Outcome.NOOP if machine.state is GOAL_STATE.get(kind) else Outcome.STALE
+            return ActionOutcome.NOOP if machine.state is GOAL_STATE.get(kind) else ActionOutcome.STALE
         if kind is ActionKind.PROVISION:
             return await self._provision(record, machine, actuator)
         if kind is ActionKind.DELETE:
@@ -165,12 +165,12 @@ class Executors:
 
     # ---- provision ----------------------------------------------------------------------------------------------
 
-    async def _provision(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+    async def _provision(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
         action = record.action
         profile = _action_profile(action)
         if not self._stockouts.may_create(machine):  # P0
             record.message = "its capacity pool is out of stock: nothing was asked of the provider"
-            return Outcome.EXHAUSTED
+            return ActionOutcome.EXHAUSTED
         creating = replace(  # P1
             machine,
             state=MachineState.CREATING,
@@ -180,7 +180,7 @@ class Executors:
         )
         self._ingest.drive(creating)
         ack = await self._create(record, creating)  # P2
-        if isinstance(ack, Outcome):
+        if isinstance(ack, ActionOutcome):
             return ack
         if not self._take(machine.id, ack.record):  # P3
             return self._hold_invalid(machine.id, record)
@@ -188,33 +188,33 @@ class Executors:
         if state is MachineState.IDLE:  # P4, a synchronous provider
             idle = self._inventory.get(machine.id)
             if idle is None:
-                return Outcome.NOT_FOUND
+                return ActionOutcome.NOT_FOUND
             following = actuator.follow_up(record, replace(action, kind=ActionKind.BOOTSTRAP))
             return await self._bootstrap(following, idle, actuator)
         return _beyond(state, MachineState.SPECULATIVE)
 
-    async def _create(self, record: ActionRecord, machine: Machine) -> TransitionAck | Outcome:
+    async def _create(self, record: ActionRecord, machine: Machine) -> TransitionAck | ActionOutcome:
         ack = await self._call(record, "create", lambda token: self._provider.create(machine.id, token))
-        if ack is Outcome.EXHAUSTED:
+        if ack is ActionOutcome.EXHAUSTED:
             self._stockouts.exhausted(machine)
             await self._settle(machine.id)
         return ack
 
     # ---- bootstrap ----------------------------------------------------------------------------------------------
 
-    async def _bootstrap(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+    async def _bootstrap(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
         action = record.action
         profile = _action_profile(action)
         if machine.state is MachineState.CONFIGURED:  # B1
             same = machine.cluster == action.cluster and machine.assigned_need_fingerprint == profile.fingerprint
-            return Outcome.NOOP if same else Outcome.TRANSITION_ERROR
+            return ActionOutcome.NOOP if same else ActionOutcome.TRANSITION_ERROR
         if machine.state is not MachineState.IDLE:
-            return Outcome.STALE
+            return ActionOutcome.STALE
         session = self._sessions.of(action.cluster)
         if session is None:  # B2
-            return Outcome.NO_SESSION
-        if not self._refusals.may_ask(action.cluster):  # B3
-            return Outcome.OPERATOR_UNRESPONSIVE
+            return ActionOutcome.NO_SESSION
+        if not self._demand_backoff.may_ask(action.cluster):  # B3
+            return ActionOutcome.OPERATOR_UNRESPONSIVE
         configuring = replace(  # B4
             machine,
             state=MachineState.CONFIGURING,
@@ -224,38 +224,38 @@ class Executors:
         )
         self._ingest.drive(configuring)
         answer = await self._blob(record, session, configuring, profile, actuator)  # B5, B6
-        if isinstance(answer, Outcome):
+        if isinstance(answer, ActionOutcome):
             self._roll_back(machine.id)
             return answer
         return await self._configure(record, configuring, profile, answer)
 
     async def _blob(
         self, record: ActionRecord, session: Session, machine: Machine, profile: Profile, actuator: Actuator
-    ) -> BootstrapResponse | Outcome:
+    ) -> BootstrapResponse | ActionOutcome:
         """Ask the operator for the blob, once more when it expired while the slot was awaited."""
         cluster = record.action.cluster
         for _attempt in range(2):
             asked_at = self._clock.monotonic_seconds()
-            self._refusals.asked(cluster)
+            self._demand_backoff.asked(cluster)
             try:
                 async with actuator.waiting(machine.id, "blob"):
                     answer = await self._ask(session, machine, profile)
                     received_at = self._clock.monotonic_seconds()
             except (TimeoutError, SessionLost):
-                self._refusals.unanswered(cluster)
+                self._demand_backoff.unanswered(cluster)
                 record.message = f"the operator of {cluster} sent no bootstrap data in time"
-                return Outcome.BLOB_TIMEOUT
-            self._refusals.answered(cluster)
+                return ActionOutcome.BLOB_TIMEOUT
+            self._demand_backoff.answered(cluster)
             self._metrics.request_bootstrap.observe(received_at - asked_at)
             if answer.error:
                 record.message = answer.error
-                self._refusals.refuse(cluster, profile.fingerprint, record.action.group, answer.error)
-                return Outcome.BLOB_ERROR
+                self._demand_backoff.refuse(cluster, profile.fingerprint, record.action.group, answer.error)
+                return ActionOutcome.BLOB_ERROR
             age_seconds = self._clock.monotonic_seconds() - received_at
             if answer.ttl_seconds <= 0 or age_seconds < answer.ttl_seconds:
                 return answer
         record.message = f"the bootstrap data expired twice before it could be used ({answer.ttl_seconds} s)"
-        return Outcome.BLOB_EXPIRED
+        return ActionOutcome.BLOB_EXPIRED
 
     async def _ask(self, session: Session, machine: Machine, profile: Profile) -> BootstrapResponse:
         if not self._sessions.is_current(session):
@@ -276,7 +276,7 @@ class Executors:
 
     async def _configure(
         self, record: ActionRecord, configuring: Machine, profile: Profile, answer: BootstrapResponse
-    ) -> Outcome:
+    ) -> ActionOutcome:
         stamped = replace(
             configuring,
             assigned_priority=profile.priority,
@@ -295,7 +295,7 @@ class Executors:
 
     async def _configure_call(
         self, record: ActionRecord, machine: Machine, metadata: Mapping[str, str], answer: BootstrapResponse
-    ) -> TransitionAck | Outcome:
+    ) -> TransitionAck | ActionOutcome:
         return await self._call(
             record,
             "configure",
@@ -303,21 +303,21 @@ class Executors:
         )
 
     def _configured(
-        self, record: ActionRecord, stamped: Machine, profile: Profile, ack: TransitionAck | Outcome
-    ) -> Outcome:
-        if isinstance(ack, Outcome):
-            return Outcome.CONFIGURE_ERROR if ack is Outcome.PROVIDER_ERROR else ack
+        self, record: ActionRecord, stamped: Machine, profile: Profile, ack: TransitionAck | ActionOutcome
+    ) -> ActionOutcome:
+        if isinstance(ack, ActionOutcome):
+            return ActionOutcome.CONFIGURE_ERROR if ack is ActionOutcome.PROVIDER_ERROR else ack
         if not self._take(stamped.id, ack.record):
             return self._hold_invalid(stamped.id, record)
         shown = ack.record.machine
         match shown.state:
             case MachineState.CONFIGURED | MachineState.CONFIGURING if shown.cluster in ("", stamped.cluster):  # B9
-                self._refusals.succeeded(stamped.cluster, profile.fingerprint, stamped.assigned_group)
-                return Outcome.SUCCESS
+                self._demand_backoff.succeeded(stamped.cluster, profile.fingerprint, stamped.assigned_group)
+                return ActionOutcome.SUCCESS
             case MachineState.IDLE:
-                return Outcome.TRANSITION_RACED_TO_IDLE
+                return ActionOutcome.TRANSITION_RACED_TO_IDLE
             case _:
-                return Outcome.TRANSITION_ERROR
+                return ActionOutcome.TRANSITION_ERROR
 
     def _roll_back(self, machine_id: MachineId) -> None:
         current = self._inventory.get(machine_id)
@@ -326,10 +326,10 @@ class Executors:
 
     # ---- drain --------------------------------------------------------------------------------------------------
 
-    async def _drain(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+    async def _drain(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
         action = record.action
         if machine.cluster != action.cluster:  # D1
-            return Outcome.STALE
+            return ActionOutcome.STALE
         deadline_seconds = self._clock.monotonic_seconds() + action.grace_seconds
         session = self._sessions.of(machine.cluster)
         if session is not None:  # D2: the instruction leaves before the state frame that drive() sends
@@ -351,7 +351,7 @@ class Executors:
             result = await self._await_drained(record, machine, deadline_seconds, actuator)
             if result is None:
                 record.message = "the provider showed that the drain was over"
-                return Outcome.NOOP
+                return ActionOutcome.NOOP
             record.message = result.outcome.name
             if result.outcome is DrainOutcome.WOULD_NOT_FIT and is_delayable(action):
                 return self._keep(record, machine, result.message)
@@ -359,27 +359,31 @@ class Executors:
             grace_seconds = 0 if is_over else self._seconds_left(deadline_seconds)
         return await self._drain_call(record, machine.id, grace_seconds)
 
-    def _keep(self, record: ActionRecord, machine: Machine, text: str) -> Outcome:
+    def _keep(self, record: ActionRecord, machine: Machine, text: str) -> ActionOutcome:
         """Leave the machine in service: the pods on it fit nowhere else."""
         record.message = f"the operator answered WOULD_NOT_FIT: {text}"
         seconds = self._fit_holds.hold(machine.id, text)
         _log.info("drain.rejected", machine=machine.id, cluster=machine.cluster, reason=text, hold_seconds=seconds)
         current = self._inventory.get(machine.id)
         if current is None or current.state is not MachineState.DRAINING:
-            return Outcome.NOOP
+            return ActionOutcome.NOOP
         self._ingest.keep_bound(current)
-        return Outcome.WOULD_NOT_FIT
+        return ActionOutcome.WOULD_NOT_FIT
 
-    async def _drain_call(self, record: ActionRecord, machine_id: MachineId, grace_seconds: int) -> Outcome:
+    async def _drain_call(self, record: ActionRecord, machine_id: MachineId, grace_seconds: int) -> ActionOutcome:
         ack = await self._call(  # D4
             record, "drain", lambda token: self._provider.drain(machine_id, grace_seconds, token)
         )
-        if isinstance(ack, Outcome):
+        if isinstance(ack, ActionOutcome):
             return ack
         if not self._take(machine_id, ack.record):  # D5: the binding ends with an observed Idle, here or in reconcile
             return self._hold_invalid(machine_id, record)
         state = ack.record.machine.state
-        return Outcome.SUCCESS if state in (MachineState.IDLE, MachineState.DRAINING) else Outcome.TRANSITION_ERROR
+        return (
+            ActionOutcome.SUCCESS
+            if state in (MachineState.IDLE, MachineState.DRAINING)
+            else ActionOutcome.TRANSITION_ERROR
+        )
 
     def _instruction(self, record: ActionRecord, machine: Machine, grace_seconds: int) -> ReclaimInstruction:
         return ReclaimInstruction(
@@ -426,33 +430,33 @@ class Executors:
 
     # ---- delete -------------------------------------------------------------------------------------------------
 
-    async def _delete(self, record: ActionRecord, machine: Machine) -> Outcome:
+    async def _delete(self, record: ActionRecord, machine: Machine) -> ActionOutcome:
         is_deletable = machine.capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
         if machine.cluster or not is_deletable or self._is_reserved(machine.id):  # L1
-            return Outcome.STALE
+            return ActionOutcome.STALE
         self._ingest.drive(replace(machine, state=MachineState.DELETING))  # L2
         return await self._delete_call(record, machine)
 
-    async def _delete_call(self, record: ActionRecord, machine: Machine) -> Outcome:
+    async def _delete_call(self, record: ActionRecord, machine: Machine) -> ActionOutcome:
         ack = await self._call(record, "delete", lambda token: self._provider.delete(machine.id, token))
-        if isinstance(ack, Outcome):
+        if isinstance(ack, ActionOutcome):
             shown = self._inventory.get(machine.id)
             is_still_idle = shown is not None and shown.state is MachineState.IDLE
-            if ack is Outcome.NOT_SUPPORTED or (ack is Outcome.PROVIDER_ERROR and is_still_idle):  # L4
+            if ack is ActionOutcome.NOT_SUPPORTED or (ack is ActionOutcome.PROVIDER_ERROR and is_still_idle):  # L4
                 self._hold(machine.id, DISAGREEMENT_CAUSE, until_restart=True)
             return ack
         if not self._take(machine.id, ack.record):  # L3
             return self._hold_invalid(machine.id, record)
         state = ack.record.machine.state
         expected = (MachineState.SPECULATIVE, MachineState.DELETING)
-        return Outcome.SUCCESS if state in expected else Outcome.TRANSITION_ERROR
+        return ActionOutcome.SUCCESS if state in expected else ActionOutcome.TRANSITION_ERROR
 
     # ---- again ----------------------------------------------------------------------------------------------------
 
-    async def _redrive(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+    async def _redrive(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
         """Make the call of a transition that does not end once more (§9.5); only the provider ends it."""
         if machine.state is not REDRIVEN_STATE[record.action.kind]:
-            return Outcome.STALE
+            return ActionOutcome.STALE
         match machine.state:
             case MachineState.CONFIGURING:
                 return await self._configure_again(record, machine, actuator)
@@ -462,31 +466,31 @@ class Executors:
             case MachineState.DELETING:
                 return await self._delete_call(record, machine)
         ack = await self._create(record, machine)
-        if isinstance(ack, Outcome):
+        if isinstance(ack, ActionOutcome):
             return ack
         if not self._take(machine.id, ack.record):
             return self._hold_invalid(machine.id, record)
         return _beyond(ack.record.machine.state, MachineState.SPECULATIVE)
 
-    async def _configure_again(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> Outcome:
+    async def _configure_again(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
         """Configure with a fresh blob, and with the cluster and the metadata that the provider shows."""
         session = self._sessions.of(machine.cluster)
         if session is None:
-            return Outcome.NO_SESSION
-        if not self._refusals.may_ask(machine.cluster):
-            return Outcome.OPERATOR_UNRESPONSIVE
+            return ActionOutcome.NO_SESSION
+        if not self._demand_backoff.may_ask(machine.cluster):
+            return ActionOutcome.OPERATOR_UNRESPONSIVE
         profile = self._profile_of((machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group))
         if profile is None:
             record.message = "its row has left the demand: the operator cannot be asked for its bootstrap data"
-            return Outcome.STALE
+            return ActionOutcome.STALE
         shown = await self._shown(machine.id)
         if shown is None:
             record.message = "the provider does not show what was asked of it"
-            return Outcome.CONFIGURE_ERROR
+            return ActionOutcome.CONFIGURE_ERROR
         if shown.machine.state is not MachineState.CONFIGURING:
-            return Outcome.NOOP if self._take(machine.id, shown) else self._hold_invalid(machine.id, record)
+            return ActionOutcome.NOOP if self._take(machine.id, shown) else self._hold_invalid(machine.id, record)
         answer = await self._blob(record, session, machine, profile, actuator)
-        if isinstance(answer, Outcome):
+        if isinstance(answer, ActionOutcome):
             return answer
         again = replace(machine, cluster=shown.machine.cluster or machine.cluster)
         # A provider that shows no metadata yet has what this shard sent.
@@ -497,7 +501,7 @@ class Executors:
 
     async def _call(
         self, record: ActionRecord, method: str, call: Callable[[FenceToken], Awaitable[TransitionAck]]
-    ) -> TransitionAck | Outcome:
+    ) -> TransitionAck | ActionOutcome:
         """Make one provider call; return its ack, or the outcome of a refusal after settling it (§9.6)."""
         machine_id = record.action.machine_id
         token = self._tokens.next()
@@ -508,20 +512,20 @@ class Executors:
         except TimeoutError:
             record.message = f"{method}: no answer within {self._settings.execute_timeout_seconds:g} s"
             self._revisit(machine_id)
-            return Outcome.UNKNOWN_OUTCOME
+            return ActionOutcome.UNKNOWN_OUTCOME
         except ProviderRefusal as refusal:
             record.message = f"{method}: {refusal}"
             if method == "create" and refusal.kind is RefusalKind.EXHAUSTED:
                 # The machine is healthy and its pool is not: no strike, but a back-off of the pool (§9.8).
-                return Outcome.EXHAUSTED
+                return ActionOutcome.EXHAUSTED
             return await self._refused(machine_id, refusal)
         record.operation_id = ack.operation_id
         if ack.record.machine.id != machine_id:
             return self._hold_invalid(machine_id, record, f"{method}: the answer speaks of {ack.record.machine.id!r}")
-        self._strikes.accepted(machine_id)
+        self._machine_backoff.accepted(machine_id)
         return ack
 
-    async def _refused(self, machine_id: MachineId, refusal: ProviderRefusal) -> Outcome:
+    async def _refused(self, machine_id: MachineId, refusal: ProviderRefusal) -> ActionOutcome:
         match refusal.kind:
             case RefusalKind.FENCED:
                 self._metrics.fenced.inc()
@@ -532,7 +536,7 @@ class Executors:
             case RefusalKind.NOT_FOUND:
                 if machine_id in self._inventory:
                     self._ingest.remove(machine_id)
-                self._strikes.forget(machine_id)
+                self._machine_backoff.forget(machine_id)
                 # A machine that is there after all would be in no later delta.
                 self._revisit(machine_id)
             case RefusalKind.NOT_SUPPORTED:
@@ -541,10 +545,10 @@ class Executors:
                 self._revisit(machine_id)
             case RefusalKind.EXHAUSTED | RefusalKind.REFUSED:
                 await self._settle(machine_id)
-                if self._strikes.refused(machine_id):
+                if self._machine_backoff.refused(machine_id):
                     self._hold(machine_id, f"refused three times in a row: {refusal}", until_restart=False)
                 exhausted = refusal.kind is RefusalKind.EXHAUSTED
-                return Outcome.EXHAUSTED if exhausted else Outcome.PROVIDER_ERROR
+                return ActionOutcome.EXHAUSTED if exhausted else ActionOutcome.PROVIDER_ERROR
         return REFUSAL_OUTCOMES[refusal.kind]
 
     async def _settle(self, machine_id: MachineId) -> None:
@@ -553,7 +557,7 @@ class Executors:
         if shown is not None and not self._take(machine_id, shown):
             self._revisit(machine_id)
 
-    async def _shown(self, machine_id: MachineId) -> Record | None:
+    async def _shown(self, machine_id: MachineId) -> ListedMachine | None:
         """Return what Get says of the machine; without a usable answer None, and the next reconcile reads it."""
         try:
             async with asyncio.timeout(self._settings.execute_timeout_seconds):
@@ -565,7 +569,7 @@ class Executors:
             return None
         return shown
 
-    def _take(self, machine_id: MachineId, shown: Record) -> bool:
+    def _take(self, machine_id: MachineId, shown: ListedMachine) -> bool:
         """Take a record that answers for this machine; False when it is refused or speaks of another machine."""
         return shown.machine.id == machine_id and self._ingest.observe(shown)
 
@@ -575,22 +579,22 @@ class Executors:
             return
         applied_state = self._ingest.applied_state(machine_id)
         self._ingest.fail(machine, cause)
-        self._strikes.hold(machine_id, applied_state, until_restart=until_restart)
+        self._machine_backoff.hold(machine_id, applied_state, until_restart=until_restart)
 
     def _hold_invalid(
         self,
         machine_id: MachineId,
         record: ActionRecord,
         fault: str = "the provider's answer holds a record that breaks the invariant",
-    ) -> Outcome:
+    ) -> ActionOutcome:
         record.message = fault
         self._hold(machine_id, record.message, until_restart=False)
-        return Outcome.INVALID_RECORD
+        return ActionOutcome.INVALID_RECORD
 
 
-def _beyond(state: MachineState, source: MachineState) -> Outcome:
+def _beyond(state: MachineState, source: MachineState) -> ActionOutcome:
     """Return how a call ended whose answer shows this state: it must have left where it came from."""
-    return Outcome.TRANSITION_ERROR if state in (source, MachineState.FAILED) else Outcome.SUCCESS
+    return ActionOutcome.TRANSITION_ERROR if state in (source, MachineState.FAILED) else ActionOutcome.SUCCESS
 
 
 def _action_profile(action: Action) -> Profile:

@@ -17,13 +17,13 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
-from bigfleet.shard.inventory.fleet_queries import Wanted, find
+from bigfleet.shard.inventory.fleet_queries import MachineQuery, find
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ShardSettings
 
 REDRIVE_REASON = "shard.redrive"
-_ON_THE_WAY = Wanted(states=frozenset(state.value for state in TRANSITIONAL_STATES))
+_ON_THE_WAY = MachineQuery(states=frozenset(state.value for state in TRANSITIONAL_STATES))
 _KINDS = {
     MachineState.CREATING: ActionKind.PROVISION,
     MachineState.CONFIGURING: ActionKind.BOOTSTRAP,

@@ -7,7 +7,7 @@ The cycle never waits for an action. What a cycle could not do is derived again 
 
 import asyncio
 from collections.abc import Callable, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
-from bigfleet.model.frames import NodeStateUpdate
+from bigfleet.model.frames import NodeStatus
 from bigfleet.model.ids import IdSource, MachineId, ShardId
 from bigfleet.recording.hook import CycleInput, CycleTaker, recorded
 from bigfleet.shard.actuation.action_queue import Actuator
@@ -30,6 +30,7 @@ from bigfleet.shard.actuation.stuck_transitions import StuckTransitions
 from bigfleet.shard.audit.log import Audit, AuditLog
 from bigfleet.shard.cluster_policy import ClusterPolicies
 from bigfleet.shard.cycle.composition_plans import CompositionPlans, PlanWorkers
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.cycle.engine_runner import EngineMaker, EngineRunner, fleet_engine
 from bigfleet.shard.cycle.guardrails import Guardrails
 from bigfleet.shard.cycle.phase_timer import PhaseTimer
@@ -41,6 +42,7 @@ from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import MachineRows
 from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.ownership.handover_host import ShardHandoverHost
 from bigfleet.shard.ownership.ownership import Ownership, rows_with
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
@@ -56,20 +58,6 @@ from bigfleet.shard.status.session_views import SessionViews
 from bigfleet.shard.status.views import CycleView, ViewContext, build_view
 
 _log = structlog.get_logger("bigfleet.shard")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CycleReport:
-    """What one cycle did, for logs and tests."""
-
-    cycle: int
-    is_timer: bool
-    decision: Decision | None
-    capped: int = 0
-    #: Reclaims of machines that have not been excess for long enough.
-    delayed: int = 0
-    postponed: int = 0
-    enqueued: int = 0
 
 
 class Shard:
@@ -91,28 +79,33 @@ class Shard:
         ownership_file: OwnershipFile | None = None,
         recorder: CycleTaker | None = None,
         plan_workers: PlanWorkers | None = None,
+        on_inventory: Callable[[], None] = lambda: None,
     ) -> None:
         """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that.
 
-        Without `plan_workers` compositions are planned within the cycle.
+        Without `plan_workers` compositions are planned within the cycle. `on_inventory` is called once, when the first
+        List has been applied.
         """
         self.shard_id = shard_id
         self.epoch = epoch
         self.settings = settings
         self.inventory = Inventory()
         self.metrics = ShardMetrics(registry, self.inventory)
-        self.intake = Intake(guard=settings.empty_rollup_guard)
-        self.sessions = Sessions(epoch=epoch, outbox_frames_max=settings.outbox_frames_max)
-        self.strikes = MachineBackoff(clock)
-        self.refusals = DemandBackoff(clock)
-        self.stockouts = Stockouts(clock, self.metrics)
-        self.fit_holds = FitHolds(clock)
-        self.ingest = Ingest(inventory=self.inventory, sessions=self.sessions, metrics=self.metrics, clock=clock)
-        self.ingest.on_observed = self.stockouts.observed
-        #: Settings of single clusters; replaced, never changed.
-        self.policies = ClusterPolicies()
         self._clock = clock
         self._compute = compute
+        #: The last finished cycle, and the machines that could not be given away after it, as rows of its snapshot;
+        #: replaced, never changed.
+        self.view = CycleView()
+        self.taken: MachineRows = np.zeros(0, np.int64)
+        self._title: OwnedResources = ownership_file or EVERYTHING
+        self._make_sessions(ownership_file)
+        self.machine_backoff = MachineBackoff(clock)
+        self.demand_backoff = DemandBackoff(clock)
+        self.stockouts = Stockouts(clock, self.metrics)
+        self.fit_holds = FitHolds(clock)
+        self._make_ingest()
+        #: Settings of single clusters; replaced, never changed.
+        self.policies = ClusterPolicies()
         #: Is told what every cycle asked its engine, and what it was answered.
         self.recorder = recorder
         self._decider = EngineRunner(
@@ -124,22 +117,66 @@ class Shard:
         self.plans = self._make_plans(plan_workers)
         self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
         self.stuck = StuckTransitions(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
-        self._title: OwnedResources = ownership_file or EVERYTHING
         self._make_hands(provider, ids)
         self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
-        #: The last finished cycle, and the machines that could not be given away after it, as rows of its snapshot;
-        #: replaced, never changed.
-        self.view = CycleView()
-        self.taken: MachineRows = np.zeros(0, np.int64)
-        #: Called once, when the first List has been applied.
-        self.on_inventory: Callable[[], None] = lambda: None
+        self._on_inventory = on_inventory
         self.cycle = 0
         self._has_reconciled = False
         self._has_decided = False
         self._wakeup = asyncio.Event()
         self._inspecting = asyncio.Lock()
         self._ages = ShortfallAges()
-        self._connect_parts()
+        self._make_rollups()
+        self.metrics.epoch.set(self.epoch)
+        self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
+
+    def _make_sessions(self, file: OwnershipFile | None) -> None:
+        """Make the sessions, and the parts that follow what operators report and are told."""
+        self.sessions = Sessions(
+            epoch=self.epoch,
+            outbox_frames_max=self.settings.outbox_frames_max,
+            accepted_term=lambda: 0 if file is None else file.accepted_term,
+            on_open=self._session_opened,
+            on_lifecycle=self._session_lifecycle,
+            on_node_status=self._node_reported,
+        )
+        self.publisher = CyclePublisher(
+            settings=self.settings,
+            inventory=self.inventory,
+            sessions=self.sessions,
+            metrics=self.metrics,
+            clock=self._clock,
+        )
+        self.waiting_growth = WaitingGrowth(
+            clock=self._clock,
+            machine_of=self.inventory.get,
+            has_joined=self.publisher.has_joined,
+            has_failed=self.publisher.joins.is_unjoined,
+        )
+        self.intake = Intake(guard=self.settings.empty_rollup_guard, bounded=self.waiting_growth.reported)
+
+    def _make_ingest(self) -> None:
+        """Make the only writer of the inventory, and the filter of what may enter it."""
+        #: The actions that wait or run, by machine; the actuator's.
+        self._actions: dict[MachineId, ActionRecord] = {}
+        self.ownership_filter = OwnershipFilter(
+            me=self.shard_id,
+            inherits=self.settings.inherits,
+            title=self._title,
+            is_known=self.inventory.__contains__,
+            is_busy=self._actions.__contains__,
+        )
+        self.ingest = Ingest(
+            inventory=self.inventory,
+            sessions=self.sessions,
+            metrics=self.metrics,
+            clock=self._clock,
+            owns=self.ownership_filter.owns,
+            on_change=self.publisher.machine_changed,
+            on_observed=self.stockouts.observed,
+            on_remove=self.publisher.machine_removed,
+            on_status=self.publisher.joins.seen,
+        )
 
     def _make_plans(self, workers: PlanWorkers | None) -> CompositionPlans:
         return CompositionPlans(
@@ -154,6 +191,8 @@ class Shard:
 
     def _make_hands(self, provider: Provider, ids: IdSource) -> None:
         """Make the parts that call the provider: those that carry out, and the one that reads."""
+        #: Machines whose records are to be read again.
+        self._revisits: set[MachineId] = set()
         #: Of all calls of this process.
         self.tokens = TokenSource(self.shard_id, self.epoch)
         self.executors = Executors(
@@ -166,11 +205,11 @@ class Shard:
             metrics=self.metrics,
             clock=self._clock,
             ids=ids,
-            strikes=self.strikes,
-            refusals=self.refusals,
+            machine_backoff=self.machine_backoff,
+            demand_backoff=self.demand_backoff,
             stockouts=self.stockouts,
             fit_holds=self.fit_holds,
-            revisit=lambda machine_id: self.reconciler.revisit(machine_id),
+            revisit=self._revisits.add,
             profile_of=self.intake.table.profile_of,
             note_drain=self.stuck.note_drain,
             is_reserved=lambda machine_id: machine_id in self._title.reservations,
@@ -182,42 +221,36 @@ class Shard:
             clock=self._clock,
             ids=ids,
             execute=self.executors.execute,
-            is_backed_off=self.refusals.is_backed_off,
+            is_backed_off=self.demand_backoff.is_backed_off,
             audit=self.audit,
+            ledger=self._actions,
         )
         self.guardrails = Guardrails(
             settings=self.settings,
             clock=self._clock,
             fit_holds=self.fit_holds,
             actuator=self.actuator,
-            refusals=self.refusals,
+            demand_backoff=self.demand_backoff,
             metrics=self.metrics,
             compute=self._compute,
             awaited=lambda: self.waiting_growth.awaited,
         )
-        self.belonging = OwnershipFilter(
-            me=self.shard_id,
-            inherits=self.settings.inherits,
-            title=self._title,
-            is_known=self.inventory.__contains__,
-            is_busy=self.actuator.is_pending,
-        )
-        self.ingest.owns = self.belonging.owns
         self.reconciler = Reconciler(
             settings=self.settings,
             provider=provider,
             inventory=self.inventory,
             ingest=self.ingest,
             executors=self.executors,
-            strikes=self.strikes,
+            machine_backoff=self.machine_backoff,
             metrics=self.metrics,
             clock=self._clock,
-            belonging=self.belonging,
+            ownership_filter=self.ownership_filter,
+            revisits=self._revisits,
         )
 
     def _make_ownership(self, file: OwnershipFile, provider: Provider, ids: IdSource) -> Ownership:
         """Make what carries out a coordinator's instructions; who brings them is not known here."""
-        grounds = ShardHandoverHost(
+        handover_host = ShardHandoverHost(
             settings=self.settings,
             inventory=self.inventory,
             ingest=self.ingest,
@@ -229,39 +262,23 @@ class Shard:
             ids=ids,
             is_ready=lambda: self.view.decided_on is not None,
             claimed=self._claimed,
-            unjoined=lambda: self.telling.joins.unjoined,
+            unjoined=lambda: self.publisher.joins.unjoined,
             widened=self._widened,
         )
-        self.sessions.accepted_term = lambda: file.accepted_term
         return Ownership(
             me=self.shard_id,
             file=file,
-            grounds=grounds,
+            handover_host=handover_host,
             metrics=self.metrics,
             clock=self._clock,
             report_interval_seconds=self.settings.report_interval_seconds,
         )
 
-    def _connect_parts(self) -> None:
-        self.telling = CyclePublisher(
-            settings=self.settings,
-            inventory=self.inventory,
-            sessions=self.sessions,
-            ingest=self.ingest,
-            metrics=self.metrics,
-            clock=self._clock,
-        )
-        self.waiting_growth = WaitingGrowth(
-            clock=self._clock,
-            machine_of=self.inventory.get,
-            has_joined=self.telling.has_joined,
-            has_failed=self.telling.joins.is_unjoined,
-        )
-        self.intake.bounded = self.waiting_growth.reported
+    def _make_rollups(self) -> None:
         self._rollups = RollUpIntake(
             intake=self.intake,
             sessions=self.sessions,
-            telling=self.telling,
+            publisher=self.publisher,
             metrics=self.metrics,
             clock=self._clock,
             compute=self._compute,
@@ -272,15 +289,10 @@ class Shard:
         self.session_views = SessionViews(
             sessions=self.sessions,
             intake=self.intake,
-            silence=self.telling.silence,
+            silence=self.publisher.silence,
             last_rollups=self._rollups.last_rollups,
             clock=self._clock,
         )
-        self.sessions.on_open = self._session_opened
-        self.sessions.on_lifecycle = self._session_lifecycle
-        self.sessions.on_node_status = lambda session, status: self.ingest.note_node_name(session.cluster, status)
-        self.metrics.epoch.set(self.epoch)
-        self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
@@ -378,7 +390,7 @@ class Shard:
             # An unread inventory is not an empty one: no phase runs on it, nor without an engine.
             return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
         table = self.intake.table
-        unjoined = self.telling.look(table.clusters)
+        unjoined = self.publisher.look(table.clusters)
         # What follows is one moment; each part of it that grows with the clusters is a moment of its own.
         await self._clock.sleep(0)
         computed_at_unix_nanos = self._clock.unix_nanos()
@@ -386,9 +398,9 @@ class Shard:
         if is_timer:
             self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
             self.stuck.look(snapshot, self.actuator, self.cycle)
-        self._bound_waiting(computed_at_unix_nanos)
+        self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
-        by_cluster, judged = table.by_cluster(), self.telling.judged()
+        by_cluster, judged = table.by_cluster(), self.publisher.judged()
         options = self._options(snapshot, unjoined)
         options = await self.plans.options_with(snapshot, demand, by_cluster, options)
         asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
@@ -396,14 +408,14 @@ class Shard:
         self._has_decided = True
         lap.end_decision()
         self.plans.decided(decision)
-        self.refusals.keep_only(self.intake.table.wants)
+        self.demand_backoff.keep_only(self.intake.table.wants)
         self.stockouts.keep_only(self.intake.table.wants)
         self.waiting_growth.decided(decision.rows)
         audience = Subscribers(
             demand=by_cluster,
             buckets=buckets,
             judged=judged,
-            refusal_texts=self.refusals.texts(),
+            refusal_texts=self.demand_backoff.texts(),
             busy=self.actuator.in_flight() | options.reserved,
             now_seconds=self._clock.monotonic_seconds(),
         )
@@ -413,12 +425,12 @@ class Shard:
             snapshot=snapshot,
             demand=demand,
             options=options,
-            refused=self.refusals.refused(),
+            refused=self.demand_backoff.refused(),
             failing=self.stockouts.failing(),
         )
-        context, aftermath = await self._conclude(decision, context, audience, is_timer)
+        context, effects = await self._conclude(decision, context, audience, is_timer)
         self._refresh_overflowed_sessions()
-        self.telling.tell_hints(aftermath)
+        self.publisher.publish_hints(effects)
         lap.end("emit")
         passed = await self.guardrails.enqueue(
             decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
@@ -427,9 +439,9 @@ class Shard:
             self.wake()
         lap.end("execute")
         self.view = build_view(decision, context)
-        self.taken = aftermath.taken
-        self.telling.tell_verdicts(aftermath)
-        self.telling.show(aftermath, self._ages.ledger, demand_rows=len(demand))
+        self.taken = effects.taken
+        self.publisher.publish_need_status(effects)
+        self.publisher.show(effects, self._ages.ledger, demand_rows=len(demand))
         return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision, **asdict(passed))
 
     def _options(self, snapshot: ColumnSnapshot, unjoined: frozenset[str]) -> Options:
@@ -438,7 +450,7 @@ class Shard:
         return Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=self.intake.reported_by_now(),
-            reserved=self.belonging.reserved,
+            reserved=self.ownership_filter.reserved,
             unjoined=unjoined,
             sold_out=unavailable.sold_out,
             probes=unavailable.probes,
@@ -446,12 +458,6 @@ class Shard:
             parking_ages=self._ages.parking,
             overheads=table.overheads_by_cluster(),
         )
-
-    def _bound_waiting(self, now_unix_nanos: int) -> None:
-        table = self.intake.table
-        for cluster, rows in self.waiting_growth.moved():
-            overheads = table.overheads_by_cluster().get(cluster, ())
-            table.replace(cluster, rows, overheads=overheads, now_unix_nanos=now_unix_nanos)
 
     async def _reconcile(self) -> None:
         try:
@@ -464,7 +470,7 @@ class Shard:
         if not self._has_reconciled:
             self._has_reconciled = True
             self._tell_ready()
-            self.on_inventory()
+            self._on_inventory()
             for session in self.sessions:
                 self._resync(session)
                 # Each takes a moment that grows with its cluster.
@@ -490,10 +496,10 @@ class Shard:
                 before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
             )
             aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
-            return ages, aged, self.telling.aftermath_of(decision, short, aged, audience)
+            return ages, aged, self.publisher.effects_of(decision, short, aged, audience)
 
-        self._ages, aged, aftermath = await self._compute(conclude)
-        return aged, aftermath
+        self._ages, aged, effects = await self._compute(conclude)
+        return aged, effects
 
     def report(self) -> Report | None:
         """Return what the shard would report of its last finished cycle; None before there is one.
@@ -506,15 +512,10 @@ class Shard:
         taken = self.taken
         if self.ownership is not None:
             # What came lately is our own clusters' supply, and nobody else's for a while.
-            kept = self.ownership.handover.cooling | self.belonging.reserved
+            kept = self.ownership.handover.cooling | self.ownership_filter.reserved
             taken = rows_with(decided_on.snapshot, taken, kept)
-        return report_of(
-            decided_on.snapshot,
-            taken,
-            self._ages.ledger,
-            cycle=self.view.cycle,
-            sold_out=self.stockouts.own(),
-        )
+        own = self.stockouts.own()
+        return report_of(decided_on.snapshot, taken, self._ages.ledger, cycle=self.view.cycle, sold_out=own)
 
     @property
     def reported_clusters(self) -> Set[str]:
@@ -562,14 +563,17 @@ class Shard:
         self.sessions.stop()
 
     def _session_opened(self, session: Session) -> None:
-        self.refusals.session_opened(session.cluster)
-        self.telling.session_opened(session)
+        self.demand_backoff.session_opened(session.cluster)
+        self.publisher.session_opened(session)
         self._resync(session)
+
+    def _node_reported(self, session: Session, status: NodeStatus) -> bool:
+        return self.ingest.note_node_name(session.cluster, status)
 
     def _session_lifecycle(self, event: str, session: Session) -> None:
         self.metrics.session_lifecycle.labels(event).inc()
         if event in ("removed", "replaced"):
-            self.telling.session_ended(session)
+            self.publisher.session_ended(session)
             self.metrics.outbox_dropped.inc(session.outbox.dropped)
         self.metrics.active_sessions.set(len(self.sessions))
         if event == "removed" and session.cluster not in self.intake.table.clusters:
@@ -580,20 +584,14 @@ class Shard:
     def _refresh_overflowed_sessions(self) -> None:
         for session in self.sessions.overflowed():
             self._resync(session)
-            self.telling.frames_lost(session)
+            self.publisher.frames_lost(session)
 
     def _resync(self, session: Session) -> None:
         """Tell a session its drains under way, then its machines, as they are when the stream takes them."""
-        again, cluster = self.executors.instruction_again, session.cluster
+        again, show, cluster = self.executors.instruction_again, self.ingest.state_for, session.cluster
         session.outbox.start_resync(
             [
                 *(partial(again, machine_id) for machine_id in self.executors.drain_waits_of(cluster)),
-                *(partial(self._node_state, machine_id, cluster) for machine_id in self.inventory.bound_to(cluster)),
+                *(partial(show, machine_id, cluster) for machine_id in self.inventory.bound_to(cluster)),
             ]
         )
-
-    def _node_state(self, machine_id: MachineId, cluster: str) -> NodeStateUpdate | None:
-        machine = self.inventory.get(machine_id)
-        if machine is None or machine.cluster != cluster:
-            return None
-        return self.ingest.node_state(machine, machine.cluster)

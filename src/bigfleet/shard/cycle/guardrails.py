@@ -18,7 +18,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
-from bigfleet.shard.cycle.reclaim_delay import Excess, FitHolds, excess_machines, is_delayable
+from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ShardSettings
@@ -46,7 +46,7 @@ class Guardrails:
         clock: Clock,
         fit_holds: FitHolds,
         actuator: Actuator,
-        refusals: DemandBackoff,
+        demand_backoff: DemandBackoff,
         metrics: ShardMetrics,
         compute: Compute,
         awaited: Callable[[], Set[MachineId]] = frozenset,
@@ -57,13 +57,13 @@ class Guardrails:
         self._clock = clock
         self._fit_holds = fit_holds
         self._actuator = actuator
-        self._refusals = refusals
+        self._demand_backoff = demand_backoff
         self._metrics = metrics
         self._compute = compute
         #: Reclaims of the timer period by cluster (rail 1).
         self._reclaims_spent: Mapping[str, int] = {}
         #: The excess machines of the last cycle (rail 5); replaced, never changed.
-        self.excess = Excess()
+        self.excess = ExcessTimers()
         metrics.reclaim_after.set(settings.reclaim_after_seconds)
 
     async def enqueue(
@@ -116,13 +116,13 @@ class Guardrails:
         is_timer: bool,
     ) -> safety_limits.Chosen:
         settings, before, spent = self._settings, self.excess, self._reclaims_spent
-        backed_off = self._refusals.backed_off()
+        backed_off = self._demand_backoff.backed_off()
         after_seconds = settings.reclaim_after_seconds
         fit_held = self._fit_holds.held()
         self._metrics.reclaim_held_machines.set(len(fit_held))
         held = fit_held | self._awaited()
 
-        def choose() -> tuple[Excess, int, safety_limits.Chosen]:
+        def choose() -> tuple[ExcessTimers, int, safety_limits.Chosen]:
             excess = before
             if after_seconds > 0:
                 found = excess_machines(decision.actions)

@@ -38,7 +38,7 @@ def excess_machines(actions: Sequence[Action]) -> Iterable[MachineId]:
 
 
 @dataclass(frozen=True, slots=True)
-class Excess:
+class ExcessTimers:
     """The excess machines of the last cycle, with the time since which each has been excess without interruption.
 
     A machine that only woken cycles have found excess is absent: its delay starts with the next timer cycle.
@@ -51,7 +51,7 @@ class Excess:
     #: Excess machines of the last cycle, also those that no timer cycle has seen yet.
     machines: int = 0
 
-    def followed_by(self, excess: Iterable[MachineId], *, now_seconds: float, is_timer: bool) -> "Excess":
+    def followed_by(self, excess: Iterable[MachineId], *, now_seconds: float, is_timer: bool) -> "ExcessTimers":
         """Return the state after a cycle that found these machines excess; all others are forgotten."""
         known, since, machines = self.since_seconds, {}, 0
         for machine_id in excess:
@@ -60,7 +60,7 @@ class Excess:
                 since[machine_id] = known.get(machine_id, now_seconds)
             elif machine_id in known:
                 since[machine_id] = known[machine_id]
-        return Excess(since, now_seconds if is_timer else self.timer_seconds, machines)
+        return ExcessTimers(since, now_seconds if is_timer else self.timer_seconds, machines)
 
     def is_due(self, machine_id: MachineId, after_seconds: float) -> bool:
         """Say whether the machine had been excess for `after_seconds` in the last timer cycle; 0 is always due."""

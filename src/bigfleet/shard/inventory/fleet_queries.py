@@ -115,7 +115,7 @@ def uncreated_pool_of(view: ColumnSnapshot, machine_id: str) -> CapacityPool | N
 # ---- supply that could host a row --------------------------------------------------------------------------------
 
 
-class ShapeCensus:
+class ShapeCounts:
     """How many machines of each state could host a row: matching is asked once per shape, counting is done once."""
 
     def __init__(self, view: ColumnSnapshot) -> None:
@@ -176,7 +176,7 @@ class SoldOutShapes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class MachineQuery:
     """Which machines are asked for; every part that is given must hold."""
 
     cluster: str = ""
@@ -196,7 +196,7 @@ class Wanted:
         )
 
 
-def find(view: ColumnSnapshot, wanted: Wanted, *, but_for: Iterable[MachineId] = ()) -> npt.NDArray[np.int64]:
+def find(view: ColumnSnapshot, wanted: MachineQuery, *, but_for: Iterable[MachineId] = ()) -> npt.NDArray[np.int64]:
     """Return the rows of the machines that are asked for, ids ascending, without those of `but_for`."""
     columns, vocabulary = view.columns, view.vocabulary
     found: Mask = columns.state != REMOVED

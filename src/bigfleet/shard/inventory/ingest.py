@@ -24,7 +24,7 @@ from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import Record
+from bigfleet.shard.ports import ListedMachine
 from bigfleet.shard.sessions.registry import Sessions
 
 _log = structlog.get_logger("bigfleet.shard.inventory.ingest")
@@ -70,7 +70,26 @@ class _Told(NamedTuple):
 class Ingest:
     """The only writer of the inventory beside its tests."""
 
-    def __init__(self, *, inventory: Inventory, sessions: Sessions, metrics: ShardMetrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        inventory: Inventory,
+        sessions: Sessions,
+        metrics: ShardMetrics,
+        clock: Clock,
+        owns: Callable[[ListedMachine], bool] = lambda _record: True,
+        on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None,
+        on_observed: Callable[[Machine, Machine | None], None] = lambda _before, _after: None,
+        on_remove: Callable[[MachineId, ClusterId], None] = lambda _machine, _cluster: None,
+        on_status: Callable[[Machine, NodeStatus], None] = lambda _machine, _status: None,
+    ) -> None:
+        """`owns` says of each record, before anything else, whether the machine is ours.
+
+        `on_change` hears (before, after) of each change of state or binding; before is None for a machine that is new
+        here. `on_observed` hears the same of each other state that a provider shows of a known machine; after is None
+        for a machine that it shows no more. `on_remove` hears of each machine that is gone and the cluster that it
+        carried, `on_status` of each status that was stored and the machine that it names.
+        """
         self._inventory = inventory
         self._sessions = sessions
         self._metrics = metrics
@@ -78,17 +97,11 @@ class Ingest:
         #: What the last record applied told, of all and only machines of which our view says something else by now;
         #: the facts of our view are always those of that record.
         self._applied: dict[MachineId, _Told] = {}
-        #: Asked of each record before anything else: is the machine ours?
-        self.owns: Callable[[Record], bool] = lambda _record: True
-        #: Called with (before, after) of each change of state or binding; before is None for one that is new here.
-        self.on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None
-        #: Called with (before, after) of each other state that a provider shows of a known machine; after is None for a
-        #: machine that it shows no more.
-        self.on_observed: Callable[[Machine, Machine | None], None] = lambda _before, _after: None
-        #: Called with each machine that is gone, and the cluster that it carried.
-        self.on_remove: Callable[[MachineId, ClusterId], None] = lambda _machine, _cluster: None
-        #: Called with each status that was kept, and the machine that it names.
-        self.on_status: Callable[[Machine, NodeStatus], None] = lambda _machine, _status: None
+        self._owns = owns
+        self._on_change = on_change
+        self._on_observed = on_observed
+        self._on_remove = on_remove
+        self._on_status = on_status
         #: Newest status that the bound cluster's operator reported, by machine.
         self._nodes: dict[str, NodeLoad] = {}
 
@@ -102,10 +115,10 @@ class Ingest:
         self._applied.setdefault(machine.id, _Told.of(before))
         self._tell(machine.id, before, machine)
 
-    def is_unchanged(self, record: Record) -> bool:
+    def is_unchanged(self, record: ListedMachine) -> bool:
         """Say whether the record equals the last applied one and our view has not moved away from it since."""
         shown = record.machine
-        known = self._inventory.kept(shown.id)
+        known = self._inventory.record_of(shown.id)
         if known is None or known.state is not shown.state or known.cluster != shown.cluster:
             return False
         applied = self._applied.get(shown.id)
@@ -114,11 +127,11 @@ class Ingest:
         told_error = known.last_error if applied is None else applied.last_error
         return told_error == shown.last_error and known.declares(shown)
 
-    def changed(self, records: Iterable[Record]) -> set[MachineId]:
+    def changed(self, records: Iterable[ListedMachine]) -> set[MachineId]:
         """Return the machines of all and only the records that are not unchanged, each judged as if it came first."""
         return {record.machine.id for record in records if not self.is_unchanged(record)}
 
-    def is_as_told(self, machine_id: MachineId) -> bool:
+    def is_as_reported(self, machine_id: MachineId) -> bool:
         """Say whether our view of a known machine is what the last record applied told of it."""
         return machine_id not in self._applied
 
@@ -126,20 +139,20 @@ class Ingest:
         """Return the present, for several records that are shown at the same time."""
         return Moment(self._clock.monotonic_seconds(), self._clock.unix_nanos())
 
-    def observe(self, record: Record, moment: Moment | None = None) -> bool:
+    def observe(self, record: ListedMachine, moment: Moment | None = None) -> bool:
         """Take what the provider shows; return False when the record was refused and the last good one stays.
 
         A machine that is not ours, or no longer, is not in the inventory afterwards.
         """
-        if not self.owns(record):
+        if not self._owns(record):
             self.let_go(record, moment)
             return True
         return self.take(record, moment)
 
-    def let_go(self, record: Record, moment: Moment | None = None) -> None:
+    def let_go(self, record: ListedMachine, moment: Moment | None = None) -> None:
         """Take a machine that is not ours out of the inventory, if it is there; it is not gone."""
         machine_id = record.machine.id
-        known = self._inventory.kept(machine_id)
+        known = self._inventory.record_of(machine_id)
         if known is None:
             return
         if known.cluster:
@@ -147,11 +160,11 @@ class Ingest:
             self.take(record, moment)
         self.leave(machine_id)
 
-    def take(self, record: Record, moment: Moment | None = None) -> bool:
+    def take(self, record: ListedMachine, moment: Moment | None = None) -> bool:
         """Take what the provider shows of a machine that is ours, as `observe` does; nobody asks again whose it is."""
         shown = record.machine
         machine_id = shown.id
-        known = self._inventory.kept(machine_id)
+        known = self._inventory.record_of(machine_id)
         observed, binding = self._merged(record, known)
         seconds, unix_nanos = moment or self.moment()
         try:
@@ -173,7 +186,7 @@ class Ingest:
             self._applied[machine_id] = _Told.of(shown)
         former = None if known is None else known.binding.state
         if known is not None and former is not None and former is not observed.state:
-            self.on_observed(known.machine(machine_id), observed)
+            self._on_observed(known.machine(machine_id), observed)
             if not is_legal_transition(former, observed.state):
                 self._metrics.observed_jumps.labels(former.label, observed.state.label).inc()
             if observed.state is MachineState.SPECULATIVE and former is MachineState.DELETING:
@@ -204,16 +217,16 @@ class Ingest:
         applied = self._applied.get(machine_id)
         if applied is not None:
             return applied.state
-        known = self._inventory.kept(machine_id)
+        known = self._inventory.record_of(machine_id)
         return known.state if known is not None else None
 
     def remove(self, machine_id: MachineId) -> None:
         """Forget a machine that the provider does not report any more; its cluster is told that it failed."""
-        known = self._inventory.kept(machine_id)
+        known = self._inventory.record_of(machine_id)
         if known is not None and known.cluster and self._sessions.of(known.cluster) is not None:
             self._tell_lost(known.machine(machine_id), NO_LONGER_REPORTED)
         if known is not None:
-            self.on_observed(known.machine(machine_id), None)
+            self._on_observed(known.machine(machine_id), None)
         self.leave(machine_id)
 
     def leave(self, machine_id: MachineId) -> None:
@@ -221,7 +234,7 @@ class Ingest:
         before = self._inventory.remove(machine_id)
         self._applied.pop(machine_id, None)
         self._nodes.pop(machine_id, None)
-        self.on_remove(machine_id, before.cluster)
+        self._on_remove(machine_id, before.cluster)
 
     def note_node_name(self, cluster: str, status: NodeStatus) -> bool:
         """Keep what an operator reported of a node; False when the machine is not bound to its cluster.
@@ -238,7 +251,7 @@ class Ingest:
             self._nodes[status.machine_id] = NodeLoad(
                 status.observed_unix_nanos, status.node_name, requested, max(0, status.pods)
             )
-            self.on_status(machine, status)
+            self._on_status(machine, status)
         return True
 
     def node_load(self, machine_id: MachineId) -> NodeLoad | None:
@@ -249,6 +262,13 @@ class Ingest:
         """Return the provider's node name, else the one that an operator reported, else ""."""
         known = self._nodes.get(machine.id)
         return machine.node_name or (known.node_name if known is not None else "")
+
+    def state_for(self, machine_id: MachineId, cluster: str) -> NodeStateUpdate | None:
+        """Return the frame of a machine that is bound to a cluster; None when it is not, or no longer."""
+        machine = self._inventory.get(machine_id)
+        if machine is None or machine.cluster != cluster:
+            return None
+        return self.node_state(machine, machine.cluster)
 
     def node_state(self, machine: Machine, cluster: ClusterId) -> NodeStateUpdate:
         """Return the frame that shows a machine to a cluster (docs/spec/shard.md §10.3)."""
@@ -264,7 +284,7 @@ class Ingest:
             taints=tuple(node_taints(machine)),
         )
 
-    def _merged(self, record: Record, known: InventoryRecord | None) -> tuple[Machine, Binding | None]:
+    def _merged(self, record: ListedMachine, known: InventoryRecord | None) -> tuple[Machine, Binding | None]:
         """Return what our view will be: a machine, and the binding whose stamps it has where those are not its own."""
         machine, metadata = record
         if machine.state in UNBOUND_STATES:
@@ -300,7 +320,7 @@ class Ingest:
         if before is None or ours is None or ours.state is not after.state or ours.cluster != after.cluster:
             former = before.machine(machine_id) if before is not None else None
             # What a record tells has no stamps; those of the machine are in our view.
-            self.on_change(former, self._inventory.known(machine_id) if former is not None else after)
+            self._on_change(former, self._inventory.known(machine_id) if former is not None else after)
         cluster = (ours.cluster if ours is not None else "") or after.cluster
         if not cluster:
             return

@@ -68,7 +68,7 @@ class Inventory:
         """Return the machine, made for the caller. Raises InventoryRefusal when it is unknown."""
         return self._known(machine_id).machine(machine_id)
 
-    def kept(self, machine_id: MachineId) -> InventoryRecord | None:
+    def record_of(self, machine_id: MachineId) -> InventoryRecord | None:
         """Return what is kept of a machine, None when it is not known."""
         return self._machines.get(machine_id)
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from bigfleet.engine.columns.store import Numbers, Stamp, Vocabulary
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
-from bigfleet.model.machine import Host, Machine, PreemptedFor
+from bigfleet.model.machine import HostRef, Machine, PreemptedFor
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Parts of each kind that are shared; beyond, sharing begins anew, which costs memory and nothing else.
@@ -94,7 +94,7 @@ class InventoryRecord(NamedTuple):
         return Machine(
             id=machine_id,
             state=binding.state,
-            host=Host(facts.host_provider, self.host_ref),
+            host=HostRef(facts.host_provider, self.host_ref),
             cluster=binding.cluster,
             instance_type=facts.instance_type,
             zone=facts.zone,

@@ -27,12 +27,12 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.machine import Machine, invariant_fault
-from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, RowKind, Turn
+from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, Reservation, RowKind, Turn
 from bigfleet.model.states import RESTING_STATES, TRANSITIONAL_STATES, MachineState
 from bigfleet.shard.outcomes import COORDINATOR_REASON
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, DrainCandidate, chosen, victims
-from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten, Reservation
-from bigfleet.shard.ports import ProviderRefusal, Record, RefusalKind
+from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
+from bigfleet.shard.ports import ListedMachine, ProviderRefusal, RefusalKind
 
 #: How long a machine stays with who adopted it before it may be given on, and a ready reservation lasts (§7.5, §9.5).
 COOLDOWN_REPORT_CYCLES = 8
@@ -92,11 +92,11 @@ class HandoverHost(Protocol):
         """Return the machines of the inventory whose attribute has the domain's value."""
         ...
 
-    async def close_door(self, machine_id: MachineId, instruction_id: str) -> None:
+    async def fence_machine(self, machine_id: MachineId, instruction_id: str) -> None:
         """Move the provider's mark of this machine past every token of an older process. Raises ProviderRefusal."""
         ...
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the provider's word on a machine. Raises ProviderRefusal."""
         ...
 
@@ -121,11 +121,17 @@ class Handover:
     """One shard's side of all instructions; they come one after the other."""
 
     def __init__(
-        self, *, me: ShardId, file: OwnershipFile, grounds: HandoverHost, clock: Clock, report_interval_seconds: float
+        self,
+        *,
+        me: ShardId,
+        file: OwnershipFile,
+        handover_host: HandoverHost,
+        clock: Clock,
+        report_interval_seconds: float,
     ) -> None:
         self._me = me
         self._file = file
-        self._grounds = grounds
+        self._handover_host = handover_host
         self._clock = clock
         self._cooldown_nanos = int(COOLDOWN_REPORT_CYCLES * report_interval_seconds * NANOS_PER_SECOND)
         self._reserved_seconds = RESERVED_REPORT_CYCLES * report_interval_seconds
@@ -169,7 +175,7 @@ class Handover:
                 return await self._release(payload, instruction)
             return self._take_note(payload, instruction, meant)
         self._commit(self._after(instruction))
-        self._grounds.widened()
+        self._handover_host.widened()
         return HandoverDone()
 
     # ---- giving up ----------------------------------------------------------------------------------------------
@@ -185,8 +191,8 @@ class Handover:
         if ids_of(payload) and not named:
             # What a later instruction has settled is left as it is.
             return HandoverDone()
-        if self._grounds.pause:
-            raise MayYetSucceed(self._grounds.pause)
+        if self._handover_host.pause:
+            raise MayYetSucceed(self._handover_host.pause)
         state = MachineState.IDLE if isinstance(payload, TransferOwnership) else MachineState.SPECULATIVE
         resolved = self._named(named, state, payload.to_shard) if named else self._selected(payload, state, turn)
         records = await self._close_doors(resolved, state, instruction)
@@ -199,7 +205,7 @@ class Handover:
             owned = owned.released(machine, turn, to=payload.to_shard, now_unix_nanos=now_unix_nanos)
         gone = {machine.id for machine in going}
         self._commit(owned, {m: each for m, each in self._file.reservations.items() if m not in gone})  # H4
-        self._grounds.leave(sorted(gone))
+        self._handover_host.leave(sorted(gone))
         _log.info(
             "handover.machines_released",
             instruction=instruction.instruction_id,
@@ -228,7 +234,7 @@ class Handover:
             raise DoesNotApply("it names neither machines nor a selector that asks for any")
         matching = [
             candidate
-            for candidate in self._grounds.giveable(state, selector)
+            for candidate in self._handover_host.giveable(state, selector)
             if self._is_ours(candidate.machine)
             and candidate.machine.id not in self._file.reservations
             and not self._is_past(candidate.machine.id, turn)
@@ -251,12 +257,12 @@ class Handover:
 
     def _why_not(self, machine_id: MachineId, state: MachineState, to: ShardId) -> str:
         """Say why a named machine cannot be given to a shard; empty when it can."""
-        machine = self._grounds.machine(machine_id)
+        machine = self._handover_host.machine(machine_id)
         if machine is None or not (machine.cluster or self._is_ours(machine)):
             return "is not ours"
         if machine.state is not state or machine.cluster:
             return f"is {machine.state.label}"
-        if self._grounds.is_busy(machine_id):
+        if self._handover_host.is_busy(machine_id):
             return "has an action under way"
         reservation = self._file.reservations.get(machine_id)
         if reservation is not None and reservation.to_shard != to:
@@ -267,10 +273,10 @@ class Handover:
         return self._file.owned.owns(unbound, "", me=self._me, inherits=frozenset(), stays=False)
 
     def _is_on_its_way(self, machine_id: MachineId) -> bool:
-        machine = self._grounds.machine(machine_id)
+        machine = self._handover_host.machine(machine_id)
         if machine is None or machine.state is MachineState.FAILED:
             return False
-        return machine.state not in RESTING_STATES or self._grounds.is_busy(machine_id)
+        return machine.state not in RESTING_STATES or self._handover_host.is_busy(machine_id)
 
     @property
     def cooling(self) -> frozenset[MachineId]:
@@ -304,11 +310,11 @@ class Handover:
     async def _close_door(self, machine_id: MachineId, state: MachineState, instruction: Instruction) -> Machine | None:
         try:
             try:
-                await self._grounds.close_door(machine_id, instruction.instruction_id)
+                await self._handover_host.fence_machine(machine_id, instruction.instruction_id)
             except ProviderRefusal as refusal:
                 if refusal.kind not in _DOOR_CLOSED:
                     raise
-            machine = (await self._grounds.get(machine_id)).machine
+            machine = (await self._handover_host.get(machine_id)).machine
         except ProviderRefusal as refusal:
             if refusal.kind is RefusalKind.FENCED:
                 raise MayYetSucceed("another process of this shard is newer") from refusal
@@ -326,19 +332,19 @@ class Handover:
         self._commit(owned)  # H7
         concerned = ids_of(payload)
         if meant is Reading.NOTE:
-            self._grounds.leave(each for each in concerned if self._is_elsewhere(each))
+            self._handover_host.leave(each for each in concerned if self._is_elsewhere(each))
             return HandoverDone()
         if meant is Reading.ADOPT and isinstance(payload, TransferOwnership):
             fresh = {each for each in concerned if owned.rows.get(each) is not before.rows.get(each)}
-            self._grounds.arrive(machine.without_binding() for machine in payload.machines if machine.id in fresh)
-        self._grounds.widened()
+            self._handover_host.arrive(machine.without_binding() for machine in payload.machines if machine.id in fresh)
+        self._handover_host.widened()
         here = (each for each in concerned if (row := owned.rows.get(each)) and row.kind is RowKind.ADOPTED)
         return HandoverDone(machine_ids=tuple(here))
 
     def _is_elsewhere(self, machine_id: MachineId) -> bool:
         """Say whether a machine of the inventory is not ours any more; one that is bound is always its binder's."""
-        machine, row = self._grounds.machine(machine_id), self._file.owned.rows.get(machine_id)
-        is_free = machine is not None and not machine.cluster and not self._grounds.is_busy(machine_id)
+        machine, row = self._handover_host.machine(machine_id), self._file.owned.rows.get(machine_id)
+        is_free = machine is not None and not machine.cluster and not self._handover_host.is_busy(machine_id)
         return is_free and row is not None and row.kind is not RowKind.ADOPTED
 
     def _after(self, instruction: Instruction) -> Owned:
@@ -349,9 +355,9 @@ class Handover:
     def _drain(self, payload: CrossShardDrain, instruction: Instruction) -> HandoverDone:
         if payload.to_shard in ("", self._me):
             raise DoesNotApply("it does not say for which other shard")
-        if self._grounds.pause:
-            raise MayYetSucceed(self._grounds.pause)
-        before, at_hand = self._file.reservations, self._grounds.drainable(payload.selector)
+        if self._handover_host.pause:
+            raise MayYetSucceed(self._handover_host.pause)
+        before, at_hand = self._file.reservations, self._handover_host.drainable(payload.selector)
         begun = {m for m, each in before.items() if each.instruction_id == instruction.instruction_id}
         if begun:
             # Drains that were queued and died with their process are queued again.
@@ -371,7 +377,7 @@ class Handover:
         reserved = {victim.machine.id: _reservation(victim.machine, payload, instruction) for victim in picked}
         self._commit(self._file.owned, {**before, **reserved})
         self._preempt(picked, payload, instruction)
-        queued = {machine_id: each for machine_id, each in reserved.items() if self._grounds.is_busy(machine_id)}
+        queued = {machine_id: each for machine_id, each in reserved.items() if self._handover_host.is_busy(machine_id)}
         if len(queued) < len(reserved):
             self._commit(self._file.owned, {**before, **queued})
         if not queued:
@@ -379,7 +385,7 @@ class Handover:
         return HandoverDone(machine_ids=tuple(sorted(queued)))
 
     def _preempt(self, picked: Sequence[DrainCandidate], payload: CrossShardDrain, instruction: Instruction) -> None:
-        self._grounds.preempt([_preempt(victim, payload, instruction) for victim in picked])
+        self._handover_host.preempt([_preempt(victim, payload, instruction) for victim in picked])
 
     def tend(self) -> None:
         """Look after reservations and leaving domains; only after a reconcile that succeeded. Raises nothing."""
@@ -398,24 +404,26 @@ class Handover:
 
     def _has_business_in(self, domain: Domain, kept: Mapping[MachineId, Reservation]) -> bool:
         """Say whether a leaving domain keeps a machine here; one that nothing keeps leaves the inventory (§9.2)."""
-        lying = [self._grounds.machine(machine_id) for machine_id in self._grounds.lying_in(domain)]
+        lying = [self._handover_host.machine(machine_id) for machine_id in self._handover_host.lying_in(domain)]
         # What was adopted, or lies in a domain that is held, stays for that.
         passing = [machine for machine in lying if machine is not None and not self._is_ours(machine)]
         done = {machine.id for machine in passing if machine.id not in kept and self._is_done_with(machine)}
-        self._grounds.leave(sorted(done))
+        self._handover_host.leave(sorted(done))
         return len(done) < len(passing)
 
     def _is_done_with(self, machine: Machine) -> bool:
         return (
-            not machine.cluster and machine.state not in TRANSITIONAL_STATES and not self._grounds.is_busy(machine.id)
+            not machine.cluster
+            and machine.state not in TRANSITIONAL_STATES
+            and not self._handover_host.is_busy(machine.id)
         )
 
     def _tended(self, kept: Reservation) -> Reservation | None:
         """Return what a reservation is now; None when it has ended (§9.5)."""
-        machine = self._grounds.machine(kept.machine_id)
+        machine = self._handover_host.machine(kept.machine_id)
         if machine is None:
             return None
-        if self._grounds.is_busy(machine.id) or machine.state is MachineState.DRAINING:
+        if self._handover_host.is_busy(machine.id) or machine.state is MachineState.DRAINING:
             return kept
         if machine.state is not MachineState.IDLE:
             # The drain failed, or the machine took another way.

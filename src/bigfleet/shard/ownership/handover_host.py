@@ -24,9 +24,9 @@ from bigfleet.shard.audit.log import Audit
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import MachineRows
-from bigfleet.shard.outcomes import COORDINATOR_REASON, REFUSAL_OUTCOMES, ActionRecord, Outcome
+from bigfleet.shard.outcomes import COORDINATOR_REASON, REFUSAL_OUTCOMES, ActionOutcome, ActionRecord
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, matches
-from bigfleet.shard.ports import Provider, ProviderRefusal, Record, RefusalKind, ShardSettings, TokenSource
+from bigfleet.shard.ports import ListedMachine, Provider, ProviderRefusal, RefusalKind, ShardSettings, TokenSource
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class ShardHandoverHost:
         ]
         return [int(row) for row in rows[np.isin(view.columns.shape[rows], fitting)]]
 
-    async def close_door(self, machine_id: MachineId, instruction_id: str) -> None:
+    async def fence_machine(self, machine_id: MachineId, instruction_id: str) -> None:
         """Move the provider's mark of this machine past every token of an older process. Raises ProviderRefusal."""
         token = self._tokens.next()
         action = Action(
@@ -145,21 +145,21 @@ class ShardHandoverHost:
             is_fence_touch=True,
             token_sequence=token.sequence,
             started_seconds=self._clock.monotonic_seconds(),
-            outcome=Outcome.CTX_CANCELED,
+            outcome=ActionOutcome.CTX_CANCELED,
         )
         try:
             ack = await self._answered(self._provider.drain(machine_id, RECLAIM_GRACE_SECONDS, token))
-            record.outcome, record.operation_id = Outcome.SUCCESS, ack.operation_id
+            record.outcome, record.operation_id = ActionOutcome.SUCCESS, ack.operation_id
         except ProviderRefusal as refusal:
             # That it does not apply is what it is for.
-            record.outcome, record.message = REFUSAL_OUTCOMES.get(refusal.kind, Outcome.NOOP), str(refusal)
+            record.outcome, record.message = REFUSAL_OUTCOMES.get(refusal.kind, ActionOutcome.NOOP), str(refusal)
             raise
         finally:
             record.finished_unix_nanos = self._clock.unix_nanos()
             record.seconds = self._clock.monotonic_seconds() - record.started_seconds
             self._audit.note(record)
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the provider's word on a machine. Raises ProviderRefusal."""
         return await self._answered(self._provider.get(machine_id))
 
@@ -185,7 +185,7 @@ class ShardHandoverHost:
         """Put machines into the inventory, those that are not known there and pass its screen."""
         for machine in machines:
             if machine.id not in self._inventory and machine.state in (MachineState.IDLE, MachineState.SPECULATIVE):
-                self._ingest.observe(Record(machine, {}))
+                self._ingest.observe(ListedMachine(machine, {}))
 
     def widened(self) -> None:
         """Read the whole inventory in the next cycle, and start that cycle soon: more is ours than before."""

@@ -34,7 +34,7 @@ class Ownership:
         *,
         me: ShardId,
         file: OwnershipFile,
-        grounds: HandoverHost,
+        handover_host: HandoverHost,
         metrics: ShardMetrics,
         clock: Clock,
         report_interval_seconds: float,
@@ -43,7 +43,7 @@ class Ownership:
         self.file = file
         #: What carries instructions out.
         self.handover = Handover(
-            me=me, file=file, grounds=grounds, clock=clock, report_interval_seconds=report_interval_seconds
+            me=me, file=file, handover_host=handover_host, clock=clock, report_interval_seconds=report_interval_seconds
         )
         self._metrics = metrics
         #: How many full Lists in a row have not named an adopted machine.

@@ -8,15 +8,14 @@ what is owned, and nothing that is damaged is ever made anew or left out.
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.machine import Host, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, Row, RowKind, Turn
+from bigfleet.model.machine import HostRef, Machine
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Of the tables that schema 2 added; schema 1 had `meta` alone.
@@ -52,21 +51,6 @@ class DamagedRow(Exception):
 
 class OwnershipNotWritten(Exception):
     """A change could not be made durable, and was not made; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """A machine that is drained, or was, for another shard (§9.5)."""
-
-    machine_id: MachineId
-    to_shard: ShardId
-    instruction_id: str
-    #: Idle now.
-    is_ready: bool = False
-    #: 0 until it is ready.
-    expires_unix_nanos: int = 0
-    instance_type: str = ""
-    zone: str = ""
 
 
 class OwnershipFile:
@@ -142,7 +126,7 @@ class OwnershipFile:
             [(*domain, standing) for domain, standing in sorted(after.items()) if before.get(domain) != standing],
         )
 
-    def _write_rows(self, rows: Mapping[MachineId, Row]) -> None:
+    def _write_rows(self, rows: Mapping[MachineId, OwnershipRow]) -> None:
         before = self.owned.rows
         if rows is before:
             return
@@ -219,12 +203,12 @@ def _domains(connection: sqlite3.Connection, wanted: str) -> Iterator[Domain]:
             yield Domain(key, value)
 
 
-def _rows(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, Row]]:
+def _rows(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, OwnershipRow]]:
     query = "SELECT machine_id, kind, term, sequence, other, since_unix_nanos, record FROM rows"
     for machine_id, kind, term, sequence, other, since, record in connection.execute(query):
         try:
             machine = _unpacked(MachineId(machine_id), record)
-            row = Row(RowKind(kind), Turn(term, sequence), ShardId(other), since, machine)
+            row = OwnershipRow(RowKind(kind), Turn(term, sequence), ShardId(other), since, machine)
         except (ValueError, TypeError, KeyError, msgspec.DecodeError) as error:
             raise DamagedRow(f"table rows: machine {machine_id!r}: {error}") from error
         if term < 0 or sequence < 0:
@@ -272,6 +256,6 @@ def _unpacked(machine_id: MachineId, record: bytes | None) -> Machine | None:
         id=machine_id,
         state=MachineState(fields["state"]),
         capacity_type=CapacityType(fields["capacity_type"]),
-        host=Host(provider, ref),
+        host=HostRef(provider, ref),
         **{name: fields[name] for name in _RECORD_FIELDS},
     )

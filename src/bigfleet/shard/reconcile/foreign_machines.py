@@ -21,12 +21,12 @@ LOOKED_UP_PER_TURN_MAX: Final = 20_000
 class ForeignMachines:
     """The records of one provider that are not this shard's, from one full List to the next."""
 
-    def __init__(self, belonging: OwnershipFilter) -> None:
-        self._belonging = belonging
+    def __init__(self, ownership_filter: OwnershipFilter) -> None:
+        self._ownership_filter = ownership_filter
         #: What was owned when the last full List was judged; None before it.
         self._judged: Owned | None = None
         #: What is owned as the reconcile under way began.
-        self._begun = belonging.owned
+        self._begun = ownership_filter.owned
         #: The machines of foreign records, by digest: of the last full List, and of the one under way.
         self._known: dict[bytes, MachineId] = {}
         self._shown: dict[bytes, MachineId] = {}
@@ -49,7 +49,7 @@ class ForeignMachines:
 
     def begin(self) -> None:
         """A List is about to be sent: see what has changed of what is owned since the last full one."""
-        before, after = self._judged, self._belonging.owned
+        before, after = self._judged, self._ownership_filter.owned
         self._begun, self._shown, self._undigested = after, {}, 0
         if before is after:
             self.moved, self.must_read_all = frozenset(), False

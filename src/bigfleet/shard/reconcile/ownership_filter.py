@@ -12,10 +12,9 @@ from typing import Final, Protocol
 from bigfleet.model import labels
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Owned
+from bigfleet.model.ownership import Base, Owned, Reservation
 from bigfleet.model.states import TRANSITIONAL_STATES
-from bigfleet.shard.ownership.ownership_file import Reservation
-from bigfleet.shard.ports import Record
+from bigfleet.shard.ports import ListedMachine
 
 
 class OwnedResources(Protocol):
@@ -72,7 +71,7 @@ class OwnershipFilter:
         """The machines that are kept for other shards."""
         return frozenset(self._title.reservations)
 
-    def owns(self, record: Record) -> bool:
+    def owns(self, record: ListedMachine) -> bool:
         """Say whether a machine is ours, by what its provider shows of it now."""
         machine, metadata = record
         owned = self.owned
@@ -87,7 +86,7 @@ class OwnershipFilter:
             stays=bool(owned.leaving) and self._stays(machine),
         )
 
-    def foreign(self, records: Iterable[Record]) -> set[MachineId]:
+    def foreign(self, records: Iterable[ListedMachine]) -> set[MachineId]:
         """Return the machines of some records that are not ours."""
         owned = self.owned
         if owned.base is Base.ALL and not owned.rows:

@@ -21,7 +21,7 @@ from bigfleet.shard.actuation.executors import Executors
 from bigfleet.shard.inventory.ingest import Ingest, Moment
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import Listing, Provider, ProviderRefusal, Record, RefusalKind, ShardSettings
+from bigfleet.shard.ports import ListedMachine, Listing, Provider, ProviderRefusal, RefusalKind, ShardSettings
 from bigfleet.shard.reconcile.foreign_machines import ForeignMachines
 from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
 from bigfleet.shard.reconcile.unchanged_records import UnchangedRecords, doubtful, recognise
@@ -59,7 +59,7 @@ class _Shown:
     """One answer, and of its records those that had to be read."""
 
     listing: Listing
-    records: Sequence[Record]
+    records: Sequence[ListedMachine]
     #: Where these records stand in the answer; empty when no digests are to be noted.
     places: Sequence[int] = ()
     recognised: UnchangedRecords | None = None
@@ -81,18 +81,22 @@ class Reconciler:
         inventory: Inventory,
         ingest: Ingest,
         executors: Executors,
-        strikes: MachineBackoff,
+        machine_backoff: MachineBackoff,
         metrics: ShardMetrics,
         clock: Clock,
-        belonging: OwnershipFilter,
+        ownership_filter: OwnershipFilter,
+        revisits: set[MachineId],
     ) -> None:
+        """`revisits` are ids to read with Get as soon as they are not pending: a state that did not move makes no
+        delta. Whoever drives a machine may add to them.
+        """
         self._settings = settings
         self._clock = clock
         self._provider = provider
         self._inventory = inventory
         self._ingest = ingest
         self._executors = executors
-        self._strikes = strikes
+        self._machine_backoff = machine_backoff
         self._metrics = metrics
         self._cursor = b""
         self._knows_tombstones = False
@@ -102,20 +106,15 @@ class Reconciler:
         self._brake = RemovalBrake()
         #: Ids whose removal a delta told and the brake held back.
         self._held_removals: set[MachineId] = set()
-        #: Ids to read with Get as soon as they are not pending: a state that did not move makes no delta.
-        self._revisit: set[MachineId] = set()
-        self._others = ForeignMachines(belonging)
-        self._belonging = belonging
+        self._revisit = revisits
+        self._others = ForeignMachines(ownership_filter)
+        self._ownership_filter = ownership_filter
         #: How often more became ours, and of how many of these times a full answer has told since.
         self._widenings, self._widenings_read = 0, 0
 
     def widen(self) -> None:
         """Read everything in the next reconcile that begins: more is ours than before."""
         self._widenings += 1
-
-    def revisit(self, machine_id: MachineId) -> None:
-        """Read this machine with Get in the next reconcile in which it is not pending."""
-        self._revisit.add(machine_id)
 
     async def run(self, actuator: Actuator) -> ReconcileResult:
         """Read and apply. Raises ProviderRefusal or TimeoutError when List fails; then nothing was changed."""
@@ -147,14 +146,14 @@ class Reconciler:
             self._cursor = b"" if braked and is_full else listing.revision
             if is_full:
                 self._cycles_since_full = 0
-            self._revisit.update(MachineId(machine_id) for machine_id in self._strikes.expired())
+            self._revisit.update(MachineId(machine_id) for machine_id in self._machine_backoff.expired())
         if is_full:
             self._widenings_read = widenings
         self._others.end(is_full=is_full)
         await self._read_revisits(actuator)
         self._metrics.reconciles.labels(mode, "braked" if braked else "ok").inc()
         self._metrics.removals_braked.set(braked)
-        self._metrics.machines_held.set(len(self._strikes))
+        self._metrics.machines_held.set(len(self._machine_backoff))
         return ReconcileResult(
             mode=mode,
             records=len(listing.records),
@@ -198,8 +197,8 @@ class Reconciler:
         # A machine that is told twice, and once as it is known: the later word counts, so all are read.
         return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
 
-    async def _records(self, listing: Listing, places: Sequence[int]) -> list[Record]:
-        records: list[Record] = []
+    async def _records(self, listing: Listing, places: Sequence[int]) -> list[ListedMachine]:
+        records: list[ListedMachine] = []
         for first in range(0, len(places), RECORDS_PER_TURN_MAX):
             if first:
                 await self._clock.sleep(0)
@@ -221,7 +220,13 @@ class Reconciler:
         return seen
 
     async def _take_records(
-        self, records: Sequence[Record], digests: Sequence[bytes], actuator: Actuator, moment: Moment, *, is_full: bool
+        self,
+        records: Sequence[ListedMachine],
+        digests: Sequence[bytes],
+        actuator: Actuator,
+        moment: Moment,
+        *,
+        is_full: bool,
     ) -> set[MachineId]:
         """Apply records in turns: streams, workers and health get theirs in between. Return whose they are.
 
@@ -238,7 +243,7 @@ class Reconciler:
             noted: Iterable[bytes] = digests[first : first + RECORDS_PER_TURN_MAX] or repeat(b"")
             machine_ids = [machine.id for machine, _metadata in batch]
             seen.update(machine_ids)
-            foreign = self._belonging.foreign(batch)
+            foreign = self._ownership_filter.foreign(batch)
             if foreign:
                 batch, noted = self._without(foreign, zip(batch, noted, strict=False), moment)
                 machine_ids = [machine.id for machine, _metadata in batch]
@@ -252,7 +257,7 @@ class Reconciler:
                     self._one(record, actuator, moment)
                     continue
                 is_known = machine_id not in changed or (
-                    self._judged(self._ingest.take(record, moment)) and self._ingest.is_as_told(machine_id)
+                    self._judged(self._ingest.take(record, moment)) and self._ingest.is_as_reported(machine_id)
                 )
                 if digest and is_known:
                     # The record says all that is known of the machine: its like need not be read again.
@@ -260,10 +265,10 @@ class Reconciler:
         return seen
 
     def _without(
-        self, foreign: Set[MachineId], pairs: Iterable[tuple[Record, bytes]], moment: Moment
-    ) -> tuple[list[Record], list[bytes]]:
+        self, foreign: Set[MachineId], pairs: Iterable[tuple[ListedMachine, bytes]], moment: Moment
+    ) -> tuple[list[ListedMachine], list[bytes]]:
         """Pass over the records of machines that are not ours; return the others with their digests."""
-        ours: list[Record] = []
+        ours: list[ListedMachine] = []
         digests: list[bytes] = []
         for record, digest in pairs:
             machine_id = record.machine.id
@@ -275,12 +280,12 @@ class Reconciler:
             self._others.note(machine_id, digest)
         return ours, digests
 
-    def _let_go(self, record: Record, moment: Moment) -> None:
+    def _let_go(self, record: ListedMachine, moment: Moment) -> None:
         """Take a machine that is not ours out of all that is kept of it; it is not gone."""
         machine_id = record.machine.id
         self._executors.end_drain_wait(machine_id)
         self._ingest.let_go(record, moment)
-        self._strikes.forget(machine_id)
+        self._machine_backoff.forget(machine_id)
         self._held_removals.discard(machine_id)
         self._revisit.discard(machine_id)
 
@@ -291,10 +296,10 @@ class Reconciler:
 
     def _marked(self, actuator: Actuator) -> Set[str]:
         """Return the machines whose records more is asked about than whether they say anything new."""
-        asked = self._held_removals | self._executors.draining() | self._strikes.held() | actuator.touched()
+        asked = self._held_removals | self._executors.draining() | self._machine_backoff.held() | actuator.touched()
         return asked | self._others.moved
 
-    def _one(self, record: Record, actuator: Actuator, moment: Moment) -> None:
+    def _one(self, record: ListedMachine, actuator: Actuator, moment: Moment) -> None:
         machine = record.machine
         self._held_removals.discard(machine.id)
         if self._executors.is_draining_with_operator(machine.id):
@@ -353,7 +358,7 @@ class Reconciler:
         for machine_id in gone:
             self._executors.end_drain_wait(machine_id)
             self._ingest.remove(machine_id)
-            self._strikes.forget(machine_id)
+            self._machine_backoff.forget(machine_id)
             self._held_removals.discard(machine_id)
         if gone:
             _log.warning(
@@ -390,19 +395,20 @@ class Reconciler:
 
         await asyncio.gather(*(read(machine_id) for machine_id in batch))
 
-    def _apply_revisited(self, record: Record) -> None:
-        if self._belonging.owns(record):
+    def _apply_revisited(self, record: ListedMachine) -> None:
+        if self._ownership_filter.owns(record):
             self._apply(record, self._ingest.moment())
         else:
             self._let_go(record, self._ingest.moment())
 
-    def _apply(self, record: Record, moment: Moment) -> None:
-        if self._strikes.is_held(record.machine.id) and self._strikes.keeps(record.machine.id, record.machine.state):
+    def _apply(self, record: ListedMachine, moment: Moment) -> None:
+        machine_id, backoff = record.machine.id, self._machine_backoff
+        if backoff.is_held(machine_id) and backoff.holds(machine_id, record.machine.state):
             return
         if not self._ingest.is_unchanged(record):
             self._observe(record, moment)
 
-    def _observe(self, record: Record, moment: Moment) -> bool:
+    def _observe(self, record: ListedMachine, moment: Moment) -> bool:
         """Take a record; say whether it was taken."""
         return self._judged(self._ingest.observe(record, moment))
 

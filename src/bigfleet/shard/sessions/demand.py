@@ -291,10 +291,15 @@ class _ClusterIntake:
 class Intake:
     """From a roll-up to the table: unchanged ones are skipped, suspicious ones held, the rest replace the demand."""
 
-    def __init__(self, *, guard: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        guard: bool = True,
+        bounded: Callable[[str, Sequence[Need]], Sequence[Need]] = lambda _cluster, rows: rows,
+    ) -> None:
+        """`bounded` returns a cluster's reported rows as they are to be decided on."""
         self.table = NeedsTable()
-        #: Returns a cluster's reported rows as they are to be decided on.
-        self.bounded: Callable[[str, Sequence[Need]], Sequence[Need]] = lambda _cluster, rows: rows
+        self._bounded = bounded
         #: Clusters that have reported since this process started, held reports included.
         self.reported: set[str] = set()
         self._reported_by_now: frozenset[str] = frozenset()
@@ -307,6 +312,12 @@ class Intake:
         if len(self._reported_by_now) < len(self.reported):
             self._reported_by_now = frozenset(self.reported)
         return self._reported_by_now
+
+    def replace_rows(self, changed: Iterable[tuple[str, Sequence[Need]]], now_unix_nanos: int) -> None:
+        """Have rows of some clusters decided on otherwise than before; what they reported stays in force."""
+        for cluster, rows in changed:
+            overheads = self.table.overheads_by_cluster().get(cluster, ())
+            self.table.replace(cluster, rows, overheads=overheads, now_unix_nanos=now_unix_nanos)
 
     def digest_of(self, cluster: str) -> bytes | None:
         """Return the digest of the cluster's last accepted roll-up; None before there is one."""
@@ -351,7 +362,7 @@ class Intake:
         intake.quarantine = judged
         if verdict.is_accepted:
             intake.digest = digest
-            bounded = self.bounded(cluster, rows)
+            bounded = self._bounded(cluster, rows)
             self.table.replace(cluster, bounded, overheads=overheads, now_unix_nanos=now_unix_nanos)
         return verdict
 

@@ -95,7 +95,22 @@ class SessionLost(Exception):
 class Sessions:
     """Every connected operator, by cluster."""
 
-    def __init__(self, *, epoch: int, outbox_frames_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        outbox_frames_max: int,
+        accepted_term: Callable[[], int] = lambda: 0,
+        on_open: Callable[[Session], None] = lambda _session: None,
+        on_node_status: Callable[[Session, NodeStatus], bool] = lambda _session, _status: False,
+        on_lifecycle: Callable[[str, Session], None] = lambda _event, _session: None,
+    ) -> None:
+        """`accepted_term` returns the coordinator's term that the shard has accepted, 0 before the first.
+
+        `on_open` hears of each session that opened, after its hello was acked. `on_node_status` hears each node status
+        and returns whether it names a machine of the session's cluster. `on_lifecycle` hears (event, session):
+        installed, removed, replaced, overflowed, unresponsive.
+        """
         self._epoch = epoch
         self._outbox_frames_max = outbox_frames_max
         self._sessions: dict[str, Session] = {}
@@ -107,14 +122,10 @@ class Sessions:
         self._waiting: set[Outbox] = set()
         #: Sessions that lost frames, by cluster, until they are told anew.
         self._lossy: dict[str, Session] = {}
-        #: The coordinator's term that the shard has accepted, 0 before the first.
-        self.accepted_term: Callable[[], int] = lambda: 0
-        #: Called with each session that opened, after its hello was acked.
-        self.on_open: Callable[[Session], None] = lambda _session: None
-        #: Called for each node status; returns whether it names a machine of the session's cluster.
-        self.on_node_status: Callable[[Session, NodeStatus], bool] = lambda _session, _status: False
-        #: Called with (event, session): installed, removed, replaced, overflowed, unresponsive.
-        self.on_lifecycle: Callable[[str, Session], None] = lambda _event, _session: None
+        self._accepted_term = accepted_term
+        self._on_open = on_open
+        self.on_node_status = on_node_status
+        self._on_lifecycle = on_lifecycle
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -162,11 +173,11 @@ class Sessions:
         self._sessions[hello.cluster_id] = session
         if former is not None:
             self._end(former, CloseReason.REPLACED)
-            self.on_lifecycle("replaced", former)
-        self.on_lifecycle("installed", session)
+            self._on_lifecycle("replaced", former)
+        self._on_lifecycle("installed", session)
         _log.info("session.opened", cluster=session.cluster, capabilities=sorted(session.capabilities))
         self.acknowledge_hello(session)
-        self.on_open(session)
+        self._on_open(session)
         return session
 
     def acknowledge_hello(self, session: Session) -> None:
@@ -174,7 +185,7 @@ class Sessions:
         session.outbox.put(
             Acknowledgement(
                 echo=ECHO_HELLO,
-                coordinator_term=self.accepted_term(),
+                coordinator_term=self._accepted_term(),
                 shard_epoch=self._epoch,
                 capabilities=SHARD_CAPABILITIES,
             )
@@ -185,9 +196,9 @@ class Sessions:
         self._end(session, reason)
         if self._sessions.get(session.cluster) is session:
             del self._sessions[session.cluster]
-            self.on_lifecycle("removed", session)
+            self._on_lifecycle("removed", session)
             if reason in (CloseReason.OVERFLOWED, CloseReason.UNRESPONSIVE):
-                self.on_lifecycle(reason.value, session)
+                self._on_lifecycle(reason.value, session)
             _log.info("session.closed", cluster=session.cluster, reason=reason.value)
 
     def stop(self) -> None:

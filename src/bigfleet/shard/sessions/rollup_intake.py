@@ -35,7 +35,7 @@ class RollUpIntake:
         *,
         intake: Intake,
         sessions: Sessions,
-        telling: CyclePublisher,
+        publisher: CyclePublisher,
         metrics: ShardMetrics,
         clock: Clock,
         compute: Compute,
@@ -49,7 +49,7 @@ class RollUpIntake:
         """
         self._intake = intake
         self._sessions = sessions
-        self._telling = telling
+        self._publisher = publisher
         self._metrics = metrics
         self._clock = clock
         self._compute = compute
@@ -73,7 +73,7 @@ class RollUpIntake:
             _log.warning("rollup.misrouted", session=session.cluster, cluster=offer.cluster_id)
             return RollUpOutcome.MISROUTED
         if self._intake.is_unchanged(session.cluster, offer.digest):
-            self._telling.rollup_repeated(session.cluster, offer.timestamp_unix_nanos)
+            self._publisher.rollup_repeated(session.cluster, offer.timestamp_unix_nanos)
             self._sessions.acknowledge_rollup(session, offer, held=False)
             return RollUpOutcome.UNCHANGED
         try:
@@ -101,7 +101,7 @@ class RollUpIntake:
         if verdict is safety_limits.QuarantineVerdict.ACCEPT_CONFIRMED:
             _log.warning("rollup.confirmed", cluster=session.cluster, rows=len(needs), reason=why)
         rows = self._intake.table.rows_of(session.cluster)
-        self._telling.rollup_accepted(session.cluster, rows, offer.timestamp_unix_nanos)
+        self._publisher.rollup_accepted(session.cluster, rows, offer.timestamp_unix_nanos)
         self._wake()
         self._sessions.acknowledge_rollup(session, offer, held=False)
         return RollUpOutcome.ACCEPTED

@@ -167,7 +167,7 @@ class CapacityHints:
         #: (when it was sent, what) in this order, for the refresh.
         self._ageing: deque[tuple[float, HintKey]] = deque()
 
-    def tell_anew(self, cluster: str) -> None:
+    def send_again(self, cluster: str) -> None:
         """Tell a cluster everything again: its session is new, or frames to it were dropped."""
         self._sent.pop(cluster, None)
         self._fresh.add(cluster)
@@ -177,7 +177,7 @@ class CapacityHints:
         self._sent.pop(cluster, None)
         self._fresh.discard(cluster)
 
-    def tell(self, changed: Set[HintKey], offers: HintOffers, sessions: Sessions, *, now_seconds: float) -> int:
+    def publish(self, changed: Set[HintKey], offers: HintOffers, sessions: Sessions, *, now_seconds: float) -> int:
         """Send what differs from what was told, as far as rate and room allow; return how many hints were sent."""
         self._gather(changed, offers, now_seconds)
         rooms: dict[str, int] = {}

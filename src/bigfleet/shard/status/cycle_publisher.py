@@ -1,7 +1,7 @@
 """Publishes the effects of a cycle: hints, need statuses, gauges, stale clusters, missing joins.
 
 docs/spec/shard.md §10.5 to §10.7, §11.2, §14. What grows with the fleet or with what is short is worked out off the
-loop in `aftermath_of`; the loop only sends what came of it. Each part is a module of its own. Nothing here changes a
+loop in `effects_of`; the loop only sends what came of it. Each part is a module of its own. Nothing here changes a
 decision, except that the gate's machines are handed to the next one.
 """
 
@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
-from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger
+from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger, age_class
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import CAPABILITY_NEED_STATUS, CAPABILITY_NODE_STATUS, NeedStatusUpdate, UnmetReason
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import ORDINALS, bucket_label
-from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import FleetClasses, MachineRows, live_prices
 from bigfleet.shard.metrics import UNMET_REASONS, ShardMetrics
@@ -131,7 +130,6 @@ class CyclePublisher:
         settings: ShardSettings,
         inventory: Inventory,
         sessions: Sessions,
-        ingest: Ingest,
         metrics: ShardMetrics,
         clock: Clock,
     ) -> None:
@@ -152,9 +150,6 @@ class CyclePublisher:
         #: Used off the loop, by one cycle at a time.
         self._offers = HintOffers()
         self._classes = FleetClasses()
-        ingest.on_change = self._changed
-        ingest.on_remove = self._removed
-        ingest.on_status = self.joins.seen
 
     # ---- what happens between cycles ----------------------------------------------------------------------------
 
@@ -173,7 +168,7 @@ class CyclePublisher:
 
     def frames_lost(self, session: Session) -> None:
         """Frames to a session were dropped: it is told again."""
-        self._hints.tell_anew(session.cluster)
+        self._hints.send_again(session.cluster)
         self._verdicts.forget(session.cluster)
 
     def rollup_accepted(self, cluster: str, rows: Sequence[Need], timestamp_unix_nanos: int) -> None:
@@ -196,11 +191,11 @@ class CyclePublisher:
         else:
             self._judged[cluster] = timestamp_unix_nanos
 
-    def _removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
+    def machine_removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
         self.joins.removed(machine_id, cluster)
         self._phases.removed(machine_id)
 
-    def _changed(self, before: Machine | None, after: Machine) -> None:
+    def machine_changed(self, before: Machine | None, after: Machine) -> None:
         if before is None and not after.cluster:
             # Most of a first List: nothing here looks at a free machine that nobody has seen before.
             return
@@ -218,7 +213,7 @@ class CyclePublisher:
         `demanding` names the clusters with demand.
         """
         now_seconds = self._clock.monotonic_seconds()
-        unjoined = self.joins.judge(self._sessions, self._inventory.kept, now_seconds=now_seconds)
+        unjoined = self.joins.judge(self._sessions, self._inventory.record_of, now_seconds=now_seconds)
         silent = self.silence.look(
             demanding, self._inventory.clusters, sessions=self._sessions, now_seconds=now_seconds
         )
@@ -236,7 +231,7 @@ class CyclePublisher:
         """Return the roll-up in force of each cluster whose operator understands a verdict."""
         return dict(self._judged)
 
-    def aftermath_of(
+    def effects_of(
         self, decision: Decision, short: Sequence[RowResult], context: ViewContext, audience: Subscribers
     ) -> CycleEffects:
         """Work out what a decision means to those outside. It may run in any thread, for one caller at a time."""
@@ -261,31 +256,31 @@ class CyclePublisher:
             shortfall_rows=shortfall_counts(unmet),
         )
 
-    def tell_hints(self, aftermath: CycleEffects) -> None:
+    def publish_hints(self, effects: CycleEffects) -> None:
         """Send the hints that are due."""
         now_seconds = self._clock.monotonic_seconds()
-        self._hints.tell(aftermath.hints_changed, self._offers, self._sessions, now_seconds=now_seconds)
+        self._hints.publish(effects.hints_changed, self._offers, self._sessions, now_seconds=now_seconds)
 
-    def tell_verdicts(self, aftermath: CycleEffects) -> None:
+    def publish_need_status(self, effects: CycleEffects) -> None:
         """Send the verdicts that are due, to sessions that still stand and have room; the others hear it later."""
         now_seconds = self._clock.monotonic_seconds()
-        for cluster, update in aftermath.verdicts:
+        for cluster, update in effects.verdicts:
             session = self._sessions.of(cluster)
             if session is not None and session.can(CAPABILITY_NEED_STATUS) and not session.outbox.is_full:
                 session.outbox.put(update)
                 self._verdicts.sent(cluster, update, now_seconds)
 
-    def show(self, aftermath: CycleEffects, ledger: Ledger, *, demand_rows: int) -> None:
+    def show(self, effects: CycleEffects, ledger: Ledger, *, demand_rows: int) -> None:
         """Set the gauges of demand and shortfall."""
         metrics = self._metrics
         metrics.demand_rows.set(demand_rows)
         metrics.shortfalls.set(len(ledger))
         for ordinal in ORDINALS:
-            metrics.demand_machines.labels(bucket_label(ordinal)).set(aftermath.demand_machines.get(ordinal, 0))
-        aged = Counter(shortfall.age_class for shortfall in ledger.values())
+            metrics.demand_machines.labels(bucket_label(ordinal)).set(effects.demand_machines.get(ordinal, 0))
+        aged = Counter(age_class(shortfall.age_cycles) for shortfall in ledger.values())
         for age in AGE_CLASSES:
             metrics.shortfalls_aged.labels(age).set(aged[age])
         for reason in UNMET_REASONS:
             for priority in PRIORITY_CLASSES:
-                rows = aftermath.shortfall_rows.get((reason, priority), 0)
+                rows = effects.shortfall_rows.get((reason, priority), 0)
                 metrics.shortfall_rows.labels(reason.label, priority).set(rows)

@@ -13,7 +13,8 @@ import numpy as np
 from bigfleet.engine import shortfalls
 from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.decision import CapacityPool
-from bigfleet.engine.shortfalls import Ledger, Shortfall
+from bigfleet.engine.shortfalls import Ledger
+from bigfleet.model.shard_report import CapacityCount, ShardSummary, Shortfall
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.inventory.machine_shapes import MachineRows, giveable_rows
@@ -25,39 +26,11 @@ CAPACITY_ROWS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityCount:
-    """Machines of one type, zone and capacity type that could be given away."""
-
-    instance_type: str
-    zone: str
-    capacity_type: CapacityType
-    count: int
-    #: Smallest among them, per dimension, milli-units; a dimension that one of them lacks is absent.
-    allocatable: Vector
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """A shard's machines in figures."""
-
-    #: In any state.
-    total_machines: int
-    #: Idle and Speculative.
-    free_machines: int
-    #: In any state, at most 256 names each, largest first, then by name.
-    per_instance_type_counts: Mapping[str, int]
-    per_zone_counts: Mapping[str, int]
-    #: At most 64 each, largest first, then type, zone, capacity type.
-    idle_by_type_zone: tuple[CapacityCount, ...]
-    speculative_by_type_zone: tuple[CapacityCount, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a shard reports after a cycle."""
 
     cycle: int
-    summary: Summary
+    summary: ShardSummary
     #: Priority descending, age descending, fingerprint; at most 100.
     shortfalls: tuple[Shortfall, ...]
     #: Pools in which creations of this shard failed for want of stock, with the rest of the back-off, seconds.
@@ -76,7 +49,7 @@ def report_of(
     )
 
 
-def summary_of(view: ColumnSnapshot, taken: MachineRows) -> Summary:
+def summary_of(view: ColumnSnapshot, taken: MachineRows) -> ShardSummary:
     """Return a snapshot's machines in figures; those in `taken` are counted and not offered."""
     columns, vocabulary = view.columns, view.vocabulary
     states = np.bincount(columns.state, minlength=len(MachineState))
@@ -87,13 +60,13 @@ def summary_of(view: ColumnSnapshot, taken: MachineRows) -> Summary:
         shape = vocabulary.shapes[number]
         types[shape.instance_type] += int(by_shape[number])
         zones[shape.zone] += int(by_shape[number])
-    return Summary(
+    return ShardSummary(
         total_machines=int(states.sum() - states[REMOVED]),
         free_machines=int(states[MachineState.IDLE] + states[MachineState.SPECULATIVE]),
-        per_instance_type_counts=_largest(types),
-        per_zone_counts=_largest(zones),
-        idle_by_type_zone=_capacity(view, giveable_rows(view, MachineState.IDLE, taken)),
-        speculative_by_type_zone=_capacity(view, giveable_rows(view, MachineState.SPECULATIVE, taken)),
+        type_counts=_largest(types),
+        zone_counts=_largest(zones),
+        idle=_capacity(view, giveable_rows(view, MachineState.IDLE, taken)),
+        speculative=_capacity(view, giveable_rows(view, MachineState.SPECULATIVE, taken)),
     )
 
 

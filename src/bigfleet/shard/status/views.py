@@ -18,7 +18,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.shard.inventory.fleet_queries import ShapeCensus, SoldOutShapes, supply_of, uncreated_pool_of
+from bigfleet.shard.inventory.fleet_queries import ShapeCounts, SoldOutShapes, supply_of, uncreated_pool_of
 
 #: Rows whose creations fail, with the pools in which they do.
 Failing = Mapping[RowKey, frozenset[CapacityPool]]
@@ -273,7 +273,7 @@ class _Supply:
     def __init__(self, snapshot: ColumnSnapshot, options: Options) -> None:
         self._snapshot = snapshot
         self._sold_out = SoldOutShapes(snapshot, options)
-        self._census: ShapeCensus | None = None
+        self._census: ShapeCounts | None = None
         self._known: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[MatchingSupply, bool]] = {}
 
     def is_sold_out(self, need: Need) -> bool:
@@ -284,7 +284,7 @@ class _Supply:
         """Return the counts, and whether a machine on its way from one state to another would fit as well."""
         if self._census is None:
             # Most cycles leave nothing short, and then nobody asks.
-            self._census = ShapeCensus(self._snapshot)
+            self._census = ShapeCounts(self._snapshot)
         key = (need.fingerprint, vector.vector_key(need.min_unit))
         known = self._known.get(key)
         if known is None:

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Mapping
 from bigfleet.model import labels
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import MachineId, ShardId
-from bigfleet.model.ownership import Row, RowKind
+from bigfleet.model.ownership import OwnershipRow, RowKind
 from bigfleet.sim.checkers.invariants import INVARIANTS as INVARIANTS
 from bigfleet.sim.checkers.invariants import by_event as by_event
 from bigfleet.sim.checkers.invariants import invariant
-from bigfleet.sim.observations import Called, Committed, Cycled, Marked, Observations, Titled
+from bigfleet.sim.observations import Called, Committed, Cycled, Marked, Observations, OwnershipChanged
 from bigfleet.sim.sites.ownership import OwnershipRecord, owners
 
 # ---- one owner --------------------------------------------------------------------------------------------------
 
 
-@invariant("S5", Titled)
-def never_two_owners(_event: Titled, evidence: Observations) -> Iterator[str]:
+@invariant("S5", OwnershipChanged)
+def never_two_owners(_event: OwnershipChanged, evidence: Observations) -> Iterator[str]:
     """No machine is owned by two shards, whatever their disks come to say."""
     for machine_id in sorted(evidence.records):
         yield from _two_owners(machine_id, evidence)
@@ -85,7 +85,7 @@ def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Observations) -
 # ---- each instruction once --------------------------------------------------------------------------------------
 
 
-def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[MachineId, Row]:
+def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[MachineId, OwnershipRow]:
     """Return the rows that a change made anew, by machine; one that only became disowned is no new one."""
     known = before.owned.rows
     return {
@@ -95,8 +95,8 @@ def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[Mach
     }
 
 
-@invariant("S15", Titled)
-def an_instruction_acts_once(event: Titled, evidence: Observations) -> Iterator[str]:
+@invariant("S15", OwnershipChanged)
+def an_instruction_acts_once(event: OwnershipChanged, evidence: Observations) -> Iterator[str]:
     """An instruction redelivered acts once."""
     moves, me = evidence.moves, event.shard_id
     for machine_id, row in _fresh_rows(event.before, event.after).items():
@@ -111,8 +111,8 @@ def an_instruction_acts_once(event: Titled, evidence: Observations) -> Iterator[
             yield f"{me} has drained {sorted(everything)} for {key[1]}, which asked for {count}"
 
 
-@invariant("S15", Titled)
-def a_former_leader_is_not_obeyed(event: Titled, evidence: Observations) -> Iterator[str]:
+@invariant("S15", OwnershipChanged)
+def a_former_leader_is_not_obeyed(event: OwnershipChanged, evidence: Observations) -> Iterator[str]:
     """What a leader of a lower term than the accepted one tells acts not at all."""
     handed = evidence.moves.handed.get(event.shard_id)
     if handed is None or handed.term >= handed.accepted_term:
@@ -124,7 +124,7 @@ def a_former_leader_is_not_obeyed(event: Titled, evidence: Observations) -> Iter
         yield f"{event.shard_id} obeys the term {handed.term} after {handed.accepted_term} about {what}"
 
 
-def _drained(event: Titled) -> dict[tuple[ShardId, str], set[MachineId]]:
+def _drained(event: OwnershipChanged) -> dict[tuple[ShardId, str], set[MachineId]]:
     found: dict[tuple[ShardId, str], set[MachineId]] = {}
     for machine_id, kept in event.after.reservations.items():
         if machine_id not in event.before.reservations:
@@ -135,8 +135,8 @@ def _drained(event: Titled) -> dict[tuple[ShardId, str], set[MachineId]]:
 # ---- no move back and forth -------------------------------------------------------------------------------------
 
 
-@invariant("S17", Titled)
-def what_has_come_stays_for_a_while(event: Titled, evidence: Observations) -> Iterator[str]:
+@invariant("S17", OwnershipChanged)
+def what_has_come_stays_for_a_while(event: OwnershipChanged, evidence: Observations) -> Iterator[str]:
     """No B→A→B move within the cooldown: a machine that has come is not given on before its cooldown is over."""
     moves, me, now_nanos = evidence.moves, event.shard_id, evidence.now_nanos()
     for machine_id, row in _fresh_rows(event.before, event.after).items():
@@ -149,7 +149,7 @@ def what_has_come_stays_for_a_while(event: Titled, evidence: Observations) -> It
             yield f"{machine_id} came from {giver} to {me} and goes to {row.other} after {seconds:.1f} s"
 
 
-def remember(event: Titled, evidence: Observations) -> None:
+def remember(event: OwnershipChanged, evidence: Observations) -> None:
     """Keep what a change of a disk means for later ones; called once it was judged."""
     moves, me = evidence.moves, event.shard_id
     fresh = _fresh_rows(event.before, event.after)

@@ -202,7 +202,7 @@ def no_shard_deletes_what_stays(event: Called, evidence: Observations) -> Iterat
 
 
 @invariant("S14", Audited)
-def a_record_tells_of_one_call(event: Audited, evidence: Observations) -> Iterator[str]:
+def a_record_names_one_call(event: Audited, evidence: Observations) -> Iterator[str]:
     """Every mutating call has exactly one audit record: none is told twice, none is told that was not made."""
     sequence, memory = event.record.token_sequence, evidence.memory(event.shard)
     if not sequence:

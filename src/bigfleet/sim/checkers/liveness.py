@@ -74,7 +74,7 @@ def unrest(world: World) -> str:
         return "a shard is not ready"
     records = sorted(world.provider.store.records.values(), key=lambda record: record.id)
     moving = [f"{each.id} is {each.state.label}" for each in records if _is_moving(world, each)]
-    held = [f"{machine_id} is held" for shard in shards for machine_id in sorted(shard.strikes.held())]
+    held = [f"{machine_id} is held" for shard in shards for machine_id in sorted(shard.machine_backoff.held())]
     in_flight = [
         f"{machine_id} has an action under way" for shard in shards for machine_id in sorted(shard.actuator.in_flight())
     ]
@@ -204,12 +204,12 @@ def nothing_is_on_its_way(world: World, shard: WatchedShard) -> Iterator[str]:
 
 def every_hold_ends(world: World, shard: WatchedShard) -> Iterator[str]:
     """Every hold, quarantine, reservation and cooldown ends."""
-    for machine_id in sorted(shard.strikes.held()):
+    for machine_id in sorted(shard.machine_backoff.held()):
         yield f"{machine_id} is held"
     for site in _clusters_of(world, shard):
         if shard.intake.is_quarantined(site.name):
             yield f"a roll-up of {site.name} is quarantined"
-    for row in sorted(shard.refusals.backed_off()):
+    for row in sorted(shard.demand_backoff.backed_off()):
         yield f"the row {row} is backed off"
     for machine_id in sorted(shard.actuator.in_flight()):
         yield f"{machine_id} has an action in flight"

@@ -10,7 +10,17 @@ from bigfleet.engine.decision import ActionKind
 from bigfleet.model.ownership import RowKind
 from bigfleet.model.states import MachineState
 from bigfleet.shard.sessions.demand import RollUpOutcome
-from bigfleet.sim.observations import Committed, Cycled, Died, Event, Evicted, Observations, RolledUp, Stranded, Titled
+from bigfleet.sim.observations import (
+    Committed,
+    Cycled,
+    Died,
+    Event,
+    Evicted,
+    Observations,
+    OwnershipChanged,
+    RolledUp,
+    Stranded,
+)
 from bigfleet.sim.pods.evictions import Cause
 
 S = MachineState
@@ -104,7 +114,7 @@ def observe(event: Event, evidence: Observations) -> None:
             evidence.mark("pods without another place")
         case Evicted(eviction) if eviction.cause is Cause.RECLAIMED:
             evidence.mark("pods moved by a reclaim")
-        case Titled():
+        case OwnershipChanged():
             _titled(event, evidence)
         case Died(shard, in_flight):
             if in_flight:
@@ -113,7 +123,7 @@ def observe(event: Event, evidence: Observations) -> None:
                 evidence.mark("a shard died over an instruction")
 
 
-def _titled(event: Titled, evidence: Observations) -> None:
+def _titled(event: OwnershipChanged, evidence: Observations) -> None:
     before, after = event.before, event.after
     for machine_id, row in after.owned.rows.items():
         known = before.owned.rows.get(machine_id)
@@ -143,13 +153,13 @@ def _cycled(event: Cycled, evidence: Observations) -> None:
             evidence.moves.taken_from_gangs.add(record.action.machine_id)
     if event.report.cycle == 1 and shard.epoch > 1:
         evidence.mark("a shard went on after a death")
-    if len(shard.strikes):
+    if len(shard.machine_backoff):
         evidence.mark("a machine held by the shard")
     if shard.metrics.removals_braked._value.get():
         evidence.mark("removals braked")
     if shard.metrics.drains_without_session._value.get():
         evidence.mark("a drain without an operator")
-    if shard.refusals.refused():
+    if shard.demand_backoff.refused():
         evidence.mark("an operator refused to bootstrap")
     _targets(event, evidence)
     hosted: dict[str, int] = {}

@@ -17,10 +17,9 @@ from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import NotTheLeader, Replica
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.coordinator.stores.protocol import (
     TERM_STEP,
-    Leader,
+    LeaderInfo,
     Leadership,
     NotLeader,
     OutcomeUnknown,
@@ -31,11 +30,12 @@ from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import ShardReportSource
-from bigfleet.link.reporter import Reporter, ReportOutcome
+from bigfleet.link.reporter import CoordinatorLink, ReportOutcome
 from bigfleet.model import labels
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
 from bigfleet.model.ownership import Domain
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
 
@@ -101,9 +101,9 @@ class HeldTables:
         self._term = max(above, self._term) + TERM_STEP
         return self._term
 
-    def leader(self) -> Leader | None:
+    def leader(self) -> LeaderInfo | None:
         """Return the one replica while it leads."""
-        return Leader("replica-0", ADDRESS) if self._leads else None
+        return LeaderInfo("replica-0", ADDRESS) if self._leads else None
 
     def revision(self) -> int:
         """Return how many commands were applied."""
@@ -174,16 +174,16 @@ class Coordinator:
         except (NotTheLeader, NotLeader, StoreUnavailable, OutcomeUnknown) as fault:
             raise NotAnswered(f"{address}: {fault}") from fault
 
-    def link(self, shard: Shard, file: OwnershipFile) -> Reporter:
+    def link(self, shard: Shard, file: OwnershipFile) -> CoordinatorLink:
         """Return the link of one process of the shard. Raises ValueError for a shard that has no file."""
         if shard.ownership is None:
             raise ValueError("a shard without a file of what it owns has no link")
-        return Reporter(
+        return CoordinatorLink(
             shard_id=shard.shard_id,
             epoch=shard.epoch,
             advertised_address=f"{shard.shard_id}:7780",
             interval_seconds=REPORT_SECONDS,
-            speaker=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
+            source=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(shard.ownership.handover, accepted_term=file.accepted_term),
             client=Client([ADDRESS], self, self._clock),
             clock=self._clock,

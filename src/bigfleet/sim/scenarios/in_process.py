@@ -21,7 +21,7 @@ from bigfleet.model.frames import (
 )
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.operator.ports import EndKind, SessionEnded
-from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.records.fence import Token
 from bigfleet.provider.records.refusal import Refused
 from bigfleet.provider.testing import settled
@@ -33,7 +33,7 @@ from bigfleet.rpc.wire.convert_session import (
     shard_frame_to_wire,
 )
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
+from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ProviderRefusal, RefusalKind, TransitionAck
 from bigfleet.shard.sessions.outbox import CloseReason, SessionClosed
 from bigfleet.shard.sessions.registry import Session
 
@@ -57,9 +57,11 @@ class KitProvider:
         """Give a slot a host."""
         return await self._mutate(lambda: self._create(machine_id, token))
 
-    async def _create(self, machine_id: MachineId, token: FenceToken) -> Ack:
+    async def _create(self, machine_id: MachineId, token: FenceToken) -> AcceptedCall:
         ack = await self._core.create(machine_id, token=Token(*token))
-        return Ack(ack.operation_id, await settled(self._core, machine_id)) if self._synchronous_create else ack
+        return (
+            AcceptedCall(ack.operation_id, await settled(self._core, machine_id)) if self._synchronous_create else ack
+        )
 
     async def configure(
         self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
@@ -77,7 +79,7 @@ class KitProvider:
         """Give the host back."""
         return await self._mutate(lambda: self._core.delete(machine_id, token=Token(*token)))
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the record of one machine."""
         await self._cross()
         try:
@@ -85,7 +87,7 @@ class KitProvider:
         except Refused as refused:
             raise _refusal(refused) from refused
         await self._cross()
-        return Record(record.machine, record.metadata)
+        return ListedMachine(record.machine, record.metadata)
 
     async def list(self, since_revision: bytes) -> Listing:
         """Return every record, or what changed since the cursor."""
@@ -96,13 +98,13 @@ class KitProvider:
             raise _refusal(refused) from refused
         await self._cross()
         return Listing(
-            records=[Record(record.machine, record.metadata) for record in answer.records],
+            records=[ListedMachine(record.machine, record.metadata) for record in answer.records],
             revision=answer.revision,
             removed_ids=answer.removed_ids,
             tombstones=answer.tombstones,
         )
 
-    async def _mutate(self, call: Callable[[], Awaitable[Ack]]) -> TransitionAck:
+    async def _mutate(self, call: Callable[[], Awaitable[AcceptedCall]]) -> TransitionAck:
         await self._cross()
         self.calls += 1
         try:
@@ -110,7 +112,9 @@ class KitProvider:
         except Refused as refused:
             raise _refusal(refused) from refused
         await self._cross()
-        return TransitionAck(operation_id=ack.operation_id, record=Record(ack.record.machine, ack.record.metadata))
+        return TransitionAck(
+            operation_id=ack.operation_id, record=ListedMachine(ack.record.machine, ack.record.metadata)
+        )
 
     async def _cross(self) -> None:
         await self._clock.sleep(WIRE_SECONDS)

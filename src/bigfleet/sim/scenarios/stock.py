@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Host, Machine
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Requirement
@@ -126,7 +126,7 @@ def stamps_of(template: Template | None, shard: str) -> dict[str, str]:
     machine = Machine(
         id=MachineId("stamps"),
         state=MachineState.CONFIGURED,
-        host=Host("stamps", "stamps"),
+        host=HostRef("stamps", "stamps"),
         cluster=ClusterId("stamps"),
         assigned_priority=profile.priority,
         assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),

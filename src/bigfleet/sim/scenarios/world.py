@@ -25,7 +25,8 @@ from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.testing import SeededIds, make_core
 from bigfleet.shard.audit.log import AuditLog
-from bigfleet.shard.cycle.controller import CycleReport, Shard
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason

@@ -71,7 +71,7 @@ class LyingCluster(SimulatedCluster):
         if any(self.waiting.is_given_up(pod) for pod in self.site.pods.waiting):
             self.site.evidence.mark("a pod given up")
         needs = with_waiting(true.needs, waiting.values())
-        return self.site.told(replace(true, needs=needs))
+        return self.site.reported(replace(true, needs=needs))
 
     def configured(self) -> set[str]:
         """Return the machines that the cluster believes to be its own and in service."""
@@ -237,7 +237,7 @@ class ClusterSite:
             now_seconds = self._clock.monotonic_seconds()
             self._tell(Evicted(Eviction(now_seconds, self.name, machine_id, cause, *displaced)))
 
-    def told(self, truth: RollUp) -> RollUp:
+    def reported(self, truth: RollUp) -> RollUp:
         """Return what is sent in the place of a true roll-up."""
         lie = next((lie for lie in LIES if lie in self.lies), "")
         self._earlier = [*self._earlier[-_KEPT_MAX:], truth]

@@ -18,12 +18,12 @@ from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.coordinator.replica import Replica
-from bigfleet.coordinator.shard_report import ShardReport
 from bigfleet.coordinator.stores.metered import MeteredStore
-from bigfleet.coordinator.stores.protocol import Leader
+from bigfleet.coordinator.stores.protocol import LeaderInfo
 from bigfleet.link.client import CALL_SECONDS, NotAnswered
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
+from bigfleet.model.shard_report import ShardReport
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.rpc.servers.coordinator import CoordinatorServicer
@@ -33,7 +33,7 @@ from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
-from bigfleet.sim.sites.etcd import EtcdWire, KeptEtcd
+from bigfleet.sim.sites.etcd import DurableEtcd, EtcdWire
 
 LEASE_SECONDS: Final = 10
 #: Earlier answers of one process that may come again.
@@ -41,7 +41,7 @@ _KEPT_MAX = 4
 _TWICE_SHARE, _AGAIN_SHARE = 0.3, 0.3
 
 
-class CallFailed(Exception):
+class CoordinatorCallFailed(Exception):
     """A call ended with a status; `leader` is the address that a follower named, empty without one."""
 
     def __init__(self, code: str, details: str, leader: str = "") -> None:
@@ -66,7 +66,7 @@ class CoordinatorSite:
     """One replica's place, and its process of the moment."""
 
     def __init__(
-        self, name: str, *, store: KeptEtcd, network: Network, clock: Clock, rng: Random, evidence: Observations
+        self, name: str, *, store: DurableEtcd, network: Network, clock: Clock, rng: Random, evidence: Observations
     ) -> None:
         self.name = name
         self.process = Process(name)
@@ -96,10 +96,10 @@ class CoordinatorSite:
             caller=self.name,
             rng=self._rng,
             on_lost=lambda: evidence.mark("a commit of unknown outcome"),
+            loses_answers=lambda: self.loses_answers,
         )
-        wire.loses_answers = lambda: self.loses_answers
         metrics = CoordinatorMetrics(CollectorRegistry())
-        me = Leader(self.name, self.name)
+        me = LeaderInfo(self.name, self.name)
         store = EtcdStore(wire, prefix="/bigfleet", me=me, lease_ttl_seconds=LEASE_SECONDS, clock=self._clock)
         metered = MeteredStore(store, metrics, self._clock)
         replica = WatchedReplica(metered, clock=self._clock, settings=settings, metrics=metrics)
@@ -111,27 +111,27 @@ class CoordinatorSite:
         except Exception as error:
             evidence.breach("S0", f"{self.name} ended by itself: {type(error).__name__}: {error}")
 
-    async def serve(self, method: str, content: bytes) -> "bytes | CallFailed":
+    async def serve(self, method: str, content: bytes) -> "bytes | CoordinatorCallFailed":
         """Answer one call, run in the replica's process; a status is an answer, which nobody may be left to hear."""
         if self._servicer is None:
-            return CallFailed("UNAVAILABLE", "the replica is starting")
+            return CoordinatorCallFailed("UNAVAILABLE", "the replica is starting")
         handler = getattr(self._servicer, method)
         try:
             answer: Any = await handler(_REQUESTS[method].FromString(content), _Context())
-        except CallFailed as failed:
+        except CoordinatorCallFailed as failed:
             return failed
         return bytes(answer.SerializeToString(deterministic=True))
 
     async def call(self, caller: str, method: str, content: bytes) -> bytes:
-        """Carry a call here and its answer back. Raises CallFailed."""
+        """Carry a call here and its answer back. Raises CoordinatorCallFailed."""
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._network.call(caller, self.process, lambda: self.serve(method, content))
         except ConnectionLost as lost:
-            raise CallFailed("UNAVAILABLE", str(lost)) from lost
+            raise CoordinatorCallFailed("UNAVAILABLE", str(lost)) from lost
         except TimeoutError as late:
-            raise CallFailed("DEADLINE_EXCEEDED", "no answer in time") from late
-        if isinstance(answer, CallFailed):
+            raise CoordinatorCallFailed("DEADLINE_EXCEEDED", "no answer in time") from late
+        if isinstance(answer, CoordinatorCallFailed):
             raise answer
         return answer
 
@@ -157,7 +157,7 @@ class _Context:
 
     async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
         """End the call with a status."""
-        raise CallFailed(code.name, details, dict(trailing_metadata).get(LEADER_HINT, ""))
+        raise CoordinatorCallFailed(code.name, details, dict(trailing_metadata).get(LEADER_HINT, ""))
 
 
 class RemoteCoordinators:
@@ -196,7 +196,7 @@ class RemoteCoordinators:
             self._send_again(site, content, self._rng.uniform(0.0, 20.0))
         try:
             answer = await site.call(self._shard_id, "ReportShard", content)
-        except CallFailed as failed:
+        except CoordinatorCallFailed as failed:
             is_follower = failed.code == "FAILED_PRECONDITION"
             raise NotAnswered(str(failed), leader=failed.leader if is_follower else "") from failed
         return self._heard(answer)
@@ -214,7 +214,7 @@ class RemoteCoordinators:
 
         async def late() -> None:
             await self._clock.sleep(delay_seconds)
-            with suppress(CallFailed):
+            with suppress(CoordinatorCallFailed):
                 await site.call(self._shard_id, "ReportShard", content)
 
         asyncio.get_running_loop().create_task(late(), context=Context())
@@ -226,6 +226,6 @@ async def asked(sites: Sequence[CoordinatorSite], caller: str, method: str, requ
     for site in sites:
         try:
             return await site.call(caller, method, content)
-        except CallFailed:
+        except CoordinatorCallFailed:
             continue
     return None

@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.5
 _LOST_SHARE = 0.4
 
 
-class KeptEtcd:
+class DurableEtcd:
     """One etcd cluster; its process never dies, its leader may be away."""
 
     def __init__(self, clock: Clock) -> None:
@@ -152,16 +152,22 @@ class EtcdWire(EtcdClient):
     """A replica's client of that store, over the simulated network."""
 
     def __init__(
-        self, store: KeptEtcd, *, network: Network, caller: str, rng: Random, on_lost: Callable[[], None]
+        self,
+        store: DurableEtcd,
+        *,
+        network: Network,
+        caller: str,
+        rng: Random,
+        on_lost: Callable[[], None],
+        loses_answers: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_lost` hears of each commit whose answer was lost."""
+        """`on_lost` hears of each commit whose answer was lost; `loses_answers`: some answers to commits are lost."""
         self._store = store
         self._network = network
         self._caller = caller
         self._rng = rng
         self._on_lost = on_lost
-        #: Answers to commits are lost now and then.
-        self.loses_answers: Callable[[], bool] = lambda: False
+        self._loses_answers = loses_answers
 
     async def close(self) -> None:
         """There is nothing to close."""
@@ -188,7 +194,7 @@ class EtcdWire(EtcdClient):
         async def work() -> bytes:
             return self._store.txn(etcd_pb2.TxnRequest.FromString(content)).SerializeToString()
 
-        is_lost = self.loses_answers() and self._rng.random() < _LOST_SHARE
+        is_lost = self._loses_answers() and self._rng.random() < _LOST_SHARE
         try:
             answer = await self._asked(work)
         except EtcdUnavailable as error:

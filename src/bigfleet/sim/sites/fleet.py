@@ -16,10 +16,10 @@ from bigfleet.shard.ownership.handover import COOLDOWN_REPORT_CYCLES
 from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.observations import Event, Observations, Titled
+from bigfleet.sim.observations import Event, Observations, OwnershipChanged
 from bigfleet.sim.plan_generator import GONE, LIVE, NONE, WorldPlan
 from bigfleet.sim.sites.coordinator import CoordinatorSite, asked
-from bigfleet.sim.sites.etcd import KeptEtcd
+from bigfleet.sim.sites.etcd import DurableEtcd
 from bigfleet.sim.sites.link import ShardLink
 from bigfleet.sim.sites.ownership import OwnershipRecord, ShardDisk
 
@@ -52,7 +52,7 @@ class ShardFleet:
     ) -> None:
         self.plan = plan
         self.network = Network(clock, make_rng("network of the coordinator"))
-        self.store = KeptEtcd(clock)
+        self.store = DurableEtcd(clock)
         #: The shard that each zone is to have.
         self.wanted = {zone: shard_name(number) for zone, number in plan.zones}
         #: What happens to reports and answers on their way, by the name of the fault.
@@ -98,7 +98,7 @@ class ShardFleet:
 
         def changed(before: OwnershipRecord, after: OwnershipRecord) -> None:
             self._evidence.moves.titles[name] = after
-            self._tell(Titled(name, before, after))
+            self._tell(OwnershipChanged(name, before, after))
 
         return ShardDisk(
             name,

@@ -11,7 +11,7 @@ from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import LinkCounts, ShardReportSource
-from bigfleet.link.reporter import Reporter
+from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Ack, Instruction
@@ -101,7 +101,7 @@ class ShardLink:
         process.on_death = end
         beside.spawn(reporter.run(), name="link")
 
-    def _reporter(self, shard: Shard, file: OwnershipFile) -> Reporter:
+    def _reporter(self, shard: Shard, file: OwnershipFile) -> CoordinatorLink:
         ownership = shard.ownership
         assert ownership is not None, "a shard with a disk owns what it says"
         evidence, shard_id = self._evidence, self._shard_id
@@ -121,12 +121,12 @@ class ShardLink:
             faults=self._faults,
             on_answer=lambda answer, is_old: evidence.answered(shard_id, answer, is_old=is_old),
         )
-        return Reporter(
+        return CoordinatorLink(
             shard_id=shard_id,
             epoch=shard.epoch,
             advertised_address=f"{shard_id}:7780",
             interval_seconds=self._interval_seconds,
-            speaker=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
+            source=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(handler, accepted_term=file.accepted_term, on_answer=answered),
             client=Client([site.name for site in self._sites], coordinators, self._clock),
             clock=self._clock,

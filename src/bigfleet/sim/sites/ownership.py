@@ -13,8 +13,8 @@ from pathlib import Path
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned, RowKind
-from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten, Reservation, make_tables
+from bigfleet.model.ownership import Base, Domain, Owned, Reservation, RowKind
+from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten, make_tables
 
 _PATH = Path("/simulated/shard.db")
 

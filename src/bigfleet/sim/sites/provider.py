@@ -18,23 +18,23 @@ from bigfleet.provider.backends.simulated.backend import SimulatedBackend, Simul
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import SimulatedOffer, build_fleet
-from bigfleet.provider.backends.simulated.world import World as CloudWorld
-from bigfleet.provider.kit.core import Ack, CapacityCore
+from bigfleet.provider.backends.simulated.world import WorldFile as CloudWorld
+from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
-from bigfleet.provider.records.fence import Token
+from bigfleet.provider.records.fence import Mark, Token
 from bigfleet.provider.records.record import Record as CoreRecord
 from bigfleet.provider.records.refusal import Code, Refused
 from bigfleet.rpc.servers.provider import encode_list_entry, join_list
 from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
-from bigfleet.shard.ports import FenceToken, Listing, ProviderRefusal, Record, RefusalKind, TransitionAck
+from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ProviderRefusal, RefusalKind, TransitionAck
 from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
-from bigfleet.sim.sites.stores import KeptStore, WatchedBook
+from bigfleet.sim.sites.stores import DurableStore, HostListener, WatchedBook
 
 PROVIDER = "provider"
 #: Earlier answers that a stale List may repeat.
@@ -54,9 +54,13 @@ class ProviderSite:
         ids: IdSource,
         rng: Random,
         evidence: Observations,
+        on_record: Callable[[CoreRecord | None, CoreRecord | None], None],
+        on_mark: Callable[[Mark], None],
+        on_host: HostListener,
     ) -> None:
-        self.store = KeptStore()
-        self.book = WatchedBook()
+        """The listeners hear what the provider's store and the cloud's book take."""
+        self.store = DurableStore(on_record=on_record, on_mark=on_mark)
+        self.book = WatchedBook(on_host)
         self.offers: list[SimulatedOffer] = build_fleet(cloud_world, {}, PROVIDER)
         self.process = Process(PROVIDER)
         self.process.kill()
@@ -225,7 +229,7 @@ class RemoteProvider:
             "delete", machine_id, token, lambda core: core.delete(machine_id, token=Token(*token))
         )
 
-    async def get(self, machine_id: MachineId) -> Record:
+    async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the record of one machine."""
 
         async def work() -> bytes:
@@ -242,7 +246,7 @@ class RemoteProvider:
         method: str,
         machine_id: MachineId,
         token: FenceToken,
-        call: Callable[[CapacityCore], Coroutine[Any, Any, Ack]],
+        call: Callable[[CapacityCore], Coroutine[Any, Any, AcceptedCall]],
     ) -> TransitionAck:
         async def work() -> tuple[str, bytes]:
             ack = await call(self._site.serving())
@@ -274,5 +278,5 @@ def _record_bytes(record: CoreRecord) -> bytes:
     return machine_to_wire(record.machine, record.metadata).SerializeToString()
 
 
-def _record(content: bytes) -> Record:
-    return Record(*machine_from_wire(provider_pb2.Machine.FromString(content)))
+def _record(content: bytes) -> ListedMachine:
+    return ListedMachine(*machine_from_wire(provider_pb2.Machine.FromString(content)))

@@ -19,7 +19,7 @@ from bigfleet.model.ids import IdSource, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.servers.session import SessionServicer
-from bigfleet.shard.cycle.controller import CycleReport
+from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ports import FenceToken, ShardSettings
 from bigfleet.shard.safety_limits import Disposition
 from bigfleet.shard.sessions.demand import RollUpOutcome
@@ -45,7 +45,7 @@ from bigfleet.sim.observed_shard import ObservedShard
 from bigfleet.sim.sites.link import ShardLink
 from bigfleet.sim.sites.ownership import HeldFile, ShardDisk
 from bigfleet.sim.sites.provider import ProviderSite, RemoteProvider
-from bigfleet.sim.sites.stores import KeptAudit
+from bigfleet.sim.sites.stores import DurableAudit
 
 
 class WatchedShard(ObservedShard):
@@ -124,7 +124,7 @@ class WatchedShard(ObservedShard):
 
     def is_held_until_restart(self) -> bool:
         """Say whether the shard waits for a person with any machine (docs/spec/shard.md §9.6)."""
-        return any(math.isinf(hold.until_seconds) for hold in self.strikes._holds.values())
+        return any(math.isinf(hold.until_seconds) for hold in self.machine_backoff._holds.values())
 
 
 class ShardSite:
@@ -151,7 +151,7 @@ class ShardSite:
         self.process.kill()
         self.shard: WatchedShard | None = None
         #: Every audit log that was ever written.
-        self.logs: list[KeptAudit] = []
+        self.logs: list[DurableAudit] = []
         self._network = network
         self._provider = provider
         self._clock = clock
@@ -194,7 +194,7 @@ class ShardSite:
         def on_call(method: str, machine_id: str, token: FenceToken, answer: str) -> None:
             self._called(shard, ObservedCall(shard, method, machine_id, token.epoch, token.sequence), answer)
 
-        log = KeptAudit(on_line)
+        log = DurableAudit(on_line)
         self.logs.append(log)
         shard = WatchedShard(
             shard_id=self.name,

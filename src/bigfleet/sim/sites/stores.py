@@ -15,17 +15,23 @@ from bigfleet.provider.storage.store import Batch, Loaded
 from bigfleet.provider.storage.view import Tombstone
 from bigfleet.shard.audit.log import START, AuditHead, read_line
 
+HostListener = Callable[[str, SimulatedHost | None, SimulatedHost | None], None]
 
-class KeptStore:
+
+class DurableStore:
     """A provider's durable state in memory; implements `bigfleet.provider.storage.store.Store`."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, on_record: Callable[[Record | None, Record | None], None], on_mark: Callable[[Mark], None]
+    ) -> None:
+        """`on_record` hears (record before, record after) of each change; either may be None.
+
+        `on_mark` hears each mark of a commit, before the records of the same commit.
+        """
         self.records: dict[str, Record] = {}
         self.is_down = False
-        #: Called with (record before, record after) of each change; either may be None.
-        self.on_record: Callable[[Record | None, Record | None], None] = lambda _before, _after: None
-        #: Called with each mark of a commit, before the records of the same commit.
-        self.on_mark: Callable[[Mark], None] = lambda _mark: None
+        self._on_record = on_record
+        self._on_mark = on_mark
         self._incarnation = b""
         self._head = self._floor = 0
         self._tombstones: dict[str, Tombstone] = {}
@@ -52,18 +58,18 @@ class KeptStore:
         self._head, self._floor = batch.head, batch.floor
         self._incarnation = batch.incarnation or self._incarnation
         for mark in batch.marks:
-            self.on_mark(mark)
+            self._on_mark(mark)
             self._marks[mark.machine_id, mark.shard_id] = mark
         for mark in batch.marks_dropped:
             self._marks.pop((mark.machine_id, mark.shard_id), None)
         for record in batch.records:
             before = self.records.get(record.id)
             self.records[record.id] = record
-            self.on_record(before, record)
+            self._on_record(before, record)
         for tombstone in batch.tombstones:
             gone = self.records.pop(tombstone.machine_id, None)
             self._tombstones[tombstone.machine_id] = tombstone
-            self.on_record(gone, None)
+            self._on_record(gone, None)
         for machine_id in batch.tombstones_dropped:
             self._tombstones.pop(machine_id, None)
         self._sealed.update({sealed.machine_id: sealed for sealed in batch.sealed})
@@ -81,12 +87,12 @@ class KeptStore:
 class WatchedBook(MemoryHostBook):
     """The cloud's book; tells each change of a host."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_host: HostListener) -> None:
+        """`on_host` hears (machine, host before, host after)."""
         super().__init__()
         #: The host of each machine as it was last written.
         self.hosts: dict[str, SimulatedHost] = {}
-        #: Called with (machine, host before, host after).
-        self.on_host: Callable[[str, SimulatedHost | None, SimulatedHost | None], None] = lambda _id, _old, _new: None
+        self._on_host = on_host
 
     def save(self, entries: Iterable[tuple[str, Entry]]) -> None:
         """Keep copies."""
@@ -99,10 +105,10 @@ class WatchedBook(MemoryHostBook):
             else:
                 fields = {name: getattr(entry.host, name) for name in entry.host.__struct_fields__}
                 self.hosts[machine_id] = SimulatedHost(**fields)
-            self.on_host(machine_id, before, self.hosts.get(machine_id))
+            self._on_host(machine_id, before, self.hosts.get(machine_id))
 
 
-class KeptAudit:
+class DurableAudit:
     """The audit log of one shard process; implements `bigfleet.shard.audit.log.AuditLog`."""
 
     def __init__(self, on_line: Callable[[bytes], None]) -> None:

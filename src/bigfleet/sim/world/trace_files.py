@@ -29,7 +29,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     plan: WorldPlan
 
 
-class Trace(NamedTuple):
+class WorldTrace(NamedTuple):
     """What a file holds."""
 
     plan: WorldPlan
@@ -48,7 +48,7 @@ def write_trace(path: Path, result: WorldResult) -> None:
     path.write_bytes(gzip.compress(b"\n".join(lines) + b"\n", mtime=0))
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> WorldTrace:
     """Return what a file holds. Raises TraceFileFault."""
     try:
         with gzip.open(path) as file:
@@ -63,7 +63,7 @@ def read_trace(path: Path) -> Trace:
         if head.format != FORMAT:
             raise TraceFileFault(f"{path}: its format is {head.format!r}, this program reads {FORMAT!r}")
         entries = [JournalEntry(*msgspec.json.decode(line, type=tuple[int, str, str, str])) for line in middle]
-        return Trace(head.plan, entries, msgspec.json.decode(last, type=dict[str, str])["hash"])
+        return WorldTrace(head.plan, entries, msgspec.json.decode(last, type=dict[str, str])["hash"])
     except OSError as error:
         raise TraceFileFault(f"{path}: {error.strerror or error}; name a trace that `sim run --trace` wrote") from error
     except (msgspec.MsgspecError, ValueError, KeyError, EOFError, zlib.error) as error:

@@ -18,7 +18,7 @@ from bigfleet.sim.kernel.loop import KernelClock, KernelLoop
 from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Streams
-from bigfleet.sim.observations import Committed, Event, Hosted, Marked, Observations, Titled
+from bigfleet.sim.observations import Committed, Event, Hosted, Marked, Observations, OwnershipChanged
 from bigfleet.sim.plan_generator import SHORT_QUEUES, WorldPlan
 from bigfleet.sim.sites.cluster import ClusterSite
 from bigfleet.sim.sites.fleet import ShardFleet, shard_name
@@ -67,14 +67,14 @@ class World:
             ids=streams.ids("provider"),
             rng=streams.of("provider"),
             evidence=self.evidence,
+            on_record=self._recorded,
+            on_mark=self._marked,
+            on_host=self._hosted,
         )
         fixed = {offer.slot.id for offer in self.provider.offers if offer.slot.fixed}
         self.evidence.fixed.update(fixed)
-        self.provider.store.on_record = self._recorded
-        self.provider.store.on_mark = self._marked
-        self.provider.book.on_host = self._hosted
         self.evidence.records = self.provider.store.records
-        self.fleet = ShardFleet(plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, tell=self.tell)
+        self.fleet = ShardFleet(plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, tell=self.observe)
         names = [shard_name(number) for number in range(plan.shards)]
         self.shards = [
             ShardSite(
@@ -84,7 +84,7 @@ class World:
                 clock=self.clock,
                 make_ids=streams.ids,
                 evidence=self.evidence,
-                tell=self.tell,
+                tell=self.observe,
                 disk=self.fleet.disks.get(name),
                 link=self.fleet.links.get(name),
             )
@@ -98,7 +98,7 @@ class World:
                 clock=self.clock,
                 make_rng=streams.of,
                 evidence=self.evidence,
-                tell=self.tell,
+                tell=self.observe,
                 hidden_cpu_milli=plan.hidden_cpu_milli,
             )
             for number in range(len(plan.clusters))
@@ -106,7 +106,7 @@ class World:
 
     # ---- what is seen -------------------------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         """Hold an event against every invariant that looks at its kind."""
         evidence = self.evidence
         marks.observe(event, evidence)
@@ -114,7 +114,7 @@ class World:
             evidence.checks[name] += 1
             for text in check(event, evidence):
                 evidence.breach(name, text)
-        if isinstance(event, Titled):
+        if isinstance(event, OwnershipChanged):
             remember(event, evidence)
 
     def _recorded(self, before: Record | None, after: Record | None) -> None:
@@ -126,15 +126,15 @@ class World:
             self.evidence.note("state", known.id, f"{state} {known.machine.cluster} {known.machine.last_error[:60]}")
         for site in self.clusters:
             site.follow(before, after)
-        self.tell(Committed(before, after))
+        self.observe(Committed(before, after))
 
     def _marked(self, mark: Mark) -> None:
         key = (mark.machine_id, mark.shard_id)
-        self.tell(Marked(mark, self.evidence.marks.get(key)))
+        self.observe(Marked(mark, self.evidence.marks.get(key)))
         self.evidence.marks[key] = mark
 
     def _hosted(self, machine_id: str, before: SimulatedHost | None, after: SimulatedHost | None) -> None:
-        self.tell(Hosted(machine_id, before, after, machine_id in self.evidence.fixed, self.clock.unix_nanos()))
+        self.observe(Hosted(machine_id, before, after, machine_id in self.evidence.fixed, self.clock.unix_nanos()))
 
     def sample(self) -> None:
         """Note how the world is, for the timeline; gangs that are stuck start over."""

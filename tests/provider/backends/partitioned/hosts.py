@@ -17,11 +17,11 @@ from bigfleet.provider.backend import FoundKind, MachineView, Op
 from bigfleet.provider.backends.partitioned.backend import PartitionedBackend, PartitionedReadiness
 from bigfleet.provider.backends.partitioned.book import InstanceBook, MemoryInstanceBook, read_records
 from bigfleet.provider.backends.partitioned.hosts_file import HostsFile, fleet_of
-from bigfleet.provider.backends.partitioned.ports import Carved, Driver, Size, Standing
+from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize, Driver, Standing
 from bigfleet.provider.backends.partitioned.restoring import instances_of, restored
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
-from bigfleet.provider.storage.sqlite import SqliteStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import MemoryStore, Store
 from tests.provider.harness import make_core, started
 
@@ -203,7 +203,7 @@ class Provider:
             leases=leases,
         )
         if state is not None:
-            store = SqliteStore(state, is_power_safe=False)
+            store = SqliteProviderStore(state, is_power_safe=False)
         self.core: CapacityCore = make_core(
             self.backend,
             store=store or MemoryStore(),
@@ -259,12 +259,12 @@ def counted_slots(body: Mapping[str, Any], ours: Mapping[str, Carved]) -> dict[t
         for position, interval in enumerate(host.group.policy.by_disk):
             vector = allocator.vector(host.name)[position]
             least = interval.least
-            size = Size(least.memory_mib, least.vcpus, least.disk_mib, least.disks, least.spindle_use)
+            size = CarveSize(least.memory_mib, least.vcpus, least.disk_mib, least.disks, least.spindle_use)
             counts[host.group.name, zone, names[position]] += min(vector, _real_count(body, ours, host.name, size))
     return _allowed(body, counts)
 
 
-def _real_count(body: Mapping[str, Any], ours: Mapping[str, Carved], host: str, size: Size) -> int:
+def _real_count(body: Mapping[str, Any], ours: Mapping[str, Carved], host: str, size: CarveSize) -> int:
     allocator = allocator_with(body, ours)
     group_here = allocator.host(host).group
     for count in range(100):
@@ -303,7 +303,7 @@ def cheapest_host(body: Mapping[str, Any], ours: Mapping[str, Carved], machine_i
         if host.group.name != group_name or where["zone"] != zone or not host.is_candidate:
             continue
         least = host.group.policy.by_disk[names.index(interval)].least
-        size = Size(least.memory_mib, least.vcpus, least.disk_mib, least.disks, least.spindle_use)
+        size = CarveSize(least.memory_mib, least.vcpus, least.disk_mib, least.disks, least.spindle_use)
         if not before.how_often(name, instance_of("x", size)):
             continue
         after.restore(instance_of("x", size), name)

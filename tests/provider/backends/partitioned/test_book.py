@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.provider.backends.partitioned.book import Row, SqliteInstanceBook, read_records
-from bigfleet.provider.backends.partitioned.ports import Carved, Size
+from bigfleet.provider.backends.partitioned.book import SqliteInstanceBook, StoredChoice, read_records
+from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize
 from bigfleet.provider.records.refusal import StartRefused
 
-ROW = Row(operation_id="op-1", carved=Carved("n", "g-z-half-000", Size(15_960, 2, 99_960, 1, 1)))
+ROW = StoredChoice(operation_id="op-1", carved=Carved("n", "g-z-half-000", CarveSize(15_960, 2, 99_960, 1, 1)))
 
 
 async def test_rows_are_there_after_the_book_was_closed_and_the_latest_one_counts(tmp_path: Path) -> None:
     path = tmp_path / "s.db.rooms"
     book = SqliteInstanceBook(path, is_power_safe=True)
     assert book.load() == {}
-    await book.put("m", Row(operation_id="op-0", carved=ROW.carved))
+    await book.put("m", StoredChoice(operation_id="op-0", carved=ROW.carved))
     await book.put("m", ROW)
     book.close()
     again = SqliteInstanceBook(path, is_power_safe=False)

@@ -17,7 +17,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import FoundKind, Op, Transient
 from bigfleet.provider.backends.partitioned.exec_driver import ExecDriver, ProgramFailed
-from bigfleet.provider.backends.partitioned.ports import Carved, Size, Standing
+from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize, Standing
 from bigfleet.provider.operations.invoke import DeadlinePassed, within
 from bigfleet.provider.records.kinds import Kind
 from tests.patience import wait_until_async
@@ -33,7 +33,7 @@ if [ -f hang ]; then sleep 600 & echo $! > child; wait; fi
 if [ -f "$1.err" ]; then cat "$1.err" >&2; exit "$(cat code)"; fi
 if [ -f "$1.out" ]; then cat "$1.out"; fi
 """
-CARVED = Carved("n1", "g-z-half-000", Size(memory_mib=15_960, vcpus=2, disk_mib=49_980, disks=2, spindles=3))
+CARVED = Carved("n1", "g-z-half-000", CarveSize(memory_mib=15_960, vcpus=2, disk_mib=49_980, disks=2, spindles=3))
 MACHINE = Machine(
     id="p/g/z/half/000",  # type: ignore[arg-type]
     state=MachineState.CREATING,

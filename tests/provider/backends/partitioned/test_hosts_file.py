@@ -9,7 +9,7 @@ import pytest
 
 from bigfleet.cli.provider.allocator import make_allocator
 from bigfleet.provider.backends.partitioned.hosts_file import HostsFault, read_hosts
-from bigfleet.provider.backends.partitioned.ports import Carved, Size
+from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize
 from bigfleet.provider.backends.partitioned.seeds import seed_document
 from tests.provider.backends.partitioned.hosts import bounds, document, fleet, group, node
 
@@ -130,7 +130,7 @@ def test_an_instance_of_ours_that_is_said_to_be_elsewhere_is_refused(tmp_path: P
     body["instances"] = {"g-z-half-000": {"nodes": ["m"]}}
     path = tmp_path / "hosts.json"
     path.write_text(json.dumps(body))
-    ours = {"g-z-half-000": Carved("n", "g-z-half-000", Size(1, 1, 1, 1, 1))}
+    ours = {"g-z-half-000": Carved("n", "g-z-half-000", CarveSize(1, 1, 1, 1, 1))}
     with pytest.raises(HostsFault, match=r"instances\.g-z-half-000: is said to be on \['m'\], but it was carved on n"):
         read_hosts(path, "p", make_allocator, ours)
 

@@ -12,7 +12,17 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from bigfleet.engine.columnar.arrays import Bound, Fleet, Gangs, Listings, Memo, Replay, Rows, Scratch, Work
+from bigfleet.engine.columnar.arrays import (
+    BoundMachines,
+    FleetArrays,
+    Gangs,
+    Listings,
+    Memo,
+    Replay,
+    Rows,
+    Scratch,
+    Work,
+)
 
 _CONFIG: Final[Any] = numba.config
 #: Compiled code leaves the interpreter to others while it runs. It is kept between processes only where the process
@@ -59,7 +69,7 @@ def _typeof(group: type) -> Any:
     return numba.typeof(group(**fields))  # type: ignore[no-untyped-call]
 
 
-FLEET_T, BOUND_T, ROWS_T, LISTINGS_T = (_typeof(group) for group in (Fleet, Bound, Rows, Listings))
+FLEET_T, BOUND_T, ROWS_T, LISTINGS_T = (_typeof(group) for group in (FleetArrays, BoundMachines, Rows, Listings))
 GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T = (_typeof(group) for group in (Gangs, Memo, Work, Scratch, Replay))
 I4_T, I8_T, U1_T, F8_T = (numba.typeof(array) for array in _TYPES.values())  # type: ignore[no-untyped-call]
 I8X_T, I4X_T, U1X_T = (

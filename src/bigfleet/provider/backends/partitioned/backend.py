@@ -29,9 +29,9 @@ from bigfleet.provider.backend import (
     Slot,
     Stockout,
 )
-from bigfleet.provider.backends.partitioned.book import InstanceBook, Row
+from bigfleet.provider.backends.partitioned.book import InstanceBook, StoredChoice
 from bigfleet.provider.backends.partitioned.hosts_file import HOST_LABEL, HostsFile, Line
-from bigfleet.provider.backends.partitioned.ports import Carved, Driver, NoRoom, Placement, Size, Standing
+from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize, Driver, HostPlacement, NoRoom, Standing
 from bigfleet.provider.backends.partitioned.restoring import Lease, instances_of, size_offered
 from bigfleet.provider.backends.partitioned.rooms import RoomCounts
 from bigfleet.provider.backends.partitioned.slots import SlotNumbers, split_id
@@ -41,7 +41,7 @@ from bigfleet.provider.records.record import Record
 _log = structlog.get_logger("bigfleet.provider.backends.partitioned.backend")
 
 _NOTHING = Admission()
-_NO_SIZE = Size(0, 0, 0, 0, 0)
+_NO_SIZE = CarveSize(0, 0, 0, 0, 0)
 _NO_LEASES: Mapping[str, Lease] = MappingProxyType({})
 
 
@@ -246,14 +246,14 @@ class PartitionedBackend:
         add, remove = self._match([machine.zone])
         return self._admission(machine.id, None, add, remove, answer.note)
 
-    def _place(self, machine_id: str) -> Placement | NoRoom:
+    def _place(self, machine_id: str) -> HostPlacement | NoRoom:
         """Take the room that the metric chooses for a slot."""
         parts = split_id(machine_id)
         line = None if parts is None else self.fleet.lines.get(parts[0])
         if parts is None or line is None:
             return NoRoom("no group of hosts offers such machines any more")
         answer = self._rooms.place(line, line.instance(parts[1]))
-        if isinstance(answer, Placement):
+        if isinstance(answer, HostPlacement):
             self._numbers_of(parts[0]).use(parts[1])
             carved = Carved(answer.host, line.instance(parts[1]), line.size)
             self._leases[machine_id] = Lease(slot=line.slot(parts[1]), carved=carved)
@@ -425,7 +425,7 @@ class PartitionedBackend:
             lease = self._leases[machine.id]
         assert lease.carved is not None, "it was placed"
         carved = lease.carved
-        await self._book.put(machine.id, Row(operation_id=op.id, carved=carved))
+        await self._book.put(machine.id, StoredChoice(operation_id=op.id, carved=carved))
         node_name = await self._driver.create(machine, carved, op)
         return Host(ref=carved.ref, node_name=node_name, labels=self._labels(lease.slot, carved.host))
 

@@ -23,7 +23,7 @@ _SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x42465054
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class StoredChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What was chosen for one operation."""
 
     operation_id: str
@@ -33,11 +33,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class InstanceBook(Protocol):
     """Keeps the latest row of each machine."""
 
-    def load(self) -> dict[str, Row]:
+    def load(self) -> dict[str, StoredChoice]:
         """Return every row by machine id. Raises StartRefused."""
         ...
 
-    async def put(self, machine_id: str, row: Row) -> None:
+    async def put(self, machine_id: str, row: StoredChoice) -> None:
         """Make a row durable."""
         ...
 
@@ -50,13 +50,13 @@ class MemoryInstanceBook:
     """Keeps rows for as long as the object lives; for tests and the simulation."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, StoredChoice] = {}
 
-    def load(self) -> dict[str, Row]:
+    def load(self) -> dict[str, StoredChoice]:
         """Return what was put."""
         return dict(self._rows)
 
-    async def put(self, machine_id: str, row: Row) -> None:
+    async def put(self, machine_id: str, row: StoredChoice) -> None:
         """Keep the row."""
         self._rows[machine_id] = row
 
@@ -74,7 +74,7 @@ class SqliteInstanceBook:
         # One thread: a connection is used by one at a time, and the loop waits for no disk.
         self._writer = ThreadPoolExecutor(1, "rooms")
 
-    def load(self) -> dict[str, Row]:
+    def load(self) -> dict[str, StoredChoice]:
         """Open the file and read it. Raises StartRefused naming the file and the finding."""
         try:
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
@@ -83,7 +83,7 @@ class SqliteInstanceBook:
             connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
             self._prepare(connection)
             rows = connection.execute("SELECT machine_id, row FROM rooms")
-            return {machine_id: msgspec.json.decode(row, type=Row) for machine_id, row in rows}
+            return {machine_id: msgspec.json.decode(row, type=StoredChoice) for machine_id, row in rows}
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             self.close()
             raise StartRefused(f"{self._path}: {error}; restore it from a backup together with the state") from error
@@ -101,7 +101,7 @@ class SqliteInstanceBook:
             self.close()
             raise StartRefused(f"{self._path}: these are no rooms that this version reads; choose another --state")
 
-    async def put(self, machine_id: str, row: Row) -> None:
+    async def put(self, machine_id: str, row: StoredChoice) -> None:
         """Write a row, off the loop. Raises sqlite3.Error."""
         content = msgspec.json.encode(row)
         await asyncio.get_running_loop().run_in_executor(self._writer, self._write, machine_id, content)

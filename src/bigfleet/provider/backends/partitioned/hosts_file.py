@@ -17,12 +17,12 @@ import msgspec
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.backends.partitioned.ports import (
-    Allocator,
     Carved,
+    CarveSize,
     ClusterFault,
     GroupFacts,
+    HostAllocator,
     MakeAllocator,
-    Size,
     UnlimitedInterval,
     Willingness,
 )
@@ -68,7 +68,7 @@ class Line:
     #: Of the interval, by decreasing lower disk bound.
     position: int
     willingness: Willingness
-    size: Size
+    size: CarveSize
     #: What every id begins with, the last slash included.
     prefix: str
     #: What every instance's name begins with.
@@ -103,7 +103,7 @@ class HostPlace:
 class HostsFile:
     """Everything that a hosts file says."""
 
-    allocator: Allocator
+    allocator: HostAllocator
     #: By name, in the order of the file.
     hosts: Mapping[str, HostPlace]
     offline: frozenset[str]
@@ -242,7 +242,7 @@ def _emptied(document: Mapping[str, Any]) -> Mapping[str, Any]:
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check_groups(allocator: Allocator, groups: Mapping[str, _Group]) -> None:
+def _check_groups(allocator: HostAllocator, groups: Mapping[str, _Group]) -> None:
     names = [facts.name for facts in allocator.groups]
     for name in names:
         if names.count(name) > 1:
@@ -250,7 +250,7 @@ def _check_groups(allocator: Allocator, groups: Mapping[str, _Group]) -> None:
     for name in groups:
         if name not in names:
             raise HostsFault(f"bigfleet.groups.{name}: there is no such node group")
-    known: dict[str, tuple[str, Size]] = {}
+    known: dict[str, tuple[str, CarveSize]] = {}
     for facts in allocator.groups:
         own = groups.get(facts.name)
         intervals = () if own is None else own.intervals
@@ -269,7 +269,7 @@ def _check_groups(allocator: Allocator, groups: Mapping[str, _Group]) -> None:
 
 
 def _check_names(
-    facts: GroupFacts, intervals: tuple[_Interval, ...], place: str, known: dict[str, tuple[str, Size]]
+    facts: GroupFacts, intervals: tuple[_Interval, ...], place: str, known: dict[str, tuple[str, CarveSize]]
 ) -> None:
     own = [interval.name for interval in intervals]
     for interval, size in zip(intervals, facts.sizes, strict=True):
@@ -282,7 +282,7 @@ def _check_names(
             )
 
 
-def _places(allocator: Allocator, nodes: Mapping[str, _Node]) -> Mapping[str, HostPlace]:
+def _places(allocator: HostAllocator, nodes: Mapping[str, _Node]) -> Mapping[str, HostPlace]:
     names = {host.name for host in allocator.hosts}
     for name in nodes:
         if name not in names:
@@ -305,7 +305,7 @@ def _places(allocator: Allocator, nodes: Mapping[str, _Node]) -> Mapping[str, Ho
 
 
 def _lines(
-    allocator: Allocator, provider: str, groups: Mapping[str, _Group], places: Mapping[str, HostPlace]
+    allocator: HostAllocator, provider: str, groups: Mapping[str, _Group], places: Mapping[str, HostPlace]
 ) -> Mapping[str, Line]:
     zones: dict[str, dict[str, None]] = {}
     for place in places.values():
@@ -368,7 +368,7 @@ def _line(provider: str, facts: GroupFacts, zone: str, position: int, group: _Gr
     return line
 
 
-def _warnings(allocator: Allocator, empty: Allocator, groups: Mapping[str, _Group]) -> Iterator[str]:
+def _warnings(allocator: HostAllocator, empty: HostAllocator, groups: Mapping[str, _Group]) -> Iterator[str]:
     """Yield a sentence for each size that an empty host of its group has no room for."""
     sizes = {facts.name: facts.sizes for facts in allocator.groups}
     misfits: dict[tuple[str, int], list[str]] = {}

@@ -19,7 +19,7 @@ class Willingness(Enum):
     UNALLOCABLE = "unallocable"
 
 
-class Size(NamedTuple):
+class CarveSize(NamedTuple):
     """Lower bounds of an interval: what its instances are carved with."""
 
     memory_mib: int
@@ -48,7 +48,7 @@ class GroupFacts(NamedTuple):
     name: str
     willingness: Willingness
     #: One for each interval, by decreasing lower disk bound.
-    sizes: tuple[Size, ...]
+    sizes: tuple[CarveSize, ...]
     #: Positions of the sizes that neither memory nor disk nor CPUs limit.
     unlimited: tuple[int, ...]
 
@@ -68,7 +68,7 @@ class Carved(NamedTuple):
 
     host: str
     instance: str
-    size: Size
+    size: CarveSize
 
     @property
     def ref(self) -> str:
@@ -76,7 +76,7 @@ class Carved(NamedTuple):
         return f"{self.host}/{self.instance}"
 
 
-class Placement(NamedTuple):
+class HostPlacement(NamedTuple):
     """A host that was chosen, and whose room is taken."""
 
     host: str
@@ -92,7 +92,7 @@ class NoRoom(NamedTuple):
     text: str
 
 
-class Allocator(Protocol):
+class HostAllocator(Protocol):
     """Keeps the room of all hosts and chooses by the lost allocations (docs/spec/partition.md §8 to §10).
 
     Not safe for concurrent calls. Every `host` is the name of one.
@@ -112,7 +112,7 @@ class Allocator(Protocol):
         """Return how many more of each size of its group fit; nothing on a host that is no candidate."""
         ...
 
-    def how_often(self, host: str, size: Size) -> int:
+    def how_often(self, host: str, size: CarveSize) -> int:
         """Return how many more real instances of a size fit, with their disks and spindles."""
         ...
 
@@ -120,11 +120,11 @@ class Allocator(Protocol):
         """Return the disk that is free."""
         ...
 
-    def place(self, group: str, instance: str, size: Size, among: Sequence[str]) -> Placement | NoRoom:
+    def place(self, group: str, instance: str, size: CarveSize, among: Sequence[str]) -> HostPlacement | NoRoom:
         """Choose the host of these that loses least, the last of equal ones, and take its room."""
         ...
 
-    def restore(self, host: str, instance: str, size: Size) -> None:
+    def restore(self, host: str, instance: str, size: CarveSize) -> None:
         """Take the room of an instance that is known to be there, whether it fits or not."""
         ...
 
@@ -144,7 +144,7 @@ class ClusterFault(Exception):
 class MakeAllocator(Protocol):
     """Makes an allocator out of the cluster part of a document."""
 
-    def __call__(self, document: Mapping[str, Any]) -> Allocator:
+    def __call__(self, document: Mapping[str, Any]) -> HostAllocator:
         """Return the allocator. Raises ClusterFault."""
         ...
 

@@ -11,8 +11,8 @@ from typing import Final
 from bigfleet.model.quantity import MILLI, parse_quantity
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Slot
-from bigfleet.provider.backends.partitioned.book import Row
-from bigfleet.provider.backends.partitioned.ports import Carved, Size
+from bigfleet.provider.backends.partitioned.book import StoredChoice
+from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize
 from bigfleet.provider.records.record import Record
 
 _CPU: Final = MILLI
@@ -27,7 +27,7 @@ class Lease:
     carved: Carved | None
 
 
-def restored(records: Iterable[Record], rows: Mapping[str, Row]) -> dict[str, Lease]:
+def restored(records: Iterable[Record], rows: Mapping[str, StoredChoice]) -> dict[str, Lease]:
     """Return the leases of machines that are in use."""
     return {
         record.id: Lease(slot=record.slot, carved=_carved(record, rows.get(record.id)))
@@ -41,7 +41,7 @@ def instances_of(leases: Mapping[str, Lease]) -> dict[str, Carved]:
     return {lease.carved.instance: lease.carved for lease in leases.values() if lease.carved is not None}
 
 
-def _carved(record: Record, row: Row | None) -> Carved | None:
+def _carved(record: Record, row: StoredChoice | None) -> Carved | None:
     ref = record.machine.host.ref
     if not ref:
         operation = record.operation
@@ -53,14 +53,14 @@ def _carved(record: Record, row: Row | None) -> Carved | None:
     return Carved(host, instance, size_offered(record.slot)) if slash else None
 
 
-def size_offered(slot: Slot) -> Size:
+def size_offered(slot: Slot) -> CarveSize:
     """Return the size that a slot's resources tell of: what is left to go by where the book is lost."""
 
     def amount(name: str, unit: int) -> int:
         quantity = slot.resources.get(name)
         return 0 if quantity is None else parse_quantity(quantity) // unit
 
-    return Size(
+    return CarveSize(
         memory_mib=amount("memory", _MIB),
         vcpus=amount("cpu", _CPU),
         disk_mib=amount("ephemeral-storage", _MIB),

@@ -1,4 +1,4 @@
-"""Counts what can be offered: for each line the sum over its hosts of what still fits there, kept as rooms change.
+"""Counts what can be offered: for each line the sum over its hosts of what still fits there, updated as rooms change.
 
 docs/spec/provider.md §22. Each host's vector is lowered where the real instance, with disks and spindles, fits less
 often. Only the host that was touched is counted anew. Nothing here may know ids of slots.
@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from bigfleet.provider.backends.partitioned.hosts_file import HostsFile, Line
-from bigfleet.provider.backends.partitioned.ports import Carved, NoRoom, Placement, Willingness
+from bigfleet.provider.backends.partitioned.ports import Carved, HostPlacement, NoRoom, Willingness
 
 
 class RoomCounts:
@@ -50,11 +50,11 @@ class RoomCounts:
             self._totals[line.prefix] += new - old
         self._counts[host] = counts
 
-    def place(self, line: Line, instance: str) -> Placement | NoRoom:
+    def place(self, line: Line, instance: str) -> HostPlacement | NoRoom:
         """Choose a host for an instance of a line and take its room."""
         among = self._hosts_of[line.group, line.zone]
         answer = self.fleet.allocator.place(line.group, instance, line.size, among)
-        if isinstance(answer, Placement):
+        if isinstance(answer, HostPlacement):
             self._placed[instance] = Carved(answer.host, instance, line.size)
             self._count(answer.host)
         return answer

@@ -82,7 +82,7 @@ def test_what_is_wrong_is_named_by_file_line_and_kind(log: list[Path]) -> None:
         f"{older}:100: gap: record 100 is missing before this line",
         f"{newer}:3: truncated: the last line has no end: its record was cut off",
     ]
-    assert said.stderr == "bigfleet: the audit log is not whole: 3 findings\n"
+    assert said.stderr == "bigfleet: the audit log is damaged: 3 findings\n"
 
 
 def test_a_log_that_is_none_stops_after_some_findings(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_an_anchor_that_is_none_is_refused(log: list[Path], anchor: str) -> None
 
     assert isinstance(result.exception, UsageFault)
     assert str(result.exception) == (
-        f"--anchor: {anchor!r} is no head; write the SEQUENCE:CHAIN that an earlier check printed"
+        f"--anchor: {anchor!r} is not a head; use the SEQUENCE:CHAIN that an earlier verification printed"
     )
 
 

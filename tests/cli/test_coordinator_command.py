@@ -86,20 +86,20 @@ def test_metrics_readiness_and_health_are_served(running: Running) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("admin", "assign-domain", "zone", "east-0"), 2, "'zone' is no domain; write KEY=VALUE"),
+        (("admin", "assign-domain", "zone", "east-0"), 2, "'zone' is not a domain; use KEY=VALUE"),
         (("admin", "assign-domain", f"{ZONE}=z", "west"), 1, "shard 'west' is not registered"),
         (("admin", "assign-domain", "rack=r1", "we st"), 2, "shard_id: has the character ' '"),
         (("admin", "remove-shard", "east-0"), 1, "shard 'east-0' reported within the last 90 s"),
-        (("admin", "set-quota", "aws", "eu", "east-0"), 2, "'east-0' is no share of a quota"),
+        (("admin", "set-quota", "aws", "eu", "east-0"), 2, "'east-0' is not a share of a quota"),
         (
             ("admin", "set-quota", "aws", "eu", "east-0=1", "east-0=2"),
             2,
-            "'east-0' is named twice; write each shard once",
+            "'east-0' is given twice; name each shard once",
         ),
-        (("admin", "set-quota", "aws", "eu", f"east-0={2**31}"), 2, "is no share of a quota"),
-        (("admin", "set-quota", "aws", "eu", "east-0=" + "9" * 5_000), 2, "is no share of a quota"),
-        (("admin", "set-quota", "a\udcff", "eu"), 2, "'a\\udcff' is no UTF-8"),
-        (("admin", "assign-domain", "rack=\udcff", "east-0"), 2, "is no UTF-8"),
+        (("admin", "set-quota", "aws", "eu", f"east-0={2**31}"), 2, "is not a share of a quota"),
+        (("admin", "set-quota", "aws", "eu", "east-0=" + "9" * 5_000), 2, "is not a share of a quota"),
+        (("admin", "set-quota", "a\udcff", "eu"), 2, "'a\\udcff' is not UTF-8"),
+        (("admin", "assign-domain", "rack=\udcff", "east-0"), 2, "is not UTF-8"),
         (("get", "instructions", "--shard", "we st"), 2, "--shard has the character ' '"),
         (("get", "moves", "--shard", "a\udcff"), 2, "--shard has the character"),
         (("admin", "set-provider", "aws", "nowhere"), 2, "'nowhere' is no host:port"),
@@ -157,7 +157,7 @@ def test_an_unreachable_store_keeps_it_waiting_with_a_clear_log_and_not_ready(tm
         assert (of_process.status, of_service.status) == (serving, other)
         done = waiting.run("get", "shards")
         assert done.returncode == 1
-        assert "this replica is not the leader; it knows no leader yet" in done.stderr
+        assert "this replica is not the leader; it does not know the leader yet" in done.stderr
         waiting.process.send_signal(signal.SIGTERM)
         assert waiting.process.wait(PATIENCE_SECONDS) == 0
 
@@ -201,15 +201,18 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
     ("flags", "told"),
     [
         ((), "--store is missing: write etcd://HOST:PORT"),
-        (("--store", "redis://x"), "--store: 'redis://x' names no store"),
-        (("--store", "etcd://host/bigfleet"), "names no store"),
-        (("--store", "etcd://h:2379"), "names no store"),
+        (("--store", "redis://x"), "--store: 'redis://x' is not a store"),
+        (("--store", "etcd://host/bigfleet"), "is not a store"),
+        (("--store", "etcd://h:2379"), "is not a store"),
         (("--store", "etcd://h:99999/bigfleet"), "--store: 'h:99999' is no address"),
-        (("--store", "etcd://h:0/bigfleet"), "names no store"),
+        (("--store", "etcd://h:0/bigfleet"), "is not a store"),
         (("--store", "sqlite:///x", "--store-tls-cert", "c"), "--store-tls-key and --store-tls-ca missing"),
         (("--store", "sqlite:///x", "--lease-ttl", "1500ms"), "--lease-ttl: '1500ms' must be whole seconds"),
         (("--store", "sqlite:///x", "--lease-ttl", "9" * 400), "must be whole seconds"),
-        (("--store", "sqlite:///x", "--rebalance-min-benefit", "1e999999999"), "'1e999999999' is no number; write 0.1"),
+        (
+            ("--store", "sqlite:///x", "--rebalance-min-benefit", "1e999999999"),
+            "'1e999999999' is not a number; use a number such as 0.1",
+        ),
         (("--store", "sqlite:///x", "--rebalance-min-benefit", "2"), "--rebalance-min-benefit: '2' must be from 0"),
         (("--store", "sqlite:///x", "--rebalance-margin-fraction", "x"), "--rebalance-margin-fraction: 'x' is no"),
         (("--store", "sqlite:///x", "--id", "a b"), "--id has the character ' '"),

@@ -71,7 +71,7 @@ def test_a_machine_is_explained_with_what_was_done_to_it(fleet: LiveFleet) -> No
         (("need", "blue", ""), 2, "must not be empty"),
         (("need", "a b", "0"), 2, "--cluster"),
         (("machine", "nope"), 1, "had no machine with the id 'nope'; bigfleet get machines lists them"),
-        (("machine", ""), 2, "does not take the question: machine_id"),
+        (("machine", ""), 2, "rejects the request: machine_id"),
         (("machine", "m", "-o", "xml"), 2, "--output: 'xml' is unknown"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -91,7 +91,7 @@ def test_a_beginning_that_is_not_one_rows_alone_is_a_wrong_call(
 ) -> None:
     """The rows that it could mean are named."""
     monkeypatch.setattr("bigfleet.cli.get.records.need_id", lambda fingerprint, _group: f"ab{len(fingerprint):06d}")
-    with ShardReader(fleet.shard) as reader, pytest.raises(UsageFault, match=r"'ab' is the beginning of 2 rows"):
+    with ShardReader(fleet.shard) as reader, pytest.raises(UsageFault, match=r"'ab' matches 2 rows"):
         _row_meant(reader, "blue", "ab")
 
 

@@ -275,7 +275,9 @@ def test_patches_and_settings_show_what_they_change(file: Path, tmp_path: Path) 
         assert [action["kind"] for action in document["actions_dropped"]] == ["Provision", "Preempt"]
         assert [action["machine"] for action in document["actions_added"]] == ["added-000", "added-001"]
     patches.write_text(yaml.safe_dump([{"remove_cluster": "c2"}]))
-    assert "gone with the change" in refusal(file, "--cycle", PREEMPTING, "--what-if", patches, "--explain", "c2/")
+    assert "does not exist after the change" in refusal(
+        file, "--cycle", PREEMPTING, "--what-if", patches, "--explain", "c2/"
+    )
     patches.write_text(yaml.safe_dump([{"remove_cluster": "c9"}]))
     assert "neither the demand nor the machines" in refusal(file, "--cycle", PREEMPTING, "--what-if", patches)
 
@@ -352,7 +354,7 @@ def test_wrong_calls_are_refused_in_one_line(file: Path, tmp_path: Path) -> None
     assert "--explain is about one cycle; say which with --cycle N" in refusal(file, "--explain", "m1")
     assert "--what-if is about one cycle" in refusal(file, "--what-if", "x.yaml")
     assert "no row and no machine 'm77'" in refusal(file, "--cycle", PREEMPTING, "--explain", "m77")
-    assert "is the beginning of 2 rows: c" in refusal(file, "--cycle", PREEMPTING, "--explain", "c")
+    assert "matches 2 rows: c" in refusal(file, "--cycle", PREEMPTING, "--explain", "c")
     assert "choose one of columnar, reference" in refusal(file, "--engine", "fast")
     assert "choose one of table, json" in refusal(file, "--output", "xml")
     assert "one of priority, drain, interruption, reclamation" in refusal(file, "--weight", "size=1")

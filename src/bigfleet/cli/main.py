@@ -13,9 +13,10 @@ from bigfleet.cli.admin.command import app as admin_app
 from bigfleet.cli.audit.command import app as audit_app
 from bigfleet.cli.certs.command import app as certs_app
 from bigfleet.cli.conformance.command import conformance
-from bigfleet.cli.coordinator.command import coordinator
+from bigfleet.cli.coordinator.command import CoordinatorCommand, coordinator
 from bigfleet.cli.engine.command import app as engine_app
 from bigfleet.cli.explain.command import app as explain_app
+from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.command import app as get_app
 from bigfleet.cli.get.coordinator_command import add_to as add_coordinator_lists
@@ -26,22 +27,24 @@ from bigfleet.cli.plan.command import plan
 from bigfleet.cli.provider.command import app as provider_app
 from bigfleet.cli.replay.command import replay
 from bigfleet.cli.runtime.program import run_program
-from bigfleet.cli.shard.command import shard
+from bigfleet.cli.shard.command import ShardCommand, shard
 from bigfleet.cli.sim.command import app as sim_app
 from bigfleet.cli.snapshot.command import app as snapshot_app
 from bigfleet.cli.up.command import up
 
 app = typer.Typer(
+    cls=HelpGroup,
     name="bigfleet",
-    help="One fleet of machines for many Kubernetes clusters: which machine serves which cluster, and why.",
+    help="Provision one fleet of machines for many Kubernetes clusters.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=SwitchCommand)(up)
-app.command(cls=SwitchCommand)(shard)
-app.command(cls=SwitchCommand)(coordinator)
+app.command(cls=ShardCommand)(shard)
+app.command(cls=CoordinatorCommand)(coordinator)
 app.command(cls=SwitchCommand)(plan)
 app.command(cls=SwitchCommand)(replay)
 app.command(cls=SwitchCommand)(conformance)

@@ -1,4 +1,4 @@
-"""Finds the machines that donors can give for one shortfall, best first (docs/spec/coordinator.md §7.1, §7.2).
+"""Finds the machines that donors can release for one shortfall, best first (docs/spec/coordinator.md §7.1, §7.2).
 
 Rows of one type and zone whose machines are equal stand in order of what is available, so that the best one is the
 first that may be used at all. Nothing here remembers anything beyond one pass.

@@ -1,4 +1,4 @@
-"""Runs one replica: it campaigns, leads until it loses the lease, drops its ephemeral state, and campaigns again.
+"""Runs one replica: campaigns, leads until it loses the lease, discards its ephemeral state, campaigns again.
 
 docs/spec/coordinator.md §1, §3 to §7, §10. While it leads, passes and exports run beside the answers; everything that
 touches its state does so under one lock and to its end, whether or not a caller still waits. Nothing here decides what

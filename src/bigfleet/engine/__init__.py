@@ -1,4 +1,4 @@
-"""Decides, purely: demand and inventory in, actions and reasons out.
+"""Decides which actions a shard takes: a pure function of demand and inventory.
 
 `decide` in `bigfleet.engine.plain_engine` states it in plain Python (docs/spec/engine.md). Nothing here reads a
 clock, does I/O, draws randomness, logs, or remembers anything between two calls.

@@ -1,7 +1,7 @@
 """Defines what a decision takes and returns: options, actions, one result per row (docs/spec/engine.md §1, §11).
 
-Plain frozen values, shared by every engine, the rails, the shard and the tests. A decision remembers what it was made
-of, so that it can be explained (`bigfleet.engine.explain.explanation`). Nothing here decides.
+Plain frozen values, shared by all engines, the safety limits, the shard and the tests. A decision stores its input, so
+that it can be explained (`bigfleet.engine.explain.explanation`). Nothing here decides.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Lists rows of demand in order, and says how they came from the list before.
 
 A demand table knows which rows it put in or took out; an engine that works on rows by identity would otherwise have to
-look at each of tens of thousands to find the few that are others (docs/adr/0111). They are a tuple like any other to
-whoever does not ask. Nothing here may leave out a place at which two listings differ.
+look at each of tens of thousands to find the few that are others (docs/adr/0111). To other callers they are an ordinary
+tuple. Nothing here may leave out a place at which two listings differ.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""States both ways to decide plainly; every faster engine must equal it."""
+"""Implements the reference engine, over aggregates and over pods; every faster engine must equal it."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Defines what a shard needs of the world, as Protocols: a provider that makes machines real, and fence tokens.
+"""Defines the interfaces that a shard needs: the capacity provider and fence tokens.
 
 gRPC stands behind these in production, values in tests and the simulation. How a provider can say no is a closed list
 (docs/spec/shard.md §9.6), told apart by type and never by message text.
@@ -157,7 +157,7 @@ class ShardSettings:
     incremental_reconcile: bool = False
     #: Cycles between full lists where deltas carry no tombstones.
     full_list_every_cycles: int = 30
-    #: 0 switches the rail off.
+    #: 0 switches the limit off.
     reclaim_cap_fraction: float = 0.05
     #: How long a machine must be excess before it is reclaimed; 0 reclaims at once.
     reclaim_after_seconds: float = 600.0

@@ -1,7 +1,7 @@
-"""Limits how fast decisions are carried out, and how suddenly demand or supply may vanish.
+"""Limits how fast actions run, and how suddenly demand or supply may drop.
 
-Pure arithmetic over values (docs/spec/shard.md §6). A rail may change how fast an answer is
-executed, never what it is: none of them reorders anything.
+Pure functions (docs/spec/shard.md §6). A limit may change how fast a decision is executed, never the decision: no limit
+reorders anything.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -14,9 +14,9 @@ from bigfleet.model.need import Need, RowKey
 from bigfleet.model.vector import ZERO, Vector
 from bigfleet.shard.sessions.demand_size import DemandSize
 
-#: Rail 2 and 4: the third suspicious one in a row is believed.
+#: Safety limits 2 and 4: the third suspicious one in a row is accepted.
 STRIKES_TO_BELIEVE = 3
-#: Rail 4: more removals than this, and than the share below, are braked.
+#: Safety limit 4: more removals than this, and than the share below, are held back.
 BRAKE_REMOVALS_MIN = 10
 BRAKE_REMOVALS_SHARE_DIVISOR = 10
 
@@ -30,20 +30,20 @@ class Disposition(Enum):
 
 
 def disposition(*, paused: bool, dry_run: bool) -> Disposition:
-    """Return the posture of the process; when both are set it is a pause (rail 3)."""
+    """Return the posture of the process; when both are set it is a pause (safety limit 3)."""
     if paused:
         return Disposition.SUPPRESSED
     return Disposition.DRY_RUN if dry_run else Disposition.EXECUTE
 
 
 def reclaim_cap(fraction: float, configured_machines: int) -> int:
-    """Return how many reclaims one cluster may see in a period: max(1, fraction × machines, truncated) (rail 1)."""
+    """Return how many reclaims one cluster may see in a period: max(1, fraction × machines, truncated) (limit 1)."""
     return max(1, int(fraction * configured_machines))
 
 
 @dataclass(frozen=True, slots=True)
 class CapResult:
-    """What rail 1 let through."""
+    """The reclaims that safety limit 1 admits."""
 
     kept: tuple[Action, ...]
     #: Reclaims dropped; they are derived again later.
@@ -59,9 +59,9 @@ def cap_reclaims(
     configured_by_cluster: Mapping[str, int],
     spent: Mapping[str, int],
 ) -> CapResult:
-    """Keep the head of each cluster's reclaims, everything else as it is (rail 1).
+    """Keep the head of each cluster's reclaims, everything else as it is (safety limit 1).
 
-    `spent` counts reclaims already let through in this timer period. A fraction of 0 switches the rail off.
+    `spent` counts reclaims already let through in this timer period. A fraction of 0 switches the limit off.
     """
     cap = _ReclaimCap(fraction, configured_by_cluster, spent)
     kept = tuple(action for action in actions if cap.admits(action))
@@ -69,7 +69,7 @@ def cap_reclaims(
 
 
 class _ReclaimCap:
-    """Rail 1 over one cycle's actions, one after the other."""
+    """Applies safety limit 1 to the actions of one cycle, one after the other."""
 
     def __init__(self, fraction: float, configured_by_cluster: Mapping[str, int], spent: Mapping[str, int]) -> None:
         self._fraction = fraction
@@ -106,7 +106,7 @@ class Chosen:
     in_flight: int
     #: Their row is backed off.
     refused: int
-    #: Reclaims whose machine must stay for now (rail 5).
+    #: Reclaims that are delayed (safety limit 5).
     delayed: int
     capped: int
     postponed: int
@@ -185,7 +185,7 @@ class QuarantineVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DemandQuarantine:
-    """Rail 2 for one cluster: size of the last accepted roll-up, and suspicious ones seen in a row."""
+    """Safety limit 2 for one cluster: size of the last accepted roll-up, and suspicious ones seen in a row."""
 
     #: None until the first roll-up of this process, which is always accepted.
     baseline: DemandSize | None = None
@@ -217,7 +217,7 @@ class DemandQuarantine:
 
 @dataclass(frozen=True, slots=True)
 class RemovalBrake:
-    """Rail 4: an inventory that shrinks suddenly is not believed twice, and is the third time."""
+    """Safety limit 4: a sudden loss of machines is held back twice and accepted the third time."""
 
     braked_in_a_row: int = 0
 

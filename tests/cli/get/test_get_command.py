@@ -160,19 +160,19 @@ def test_an_unknown_cluster_is_not_an_empty_one(fleet: LiveFleet, what: str) -> 
         (("machines", "--capacity-type", "free"), "--capacity-type: 'free' is unknown"),
         (("machines", "--flag", "red"), "--flag: 'red' is unknown; choose from pending"),
         (("machines", "-c", "a b"), "--cluster"),
-        (("machines", "--interval", "3s"), "--interval says how often --watch looks"),
+        (("machines", "--interval", "3s"), "--interval needs --watch; add --watch"),
         (("machines", "-w", "--interval", "0s"), "--interval: '0s' must be longer than zero"),
         (("machines", "-o", "xml"), "--output: 'xml' is unknown; choose one of table, json, yaml"),
         (("machines", "--addr", "shard"), "--addr: 'shard' is no address"),
         (("machines", "--addr", "h:" + "9" * 5_000), "is no address; write HOST:PORT"),
-        (("machines", "--addr", "shard:0"), "names port 0"),
+        (("machines", "--addr", "shard:0"), "has port 0"),
         (("machines", "--tls-cert", "a.pem"), "--tls-key and --tls-ca missing"),
         (("needs", "--limit", "-1"), "--limit"),
         (("actions", "--kind", "nap"), "--kind: 'nap' is unknown; choose from Bootstrap"),
         (("actions", "--outcome", "fine"), "--outcome: 'fine' is unknown; choose from success"),
         (("actions", "--since", "soon"), "--since: 'soon' is no duration"),
         (("sessions", "--totals", "--metrics-addr", "8780"), "--metrics-addr: '8780' is no address"),
-        (("sessions", "--metrics-addr", "127.0.0.1:8780"), "--metrics-addr says where --totals reads"),
+        (("sessions", "--metrics-addr", "127.0.0.1:8780"), "--metrics-addr needs --totals; add --totals"),
         (("sessions", "--totals", "-c", "blue"), "--totals counts the sessions of all clusters"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
@@ -207,7 +207,7 @@ def test_the_wrong_port_of_a_shard_is_told(fleet: LiveFleet) -> None:
     assert [one.returncode for one in (metrics, grpc, provider)] == [1, 1, 1]
     assert "speaks no gRPC" in metrics.stderr
     assert "nobody speaks http there" in grpc.stderr
-    assert "is no shard" in provider.stderr
+    assert "is not a shard" in provider.stderr
 
 
 def test_the_address_may_come_from_the_environment(fleet: LiveFleet) -> None:

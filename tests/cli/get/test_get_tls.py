@@ -54,7 +54,7 @@ def test_a_cluster_may_not_read(shard: SecureShard) -> None:
     finished = run_here("get", "needs", "--addr", shard.address, *shard.flags("cluster-c1"))
 
     assert finished.returncode == 1
-    assert "refuses this identity" in finished.stderr
+    assert "rejects this identity" in finished.stderr
     assert "must be readonly or admin" in finished.stderr
     assert finished.stderr.count("\n") == 1
 

@@ -164,8 +164,8 @@ def test_an_id_of_both_kinds_or_of_neither_is_refused(files: Files) -> None:
 
     assert "'s1' is a row and a machine; write need:s1 or machine:s1" in files.refusal("--explain", "s1")
     assert "Why s1" in files.text("--explain", "need:s1")
-    assert "'zz' is the id of no row and of no machine" in files.refusal("--explain", "zz")
-    assert "'web' is the id of no machine" in files.refusal("--explain", "machine:web")
+    assert "'zz' is not the id of a row or machine" in files.refusal("--explain", "zz")
+    assert "'web' is not the id of a machine" in files.refusal("--explain", "machine:web")
 
 
 def test_what_a_change_took_away_is_said_to_be_gone(files: Files) -> None:
@@ -173,9 +173,9 @@ def test_what_a_change_took_away_is_said_to_be_gone(files: Files) -> None:
 
     for asked in ("i1", "jobs", "machine:i1", "need:jobs"):
         line = files.refusal("--what-if", str(files.patches), "--explain", asked)
-        assert f"{asked.split(':')[-1]!r} is gone with the change; ask about it without --what-if" in line
+        assert f"{asked.split(':')[-1]!r} does not exist after the change; explain it without --what-if" in line
     line = files.refusal("--what-if", str(files.patches), "--explain", "machine:jobs")
-    assert "'jobs' is the id of no machine" in line
+    assert "'jobs' is not the id of a machine" in line
 
 
 @pytest.mark.parametrize("text", ["", "[]\n", "# nothing\n"])
@@ -300,11 +300,11 @@ WRONG_MACHINES = [
     ('{"id": "m", "capacity_type": "Leased"}', "line 1: capacity_type: 'Leased' is unknown"),
     ('{"id": "m", "allocatable": {"cpu": "4 cores"}}', "line 1: allocatable.cpu: '4 cores' is no quantity"),
     ('{"id": "m", "price_per_hour": -1}', "line 1: price_per_hour: -1"),
-    ('{"id": "m", "price_per_hour": "free"}', "line 1: price_per_hour: 'free' is no amount"),
+    ('{"id": "m", "price_per_hour": "free"}', "line 1: price_per_hour: 'free' is not an amount"),
     ('{"id": "m", "interruption_probability": 2}', "line 1: interruption_probability is 2"),
     ('{"id": "m", "state": "Configured"}', "line 1: a Configured machine must have a cluster"),
     ('{"id": "m", "assigned_priority": 3000000000}', "line 1: assigned_priority: 3000000000 is out of range"),
-    ('{"id": "m"}\n{"id": "m"}', "line 2: the id 'm' stands at"),
+    ('{"id": "m"}\n{"id": "m"}', "line 2: the id 'm' is already used at"),
     ("", "no machines; a plan needs at least one"),
 ]
 
@@ -325,12 +325,12 @@ def test_a_wrong_machine_is_named_with_file_and_line(files: Files, text: str, fa
         ("", "the file is empty"),
         ("id,size\nm,3\n", "line 1: column 'size' is unknown; write id, state"),
         ("zone,state\na,Idle\n", "line 1: there is no column 'id', which every machine needs"),
-        ("id,id\nm,m\n", "line 1: a column stands twice"),
+        ("id,id\nm,m\n", "line 1: a column is given twice"),
         ("id,zone\nm\n", "line 2: 1 cells where the header has 2 columns"),
-        ("id,allocatable\nm,cpu:4\n", "line 2: column allocatable: 'cpu:4' is no name=value"),
+        ("id,allocatable\nm,cpu:4\n", "line 2: column allocatable: 'cpu:4' is not name=value"),
         ("id,assigned_priority\nm,high\n", "line 2: Expected `int`, got `str` - at `$.assigned_priority`"),
-        ("id,idle_since\nm,nan\n", "line 2: idle_since: nan is no time; write seconds"),
-        ("id,price_per_hour\nm,cheap\n", "line 2: price_per_hour: 'cheap' is no amount"),
+        ("id,idle_since\nm,nan\n", "line 2: idle_since: nan is not a time; use seconds"),
+        ("id,price_per_hour\nm,cheap\n", "line 2: price_per_hour: 'cheap' is not an amount"),
         ('id,zone\nm,"a\n', "not CSV"),
         ("sn,cpu_milli,memory_mib,gpu,model\nn1,x,1,0,\n", "line 2, column cpu_milli: 'x' is no whole number"),
     ],
@@ -355,14 +355,14 @@ ROW = {"id": "n", "cluster": "c", "aggregate": {"cpu": "1"}}
         ([{**ROW, "aggregate": {"cpu": 1.5}}], "[0] (n): Expected `int | str`, got `float`"),
         ([{**ROW, "aggregate": {"cpu": "-1"}}], "[0] (n): aggregate.cpu: '-1' is negative"),
         ([{**ROW, "priority": 2**40}], "[0] (n): priority: 1099511627776 is out of range"),
-        ([{**ROW, "interruption_bucket": 28}], "[0] (n): interruption_bucket: 28 is no penalty bucket; write 0 to 27"),
+        ([{**ROW, "interruption_bucket": 28}], "[0] (n): interruption_bucket: 28 is not a penalty bucket; use 0 to 27"),
         (
             [{**ROW, "requirements": [["zone", "Is", ["a"]]]}],
             "[0] (n): requirements[0]: 'Is' is unknown; choose one of In",
         ),
         ([{**ROW, "requirements": [["zone"]]}], "[0] (n): Expected `array` of at least length 2, got 1"),
         ([{**ROW, "spreads": [["zone", 1, "Maybe"]]}], "[0] (n): spreads[0]: 'Maybe' is unknown"),
-        ([ROW, ROW], "[1] (n): the id stands at [0] already"),
+        ([ROW, ROW], "[1] (n): the id is already used at [0]"),
         ([{**ROW, "colour": "red"}], "[0] (n): Object contains unknown field `colour`"),
     ],
 )
@@ -381,7 +381,7 @@ def test_a_wrong_row_is_named_with_file_place_and_field(files: Files, needs: obj
         ({"add": 1}, ": a list of at most 1000 patches is expected"),
         ([{"a": 1, "b": 2}], " [0]: one key is expected, one of add_machines"),
         ([{"grow": 1}], " [0]: 'grow' is unknown; there are add_machines"),
-        ([{"add_machines": {"count": 0}}], " [0].add_machines.count: 0 is no count"),
+        ([{"add_machines": {"count": 0}}], " [0].add_machines.count: 0 is not a count"),
         ([{"add_machines": {"size": 1}}], " [0].add_machines: Object contains unknown field `size`"),
         (
             [{"add_machines": {"id": "x"}}, {"add_machines": {"id": "x"}}],
@@ -394,14 +394,14 @@ def test_a_wrong_row_is_named_with_file_place_and_field(files: Files, needs: obj
         ),
         ([{"lose_machines": {"capacity_type": "Leased"}}], " [0].lose_machines.capacity_type: 'Leased' is unknown"),
         ([{"price_factor": {"zone": "a"}}], " [0].price_factor: Object missing required field `factor`"),
-        ([{"price_factor": {"factor": -1}}], " [0].price_factor.factor: -1.0 is no factor"),
+        ([{"price_factor": {"factor": -1}}], " [0].price_factor.factor: -1.0 is not a factor"),
         (
             [{"add_machines": {"instance_type": "free"}}, {"price_factor": {"instance_type": "free", "factor": 2}}],
             " [1].price_factor: the machines that match (1) cost nothing and stay so at any factor",
         ),
         ([{"set_need": {"id": "web"}}], " [0].set_need: nothing is set"),
         ([{"set_need": {"id": "zz", "priority": 1}}], " [0].set_need.id: the demand has no row 'zz'"),
-        ([{"set_need": {"id": "web", "reclamation_bucket": 99}}], " [0].set_need.reclamation_bucket: 99 is no penalty"),
+        ([{"set_need": {"id": "web", "reclamation_bucket": 99}}], " [0].set_need.reclamation_bucket: 99 is not a"),
         ([{"remove_cluster": "zz"}], " [0].remove_cluster: neither the demand nor the machines have a cluster 'zz'"),
         ([{"remove_cluster": 7}], " [0].remove_cluster: the id of a cluster is expected"),
     ],
@@ -438,7 +438,7 @@ def test_files_that_cannot_be_read_are_named(files: Files, tmp_path: Path) -> No
 
 def test_wrong_flags_are_refused(files: Files) -> None:
     assert "--output: 'xml' is unknown; choose one of table, json" in files.refusal("--output", "xml")
-    assert "--now: nan is no time" in files.refusal("--now", "nan")
+    assert "--now: nan is not a time" in files.refusal("--now", "nan")
 
 
 def test_the_time_is_that_of_the_latest_stamp_unless_it_is_given(files: Files) -> None:

@@ -335,4 +335,4 @@ def test_what_is_no_share_is_refused(files: Files, share: str) -> None:
     result = files.run([machine("m", 8, 32, 0.4)], [row("web", shape("1", "1Gi", 1))], f"--spot-pool-max={share}")
 
     assert isinstance(result.exception, UsageFault)
-    assert f"--spot-pool-max: {share!r} is no share; write a share from 0% to 100%, as 50%" in str(result.exception)
+    assert f"--spot-pool-max: {share!r} is not a share; write a share from 0% to 100%, as 50%" in str(result.exception)

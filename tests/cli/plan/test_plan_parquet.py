@@ -200,7 +200,7 @@ def test_wrong_columns_are_named(tmp_path: Path) -> None:
     assert refusal(write(path, {"zone": ["a"]})) == ": there is no column 'id', which every machine needs"
     assert refusal(write(path, {"id": ["a"], "size": [3]})).startswith(": column 'size' is unknown; write id, state")
     parquet.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["id", "id"]), path)
-    assert refusal(path) == ": a column stands twice"
+    assert refusal(path) == ": a column is given twice"
     assert refusal(write(path, {"id": pa.array([], pa.string())})) == ": no machines; a plan needs at least one"
 
 
@@ -209,18 +209,18 @@ def test_wrong_columns_are_named(tmp_path: Path) -> None:
     [
         ({"id": ["a", None]}, " row 2: id is empty; every machine needs an id"),
         ({"id": [1, 2]}, " row 1: Expected `str`, got `int` - at `$.id`"),
-        ({"id": ["a", "a"]}, " row 2: the id 'a' stands at"),
+        ({"id": ["a", "a"]}, " row 2: the id 'a' is already used at"),
         ({"state": ["Idle", "Asleep"]}, " row 2: state: 'Asleep' is unknown; choose one of"),
-        ({"price_per_hour": ["1", "cheap"]}, " row 2: price_per_hour: 'cheap' is no amount"),
-        ({"price_per_hour": [0.0, math.nan]}, " row 2: price_per_hour: nan is no amount"),
+        ({"price_per_hour": ["1", "cheap"]}, " row 2: price_per_hour: 'cheap' is not an amount"),
+        ({"price_per_hour": [0.0, math.nan]}, " row 2: price_per_hour: nan is not an amount"),
         ({"assigned_priority": ["5", "high"]}, " row 2: Expected `int`, got `str` - at `$.assigned_priority`"),
         ({"assigned_priority": [1.0, 1.5]}, " row 2: Expected `int`, got `float` - at `$.assigned_priority`"),
         ({"zone": [b"a", b"\xff"]}, " row 1: Expected `str`, got `bytes` - at `$.zone`"),
         ({"labels": [None, {"rack": 3}]}, " row 2: Expected `str`, got `int` - at `$.labels[...]`"),
         ({"allocatable": [{"cpu": 1.0}, {"cpu": 1.5}]}, " row 2: Expected `int | str`, got `float`"),
-        ({"allocatable": ["cpu=4", "cpu:4"]}, " row 2: column allocatable: 'cpu:4' is no name=value"),
-        ({"allocatable": [["cpu=4"], ["cpu=4", "cpu=8"]]}, " row 2: column allocatable: 'cpu' stands twice"),
-        ({"allocatable": [["cpu=4"], ["cpu"]]}, " row 2: column allocatable: 'cpu' is no pair; write a map"),
+        ({"allocatable": ["cpu=4", "cpu:4"]}, " row 2: column allocatable: 'cpu:4' is not name=value"),
+        ({"allocatable": [["cpu=4"], ["cpu=4", "cpu=8"]]}, " row 2: column allocatable: 'cpu' is given twice"),
+        ({"allocatable": [["cpu=4"], ["cpu"]]}, " row 2: column allocatable: 'cpu' is not a pair; use a map"),
         ({"allocatable": [4, 4]}, " row 1: Expected `object`, got `int` - at `$.allocatable`"),
         ({"allocatable": [{"cpu": "4"}, {"cpu": "4 cores"}]}, " row 2: allocatable.cpu: '4 cores' is no quantity"),
     ],

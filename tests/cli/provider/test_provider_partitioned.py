@@ -25,8 +25,14 @@ WRONG_CALLS = [
     ((), "--hosts is missing"),
     (("--hosts", "h.json", "--seed-count", "4"), "--hosts and --seed-count contradict each other"),
     (("--hosts", "h.json", "--driver", "magic"), "--driver: 'magic' is unknown; choose simulated or exec:PROGRAM"),
-    (("--hosts", "h.json", "--driver", "exec:./none"), "--driver: './none' is no program that can be run"),
-    (("--hosts", "h.json", "--driver", "exec:true", "--time-scale", "1"), "--time-scale is about the simulated driver"),
+    (
+        ("--hosts", "h.json", "--driver", "exec:./none"),
+        "--driver: './none' is not an executable program; name its path",
+    ),
+    (
+        ("--hosts", "h.json", "--driver", "exec:true", "--time-scale", "1"),
+        "--time-scale applies to the simulated driver",
+    ),
     (("--hosts", "h.json", "--time-scale", "0"), "--time-scale: 0.0 must be above 0"),
     (("--hosts", "none.json"), "--hosts none.json: No such file or directory"),
     (("--hosts", "h.json"), "--hosts h.json: bigfleet.nodes.m.zone: is missing"),

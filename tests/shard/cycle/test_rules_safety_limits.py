@@ -1,4 +1,4 @@
-"""Rails at their borders and in the log, what parking remembers, clocks that jump (docs/spec/shard.md §6, §7, §15)."""
+"""Safety limits at their bounds and in the log, state of parking, clocks that jump (docs/spec/shard.md §6, §7, §15)."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def bound_fleet(count: int) -> ScriptedProvider:
     return provider
 
 
-# ---- rail 1 -----------------------------------------------------------------------------------------------------
+# ---- limit 1 -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("configured", "cap"), [(0, 1), (1, 1), (19, 1), (20, 1), (21, 1), (40, 2), (1000, 50)])
@@ -64,7 +64,7 @@ async def test_the_head_of_the_order_is_kept_and_the_tail_derived_again(configur
     assert [name for _kind, name, _outcome in world.outcomes()][: cap + 1] == order[: cap + 1]
 
 
-# ---- rails 2 and 4 in the log -----------------------------------------------------------------------------------
+# ---- limits 2 and 4 in the log -----------------------------------------------------------------------------------
 
 
 async def test_the_third_suspicious_roll_up_is_believed_with_a_warning() -> None:
@@ -130,7 +130,7 @@ async def test_a_dry_run_says_each_action_in_one_line() -> None:
 
 
 async def test_max_actions_are_not_counted_under_a_pause() -> None:
-    """Rail 1 and the limit are skipped: everything is shown."""
+    """Safety limit 1 and the limit of actions are skipped: everything is shown."""
     world = World(bound_fleet(40), settings=ShardSettings(actuation_paused=True, actions_per_cycle_max=3))
     world.connect("c1").report()
     await world.cycle()

@@ -1,4 +1,4 @@
-"""What becomes of a roll-up between its frame and the table (docs/spec/shard.md §4, §6 rail 2)."""
+"""What becomes of a roll-up between its frame and the table (docs/spec/shard.md §4, §6 safety limit 2)."""
 
 import asyncio
 from collections.abc import Callable

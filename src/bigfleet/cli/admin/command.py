@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.flags.groups import taking
+from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.coordinator_asking import AskingCoordinator
 from bigfleet.cli.runtime.failures import UsageFault
@@ -20,14 +21,18 @@ if TYPE_CHECKING:
 #: Of a shard at one provider and region: what an int32 holds.
 SLOTS_MAX: Final = 2**31 - 1
 
-app = typer.Typer(help="Change what the coordinator keeps: domains, shards, quotas.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Change the coordinator's tables: domains, shards, quotas.", no_args_is_help=True)
 app.add_typer(snapshot_app, name="snapshot")
 
-_Domain = Annotated[str, typer.Argument(metavar="KEY=VALUE", help="Such as topology.kubernetes.io/zone=eu-west-1a.")]
+_Domain = Annotated[
+    str, typer.Argument(metavar="KEY=VALUE", help="Topology domain, such as topology.kubernetes.io/zone=eu-west-1a.")
+]
 _Shard = Annotated[str, typer.Argument(metavar="SHARD", help="Id of a registered shard.")]
-_Force = Annotated[bool, typer.Option("--force", help="Although it may be alive: its process is gone, I promise.")]
+_Force = Annotated[
+    bool, typer.Option("--force", help="Remove it although it may be alive. Make sure that its process has ended.")
+]
 _Slots = Annotated[
-    list[str] | None, typer.Argument(metavar="SHARD=SLOTS", help="What each shard may use; none deletes the row.")
+    list[str] | None, typer.Argument(metavar="SHARD=SLOTS", help="Slots per shard; without any the quota is deleted.")
 ]
 
 
@@ -43,7 +48,7 @@ def admin() -> None:
 @app.command(cls=SwitchCommand)
 @_calling
 def assign_domain(calling: AskingCoordinator, domain: _Domain, shard: _Shard) -> None:
-    """Give a topology domain to a shard, which hears of it with its next report."""
+    """Assign a topology domain to a shard."""
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     key, value = _pair(domain)
@@ -55,7 +60,7 @@ def assign_domain(calling: AskingCoordinator, domain: _Domain, shard: _Shard) ->
 @app.command(cls=SwitchCommand)
 @_calling
 def unassign_domain(calling: AskingCoordinator, domain: _Domain) -> None:
-    """Begin to take a domain from its shard, which keeps the machines that run something until demand lets them go."""
+    """Start to withdraw a domain from its shard; it keeps machines in use until they are idle."""
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     key, value = _pair(domain)
@@ -67,7 +72,7 @@ def unassign_domain(calling: AskingCoordinator, domain: _Domain) -> None:
 @app.command(cls=SwitchCommand)
 @_calling
 def remove_shard(calling: AskingCoordinator, shard: _Shard, force: _Force = False) -> None:
-    """Remove a shard that is gone for good, with its clusters, domains and quotas."""
+    """Remove a shard with its clusters, domains and quotas."""
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request = pb.RemoveShardRequest(shard_id=shard, force=force)
@@ -82,7 +87,7 @@ def bind_cluster(
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="Id of a cluster.")],
     shard: _Shard,
 ) -> None:
-    """Bind a cluster to a shard, before or in place of its first report; only removing the shard undoes it."""
+    """Bind a cluster to a shard; only remove-shard undoes it."""
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request = pb.BindClusterRequest(cluster_id=cluster, shard_id=shard)
@@ -98,7 +103,7 @@ def set_quota(
     region: Annotated[str, typer.Argument(metavar="REGION", help="One of its regions.")],
     slots: _Slots = None,
 ) -> None:
-    """Divide a provider's slots in one region among shards; what is not named has none."""
+    """Set the quotas of a provider in a region; shards that are not named get none."""
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     allocation = pb.QuotaAllocation(provider=provider, region=region, per_shard=_slots_of(slots or []))
@@ -110,13 +115,16 @@ def set_quota(
 @_calling
 def set_provider(
     calling: AskingCoordinator,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What quotas call it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the provider, as in quotas.")],
     address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="As shards name it in --provider-addr; none deletes the row.")
+        str,
+        typer.Argument(
+            metavar="HOST:PORT", help="Address as in the shards' --provider-addr; without it the provider is deleted."
+        ),
     ] = "",
-    region: Annotated[str, typer.Option(metavar="REGION", help="The region whose quota its slots count to.")] = "",
+    region: Annotated[str, typer.Option(metavar="REGION", help="Region whose quota counts its slots.")] = "",
 ) -> None:
-    """Say where a provider listens, so that its slots are counted when they move between shards."""
+    """Set a provider's address, so that moved slots count towards quotas."""
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     provider = pb.ProviderEntry(name=name, address=address, region=region)
@@ -133,7 +141,7 @@ def _call(calling: AskingCoordinator, method: str, request: "Message", answer: "
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals and value):
-        raise UsageFault(f"{text!r} is no domain; write KEY=VALUE, such as topology.kubernetes.io/zone=eu-west-1a")
+        raise UsageFault(f"{text!r} is not a domain; use KEY=VALUE, such as topology.kubernetes.io/zone=eu-west-1a")
     return key, value
 
 
@@ -144,9 +152,9 @@ def _slots_of(texts: list[str]) -> dict[str, int]:
         is_number = number.isascii() and number.isdigit() and len(number) <= len(str(SLOTS_MAX))
         if not (shard and is_number and int(number) <= SLOTS_MAX):
             raise UsageFault(
-                f"{text!r} is no share of a quota; write SHARD=SLOTS, such as east-0=100, up to {SLOTS_MAX}"
+                f"{text!r} is not a share of a quota; use SHARD=SLOTS, such as east-0=100, up to {SLOTS_MAX}"
             )
         if shard in slots_of:
-            raise UsageFault(f"{shard!r} is named twice; write each shard once")
+            raise UsageFault(f"{shard!r} is given twice; name each shard once")
         slots_of[shard] = int(number)
     return slots_of

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 #: A longer line is none of ours; a device without line feeds must not fill the memory.
 _LINE_BYTES_MAX = 1024 * 1024
 
-app = typer.Typer(help="Check the audit log of a shard.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Check the audit log of a shard.", no_args_is_help=True)
 
-_Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="The files of one log, in any order.")]
+_Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of one audit log, in any order.")]
 _Anchor = Annotated[
     str | None,
-    typer.Option(metavar="SEQUENCE:CHAIN", help="A head that an earlier check printed; the log must still hold it."),
+    typer.Option(
+        metavar="SEQUENCE:CHAIN", help="Head that an earlier verification printed; the log must still contain it."
+    ),
 ]
 
 
@@ -37,7 +40,7 @@ def audit() -> None:
 
 @app.command(cls=SwitchCommand)
 def verify(files: _Files, anchor: _Anchor = None) -> None:
-    """Say whether no line was changed, moved, added or taken away; files that rotation left chain on."""
+    """Verify that no line was changed, moved, added or removed."""
     from bigfleet.shard.audit.verification import FINDINGS_MAX, check
 
     noted = _read_anchor(anchor) if anchor is not None else None
@@ -53,7 +56,7 @@ def verify(files: _Files, anchor: _Anchor = None) -> None:
         typer.echo(f"{place}: {finding.fault.value}: {finding.text}")
     more = ", or more; the rest was not looked at" if len(checked.findings) >= FINDINGS_MAX else ""
     count = len(checked.findings)
-    raise RunFault(f"the audit log is not whole: {count} {'finding' if count == 1 else 'findings'}{more}")
+    raise RunFault(f"the audit log is damaged: {count} {'finding' if count == 1 else 'findings'}{more}")
 
 
 def _sound(checked: "Checked", files: Sequence[Path]) -> str:
@@ -72,7 +75,9 @@ def _read_anchor(text: str) -> "AuditHead":
     is_number = number.isascii() and number.isdigit() and len(number) <= 19
     is_chain = len(chain) == 64 and set(chain) <= set("0123456789abcdef")
     if not colon or not is_number or not is_chain:
-        raise UsageFault(f"--anchor: {text!r} is no head; write the SEQUENCE:CHAIN that an earlier check printed")
+        raise UsageFault(
+            f"--anchor: {text!r} is not a head; use the SEQUENCE:CHAIN that an earlier verification printed"
+        )
     return AuditHead(int(number), chain)
 
 

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import typer
 
+from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.model.ids import identifier_fault
 
@@ -23,28 +24,26 @@ if TYPE_CHECKING:
     from bigfleet.cli.certs.issuing import Bearer
     from bigfleet.rpc.security.identity import PeerIdentity
 
-app = typer.Typer(help="Certificates for mutual TLS.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Create certificates for mutual TLS.", no_args_is_help=True)
 
 DAYS_MAX = 3650
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 _HOST_CHARACTERS_MAX = 253
 
-_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; made if it is not there.")]
-_Clusters = Annotated[list[str] | None, typer.Option("--cluster", metavar="ID", help="A cluster; may be repeated.")]
-_Shards = Annotated[list[str] | None, typer.Option("--shard", metavar="ID", help="A shard; may be repeated.")]
-_Providers = Annotated[
-    list[str] | None, typer.Option("--provider", metavar="NAME", help="A provider; may be repeated.")
-]
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the files; created if missing.")]
+_Clusters = Annotated[list[str] | None, typer.Option("--cluster", metavar="ID", help="Cluster id; repeatable.")]
+_Shards = Annotated[list[str] | None, typer.Option("--shard", metavar="ID", help="Shard id; repeatable.")]
+_Providers = Annotated[list[str] | None, typer.Option("--provider", metavar="NAME", help="Provider name; repeatable.")]
 _Hosts = Annotated[
     list[str] | None,
     typer.Option(
         "--host",
         metavar="HOST",
-        help="Name or address under which shards, providers and the coordinator are dialled, beside this machine's.",
+        help="Additional host name or address of shards, providers and the coordinator; repeatable.",
     ),
 ]
-_Days = Annotated[int, typer.Option(min=1, max=DAYS_MAX, help="How long new certificates are good for.")]
-_Force = Annotated[bool, typer.Option("--force", help="Make everything anew, the authority too.")]
+_Days = Annotated[int, typer.Option(min=1, max=DAYS_MAX, help="Validity of new certificates in days.")]
+_Force = Annotated[bool, typer.Option("--force", help="Replace all files, including the authority.")]
 
 
 @app.callback()
@@ -52,7 +51,7 @@ def certs() -> None:
     """Hold the commands together; each is a command of its own."""
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def dev(
     folder: _Folder,
     cluster: _Clusters = None,
@@ -62,7 +61,7 @@ def dev(
     days: _Days = 90,
     force: _Force = False,
 ) -> None:
-    """Make a development authority and certificates for shards, clusters, providers, a coordinator, admin and reader.
+    """Create a development authority and certificates for all identities.
 
     What is in DIR already is kept, so that another cluster can be added later.
     """

@@ -16,29 +16,33 @@ from bigfleet.cli.runtime.failures import UsageFault
 
 def conformance(
     target: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A running provider; --launch may stand in for it.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of a running provider; or use --launch.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Profiles, or all; by default core,cloud,delta,spot.")
+        str | None, typer.Option(metavar="LIST", help="Profiles to test, or all; by default core,cloud,delta,spot.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 1,
-    only: Annotated[str | None, typer.Option(metavar="ID,…", help="These behaviours alone; never certifies.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of report.json and junit.xml.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 1,
+    only: Annotated[
+        str | None, typer.Option(metavar="ID,…", help="Test only these behaviours; does not certify.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of report.json and junit.xml.")] = None,
     launch: Annotated[
         str | None,
-        typer.Option(metavar="CMD", help="Command of a provider, with {addr}, {state} and {seeds}; no shell."),
+        typer.Option(
+            metavar="CMD", help="Command that starts a provider; may contain {addr}, {state} and {seeds}. No shell."
+        ),
     ] = None,
     launch_fault: Annotated[
-        str | None, typer.Option(metavar="CMD", help="The same, for one that serves the fault selectors with T = 2s.")
+        str | None, typer.Option(metavar="CMD", help="The same for a provider with the fault selectors and T = 2s.")
     ] = None,
-    scale_count: Annotated[int, typer.Option(help="Machines of the scale profile, more than a page of 500.")] = 8000,
-    soak: Annotated[str, typer.Option(help="How long the scale profile churns.")] = "10s",
-    patience: Annotated[str, typer.Option(help="How long a step may take.")] = "15s",
+    scale_count: Annotated[int, typer.Option(help="Number of machines of the scale profile, more than 500.")] = 8000,
+    soak: Annotated[str, typer.Option(help="Duration of the load of the scale profile.")] = "10s",
+    patience: Annotated[str, typer.Option(help="Timeout of one step.")] = "15s",
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Certify a capacity provider: say CERTIFIED, FAILED or INCOMPLETE, and why."""
+    """Certify a capacity provider: CERTIFIED, FAILED or INCOMPLETE."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from rich.console import Console
 

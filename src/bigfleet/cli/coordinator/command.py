@@ -5,15 +5,18 @@ stop. The process itself is put together in `bigfleet.cli.coordinator.process`.
 """
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import (
     check_dialable,
     parse_address,
@@ -32,44 +35,96 @@ if TYPE_CHECKING:
     from bigfleet.coordinator.transfers import Knobs
 
 _Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this replica; the host's name by default.")]
-_Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the Coordinator service.")]
+_Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Listen address of the gRPC service Coordinator.")]
 _MetricsAddr = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Address of /metrics, /healthz and /readyz; off closes it.")
+    str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
 ]
 _Advertise = Annotated[
     str,
-    typer.Option(metavar="HOST:PORT", help="Where others reach this replica; the host's name and port by default."),
+    typer.Option(
+        metavar="HOST:PORT", help="Address under which others reach this replica; by default the host's name and port."
+    ),
 ]
 _Store = Annotated[
     str, typer.Option(metavar="URL", help="etcd://HOST:PORT,HOST:PORT/PREFIX or sqlite:///PATH. Required.")
 ]
-_StoreCert = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate shown to etcd, PEM.")]
-_StoreKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")]
-_StoreCa = Annotated[Path | None, typer.Option(metavar="FILE", help="Authority that signs etcd's certificates, PEM.")]
+_StoreCert = Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate for etcd (PEM).")]
+_StoreKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Private key for etcd (PEM).")]
+_StoreCa = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate authority of etcd (PEM).")]
 _Lease = Annotated[
-    str, typer.Option(metavar="DURATION", help="How long the others wait for a leader that is silent; whole seconds.")
+    str, typer.Option(metavar="DURATION", help="Time after which a silent leader is replaced; whole seconds.")
 ]
-_ReportInterval = Annotated[str, typer.Option(metavar="DURATION", help="The pace that shards are expected to keep.")]
+_ReportInterval = Annotated[str, typer.Option(metavar="DURATION", help="The shards' --report-interval.")]
 _RebalanceInterval = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Time between passes; 5 report intervals by default, 0 is off.")
+    str | None,
+    typer.Option(metavar="DURATION", help="Time between rebalancing passes; by default 5 report intervals, 0 is off."),
 ]
-_DryRun = Annotated[bool, typer.Option("--rebalance-dry-run", help="Passes run and are listed; nothing is told.")]
+_DryRun = Annotated[
+    bool, typer.Option("--rebalance-dry-run", help="Plan and list transfers, but send no instructions.")
+]
 _Age = Annotated[
-    int, typer.Option(min=0, metavar="CYCLES", help="A shortfall must be older than this before anything moves.")
+    int, typer.Option(min=0, metavar="CYCLES", help="Minimum age of a shortfall before machines are moved for it.")
 ]
-_PreemptAge = Annotated[int, typer.Option(min=0, metavar="CYCLES", help="As above, before another shard drains.")]
+_PreemptAge = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="CYCLES", help="Minimum age of a shortfall before another shard drains machines for it."
+    ),
+]
 _Cooldown = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="How long a flow rests; 8 report intervals by default.")
+    str | None,
+    typer.Option(metavar="DURATION", help="Pause after a transfer between two shards; by default 8 report intervals."),
 ]
-_MarginMin = Annotated[int, typer.Option(min=0, metavar="N", help="Machines of a kind that a donor keeps, at least.")]
-_MarginFraction = Annotated[str, typer.Option(metavar="SHARE", help="Share of a kind that a donor keeps.")]
-_Benefit = Annotated[str, typer.Option(metavar="SHARE", help="Share of a lack that a move must close.")]
-_MaxMachines = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Most machines of one instruction.")]
-_MaxDrains = Annotated[int, typer.Option(min=0, metavar="N", help="Most machines that a pass has drained.")]
-_ExportDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the leader writes snapshots; none here.")]
-_ExportInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between them, if anything is new.")]
-_ExportKeep = Annotated[int, typer.Option(min=1, metavar="N", help="How many are kept.")]
-_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
+_MarginMin = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Minimum number of machines of a kind that a donor keeps.")
+]
+_MarginFraction = Annotated[
+    str, typer.Option(metavar="SHARE", help="Minimum share of its machines of a kind that a donor keeps.")
+]
+_Benefit = Annotated[
+    str, typer.Option(metavar="SHARE", help="Minimum share of a shortfall that a transfer must cover.")
+]
+_MaxMachines = Annotated[
+    int, typer.Option(min=1, max=100, metavar="N", help="Maximum number of machines per instruction.")
+]
+_MaxDrains = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Maximum number of machines that are drained per pass.")
+]
+_ExportDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Directory to which the leader exports snapshots; off by default.")
+]
+_ExportInterval = Annotated[
+    str, typer.Option(metavar="DURATION", help="Time between snapshots, if the tables changed.")
+]
+_ExportKeep = Annotated[int, typer.Option(min=1, metavar="N", help="Number of snapshots that are kept.")]
+_LogLevel = Annotated[
+    str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
+]
+
+
+class CoordinatorCommand(SwitchCommand):
+    """The command, with its options under headings."""
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {
+            "Replica": ("--id", "--listen", "--metrics-addr", "--advertise-addr", "--report-interval", "--log-level"),
+            "Store": ("--store", "--store-tls-cert", "--store-tls-key", "--store-tls-ca", "--lease-ttl"),
+            "Rebalancing": (
+                "--rebalance-interval",
+                "--rebalance-dry-run",
+                "--rebalance-age",
+                "--rebalance-preempt-age",
+                "--rebalance-cooldown",
+                "--rebalance-margin-min",
+                "--rebalance-margin-fraction",
+                "--rebalance-min-benefit",
+                "--rebalance-max-machines",
+                "--rebalance-max-drains",
+            ),
+            "Snapshots": ("--snapshot-export-dir", "--snapshot-export-interval", "--snapshot-export-keep"),
+            TLS_SECTION: TLS_OPTIONS,
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +248,7 @@ def _share(text: str, flag: str) -> Fraction:
         # Fraction writes out what an exponent stands for, however many digits that has.
         share = Fraction("" if "e" in text.lower() else text)
     except (ValueError, ZeroDivisionError) as error:
-        raise UsageFault(f"{flag}: {text!r} is no number; write 0.1") from error
+        raise UsageFault(f"{flag}: {text!r} is not a number; use a number such as 0.1") from error
     if not 0 <= share <= 1:
         raise UsageFault(f"{flag}: {text!r} must be from 0 to 1")
     return share
@@ -202,7 +257,7 @@ def _share(text: str, flag: str) -> Fraction:
 # As for `bigfleet shard`: typer reads the flags off the class, name and help stay the function's.
 @wraps(CoordinatorFlags, assigned=(), updated=())
 def coordinator(**given: Any) -> None:
-    """Run one replica of the coordinator: it knows all shards, and plans moves of capacity between them."""
+    """Run one replica of the coordinator."""
     from bigfleet.cli.coordinator.process import serve_coordinator
     from bigfleet.cli.runtime.system import configure_logging, run_loop
 

@@ -52,7 +52,7 @@ def parse_store(text: str, flag: str = "--store") -> EtcdUrl | SqliteUrl:
         )
         if are_addresses and prefix:
             return EtcdUrl(endpoints, f"/{prefix}")
-    raise UsageFault(f"{flag}: {text!r} names no store; {_ADVICE}")
+    raise UsageFault(f"{flag}: {text!r} is not a store; {_ADVICE}")
 
 
 def read_store_tls(certificate: Path | None, key: Path | None, authority: Path | None) -> StoreTls | None:

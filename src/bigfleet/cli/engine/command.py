@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.engine.registry import BOTH, CHOICES, DEFAULT_ENGINE, engine_named
+from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
     from bigfleet.cli.engine.registry import Decide
     from bigfleet.cli.engine.runner import CaseOutcome, Trial
 
-app = typer.Typer(help="Run cases and fleets through an engine, offline.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Run test cases and fleets through a decision engine.", no_args_is_help=True)
 
 #: Characters of one fault's text; a whole decision would fill pages.
 FAULT_CHARACTERS_MAX: Final = 1000
@@ -23,14 +24,14 @@ FAULT_CHARACTERS_MAX: Final = 1000
 _Engine = Annotated[
     str, typer.Option(metavar="NAME", help=f"One of: {', '.join(CHOICES)}. {BOTH} holds them to one answer.")
 ]
-_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of case files: *.yaml and *.jsonl.")]
-_Fleets = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="One fleet a line.")]
-_Out = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Where the decisions go, one a line.")]
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of case files: *.yaml and *.jsonl.")]
+_Fleets = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Input file, one fleet per line.")]
+_Out = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Output file, one decision per line.")]
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def check(folder: _Folder, engine: _Engine = DEFAULT_ENGINE) -> None:
-    """Run every case of a folder; print one line per failure, then how many passed and failed.
+    """Run all cases of a directory; print failures and totals.
 
     With both engines, a case also fails when they decide or explain differently.
     """
@@ -52,9 +53,9 @@ def check(folder: _Folder, engine: _Engine = DEFAULT_ENGINE) -> None:
     raise typer.Exit(1 if failed else 0)
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def decide(fleets: _Fleets, out: _Out, engine: _Engine = DEFAULT_ENGINE) -> None:
-    """Decide every fleet of a file and write one {seed, decision} a line.
+    """Decide all fleets of a file; write one {seed, decision} per line.
 
     With both engines nothing is written unless every decision of the two is the same.
     """

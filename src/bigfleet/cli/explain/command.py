@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.flags.groups import taking
+from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.get.shared import QueryFlags
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
@@ -26,7 +27,9 @@ NAMED_MAX: Final = 5
 #: Width of a page where there is no terminal.
 WIDTH: Final = 120
 
-app = typer.Typer(help="Why a live shard decided as it did in its last cycle.", no_args_is_help=True)
+app = typer.Typer(
+    cls=HelpGroup, help="Explain the decisions of the last cycle of a running shard.", no_args_is_help=True
+)
 
 
 @app.callback()
@@ -34,14 +37,16 @@ def explain() -> None:
     """Hold the subcommands together."""
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 @taking(QueryFlags)
 def need(
     asking: QueryFlags,
-    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="The cluster whose row it is.")],
-    need_id: Annotated[str, typer.Argument(metavar="NEED", help="Its id in bigfleet get needs, or how that begins.")],
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="Cluster of the row.")],
+    need_id: Annotated[
+        str, typer.Argument(metavar="NEED", help="Id of the row as in bigfleet get needs, or a prefix of it.")
+    ],
 ) -> None:
-    """Say why a row of demand got what it got."""
+    """Explain what a row of demand received."""
     from bigfleet.cli.explain.page import show_need
     from bigfleet.cli.get.records import event_record, need_record, time_text
     from bigfleet.cli.get.wanted import cluster_id
@@ -63,13 +68,13 @@ def need(
     _explain(asking, ask, show_need)
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 @taking(QueryFlags)
 def machine(
     asking: QueryFlags,
-    machine_id: Annotated[str, typer.Argument(metavar="MACHINE", help="The machine's id.")],
+    machine_id: Annotated[str, typer.Argument(metavar="MACHINE", help="Id of the machine.")],
 ) -> None:
-    """Say why a machine serves whom it serves, and what was done with it."""
+    """Explain the binding of a machine and its actions."""
     from bigfleet.cli.explain.page import show_machine
     from bigfleet.cli.get.records import action_record, event_record, machine_record, time_text
     from bigfleet.rpc.wire.gen import shardread_pb2
@@ -129,6 +134,6 @@ def _row_meant(reader: "ShardReader", cluster: str, asked: str) -> "shardread_pb
     if len(found) > 1:
         named = ", ".join(sorted(found)[:NAMED_MAX])
         rest = f" and {len(found) - NAMED_MAX:,} more" if len(found) > NAMED_MAX else ""
-        raise UsageFault(f"{asked!r} is the beginning of {len(found):,} rows of {cluster!r}: {named}{rest}; say more")
+        raise UsageFault(f"{asked!r} matches {len(found):,} rows of {cluster!r}: {named}{rest}; give more of the id")
     ((fingerprint, group),) = found.values()
     return shardread_pb2.ExplainNeedRequest(cluster_id=cluster, profile_fingerprint=fingerprint, group=group)

@@ -6,12 +6,14 @@ Click knows `--name/--no-name` only. A switch never takes the next token.
 from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
+
+from bigfleet.cli.flags.help_text import HelpCommand
 
 _VALUES: Final = {"true": True, "false": False}
 
 
-class SwitchCommand(TyperCommand):
+class SwitchCommand(HelpCommand):
     """A command whose switches may be given a value with `=`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ docs/spec/wire.md §3. Nothing here makes a connection.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from bigfleet.rpc.security.identity import PeerIdentity
     from bigfleet.rpc.security.tls import TlsFiles
 
+#: Their heading in the help of a command.
+TLS_SECTION: Final = "TLS"
+TLS_OPTIONS: Final = ("--tls-cert", "--tls-key", "--tls-ca")
+
 TlsCert = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Certificate of this process, PEM; read again when it changes.")
+    Path | None, typer.Option(metavar="FILE", help="Certificate of this process (PEM); reloaded when it changes.")
 ]
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM; read again when it changes.")]
-TlsCa = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Authority that signs every certificate of the fleet, PEM.")
-]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Private key (PEM); reloaded when it changes.")]
+TlsCa = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate authority of the fleet (PEM).")]
 
 
 def read_tls(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.flags.groups import taking
+from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.values import parse_positive_duration_seconds
 from bigfleet.cli.get.shared import Looking
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 METRICS_ADDRESS: Final = "127.0.0.1:8780"
 METRICS_ADDRESS_VARIABLE: Final = "BIGFLEET_SHARD_METRICS_ADDR"
 
-app = typer.Typer(help="What a live shard knows: its machines, its demand and what it does.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="List what a running shard or coordinator knows.", no_args_is_help=True)
 
 _MetricsAddr = Annotated[
     str | None,
@@ -37,30 +38,31 @@ _MetricsAddr = Annotated[
         help=f"The shard's --metrics-addr address, for --totals; else {METRICS_ADDRESS_VARIABLE}, {METRICS_ADDRESS}.",
     ),
 ]
-_Totals = Annotated[bool, typer.Option("--totals", help="Count them over all clusters, from the shard's metrics.")]
-_Cluster = Annotated[str, typer.Option("--cluster", "-c", metavar="ID", help="This cluster alone.")]
-_Limit = Annotated[int, typer.Option(min=0, metavar="N", help="At most so many; 0 is all of them.")]
+_Totals = Annotated[bool, typer.Option("--totals", help="Show totals over all clusters, from the shard's metrics.")]
+_Cluster = Annotated[str, typer.Option("--cluster", "-c", metavar="ID", help="Only this cluster.")]
+_Limit = Annotated[int, typer.Option(min=0, metavar="N", help="Maximum number of rows; 0 is all.")]
 # Given more than once, or as a list with commas.
-_States = Annotated[list[str] | None, typer.Option(metavar="STATE", help="In this state, such as Idle; repeatable.")]
-_Type = Annotated[str, typer.Option("--type", "--instance-type", metavar="TYPE", help="Of this type.")]
-_Zone = Annotated[str, typer.Option(metavar="ZONE", help="In this zone.")]
+_States = Annotated[list[str] | None, typer.Option(metavar="STATE", help="Only this state, such as Idle; repeatable.")]
+_Type = Annotated[str, typer.Option("--type", "--instance-type", metavar="TYPE", help="Only this instance type.")]
+_Zone = Annotated[str, typer.Option(metavar="ZONE", help="Only this zone.")]
 _CapacityTypes = Annotated[
-    list[str] | None, typer.Option(metavar="TYPE", help="Paid for like this, such as Spot; repeatable.")
+    list[str] | None, typer.Option(metavar="TYPE", help="Only this capacity type, such as Spot; repeatable.")
 ]
 _Flags = Annotated[
     list[str] | None,
-    typer.Option(metavar="FLAG", help="pending, held, stuck, unjoined or reserved; all that are given must hold."),
+    typer.Option(
+        metavar="FLAG",
+        help="Only machines with this flag: pending, held, stuck, unjoined or reserved; repeatable, all must apply.",
+    ),
 ]
-_Machine = Annotated[str, typer.Option("--machine", "-m", metavar="ID", help="About this machine alone.")]
-_Kinds = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Of this kind, such as Reclaim; repeatable.")]
+_Machine = Annotated[str, typer.Option("--machine", "-m", metavar="ID", help="Only this machine.")]
+_Kinds = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only this kind, such as Reclaim; repeatable.")]
 _Outcomes = Annotated[
     list[str] | None,
-    typer.Option(metavar="OUTCOME", help="With this end, such as fenced or running; repeatable."),
+    typer.Option(metavar="OUTCOME", help="Only this outcome, such as fenced or running; repeatable."),
 ]
-_Since = Annotated[str, typer.Option(metavar="DURATION", help="Decided within the last so long, such as 15m.")]
-_ActionLimit = Annotated[
-    int, typer.Option(min=0, max=10_000, metavar="N", help="At most so many; 0 is 1,000, and a shard lists 10,000.")
-]
+_Since = Annotated[str, typer.Option(metavar="DURATION", help="Only actions decided within this time, such as 15m.")]
+_ActionLimit = Annotated[int, typer.Option(min=0, max=10_000, metavar="N", help="Maximum number of rows; 0 is 1,000.")]
 
 
 @app.callback()
@@ -79,7 +81,7 @@ def machines(
     capacity_type: _CapacityTypes = None,
     flag: _Flags = None,
 ) -> None:
-    """List machines as the shard knows them at this moment, by id."""
+    """List machines, by id."""
     from bigfleet.cli.get import columns, sources, wanted
     from bigfleet.rpc.wire.convert_machine import state_to_wire
     from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2
@@ -102,7 +104,7 @@ def needs(
     cluster: _Cluster = "",
     limit: _Limit = 0,
 ) -> None:
-    """List the rows of demand and what the last cycle gave them, the most urgent first."""
+    """List rows of demand and their supply after the last cycle, highest priority first."""
     from bigfleet.cli.get import columns, sources, wanted
 
     source = sources.needs(wanted.cluster_id(cluster), limit)
@@ -116,7 +118,7 @@ def shortfalls(
     cluster: _Cluster = "",
     limit: _Limit = 0,
 ) -> None:
-    """List the rows that nothing covers, not even machines that are draining for them, the most urgent first."""
+    """List rows of demand that neither machines nor running drains cover, highest priority first."""
     from bigfleet.cli.get import columns, sources, wanted
 
     source = sources.shortfalls(wanted.cluster_id(cluster), limit)
@@ -129,7 +131,7 @@ def clusters(
     looking: Looking,
     cluster: _Cluster = "",
 ) -> None:
-    """Add up, for each cluster that reports demand or holds machines, what it wants, lacks, has and costs."""
+    """Show demand, shortfall, machines and cost of each cluster."""
     from bigfleet.cli.get import columns, sources, wanted
 
     source = sources.clusters(wanted.cluster_id(cluster))
@@ -147,7 +149,7 @@ def actions(
     since: _Since = "",
     limit: _ActionLimit = 0,
 ) -> None:
-    """List what the shard did and does to machines, newest first; it remembers --action-history of them."""
+    """List actions, newest first."""
     from bigfleet.cli.get import columns, sources, wanted
     from bigfleet.rpc.wire.gen import shardread_pb2
 
@@ -177,13 +179,13 @@ def sessions(
     totals: _Totals = False,
     metrics_addr: _MetricsAddr = None,
 ) -> None:
-    """List the operators that are connected and those that are missed, by cluster; --totals counts them instead."""
+    """List connected and missing operators, by cluster."""
     from bigfleet.cli.get import columns, sources, wanted
     from bigfleet.cli.get.session_figures import session_records
 
     if not totals:
         if metrics_addr is not None:
-            raise UsageFault("--metrics-addr says where --totals reads; give --totals too")
+            raise UsageFault("--metrics-addr needs --totals; add --totals")
         _show_shard(sources.sessions(wanted.cluster_id(cluster)), columns.SESSIONS, "session", looking)
         return
     if cluster:

@@ -62,15 +62,15 @@ def fault_of(fault: "CoordinatorFault") -> CommandFault:
     where = f"the coordinator at {fault.address}"
     match fault.code:
         case StatusCode.INVALID_ARGUMENT:
-            return UsageFault(f"{where} does not take this: {fault}")
+            return UsageFault(f"{where} rejects the request: {fault}")
         case StatusCode.FAILED_PRECONDITION:
-            return RunFault(f"{where}: {fault}; it knows no leader yet, or one that it cannot name: try again")
+            return RunFault(f"{where}: {fault}; it does not know the leader yet; try again")
         case StatusCode.PERMISSION_DENIED:
-            return RunFault(f"{where} refuses this identity: {fault}; changes need admin, lists admin or readonly")
+            return RunFault(f"{where} rejects this identity: {fault}; changes need admin, lists admin or readonly")
         case StatusCode.UNIMPLEMENTED:
-            return RunFault(f"{fault.address} is no coordinator, or one of another version: {fault}; check --addr")
+            return RunFault(f"{fault.address} is not a coordinator, or has another version: {fault}; check --addr")
         case StatusCode.UNAVAILABLE if "store unreachable" in str(fault) or "outcome unknown" in str(fault):
-            return RunFault(f"{where}: {fault}; look at what stands before trying again")
+            return RunFault(f"{where}: {fault}; check the current state before you try again")
         case StatusCode.UNAVAILABLE | StatusCode.DEADLINE_EXCEEDED:
             return RunFault(
                 f"cannot reach a coordinator at {fault.address}: {fault}; check that it runs and that --addr or "

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from bigfleet.cli.get.columns import TableColumn
     from bigfleet.cli.get.records import Record
 
-_Shard = Annotated[str, typer.Option("--shard", metavar="ID", help="Told to this shard alone.")]
-_Either = Annotated[str, typer.Option("--shard", metavar="ID", help="From or to this shard alone.")]
-_All = Annotated[bool, typer.Option("--all", help="Finished ones, too, as far as the leader remembers.")]
+_Shard = Annotated[str, typer.Option("--shard", metavar="ID", help="Only instructions to this shard.")]
+_Either = Annotated[str, typer.Option("--shard", metavar="ID", help="Only moves from or to this shard.")]
+_All = Annotated[bool, typer.Option("--all", help="Also list finished instructions that the leader remembers.")]
 
 
 @taking(LookingAtCoordinator)
 def shards(looking: LookingAtCoordinator) -> None:
-    """List registered shards, whether they report, and where they are dialled."""
+    """List registered shards, their addresses and whether they report."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
@@ -38,7 +38,7 @@ def shards(looking: LookingAtCoordinator) -> None:
 
 @taking(LookingAtCoordinator)
 def domains(looking: LookingAtCoordinator) -> None:
-    """List topology domains and the shards that own them."""
+    """List topology domains and their shards."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
@@ -51,7 +51,7 @@ def domains(looking: LookingAtCoordinator) -> None:
 
 @taking(LookingAtCoordinator)
 def quotas(looking: LookingAtCoordinator) -> None:
-    """List the slots that shards may use at each provider and region."""
+    """List the quotas of shards by provider and region."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
@@ -65,7 +65,7 @@ def quotas(looking: LookingAtCoordinator) -> None:
 
 @taking(LookingAtCoordinator)
 def providers(looking: LookingAtCoordinator) -> None:
-    """List the providers whose quotas are kept."""
+    """List providers that have quotas."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
@@ -78,7 +78,7 @@ def providers(looking: LookingAtCoordinator) -> None:
 
 @taking(LookingAtCoordinator)
 def bindings(looking: LookingAtCoordinator) -> None:
-    """List clusters and the shard that each belongs to, with others that claim to serve it."""
+    """List clusters and their shards, with conflicting reports."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
@@ -92,7 +92,7 @@ def bindings(looking: LookingAtCoordinator) -> None:
 
 @taking(LookingAtCoordinator)
 def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All = False) -> None:
-    """List what shards are told and have not answered yet, and why; --all lists what is finished, too."""
+    """List instructions that shards have not acknowledged."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.cli.get.wanted import shard_id
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
@@ -108,7 +108,7 @@ def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All =
 
 @taking(LookingAtCoordinator)
 def moves(looking: LookingAtCoordinator, shard: _Either = "") -> None:
-    """List moves of machines between shards, finished ones and dry-run proposals included, and why they move."""
+    """List moves of machines between shards and their reasons."""
     from bigfleet.cli.get import coordinator_records as records
     from bigfleet.cli.get.wanted import shard_id
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb

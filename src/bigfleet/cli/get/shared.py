@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 ADDRESS: Final = "127.0.0.1:7780"
 
 _Addr = Annotated[
-    str, typer.Option(metavar="HOST:PORT", envvar="BIGFLEET_SHARD_ADDR", help="The shard's --listen address.")
+    str, typer.Option(metavar="HOST:PORT", envvar="BIGFLEET_SHARD_ADDR", help="Address of the shard (its --listen).")
 ]
-_Output = Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="table, json or yaml.")]
-_Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")]
+_Output = Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="Output format: table, json or yaml.")]
+_Watch = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")]
 _Interval = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Time between two looks of --watch; 2s by default.")
+    str | None, typer.Option(metavar="DURATION", help="Time between two reads of --watch; 2s by default.")
 ]
 
 

@@ -58,18 +58,18 @@ def fault_of(fault: ShardReadFault, address: str) -> CommandFault:
     text = _in_commands(plain(fault))
     match fault.code:
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return UsageFault(f"the shard at {address} does not take the question: {text}")
+            return UsageFault(f"the shard at {address} rejects the request: {text}")
         case grpc.StatusCode.NOT_FOUND:
             return RunFault(f"the shard at {address}: {text}")
         case grpc.StatusCode.UNIMPLEMENTED:
             return RunFault(
-                f"{address} is no shard, or one of another version: it serves no ShardRead; check --addr, whose port "
+                f"{address} is not a shard, or has another version: it serves no ShardRead; check --addr, whose port "
                 "is that of the shard's --listen and not that of its metrics"
             )
         case grpc.StatusCode.PERMISSION_DENIED:
-            return RunFault(f"the shard at {address} refuses this identity: {text}; it must be readonly or admin")
+            return RunFault(f"the shard at {address} rejects this identity: {text}; it must be readonly or admin")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return RunFault(f"the shard at {address} has its hands full: {text}; ask again in a moment")
+            return RunFault(f"the shard at {address} is busy: {text}; try again in a moment")
         case _:
             return RunFault(f"the shard at {address} answered {fault.code.name}: {text}")
 

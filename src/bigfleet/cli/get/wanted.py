@@ -24,7 +24,7 @@ def dialled(text: str, flag: str) -> str:
     """Return HOST:PORT of an address; `:PORT` is this machine. Raises UsageFault naming the flag."""
     host, port = parse_address(text, flag)
     if not port:
-        raise UsageFault(f"{flag}: {text!r} names port 0, at which nobody can be called")
+        raise UsageFault(f"{flag}: {text!r} has port 0, which cannot be called; name the port of the server")
     host = "127.0.0.1" if text.startswith(":") else host
     return address_text(host, port)
 
@@ -41,7 +41,7 @@ def output_form(text: str) -> str:
 def watch_seconds(*, watch: bool, interval: str | None) -> float | None:
     """Return the time between two looks, None when there is one look only. Raises UsageFault for a contradiction."""
     if interval is not None and not watch:
-        raise UsageFault("--interval says how often --watch looks; give --watch too")
+        raise UsageFault("--interval needs --watch; add --watch")
     if not watch:
         return None
     return INTERVAL_SECONDS if interval is None else parse_positive_duration_seconds(interval, "--interval")

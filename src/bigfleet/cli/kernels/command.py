@@ -8,9 +8,10 @@ from typing import Annotated, Final
 
 import typer
 
+from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
-app = typer.Typer(help="Compile the engine's kernels ahead of the first start.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Compile the engine's kernels ahead of the first start.", no_args_is_help=True)
 
 _To = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the set goes. Default: the user's cache directory.")
@@ -25,7 +26,7 @@ _From = Annotated[
 _ADVICE: Final = "run: bigfleet kernels build"
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def build(to: _To = None, cpu: _Cpu = None, jobs: _Jobs = None) -> None:
     """Compile every kernel and write them, with a manifest, to a directory.
 
@@ -49,7 +50,7 @@ def build(to: _To = None, cpu: _Cpu = None, jobs: _Jobs = None) -> None:
     typer.echo(f"{manifest.count} kernels for {manifest.target.cpu} in {directory}")
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def check(source: _From = None) -> None:
     """Load the kernels and print for each whether it came from disk; exit 1 when any would have to be compiled."""
     from bigfleet.cli.kernels.loading import loaded_kernels

@@ -8,27 +8,33 @@ from typing import Annotated, Final
 
 import typer
 
+from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
-app = typer.Typer(help="Partitioned hosts: what is on them, and what still fits.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Inspect partitioned hosts and compare placement orders.", no_args_is_help=True)
 
 #: Width of pictures and tables where there is no terminal.
 WIDTH: Final = 120
 
-_File = Annotated[Path, typer.Argument(metavar="FILE", help="An IAllocator message; its request, if any, is not read.")]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="IAllocator message; a request in it is ignored.")]
 _Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture as SVG instead of printing it.")]
-_Group = Annotated[str | None, typer.Option(metavar="NAME", help="Show this group alone, by name or UUID.")]
+_Group = Annotated[str | None, typer.Option(metavar="NAME", help="Show only this group, by name or UUID.")]
 _Static = Annotated[
-    int, typer.Option("--static-kvm-node-memory", metavar="MIB", help="As for hail; 0: what each host reports.")
+    int,
+    typer.Option(
+        "--static-kvm-node-memory",
+        metavar="MIB",
+        help="Memory that each host reserves under KVM; 0 uses what it reports.",
+    ),
 ]
-_Hosts = Annotated[int, typer.Option(min=1, max=1_000, help="Hosts to fill.")]
-_Sequences = Annotated[int, typer.Option(min=1, max=10_000, help="Random sequences for each start and load.")]
-_Seed = Annotated[int, typer.Option(help="Of the sequences; the same seed gives the same table.")]
+_Hosts = Annotated[int, typer.Option(min=1, max=1_000, help="Number of hosts.")]
+_Sequences = Annotated[int, typer.Option(min=1, max=10_000, help="Number of random sequences per start and load.")]
+_Seed = Annotated[int, typer.Option(help="Seed of the sequences.")]
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_memory: _Static = 4096) -> None:
-    """Draw the hosts of a message, what stands on them and what still fits."""
+    """Draw the hosts of a message, their instances and free capacity."""
     from rich.console import Console
 
     from bigfleet.cli.partition.picture import picture_of, print_picture, svg_of
@@ -57,9 +63,9 @@ def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_me
     typer.echo(f"{svg}: {sum(len(each.hosts) for each in picture)} hosts")
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def compare(hosts: _Hosts = 20, sequences: _Sequences = 100, seed: _Seed = 1) -> None:
-    """Fill hosts with random full, half and quarter instances in four orders of placement, and print a table."""
+    """Compare four placement orders with random instances."""
     import random
 
     from rich.console import Console

@@ -86,7 +86,7 @@ def bound_of(plan: FleetPlan) -> CostBound:
         program.add_row(want, used={_class_of(machine) for machine in taken})
         ours += [_cost(want.row, machine) for machine in taken]
     if not all(math.isfinite(cost) for cost in ours):
-        raise UsageFault("--bound: the plan takes a machine of unbounded price, which no bound can be compared with")
+        raise UsageFault("--bound: the plan takes a machine of unbounded price, which cannot be compared with a bound")
     return CostBound(
         ours_usd_per_hour=math.fsum(ours),
         least_usd_per_hour=program.solved(solve),
@@ -178,7 +178,7 @@ class _Program:
         right = [-1.0] * first + [float(self._counts[number]) for number, _columns in limits]
         answer = solve(self._costs, A_ub=matrix, b_ub=right, method="highs", options={"time_limit": SOLVE_SECONDS_MAX})
         if answer.status != 0:
-            raise RunFault(f"--bound: the solver gave up ({' '.join(str(answer.message).split())})")
+            raise RunFault(f"--bound: the solver failed ({' '.join(str(answer.message).split())})")
         return float(answer.fun)
 
 

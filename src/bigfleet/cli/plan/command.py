@@ -24,34 +24,33 @@ WIDTH: Final = 120
 SETTLED_WIDTH: Final = 80
 
 _Inventory = Annotated[
-    Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, Parquet, or nodes of a GPU trace.")
+    Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, Parquet or the nodes of a GPU trace.")
 ]
-_Demand = Annotated[Path, typer.Option(metavar="FILE", help="Rows of demand, and overheads: YAML or JSON.")]
+_Demand = Annotated[Path, typer.Option(metavar="FILE", help="Demand and overheads: YAML or JSON.")]
 _Now = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Time on the clock of idle_since; by default the latest of them."),
+    typer.Option(metavar="SECONDS", help="Current time, on the clock of idle_since; by default the latest of them."),
 ]
 _Explain = Annotated[
-    str | None, typer.Option(metavar="NEED|MACHINE", help="Say why: id of a row or a machine (need:ID, machine:ID).")
-]
-_WhatIf = Annotated[Path | None, typer.Option(metavar="FILE", help="Patches; shows what they would change.")]
-_Bound = Annotated[
-    bool, typer.Option("--bound", help="Say how far the cost of what is taken is from a lower bound (needs scipy).")
-]
-_UntilSettled = Annotated[
-    bool,
+    str | None,
     typer.Option(
-        "--until-settled", help="Decide and apply until nothing happens; show what each cluster holds at rest."
+        metavar="NEED|MACHINE", help="Explain the decision for a row or a machine, by id (need:ID, machine:ID)."
     ),
 ]
+_WhatIf = Annotated[Path | None, typer.Option(metavar="FILE", help="Patch file; show what the patches change.")]
+_Bound = Annotated[bool, typer.Option("--bound", help="Compare the cost with a lower bound (needs scipy).")]
+_UntilSettled = Annotated[
+    bool,
+    typer.Option("--until-settled", help="Repeat until no action is left; show what each cluster then holds."),
+]
 _Scheduler = Annotated[
-    str, typer.Option(metavar="ORDER", help="Which nodes schedulers prefer: least-allocated or most-allocated.")
+    str, typer.Option(metavar="ORDER", help="Scoring of the clusters' schedulers: least-allocated or most-allocated.")
 ]
 _SpotPoolMax = Annotated[
     str,
-    typer.Option(metavar="PERCENT", help="Share of a cluster's supply that one Spot pool may provide; 0%: no limit."),
+    typer.Option(metavar="PERCENT", help="Maximum share of a cluster's supply from one Spot pool; 0% is no limit."),
 ]
-_Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
+_Output = Annotated[str, typer.Option(metavar="FORM", help="Output format: table or json.")]
 
 
 def plan(
@@ -66,7 +65,7 @@ def plan(
     spot_pool_max: _SpotPoolMax = "50%",
     output: _Output = "table",
 ) -> None:
-    """Show what BigFleet would do with these machines and this demand, what it costs and what stays short."""
+    """Show what BigFleet would do with given machines and demand, and what it costs."""
     from bigfleet.cli.plan.inputs import read_demand, read_machines
     from bigfleet.cli.plan.patches import apply_patches
     from bigfleet.cli.plan.planning import difference_of, make_plan, plan_input
@@ -75,7 +74,7 @@ def plan(
     if output not in OUTPUTS:
         raise UsageFault(f"--output: {output!r} is unknown; choose one of {', '.join(OUTPUTS)}")
     if now is not None and not math.isfinite(now):
-        raise UsageFault(f"--now: {now} is no time; write seconds")
+        raise UsageFault(f"--now: {now} is not a time; use seconds")
     if until_settled and (bound or explain is not None or what_if is not None):
         raise UsageFault("--until-settled shows a fleet at rest; leave out --explain, --what-if and --bound")
     settings = PlanSettings(order=_order(scheduler), spot_pool_percent_max=_percent(spot_pool_max))
@@ -116,7 +115,7 @@ def _percent(text: str) -> int:
 
     percent = percent_of(text)
     if percent is None:
-        raise UsageFault(f"--spot-pool-max: {text!r} is no share; {PERCENT_REMEDY}")
+        raise UsageFault(f"--spot-pool-max: {text!r} is not a share; {PERCENT_REMEDY}")
     return percent
 
 
@@ -154,8 +153,8 @@ def _about(plan: "FleetPlan", asked: str, *, base: "FleetPlan") -> "tuple[Explan
     if is_machine and kind != "need":
         return plan.explain_machine(name), name
     if (kind != "machine" and name in base.needs_by_id) or (kind != "need" and name in base.snapshot.machines):
-        raise UsageFault(f"--explain: {name!r} is gone with the change; ask about it without --what-if")
-    raise UsageFault(f"--explain: {name!r} is the id of no {kind or 'row and of no machine'}")
+        raise UsageFault(f"--explain: {name!r} does not exist after the change; explain it without --what-if")
+    raise UsageFault(f"--explain: {name!r} is not the id of a {kind or 'row or machine'}")
 
 
 def _print_settled(given: "PlanInput", output: str) -> None:

@@ -170,7 +170,7 @@ def read_machines(path: Path) -> list[MachineGiven]:
     for place, given in entries:
         machine_id = given.machine.id
         if machine_id in found:
-            raise UsageFault(f"{place}: the id {machine_id!r} stands at {found[machine_id]} already; ids must differ")
+            raise UsageFault(f"{place}: the id {machine_id!r} is already used at {found[machine_id]}; ids must differ")
         if len(machines) == MACHINES_MAX:
             raise UsageFault(f"{place}: more than {MACHINES_MAX:,} machines; split the fleet")
         found[machine_id] = place
@@ -217,7 +217,7 @@ def machine_given(entry: MachineEntry, place: str) -> MachineGiven:
     if fault is not None:
         raise UsageFault(f"{place}: {fault[1]}")
     if entry.idle_since is not None and not math.isfinite(entry.idle_since):
-        raise UsageFault(f"{place}: idle_since: {entry.idle_since} is no time; write seconds")
+        raise UsageFault(f"{place}: idle_since: {entry.idle_since} is not a time; use seconds")
     return MachineGiven(
         machine=machine,
         idle_since_seconds=entry.idle_since if state is MachineState.IDLE else None,
@@ -253,7 +253,7 @@ def _csv_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
         if column not in known:
             raise UsageFault(f"{path} line 1: column {column!r} is unknown; write {', '.join(known)}")
     if len(set(header)) != len(header):
-        raise UsageFault(f"{path} line 1: a column stands twice")
+        raise UsageFault(f"{path} line 1: a column is given twice")
     if "id" not in header:
         raise UsageFault(f"{path} line 1: there is no column 'id', which every machine needs")
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
@@ -308,7 +308,7 @@ def _cell_map(text: str, place: str) -> dict[str, str]:
     for part in text.split(";"):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            raise UsageFault(f"{place}: {part!r} is no name=value; write cpu=4;memory=16Gi")
+            raise UsageFault(f"{place}: {part!r} is not name=value; use cpu=4;memory=16Gi")
         pairs[name.strip()] = value.strip()
     return pairs
 
@@ -382,7 +382,7 @@ def _needs(rows: list[Any], path: Path) -> tuple[NeedGiven, ...]:
             place = f"{place} ({row['id']})"
         given = _need_given(converted(row, NeedEntry, place), place)
         if given.id in found:
-            raise UsageFault(f"{place}: the id stands at [{found[given.id]}] already; ids must differ")
+            raise UsageFault(f"{place}: the id is already used at [{found[given.id]}]; ids must differ")
         found[given.id] = number
         needs.append(given)
     return tuple(needs)
@@ -542,17 +542,17 @@ def _dollars(value: float | str, place: str) -> float:
     except ValueError:
         dollars = math.nan
     if math.isnan(dollars) or dollars < 0:
-        raise UsageFault(f"{place}: {value!r} is no amount; write dollars that are not negative, or +Inf")
+        raise UsageFault(f"{place}: {value!r} is not an amount; use dollars of at least 0, or +Inf")
     return dollars
 
 
 def _int32(value: int, place: str) -> int:
     if value not in _INT32:
-        raise UsageFault(f"{place}: {value} is out of range; write a 32-bit integer")
+        raise UsageFault(f"{place}: {value} is out of range; use a 32-bit integer")
     return value
 
 
 def _bucket(value: int, place: str) -> int:
     if value not in ORDINALS:
-        raise UsageFault(f"{place}: {value} is no penalty bucket; write {ORDINALS.start} to {ORDINALS.stop - 1}")
+        raise UsageFault(f"{place}: {value} is not a penalty bucket; use {ORDINALS.start} to {ORDINALS.stop - 1}")
     return value

@@ -56,7 +56,7 @@ def mapping_of(cell: object, place: str) -> object:
     for entry in cell:
         name, value = _pair(entry, place)
         if name in found:
-            raise UsageFault(f"{place}: {name!r} stands twice")
+            raise UsageFault(f"{place}: {name!r} is given twice")
         if value is not None:
             found[name] = value
     return found
@@ -72,7 +72,7 @@ def _pair(entry: object, place: str) -> tuple[Any, Any]:
         for fields in _PAIR_FIELDS:
             if set(entry) == set(fields):
                 return (entry[fields[0]], entry[fields[1]])
-    raise UsageFault(f"{place}: {entry!r} is no pair; write a map, a struct, or a list of (key, value)")
+    raise UsageFault(f"{place}: {entry!r} is not a pair; use a map, a struct, or a list of (key, value)")
 
 
 def _check_columns(columns: list[str], path: Path, *, known: Collection[str], required: str) -> None:
@@ -80,7 +80,7 @@ def _check_columns(columns: list[str], path: Path, *, known: Collection[str], re
         if column not in known:
             raise UsageFault(f"{path}: column {column!r} is unknown; write {', '.join(known)}")
     if len(set(columns)) != len(columns):
-        raise UsageFault(f"{path}: a column stands twice")
+        raise UsageFault(f"{path}: a column is given twice")
     if required not in columns:
         raise UsageFault(f"{path}: there is no column {required!r}, which every machine needs")
 

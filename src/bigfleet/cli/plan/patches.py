@@ -102,7 +102,7 @@ def _add_machines(given: PlanInput, content: Any, place: str) -> PlanInput:
     fields = {"id": "added", **content}
     count = fields.pop("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MACHINES_MAX:
-        raise UsageFault(f"{place}.count: {count!r} is no count; write 1 to {MACHINES_MAX:,}")
+        raise UsageFault(f"{place}.count: {count!r} is not a count; use a number from 1 to {MACHINES_MAX:,}")
     entry = converted(fields, MachineEntry, place)
     machines = dict(given.machines)
     for number in range(count):
@@ -127,7 +127,7 @@ def _lose_machines(given: PlanInput, content: Any, place: str) -> PlanInput:
 def _price_factor(given: PlanInput, content: Any, place: str) -> PlanInput:
     entry = converted(content, PriceEntry, place)
     if not math.isfinite(entry.factor) or entry.factor < 0:
-        raise UsageFault(f"{place}.factor: {entry.factor} is no factor; write a number that is not negative")
+        raise UsageFault(f"{place}.factor: {entry.factor} is not a factor; use a number of at least 0")
     machines = dict(given.machines)
     matching = _matching(given.machines, entry, place)
     if all(machines[machine_id].machine.price_usd_per_hour == 0 for machine_id in matching):

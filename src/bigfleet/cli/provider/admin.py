@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
+from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
-app = typer.Typer(help="Look at a running provider, and help it out.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Inspect and repair a running provider.", no_args_is_help=True)
 
 _State = Annotated[Path, typer.Option("--state", metavar="FILE", help="State file of the running provider.")]
 _Output = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
@@ -31,7 +32,7 @@ def admin(context: typer.Context, state: _State, output: _Output = "table") -> N
 
 @app.command(cls=SwitchCommand)
 def status(context: typer.Context) -> None:
-    """Show counts, failed machines, the brake and what it holds back, and the store."""
+    """Show counts, failed machines, held-back losses and the state of the store."""
     _show(context, _ask(context, "status"), _status_tables)
 
 
@@ -39,31 +40,33 @@ def status(context: typer.Context) -> None:
 def recover(
     context: typer.Context,
     machine_id: Annotated[str, typer.Argument(metavar="ID", help="A FAILED machine.")],
-    to: Annotated[str, typer.Option("--to", help="speculative: it has no host; idle; configured: it serves.")],
+    to: Annotated[
+        str, typer.Option("--to", help="State to set: speculative (it has no host), idle or configured (it serves).")
+    ],
     confirm_out_of_service: Annotated[
-        bool, typer.Option("--confirm-out-of-service", help="It runs nothing for its cluster any more.")
+        bool, typer.Option("--confirm-out-of-service", help="Confirm that the machine runs no pods of its cluster.")
     ] = False,
 ) -> None:
-    """Bring a FAILED machine to a resting state, on your word for what is there."""
+    """Set the state of a FAILED machine to what you have found."""
     body = {"machine_id": machine_id, "to": to, "confirm_out_of_service": confirm_out_of_service}
     _show(context, _ask(context, "recover", body), _recovered_table)
 
 
 @app.command("accept-losses", cls=SwitchCommand)
 def accept_losses(context: typer.Context) -> None:
-    """Let the losses happen that the brake holds back: the hosts are really gone."""
+    """Confirm held-back losses: the hosts are gone."""
     _show(context, _ask(context, "accept-losses"), _accepted_table)
 
 
 @app.command(cls=SwitchCommand)
 def quarantine(context: typer.Context) -> None:
-    """Show the facts that were refused, with the reason of each."""
+    """List rejected facts of the backend, with reasons."""
     _show(context, _ask(context, "quarantine"), _quarantine_table)
 
 
 @app.command("reset-cursors", cls=SwitchCommand)
 def reset_cursors(context: typer.Context) -> None:
-    """End every cursor, after a state file was restored from a backup: readers start with a full list."""
+    """Invalidate list cursors after the state file was restored from a backup."""
     _show(context, _ask(context, "reset-cursors"), _cursors_table)
 
 
@@ -80,10 +83,10 @@ def _ask(context: typer.Context, command: str, body: Mapping[str, object] | None
     except OSError as error:
         why = error.strerror or "no answer"
         raise RunFault(
-            f"no provider answers at {path}: {why}; is it running with --state {state}, and are you its user?"
+            f"no provider answers at {path}: {why}; check that it runs with --state {state} under your user"
         ) from error
     except ValueError as error:
-        raise RunFault(f"{path}: the answer is no JSON; another program listens there") from error
+        raise RunFault(f"{path}: the answer is not JSON; another program listens there") from error
     finally:
         connection.close()
     if response.status != HTTPStatus.OK:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.provider.admin import app as admin_app
 from bigfleet.cli.provider.fault import fault
-from bigfleet.cli.provider.flags import ProviderFlags, provider_command
+from bigfleet.cli.provider.flags import ProviderCommand, ProviderFlags, provider_command
 from bigfleet.cli.provider.new import new
 from bigfleet.cli.provider.partitioned import partitioned
 from bigfleet.cli.provider.serve import serve
@@ -23,13 +24,15 @@ from bigfleet.cli.runtime.failures import UsageFault
 if TYPE_CHECKING:
     pass
 
-app = typer.Typer(help="Capacity providers: who makes machines real.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Run, write or administer a capacity provider.", no_args_is_help=True)
 app.add_typer(admin_app, name="admin")
-app.command(cls=SwitchCommand)(fault)
+app.command(cls=ProviderCommand)(fault)
 app.command(cls=SwitchCommand)(new)
-app.command(cls=SwitchCommand)(partitioned)
+app.command(cls=ProviderCommand)(partitioned)
 
-_Calm = Annotated[bool, typer.Option("--calm/--no-calm", help="No price walks, interruptions, stockouts and faults.")]
+_Calm = Annotated[
+    bool, typer.Option("--calm/--no-calm", help="Simulate no price changes, interruptions, stockouts and faults.")
+]
 
 
 @app.callback()
@@ -37,17 +40,19 @@ def provider() -> None:
     """Hold the providers together; each is a command of its own."""
 
 
-@app.command(cls=SwitchCommand)
+@app.command(cls=ProviderCommand)
 @provider_command(without=("offerings",))
 def simulated(
     flags: ProviderFlags,
-    catalog: Annotated[Path | None, typer.Option(help="CSV of instance types; a sample is built in.")] = None,
-    world: Annotated[Path | None, typer.Option(help="YAML or JSON of the world; every key has a default.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 1,
-    time_scale: Annotated[float, typer.Option(help="Multiplies every duration of the world.")] = 1.0,
+    catalog: Annotated[Path | None, typer.Option(help="CSV file of instance types; a sample is built in.")] = None,
+    world: Annotated[
+        Path | None, typer.Option(help="YAML or JSON file of the simulated world; every key has a default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 1,
+    time_scale: Annotated[float, typer.Option(help="Factor for all durations of the simulation.")] = 1.0,
     calm: _Calm = False,
 ) -> None:
-    """Run a provider over a simulated cloud: machines that boot, join, cost money and are taken away."""
+    """Run a provider with a simulated cloud."""
     from bigfleet.cli.provider.simulated import SimulatedWorld, open_simulated
 
     if flags.seed_count is not None and world is not None:

@@ -23,7 +23,7 @@ TRANSITION_TIMEOUT = "2s"
     transition_timeout=TRANSITION_TIMEOUT,
 )
 def fault(flags: ProviderFlags) -> None:
-    """Run a fake provider that fails where it is asked to, for `bigfleet conformance --profile fault`."""
+    """Run a fake provider with injected faults, for bigfleet conformance --profile fault."""
     serve(flags, _open, name="fault", may_forget=True)
 
 

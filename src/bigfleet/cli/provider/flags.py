@@ -4,15 +4,17 @@ docs/spec/provider.md §19. `provider_command` puts them on a command beside its
 then do nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Concatenate, ParamSpec, TypeVar
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import typer
 
 from bigfleet.cli.flags.groups import taking
-from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import (
     parse_address,
     parse_duration_seconds,
@@ -30,57 +32,72 @@ R = TypeVar("R")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+class ProviderCommand(SwitchCommand):
+    """A command that serves a provider, with its options under headings; those of its backend come last."""
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {
+            "Provider": ("--addr", "--provider", "--metrics-addr", "--reflection", "--log-level"),
+            "State": ("--state", "--state-sync", "--intent-key", "--seed-count", "--offerings", "--use-fake-backend"),
+            "Operations": ("--transition-timeout", "--reconcile-interval", "--failed-hold"),
+            TLS_SECTION: (*TLS_OPTIONS, "--certify"),
+        }
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFlags:
     """What was said on the command line, as it was written."""
 
-    addr: Annotated[str, typer.Option(help="Address of the gRPC server.")] = "127.0.0.1:9100"
+    addr: Annotated[str, typer.Option(help="Listen address of the gRPC server.")] = "127.0.0.1:9100"
     provider: Annotated[
         str | None,
-        typer.Option(help="Name of the provider: of its hosts, and before its ids. [default: the backend's]"),
+        typer.Option(help="Name of the provider, also the prefix of its machine ids. [default: the backend's]"),
     ] = None
     state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="State file; required, but for fakes, which may forget.")
+        Path | None, typer.Option(metavar="FILE", help="State file. Required unless the backend is a fake.")
     ] = None
-    state_sync: Annotated[
-        str, typer.Option(help="full survives a lost power supply, normal a killed process only.")
-    ] = "full"
+    state_sync: Annotated[str, typer.Option(help="full survives a power loss, normal only a killed process.")] = "full"
     use_fake_backend: Annotated[
         bool,
         typer.Option(
             "--use-fake-backend/--no-use-fake-backend",
-            help="Serve a fake in place of the backend: nothing real is touched.",
+            help="Replace the backend with a fake; no real machine is touched.",
         ),
     ] = False
     seed_count: Annotated[
-        int | None, typer.Option(min=1, help="That many slots, in place of the backend's own fleet, on the first boot.")
+        int | None,
+        typer.Option(min=1, help="Number of slots to create at the first start, instead of the backend's fleet."),
     ] = None
     offerings: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON array of slots on offer; read again on SIGHUP.")
+        Path | None, typer.Option(metavar="FILE", help="JSON file of the slots on offer; reloaded on SIGHUP.")
     ] = None
     intent_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="32 bytes that seal bootstrap blobs at rest, to resume a Configure."),
+        typer.Option(
+            metavar="FILE",
+            help="Key file of 32 bytes; encrypts stored bootstrap blobs, so that Configure resumes after a restart.",
+        ),
     ] = None
-    metrics_addr: Annotated[str, typer.Option(help="Address of /metrics, /healthz, /readyz; off closes it.")] = (
+    metrics_addr: Annotated[str, typer.Option(help="Listen address of /metrics, /healthz and /readyz, or off.")] = (
         "127.0.0.1:9101"
     )
     reflection: Annotated[bool, typer.Option("--reflection/--no-reflection", help="Serve gRPC reflection.")] = True
     transition_timeout: Annotated[
-        str | None, typer.Option(help="Timeout of all four kinds of call; by default each has its own.")
+        str | None, typer.Option(help="Timeout of each operation; by default it depends on the kind.")
     ] = None
-    reconcile_interval: Annotated[str, typer.Option(help="Time between inventory passes.")] = "60s"
-    failed_hold: Annotated[str, typer.Option(help="Hold before the way out of FAILED; 0 switches it off.")] = "10m"
+    reconcile_interval: Annotated[str, typer.Option(help="Time between reconciliations of the inventory.")] = "60s"
+    failed_hold: Annotated[
+        str, typer.Option(help="Time after which a FAILED machine is recovered automatically; 0 disables it.")
+    ] = "10m"
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
     tls_ca: TlsCa = None
     certify: Annotated[
         bool,
-        typer.Option(
-            "--certify/--no-certify", help="Let an admin change machines with any token, for a conformance run."
-        ),
+        typer.Option("--certify/--no-certify", help="Accept any fencing token from an admin, for a conformance run."),
     ] = False
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info"
+    log_level: Annotated[str, typer.Option(help="Least level that is logged: debug, info, warning or error.")] = "info"
 
     def place(self, *, name: str, may_forget: bool) -> ProviderPlace:
         """Return where to serve; `name` is the backend's, `may_forget` says that it needs no state file.
@@ -88,9 +105,7 @@ class ProviderFlags:
         Raises UsageFault naming the flag.
         """
         if self.state is None and not may_forget:
-            raise UsageFault(
-                "--state is missing: the provider owns the truth about machines and needs a file to keep it"
-            )
+            raise UsageFault("--state is missing: the provider stores its machines in this file; name a file")
         if self.seed_count is not None and self.offerings is not None:
             raise UsageFault("--seed-count and --offerings contradict each other: both say which slots there are")
         if self.state_sync not in ("full", "normal"):
@@ -103,7 +118,7 @@ class ProviderFlags:
         tls = read_tls(self.tls_cert, self.tls_key, self.tls_ca)
         if self.certify and tls is None:
             raise UsageFault(
-                "--certify is about certificates: without --tls-cert, --tls-key and --tls-ca nobody is refused"
+                "--certify needs --tls-cert, --tls-key and --tls-ca; without them every caller is accepted"
             )
         return ProviderPlace(
             address=parse_address(self.addr, "--addr"),

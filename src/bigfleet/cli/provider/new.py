@@ -32,10 +32,10 @@ _FILES: Final = {
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Module name of the provider, such as mycloud.")],
     directory: Annotated[
-        Path | None, typer.Option(metavar="D", help="Folder of the project.", show_default="NAME")
+        Path | None, typer.Option(metavar="D", help="Directory of the project.", show_default="NAME")
     ] = None,
 ) -> None:
-    """Write the project of a new provider: backend, tests, pyproject.toml and README."""
+    """Create the project of a new provider: backend, tests, pyproject.toml and README."""
     fault = name_fault(name)
     if fault is not None:
         raise UsageFault(f"NAME: {name!r} {fault}")
@@ -70,7 +70,7 @@ def write_project(name: str, folder: Path) -> list[Path]:
     contents = {folder / _filled(place, words): _template(source, words) for source, place in _FILES.items()}
     for path in contents:
         if path.exists() or path.is_symlink():
-            raise UsageFault(f"--directory: {path} exists, and nothing is written over; name another folder")
+            raise UsageFault(f"--directory: {path} exists and is not overwritten; name another directory")
     try:
         for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)

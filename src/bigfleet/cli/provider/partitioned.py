@@ -45,15 +45,17 @@ class PartitionFlags(NamedTuple):
 def partitioned(
     flags: ProviderFlags,
     hosts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON of the physical hosts; read again on SIGHUP.")
+        Path | None, typer.Option(metavar="FILE", help="JSON file of the physical hosts; reloaded on SIGHUP.")
     ] = None,
-    driver: Annotated[str, typer.Option(metavar="DRIVER", help="Who carves: simulated, or exec:PROGRAM.")] = SIMULATED,
+    driver: Annotated[
+        str, typer.Option(metavar="DRIVER", help="Driver that creates instances: simulated or exec:PROGRAM.")
+    ] = SIMULATED,
     seed: Annotated[int | None, typer.Option(help="Seed of the simulated driver. [default: 1]")] = None,
     time_scale: Annotated[
-        float | None, typer.Option(help="Multiplies every duration of the simulated driver. [default: 1.0]")
+        float | None, typer.Option(help="Factor for all durations of the simulated driver. [default: 1.0]")
     ] = None,
 ) -> None:
-    """Run a provider whose machines are carved from physical hosts, each where the fewest placements are lost."""
+    """Run a provider whose machines are instances on physical hosts."""
     if hosts is None and flags.seed_count is None:
         raise UsageFault("--hosts is missing: name the file of the physical hosts, or give --seed-count")
     if hosts is not None and flags.seed_count is not None:
@@ -61,7 +63,7 @@ def partitioned(
     program = _program(driver)
     for flag, value in (("--seed", seed), ("--time-scale", time_scale)):
         if program is not None and value is not None:
-            raise UsageFault(f"{flag} is about the simulated driver; leave it out with --driver {driver}")
+            raise UsageFault(f"{flag} applies to the simulated driver only; leave it out with --driver {driver}")
     if time_scale is not None and not 0 < time_scale < math.inf:
         raise UsageFault(f"--time-scale: {time_scale} must be above 0")
     asked = PartitionFlags(hosts, program, 1 if seed is None else seed, 1.0 if time_scale is None else time_scale)
@@ -76,7 +78,7 @@ def _program(driver: str) -> str | None:
     program = driver.removeprefix(_EXEC)
     found = shutil.which(program)
     if found is None:
-        raise UsageFault(f"--driver: {program!r} is no program that can be run")
+        raise UsageFault(f"--driver: {program!r} is not an executable program; name its path")
     # A relative path means the directory of now, whatever becomes of it later.
     return os.path.abspath(found)
 

@@ -97,7 +97,9 @@ def _read_offers(path: Path, provider: str) -> Offers:
 
 def _check_intent_key(options: CoreOptions, backend: Backend) -> None:
     if options.intent_key is not None and Kind.CONFIGURE not in backend.limits.resumable:
-        raise UsageFault("--intent-key: this provider does not take up a Configure again, so no blob is kept for it")
+        raise UsageFault(
+            "--intent-key: this provider does not resume Configure and stores no blobs; leave --intent-key out"
+        )
 
 
 async def serve_provider(

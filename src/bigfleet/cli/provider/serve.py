@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from bigfleet.cli.flags.switches import SwitchCommand
-from bigfleet.cli.provider.flags import ProviderFlags, provider_command
+from bigfleet.cli.provider.flags import ProviderCommand, ProviderFlags, provider_command
 from bigfleet.cli.runtime.program import run_program
 from bigfleet.provider.backend import CONFIGURE_WAITS
 from bigfleet.provider.operations.invoke import BACKEND_THREADS
@@ -36,8 +35,8 @@ def run(backend: "Backend", *, readiness: "Ready | ConfigureWaits") -> NoReturn:
     `readiness` is a checker, or CONFIGURE_WAITS (docs/spec/provider.md §7). Ends the process: 0 after a clean stop, 1
     for a failure while running, 2 for a wrong call or file, which is told in one line.
     """
-    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    program.command(cls=SwitchCommand, help=f"Serve the {backend.provider} provider.")(_command(backend, readiness))
+    program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    program.command(cls=ProviderCommand, help=f"Serve the {backend.provider} provider.")(_command(backend, readiness))
     run_program(program, Path(sys.argv[0]).name)
 
 

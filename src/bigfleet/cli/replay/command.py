@@ -26,28 +26,36 @@ OUTPUTS = ("table", "json")
 #: Width of the pages where there is no terminal.
 WIDTH = 120
 
-_File = Annotated[Path, typer.Argument(metavar="FILE", help="What `bigfleet shard --record FILE` wrote, or FILE.1 …")]
-_Cycle = Annotated[int | None, typer.Option(metavar="N", help="Show one cycle in full.")]
+_File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Recording of bigfleet shard --record, or its rotated file FILE.1 …")
+]
+_Cycle = Annotated[int | None, typer.Option(metavar="N", help="Show only this cycle, in full.")]
 _Epoch = Annotated[
-    int | None, typer.Option(metavar="N", help="Only what the process of that epoch wrote; cycles begin anew in each.")
+    int | None, typer.Option(metavar="N", help="Read only the records of this epoch (one process of the shard).")
 ]
 _Explain = Annotated[
     str | None,
-    typer.Option(metavar="NEED|MACHINE", help="With --cycle: say why; CLUSTER/ID of a row, or a machine's id."),
+    typer.Option(
+        metavar="NEED|MACHINE", help="With --cycle: explain the decision for a row (CLUSTER/ID) or a machine (ID)."
+    ),
 ]
 _WhatIf = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With --cycle: patches of `bigfleet plan`; shows what they change.")
+    Path | None,
+    typer.Option(metavar="FILE", help="With --cycle: patch file of bigfleet plan; show what the patches change."),
 ]
 _Weight = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=NUMBER", help="Another weight of victims: priority, drain, interruption, reclamation."),
+    typer.Option(
+        metavar="NAME=NUMBER", help="Replace a weight of victims: priority, drain, interruption or reclamation."
+    ),
 ]
 _Hold = Annotated[
-    list[str] | None, typer.Option(metavar="TYPE=DURATION", help="Another hold of idle machines: on-demand or spot.")
+    list[str] | None,
+    typer.Option(metavar="TYPE=DURATION", help="Replace the hold of idle machines: on-demand or spot."),
 ]
-_Drain = Annotated[str | None, typer.Option(metavar="DURATION", help="Another time that a drain is counted with.")]
-_Engine = Annotated[str, typer.Option(metavar="NAME", help="columnar or reference; both must come to the same.")]
-_Output = Annotated[str, typer.Option(metavar="FORM", help="table or json.")]
+_Drain = Annotated[str | None, typer.Option(metavar="DURATION", help="Replace the assumed duration of a drain.")]
+_Engine = Annotated[str, typer.Option(metavar="NAME", help="columnar or reference; both give the same decisions.")]
+_Output = Annotated[str, typer.Option(metavar="FORM", help="Output format: table or json.")]
 
 
 def replay(
@@ -62,7 +70,7 @@ def replay(
     engine: _Engine = "columnar",
     output: _Output = "table",
 ) -> None:
-    """Decide recorded cycles again, and say whether they come to the same, and what another setting would change."""
+    """Repeat recorded cycles and compare the decisions, also under other settings."""
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.replay.changes import ENGINES, read_settings
     from bigfleet.cli.runtime.kernel_cache import keep_kernels

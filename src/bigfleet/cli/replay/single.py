@@ -80,11 +80,11 @@ def explained(plan: FleetPlan, asked: str, *, base: FleetPlan) -> tuple[Explanat
     if len(rows) > 1:
         rest = f" and {len(rows) - _NAMED_MAX:,} more" if len(rows) > _NAMED_MAX else ""
         named = ", ".join(rows[:_NAMED_MAX])
-        raise UsageFault(f"--explain: {name!r} is the beginning of {len(rows):,} rows: {named}{rest}; say more")
+        raise UsageFault(f"--explain: {name!r} matches {len(rows):,} rows: {named}{rest}; give more of the id")
     if rows:
         return plan.explain_need(rows[0]), rows[0]
     if plan is not base and (_rows_meant(base, name) or name in base.snapshot.machines):
-        raise UsageFault(f"--explain: {name!r} is gone with the change; ask about it without --what-if")
+        raise UsageFault(f"--explain: {name!r} does not exist after the change; explain it without --what-if")
     raise UsageFault(
         f"--explain: the cycle has no {kind or 'row and no machine'} {name!r}; "
         "rows are named CLUSTER/ID as --cycle shows them, machines by their id"

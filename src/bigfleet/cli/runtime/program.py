@@ -37,7 +37,7 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
         # An argument may be any bytes; messages, logs and our own output hold text alone.
         if not any("\udc80" <= char <= "\udcff" for char in error.object):
             raise
-        typer.echo(f"{name}: {error.object!r} is no UTF-8; names must be", err=True)
+        typer.echo(f"{name}: {error.object!r} is not UTF-8; names must be UTF-8", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)

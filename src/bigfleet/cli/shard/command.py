@@ -5,14 +5,17 @@ process itself is put together in `bigfleet.cli.shard.process`.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import (
     check_dialable,
     parse_address,
@@ -36,55 +39,55 @@ OWNERSHIP = {"all": Base.ALL, "assigned": Base.DOMAINS}
 #: The kit looks through them on the shard's own loop, a second for these; more want a provider of their own.
 FAKE_SLOTS_MAX = 10_000
 
-_ProviderAddr = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The capacity provider. Required, unless --fake-provider.")
-]
+_ProviderAddr = Annotated[str, typer.Option(metavar="HOST:PORT", help="Capacity provider; or use --fake-provider.")]
 _FakeProvider = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         min=1,
         max=FAKE_SLOTS_MAX,
-        help="For development: that many fake machines, served on a loopback port of this process and forgotten at "
-        "its end. Not with --coordinator-addr.",
+        help="For development: run with N fake machines in this process instead of a provider. They "
+        "are discarded at exit. Not with --coordinator-addr.",
     ),
 ]
 _Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this shard.")]
-_Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of Session and ShardRead.")]
-_MetricsAddr = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Address of /metrics, /healthz and /readyz; off closes it.")
+_Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Listen address of the gRPC services Session and ShardRead.")
 ]
-_DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Directory of shard.db.")]
+_MetricsAddr = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
+]
+_DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the state file shard.db.")]
 _CycleInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between timer cycles.")]
 _WakeMinGap = Annotated[
-    str, typer.Option(metavar="DURATION", help="Least time between starts of woken cycles; off: timer cycles alone.")
+    str, typer.Option(metavar="DURATION", help="Minimum time between cycles that a change starts; off disables them.")
 ]
-_Concurrency = Annotated[int, typer.Option(min=1, help="Worker slots; the action queue holds twice as many.")]
-_WaitingMax = Annotated[int, typer.Option(min=0, help="Actions that wait for an operator without holding a slot.")]
-_ExecuteTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one provider call.")]
-_BootstrapTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one bootstrap request.")]
-_ListTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Deadline of one List.")]
-_MaxActions = Annotated[int, typer.Option(min=0, help="Most actions of one cycle; 0 is unlimited.")]
+_Concurrency = Annotated[
+    int, typer.Option(min=1, help="Actions that run at the same time; the queue holds twice as many.")
+]
+_WaitingMax = Annotated[int, typer.Option(min=0, help="Actions that wait for an operator at the same time.")]
+_ExecuteTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Timeout of one provider call.")]
+_BootstrapTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Timeout of one bootstrap request.")]
+_ListTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Timeout of one List call.")]
+_MaxActions = Annotated[int, typer.Option(min=0, help="Maximum number of actions per cycle; 0 is unlimited.")]
 _VerifyEvery = Annotated[
     int,
-    typer.Option(
-        metavar="CYCLES", min=0, help="Cycles between those whose decision is checked against a full pass; 0 is off."
-    ),
+    typer.Option(metavar="CYCLES", min=0, help="Check every N-th decision against a full computation; 0 is off."),
 ]
 _Incremental = Annotated[
-    bool, typer.Option("--incremental-reconcile", help="Read changes instead of the whole inventory.")
+    bool, typer.Option("--incremental-reconcile", help="List only changed machines, not the whole inventory.")
 ]
 _FullListEvery = Annotated[
-    int, typer.Option(min=1, help="Cycles between full Lists; three times as many where a provider tells removals.")
+    int, typer.Option(min=1, help="Cycles between full Lists; three times as many if the provider reports removals.")
 ]
 _CapFraction = Annotated[
-    float, typer.Option(help="Share of a cluster's machines that one period may reclaim; 0 switches the rail off.")
+    float, typer.Option(help="Maximum share of a cluster's machines that is reclaimed per period; 0 is no limit.")
 ]
 _ReclaimAfter = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="Time that a machine must be excess without interruption before it is reclaimed; 0 reclaims at once.",
+        help="Time that a machine must stay excess before it is reclaimed; 0 reclaims at once.",
     ),
 ]
 _PlanWorkers = Annotated[
@@ -93,78 +96,150 @@ _PlanWorkers = Annotated[
         min=0,
         max=64,
         metavar="N",
-        help="Processes that plan which machines clusters should hold; 0 plans within the cycle.",
+        help="Processes that compute target compositions; 0 computes them in the cycle.",
     ),
 ]
 _PlanWait = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="Longest time that a cluster whose demand changed waits for its plan before it takes new machines.",
+        help="Maximum time that new machines for changed demand wait for the target composition.",
     ),
 ]
 _Guard = Annotated[
     bool,
     typer.Option(
-        "--empty-rollup-guard/--no-empty-rollup-guard", help="Hold roll-ups that lose most of a cluster's demand."
+        "--empty-rollup-guard/--no-empty-rollup-guard", help="Quarantine roll-ups that lose most of a cluster's demand."
     ),
 ]
 _Brake = Annotated[
-    bool, typer.Option("--removal-brake/--no-removal-brake", help="Do not believe a sudden loss of machines.")
+    bool, typer.Option("--removal-brake/--no-removal-brake", help="Hold back a sudden removal of many machines.")
 ]
-_Paused = Annotated[bool, typer.Option("--actuation-paused", help="Decide and report, carry out nothing.")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="As the pause, with each action logged.")]
-_Outbox = Annotated[int, typer.Option(min=16, help="Frames that may wait for one operator.")]
-_History = Annotated[int, typer.Option(min=1, help="Actions kept for readers.")]
+_Paused = Annotated[bool, typer.Option("--actuation-paused", help="Decide and report, but execute no action.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Like --actuation-paused, and log each action.")]
+_Outbox = Annotated[int, typer.Option(min=16, help="Maximum number of frames queued for one operator.")]
+_History = Annotated[int, typer.Option(min=1, help="Number of actions that bigfleet get actions lists.")]
 _AuditLog = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="File of one JSON line per action; none by default.")
+    Path | None, typer.Option(metavar="FILE", help="Write one JSON line per action to this file; off by default.")
 ]
 _Record = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="File that `bigfleet replay` reads: what each cycle decided on.")
+    Path | None, typer.Option(metavar="FILE", help="Record the input of each cycle to this file, for bigfleet replay.")
 ]
-_RecordMax = Annotated[str, typer.Option(metavar="SIZE", help="Where the recording begins a new file; 4 are kept.")]
-_AuditLogMax = Annotated[str, typer.Option(metavar="SIZE", help="Where the audit log begins a new file; 4 are kept.")]
-_StuckCreating = Annotated[str, typer.Option(metavar="DURATION", help="Time in Creating until it is driven again.")]
-_StuckConfiguring = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Configuring.")]
-_StuckDeleting = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Deleting.")]
-_StuckDraining = Annotated[str, typer.Option(metavar="DURATION", help="As above, in Draining, after the grace.")]
+_RecordMax = Annotated[
+    str, typer.Option(metavar="SIZE", help="Size at which the recording is rotated; 4 old files are kept.")
+]
+_AuditLogMax = Annotated[
+    str, typer.Option(metavar="SIZE", help="Size at which the audit log is rotated; 4 old files are kept.")
+]
+_StuckCreating = Annotated[
+    str, typer.Option(metavar="DURATION", help="Time in Creating after which the call is repeated.")
+]
+_StuckConfiguring = Annotated[str, typer.Option(metavar="DURATION", help="The same for Configuring.")]
+_StuckDeleting = Annotated[str, typer.Option(metavar="DURATION", help="The same for Deleting.")]
+_StuckDraining = Annotated[str, typer.Option(metavar="DURATION", help="The same for Draining, after the grace period.")]
 _JoinGate = Annotated[
     str,
-    typer.Option(
-        metavar="MODE", help="What follows when a machine's node does not become Ready: off, observe or enforce."
-    ),
+    typer.Option(metavar="MODE", help="What to do if a machine's node does not become Ready: off, observe or enforce."),
 ]
-_JoinDeadline = Annotated[str, typer.Option(metavar="DURATION", help="Time that a Configured machine has for it.")]
+_JoinDeadline = Annotated[
+    str, typer.Option(metavar="DURATION", help="Time in which a Configured machine's node must become Ready.")
+]
 _SilenceAlert = Annotated[
-    str, typer.Option(metavar="DURATION", help="Time without a session after which a cluster is shown as silent.")
+    str, typer.Option(metavar="DURATION", help="Time without a session after which a cluster is reported as silent.")
 ]
 _HintInterval = Annotated[
-    str, typer.Option(metavar="DURATION", help="Least time between two capacity hints about one need.")
+    str, typer.Option(metavar="DURATION", help="Minimum time between two capacity hints for one need.")
 ]
 _CoordinatorAddr = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT,...", help="The coordinator's replicas; without it the shard reports to nobody."),
+    typer.Option(metavar="HOST:PORT,...", help="Replicas of the coordinator. Without it the shard runs alone."),
 ]
 _Ownership = Annotated[
     str,
     typer.Option(
         metavar="MODE",
-        help="What a new shard.db owns: all, or assigned for nothing idle until the coordinator assigns it.",
+        help="What a new shard.db owns: all, or assigned (only what the coordinator assigns).",
     ),
 ]
 _Inherits = Annotated[
     str | None,
-    typer.Option(metavar="ID,...", help="Shards that are gone for good and whose bound machines are mine."),
+    typer.Option(metavar="ID,...", help="Removed shards whose bound machines this shard adopts."),
 ]
 _ReportInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between reports to the coordinator.")]
 _Advertise = Annotated[
     str,
-    typer.Option(metavar="HOST:PORT", help="Where others reach this shard; the host's name and port by default."),
+    typer.Option(
+        metavar="HOST:PORT", help="Address under which others reach this shard; by default the host's name and port."
+    ),
 ]
 _ClusterPolicy = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="YAML of settings of single clusters; read again on SIGHUP.")
+    Path | None, typer.Option(metavar="FILE", help="YAML file of settings per cluster; reloaded on SIGHUP.")
 ]
-_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
+_LogLevel = Annotated[
+    str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
+]
+
+
+class ShardCommand(SwitchCommand):
+    """The command, with its options under headings."""
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {
+            "Shard": (
+                "--id",
+                "--listen",
+                "--metrics-addr",
+                "--advertise-addr",
+                "--data-dir",
+                "--cluster-policy",
+                "--log-level",
+            ),
+            "Provider": (
+                "--provider-addr",
+                "--fake-provider",
+                "--list-timeout",
+                "--incremental-reconcile",
+                "--full-list-every",
+            ),
+            "Coordinator": ("--coordinator-addr", "--report-interval", "--ownership", "--inherits"),
+            "Cycle": (
+                "--cycle-interval",
+                "--wake-min-gap",
+                "--plan-workers",
+                "--plan-wait",
+                "--reclaim-after",
+                "--engine-verify-every",
+            ),
+            "Actions": (
+                "--execute-concurrency",
+                "--execute-waiting-max",
+                "--execute-timeout",
+                "--bootstrap-timeout",
+                "--stuck-creating",
+                "--stuck-configuring",
+                "--stuck-deleting",
+                "--stuck-draining-margin",
+                "--action-history",
+            ),
+            "Safety limits": (
+                "--actuation-paused",
+                "--dry-run",
+                "--max-actions-per-cycle",
+                "--reclaim-cap-fraction",
+                "--empty-rollup-guard",
+                "--removal-brake",
+            ),
+            "Operators": (
+                "--join-gate",
+                "--join-deadline",
+                "--cluster-silence-alert",
+                "--available-capacity-interval",
+                "--outbox-frames",
+            ),
+            "Audit log and recording": ("--audit-log", "--audit-log-max-bytes", "--record", "--record-max-bytes"),
+            TLS_SECTION: TLS_OPTIONS,
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +307,9 @@ class ShardFlags:
         if self.ownership not in OWNERSHIP:
             raise UsageFault(f"--ownership: {self.ownership!r} is unknown; choose one of {', '.join(OWNERSHIP)}")
         if OWNERSHIP[self.ownership] is Base.DOMAINS and self.coordinator_addr is None:
-            raise UsageFault(f"--ownership {self.ownership} needs --coordinator-addr: nobody else assigns anything")
+            raise UsageFault(
+                f"--ownership {self.ownership} needs --coordinator-addr: only a coordinator assigns machines"
+            )
         if self.log_level not in LOG_LEVELS:
             raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
 
@@ -350,7 +427,7 @@ class ShardFlags:
 # Nothing but the signature is taken from the class: name and help stay the function's.
 @wraps(ShardFlags, assigned=(), updated=())
 def shard(**given: Any) -> None:
-    """Run one shard: it owns machines, learns demand from cluster operators, decides and actuates."""
+    """Run one shard."""
     from bigfleet.cli.runtime.system import configure_logging, run_loop
     from bigfleet.cli.shard.process import serve_shard
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.flags.values import parse_positive_duration_seconds
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
@@ -29,11 +30,11 @@ FAULT_WORLD = "faults"
 SEEDS_MAX = 10_000_000
 _WHERE_CLOSED_LOOPS_ARE = f"beside {FAULT_WORLD}, scenarios are in tests/cases/sim of a checkout"
 
-app = typer.Typer(help="Run real code in a world of simulated time and faults.", no_args_is_help=True)
+app = typer.Typer(cls=HelpGroup, help="Run the real components under simulated time and faults.", no_args_is_help=True)
 
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, metavar="N", help="The seed of the run; 1 by default.")]
+_Seed = Annotated[int | None, typer.Option("--seed", min=0, metavar="N", help="Seed of the run; by default 1.")]
 _Seeds = Annotated[
-    str | None, typer.Option("--seeds", metavar="A..B", help="Run every seed from A to B, of the fault world alone.")
+    str | None, typer.Option("--seeds", metavar="A..B", help="Run all seeds from A to B; only for the scenario faults.")
 ]
 _Steps = Annotated[
     int | None,
@@ -42,41 +43,48 @@ _Steps = Annotated[
         min=1,
         max=100_000,
         metavar="K",
-        help="Length: ten virtual seconds with faults each, or cycles of a scenario; else as seed or file say.",
+        help="Length in cycles of the scenario, or in steps of ten virtual seconds of faults; by "
+        "default set by scenario or seed.",
     ),
 ]
 _FaultSteps = Annotated[
     int | None,
-    typer.Option("--steps", min=1, max=100_000, metavar="K", help="Length: ten virtual seconds with faults each."),
+    typer.Option("--steps", min=1, max=100_000, metavar="K", help="Length in steps of ten virtual seconds."),
 ]
 _Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", min=1, max=256, metavar="N", help="Of many seeds, so many at a time; 1 by default."),
+    typer.Option("--jobs", min=1, max=256, metavar="N", help="Number of seeds to run in parallel; by default 1."),
 ]
 _TwiceEvery = Annotated[
     int | None,
-    typer.Option("--twice-every", min=1, metavar="N", help="Of many seeds, run each N-th twice."),
+    typer.Option("--twice-every", min=1, metavar="N", help="Run every N-th seed twice and compare."),
 ]
-_TraceOut = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace, for sim replay.")]
-_Timeline = Annotated[Path | None, typer.Option("--timeline", metavar="FILE", help="Write a page that shows the run.")]
+_TraceOut = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace to this file, for sim replay.")
+]
+_Timeline = Annotated[
+    Path | None, typer.Option("--timeline", metavar="FILE", help="Write an HTML page of the run to this file.")
+]
 _For = Annotated[
     str | None,
-    typer.Option("--for", metavar="DURATION", help="Run seed after seed of the fault world, from --seed on, so long."),
+    typer.Option(
+        "--for", metavar="DURATION", help="Run seeds from --seed on for this time; only for the scenario faults."
+    ),
 ]
 _RequireMarks = Annotated[
-    bool, typer.Option("--require-marks", help="Fail also when an interesting state was never reached by many seeds.")
+    bool, typer.Option("--require-marks", help="Also fail if the seeds never reached one of the expected states.")
 ]
-_Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A file that sim run --trace wrote.")]
+_Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace that sim run --trace wrote.")]
 
 
 @app.callback()
 def sim() -> None:
-    """Run real code in a world of simulated time and faults."""
+    """Run the real components under simulated time and faults."""
 
 
-@app.command("list")
+@app.command("list", cls=HelpCommand)
 def list_scenarios() -> None:
-    """Name what can be run, what may fail in it, and what must hold."""
+    """List scenarios, faults and invariants."""
     from bigfleet.sim.checkers.handovers import INVARIANTS
     from bigfleet.sim.checkers.liveness import CHECKS, L2_SENTENCE
     from bigfleet.sim.plan_generator import ALL_FAULTS
@@ -97,9 +105,9 @@ def list_scenarios() -> None:
         typer.echo(f"{name:<4} {sentence}")
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def run(
-    scenario: Annotated[str, typer.Argument(help="What to run; sim list names it.")] = FAULT_WORLD,
+    scenario: Annotated[str, typer.Argument(help="Scenario to run; see sim list.")] = FAULT_WORLD,
     seed: _Seed = None,
     seeds: _Seeds = None,
     duration: _For = None,
@@ -110,7 +118,7 @@ def run(
     trace: _TraceOut = None,
     page: _Timeline = None,
 ) -> None:
-    """Run a scenario, or the fault world with one seed or with many."""
+    """Run a scenario, or random faults with one seed or many."""
     from bigfleet.cli.sim.seeds import run_seeds
 
     first, is_many, writes = 1 if seed is None else seed, seeds is not None or duration is not None, trace or page
@@ -200,9 +208,9 @@ def _run_scenario(name: str, seed: int, cycles_max: int | None) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def replay(trace: _Trace) -> None:
-    """Run a trace's plan again and say whether the course is the same, or where it first differs."""
+    """Run a trace again and report the first difference."""
     from bigfleet.cli.sim.report import violation_lines
     from bigfleet.cli.sim.seeds import seed_run
     from bigfleet.sim.world.run import run_plan
@@ -229,15 +237,15 @@ def replay(trace: _Trace) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def shrink(
-    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="A seed that fails.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed that fails.")],
     steps: _FaultSteps = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, max=10_000, help="Runs that it may take.")] = 60,
+    runs: Annotated[int, typer.Option("--runs", min=1, max=10_000, help="Maximum number of runs.")] = 60,
     trace: _TraceOut = None,
     page: _Timeline = None,
 ) -> None:
-    """Find the smallest world in which a seed still fails in the same invariant."""
+    """Find the smallest run in which a failing seed violates the same invariant."""
     from bigfleet.cli.sim.report import seed_lines
     from bigfleet.cli.sim.seeds import plan_of, seed_run
     from bigfleet.sim.world.shrink import NothingFails

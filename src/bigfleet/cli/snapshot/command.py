@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.get.coordinator_asking import ADDRESS, _Addr
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     from bigfleet.rpc.etcd.client import StoreTls
     from bigfleet.rpc.wire.gen import coordinator_pb2
 
-app = typer.Typer(help="Save the coordinator's tables, and restore a store from them.", no_args_is_help=True)
+app = typer.Typer(
+    cls=HelpGroup, help="Save the coordinator's tables, and restore a store from them.", no_args_is_help=True
+)
 
-_StoreFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Towards etcd, PEM.")]
+_StoreFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TLS file for etcd (PEM), as for the coordinator.")
+]
 
 
 @app.callback()
@@ -35,13 +40,13 @@ def snapshot() -> None:
 
 @app.command(cls=SwitchCommand)
 def save(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made for it; must not exist yet.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; must not exist.")],
     addr: _Addr = ADDRESS,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Save the tables as the leader has them: meta.json and state.json in a new directory."""
+    """Save the leader's tables as meta.json and state.json in a new directory."""
     from bigfleet.cli.get.coordinator_asking import fault_of
     from bigfleet.cli.get.wanted import dialled
     from bigfleet.coordinator.stores.snapshot import SnapshotFault, write_snapshot
@@ -62,15 +67,20 @@ def save(
 
 @app.command(cls=SwitchCommand)
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="FILE_OR_DIR", help="What was saved or exported.")],
-    store: Annotated[str, typer.Option(metavar="URL", help="As the coordinator's --store. Required.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace the tables that the store has.")] = False,
-    min_term: Annotated[int, typer.Option(min=0, metavar="TERM", help="A higher term that is known to have been.")] = 0,
+    source: Annotated[Path, typer.Argument(metavar="FILE_OR_DIR", help="Saved or exported snapshot.")],
+    store: Annotated[str, typer.Option(metavar="URL", help="Store, as in the coordinator's --store. Required.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace the tables in the store.")] = False,
+    min_term: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="TERM", help="Highest term that was ever in use, if the snapshot does not know it."
+        ),
+    ] = 0,
     store_tls_cert: _StoreFile = None,
     store_tls_key: _StoreFile = None,
     store_tls_ca: _StoreFile = None,
 ) -> None:
-    """Write a snapshot into a store that no coordinator uses, under a term above all that were in use."""
+    """Restore a snapshot into a store that no coordinator uses, under a higher term."""
     from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
     from bigfleet.coordinator.stores.snapshot import SnapshotFault, read_snapshot
 

@@ -1,4 +1,4 @@
-"""Stores the coordinator's tables in one SQLite file; whoever locks it leads (docs/spec/coordinator.md §3).
+"""Stores the coordinator's tables in one SQLite file; the process that locks it leads (docs/spec/coordinator.md §3).
 
 WAL, synchronous=FULL, locked for the life of the process. The term is a counter in the file, raised and committed at
 each start. Durable, and honest about it: with one file there is one coordinator. A damaged file, or one of a newer

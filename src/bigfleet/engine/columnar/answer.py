@@ -1,4 +1,4 @@
-"""Holds the answer in columns: sequences of actions and row results, made into objects on access.
+"""Stores a decision in columns and creates action and result objects on access.
 
 Both compare equal to the tuples of the reference engine's decision, and read like them; a caller that only counts, or
 looks at some entries, pays for those alone. An answer keeps what it was made of and never changes.

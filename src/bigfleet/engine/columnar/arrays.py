@@ -1,4 +1,4 @@
-"""Groups the arrays that travel between the engine's Python and its kernels.
+"""Groups the arrays that the engine passes to its kernels.
 
 Named tuples, because compiled code takes them as they are. Field comments give shape and meaning; R rows, cluster by
 cluster, each cluster's in list order; N machines in id order; P places of bound machines and machines in creation,

@@ -1,4 +1,4 @@
-"""Runs the credit pass: fresh clusters from the start, others from the last decision (docs/spec/aggregates.md §5).
+"""Runs the credit pass: recomputes changed clusters and reuses the others (docs/spec/aggregates.md §5.2, §5.3).
 
 A kept gang that today's free machines would send to another domain ends the keeping for its cluster's later rows. Where
 there is no room for it the pass is run again with the whole cluster fresh, and after a few such rounds with all of

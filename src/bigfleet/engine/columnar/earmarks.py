@@ -1,4 +1,4 @@
-"""Keeps what a decision earmarked, so that the next one finds where it differs (docs/adr/0111).
+"""Stores the earmarks of a decision, so that the next one can find differences (docs/adr/0111).
 
 Earmarks hide free machines from later gangs, cluster after cluster. The next decision carries the old ones out again
 beside its own (`replaying`). Where rows or classes of gangs do not correspond nothing is compared, and every open gang

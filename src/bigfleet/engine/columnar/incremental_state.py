@@ -1,4 +1,4 @@
-"""Keeps what one decision leaves for the next, and which clusters are looked at again (docs/adr/0111).
+"""Stores state between decisions, and which clusters must be recomputed (docs/adr/0111).
 
 A cluster's credits depend on its own rows and machines, on whether free machines prove its folds, and, for gangs whose
 choice of a domain free machines have a say in, on what is free. As long as none of that changed they hold. Nothing here

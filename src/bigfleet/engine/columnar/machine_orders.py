@@ -1,4 +1,4 @@
-"""Keeps the orders in which the phases scan the machines of a view, and brings them up to the next one.
+"""Maintains the orders in which the phases scan the machines, and updates them for each view.
 
 docs/spec/model.md §3, docs/spec/aggregates.md §5.2. Orders depend on the view alone: which machines a decision may not
 see is the caller's business. What changed between two views costs what it touches; where that is not known everything

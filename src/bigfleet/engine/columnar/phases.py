@@ -1,4 +1,4 @@
-"""Runs what follows credit: acquisition's answer, Phase 2 by priority, and what Phase 3 gives back.
+"""Runs the steps after credit: acquisition, Phase 2 by priority, and Phase 3.
 
 docs/spec/aggregates.md §5.6 to §7. Each function turns claims into the columns of an answer. Nothing here may change a
 claim of Phase 1.

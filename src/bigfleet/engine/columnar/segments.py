@@ -1,4 +1,4 @@
-"""Keeps bound machines and machines in creation in one segment per cluster, in the order in which rows take them.
+"""Maintains one segment per cluster of bound and creating machines, in the order in which rows use them.
 
 A cluster whose machines changed gets a new segment at the end of the room; the others stay where they are, and so does
 what was noted about them. Nothing here may drop or prefer a machine: docs/spec/model.md §3 and docs/spec/aggregates.md

@@ -1,4 +1,4 @@
-"""Holds a decision that was built on earlier ones against one that was made from nothing.
+"""Verifies an incremental decision against a decision computed from scratch.
 
 Whoever runs in production can have every so many decisions checked; what differs is told in words and figures. Nothing
 here may change a decision.

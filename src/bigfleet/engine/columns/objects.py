@@ -1,8 +1,8 @@
 """Turns columns back into the objects that the reference engine reads.
 
-For whoever must retell a decision, and for inputs that do not fit the columns' integers. What no decision reads is not
-kept in columns: host, node name and last error are placeholders here, which is why nothing may report such a machine
-to anybody but an engine.
+Used to replay a decision, and for inputs that do not fit the columns' integers. What no decision reads is not kept in
+columns: host, node name and last error are placeholders here, which is why nothing may report such a machine to anybody
+but an engine.
 """
 
 from collections.abc import Mapping, Sequence

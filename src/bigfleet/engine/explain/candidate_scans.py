@@ -1,7 +1,7 @@
 """Replays the scans of a decision machine by machine: considered, taken, rejected.
 
-Each walk is told after it ended, from what the row wanted before it and what it took, so that the phases stay free of
-telling. A retelling reads the book and never changes it.
+Each scan is reported after it ended, from what the row wanted before it and what it took, so that the phases contain no
+reporting code. A replay reads the allocations and never changes them.
 """
 
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""Holds a finished decision in columns: who holds which machine, the order of rows and of machines.
+"""Stores a finished decision in columns: the holder of each machine, the order of rows and of machines.
 
 docs/adr/0121-explain-one-row.md. Made of what a cycle decided on and what it came to, so that one row can be retold
 without deciding all others again. An array that is by machine has one entry per row of the view, removed ones included.

@@ -1,6 +1,6 @@
 """Computes the smallest change that would turn a choice to its runner-up (docs/spec/aggregates.md §8).
 
-A walk takes machines in order of one key, so it takes the runner-up as soon as the machine's key is behind the
+A scan takes machines in order of one key, so it takes the runner-up as soon as the machine's key is behind the
 runner-up's, and takes the same machines until then. That does not hold for a strict spread, whose domains open and
 close as it goes: its choices have no flip here. Nothing here guesses: what the records do not fix has no flip.
 """

@@ -1,7 +1,7 @@
 """Reports to a listener what Phases 1 and 2 did to each row, in decision order (docs/spec/aggregates.md §8).
 
-`decide` makes an observer only when it has a reporter, and calls it after each step. It reads the same book as the
-phases; a decision is the same with and without it. What happens to machines in Phase 3 is told by
+`decide` makes an observer only when it has a reporter, and calls it after each step. It reads the same allocations as
+the phases; a decision is the same with and without it. What happens to machines in Phase 3 is told by
 `bigfleet.engine.explain.outcomes`.
 """
 

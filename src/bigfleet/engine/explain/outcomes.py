@@ -1,6 +1,6 @@
 """Reports to a listener what Phase 3 did with every Configured and Idle machine (docs/spec/aggregates.md §7).
 
-It says why a machine is kept, given back, spared, released or held, from the book that Phases 1 and 2 filled. It must
+It reports why a machine is kept, reclaimed, spared, released or held, from the allocations of Phases 1 and 2. It must
 never be asked whether something happens: that is `bigfleet.engine.reference.reclaim`'s answer.
 """
 

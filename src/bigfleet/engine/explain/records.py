@@ -1,8 +1,8 @@
 """Defines the records that the engine reports of a decision, one per fact (docs/spec/aggregates.md §8).
 
-Records come in decision order and equal input gives equal records. Vectors are milli-integers, coverages fractions
-as `n/d`, differences are the runner-up's order key less the taken one's. Nothing is ever decided by a record, and
-without a reporter none is built. Records never carry a clock, a log level or a sentence: whoever shows them does.
+Records come in decision order and equal input gives equal records. Vectors are milli-integers, coverages fractions as
+`n/d`, differences are the runner-up's order key less the taken one's. Nothing is ever decided by a record, and without
+a reporter none is built. Records contain no time, log level or sentence; the code that shows them adds those.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Finds why a scan passed a machine over: the first reason that applies (docs/spec/aggregates.md §8).
+"""Finds why a scan rejected a machine: the first reason that applies (docs/spec/aggregates.md §8).
 
-Read after the walk, from the same book that the walk used: during a row's walk only the row itself claims anything, so
-what the others hold is what it was. Nothing here may change the book or be consulted by a phase.
+Reads the allocations after the scan: during the scan of a row only that row claims machines, so the holdings of other
+rows have not changed. Nothing here may change the allocations or be called by a phase.
 """
 
 from collections.abc import Callable

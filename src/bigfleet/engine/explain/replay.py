@@ -1,8 +1,8 @@
 """Replays one row or machine of a finished decision with the reference's steps, on the machines that matter.
 
-docs/adr/0121-explain-one-row.md. The book is filled with what every other row held on the row's turns, as the decision
-says; then the reference serves the one row again, with its observer listening. That it comes to what the decision says
-is checked each time. Nothing here decides anything anew, and an answer that differs is never given.
+docs/adr/0121-explain-one-row.md. The allocations are filled with what the other rows held when the row was served; then
+the reference serves the row again under an observer. That it comes to what the decision says is checked each time.
+Nothing here makes a new decision, and an answer that differs from the decision is never returned.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """Finds the machines that can change the explanation of one row of a finished decision.
 
-docs/adr/0121-explain-one-row.md. A walk that takes what helps takes, of machines of one kind (equal supply, equal place
-where places count), the first ones and no more than the row can use, so those and one more stand for their kind. Of
-the machines that a walk passes over an answer names the first so many. Everything else is only ever counted, here in
-columns. Nothing here takes a machine for a row: the reference does, in `bigfleet.engine.explain.replay`.
+docs/adr/0121-explain-one-row.md. Of machines of one kind (equal supply, and equal place where places count) a scan
+takes the first ones and no more than the row can use, so those and one more represent their kind. An answer names only
+the first machines that a scan rejects. Everything else is only ever counted, here in columns. Nothing here takes a
+machine for a row: the reference does, in `bigfleet.engine.explain.replay`.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """Reclaims what a cluster no longer needs and releases idle machines: Phase 3 (docs/spec/aggregates.md §7).
 
-It reads what Phases 1 and 2 left over and adds nothing of its own. A machine that is claimed or was preempted is never
-reclaimed, nor is one that was bound for a row which is short; silence removes nothing. How many reclaims are carried
-out is a rail's business, not this module's.
+It works on the machines that Phases 1 and 2 left. A machine that is claimed or was preempted is never reclaimed, nor is
+one that was bound for a row which is short. Missing reports cause no reclaim. The safety limits of the shard, not this
+module, decide how many reclaims are executed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Chooses the next machine to acquire: the least marginal cost for what it hosts.
+"""Chooses the next machine to acquire: the one with the lowest marginal cost for the pods that it hosts.
 
 The value of a machine is the sum of the reference prices of the pods that it would host: the cheapest price at which
 any offer hosts one such pod. Equal ratios are decided by what the machine leaves unused (opportunity), then by id.

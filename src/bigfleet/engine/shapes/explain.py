@@ -1,4 +1,4 @@
-"""Explains a decision over demand shapes in sentences: why a row got what it got, and what becomes of a machine.
+"""Explains a decision over demand shapes in sentences, for a row or a machine.
 
 Everything said is read off the decision and the working state that it left; nothing is decided again.
 """

@@ -1,4 +1,4 @@
-"""Follows a cluster's target composition: places pods as it was planned, and acquires the planned machines.
+"""Applies a cluster's target composition: places pods as planned and acquires the planned machines.
 
 A plan numbers the machines of each class: those that the cluster holds in hosting order, then those that it acquires. A
 row acquires the machines on which pods of it were planned, at its turn; lower rows that were planned on them are placed

@@ -1,4 +1,4 @@
-"""Decides over pods, cycle after cycle, and looks again only at clusters that changed or lack something.
+"""Decides over pods in each cycle, and recomputes only clusters that changed or are short.
 
 A cluster whose rows are complete on what it holds is decided by its own rows, machines, overheads and target alone.
 While none of these changes, its rows keep their results. The answer equals that of `decide` on the same input: what is

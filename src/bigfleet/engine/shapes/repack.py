@@ -1,4 +1,4 @@
-"""Packs a cluster again where the placement by precedence left something without a place.
+"""Packs a cluster again if the placement by precedence left pods unplaced.
 
 First everything is placed as the target composition says, then largest first; if all of it fits, that packing counts.
 Otherwise small clusters are searched

@@ -1,4 +1,4 @@
-"""Forms units of machines that are preempted together, and orders them by what preempting them destroys.
+"""Forms units of machines that are preempted together, and orders them by the value that is lost.
 
 A unit lies within one cluster and depends on its claims alone, so a cluster keeps its units for as long as it is not
 decided on again.

@@ -1,4 +1,4 @@
-"""Brings the records in line with inventory and offers, and brakes when the inventory looks like an outage.
+"""Reconciles records with inventory and offers, and holds changes back if the inventory looks like an outage.
 
 docs/spec/provider.md §12, §13. State, host and binding change by the table there only; doubt never destroys. A failing
 or broken inventory must change nothing.

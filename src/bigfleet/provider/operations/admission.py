@@ -1,4 +1,4 @@
-"""Asks a backend whose slots share room for admission, and adds its answers to the change that asked.
+"""Requests admission from backends whose slots share capacity, and adds the answer to the change.
 
 docs/spec/provider.md §3 step 10, §16. The ledger gives such a backend one turn at a time, so the view that an answer
 was made of is the view that it is committed to. An answer must never touch a machine that is in use.

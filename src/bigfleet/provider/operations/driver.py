@@ -1,4 +1,4 @@
-"""Drives accepted operations: dispatch slots, the backend call with its retries, the readiness gate, the verdict.
+"""Runs accepted operations: waits for a dispatch slot, calls the backend with retries, checks readiness, settles.
 
 docs/spec/provider.md §6, §7, §15. Started by `bigfleet.provider.kit.core` after the commit of an acceptance. An
 operation ends in exactly one verdict, in time, whatever the backend does. A result that comes after its verdict must

@@ -1,4 +1,4 @@
-"""Settles the operations that a restart interrupted: drives again, checks, or fails them.
+"""Resolves operations that a restart interrupted: resumes, checks or fails them.
 
 docs/spec/provider.md §12. Runs once, before anything is served. Nothing may be left in a transitional state without
 somebody who drives it.

@@ -1,1 +1,1 @@
-"""Carries actions out: queues them, drives providers and operators, retries and backs off."""
+"""Executes actions: queues them, calls providers and operators, retries and backs off."""

@@ -1,4 +1,4 @@
-"""Queues decided actions: the pending ledger, the bounded queue, and the slots that work it off.
+"""Queues decided actions and runs a bounded number of them at the same time.
 
 docs/spec/shard.md §8. Nothing here ever blocks the cycle: what finds no room is dropped and derived again. A machine
 has at most one action in flight, whatever its end, and each end is audited. Who waits for an operator holds no slot.

@@ -1,8 +1,8 @@
 """Runs the shard: a cycle on a timer and on changed demand; wires the parts of this package.
 
-docs/spec/shard.md §3. One cycle at a time: reconcile, snapshot, decide on that one snapshot off the loop, rails,
-enqueue, show. What takes time in proportion to a decision is worked out off the loop, on values that nobody changes.
-The cycle never waits for an action. What a cycle could not do is derived again by the next one.
+docs/spec/shard.md §3. One cycle at a time: reconcile, take a snapshot, decide on it off the event loop, apply the
+safety limits, enqueue, publish. Work that grows with the decision runs off the loop, on immutable values. The cycle
+never waits for an action. What a cycle could not do is derived again by the next one.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Runs the engine that decides for a shard: prepares it off the loop, and reports when it finds itself wrong.
+"""Runs the decision engine of a shard: prepares it off the event loop, and reports failed self-checks.
 
 docs/spec/shard.md §1, docs/adr/0110-columnar-engine.md. One engine serves one shard for its life, because what it keeps
 between cycles is what makes them quick. It may be asked only when it is ready, and one question at a time; nothing

@@ -1,4 +1,4 @@
-"""Measures how long gangs have stalled, rows have been short and the fleet has lacked something.
+"""Measures the age of shortfalls: of stalled gangs, of short rows, and of the fleet.
 
 docs/spec/shard.md §3, §7, §11.1. Pure arithmetic over a decision, so that it may run off the loop. It looks at the rows
 that are short and at no others; nothing here decides what is done about them.

@@ -1,4 +1,4 @@
-"""Bounds how far waiting pods make the fleet grow: a shape asks for no second machine before the first has joined.
+"""Bounds growth for waiting pods: a shape gets a second machine only after the first has joined.
 
 docs/spec/shard.md §9.9. Waiting pods fit on no Configured machine, so a decision acquires for them in every cycle in
 which nothing that boots has room for them. When a machine that was acquired for them becomes Configured, they do not

@@ -1,1 +1,1 @@
-"""Holds the machines that a shard knows, and answers queries about them."""
+"""Stores the machines of a shard and answers queries about them."""

@@ -1,4 +1,4 @@
-"""Counts and finds machines in a snapshot's columns: NumPy over all of them, Python over what repeats alone.
+"""Counts and finds machines in a snapshot's columns, with NumPy.
 
 Whoever must say something of half a million machines asks here: the reclaim cap, the shown rows, the metrics, the pages
 of ListMachines. A snapshot never changes, so every function may run in any thread. Nothing here may make an object per

@@ -1,4 +1,4 @@
-"""Applies changes to the inventory: those that the shard drives, and those that the provider shows.
+"""Applies changes to the inventory: those that the shard makes and those that the provider reports.
 
 docs/spec/shard.md §5.3. The transition table binds the former only. Stamps are the shard's own: they stay while the
 machine is on its way or bound, and end together with the cluster when it is observed Idle, Speculative or Deleting

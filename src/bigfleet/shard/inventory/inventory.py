@@ -1,9 +1,9 @@
-"""Holds the machines that a shard knows, as its loop sees them now (docs/spec/model.md §3).
+"""Stores the current machines of a shard (docs/spec/model.md §3).
 
 Every insert and update passes the invariant; a record that breaks it is refused and the last good one stays. The same
 change goes to the columns that the engine decides from (ADR 0110), so that a snapshot costs what has changed. Machines
-are kept in parts (`bigfleet.shard.inventory.machine_record`) and made anew for whoever asks for one. It is touched by
-the shard's loop alone; other threads read immutable snapshots of it. It never sorts or copies the machines.
+are kept in parts (`bigfleet.shard.inventory.machine_record`) and assembled on request. It is touched by the shard's
+loop alone; other threads read immutable snapshots of it. It never sorts or copies the machines.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Defines what the shard keeps of a machine: its own fields, and references to shared ones.
+"""Defines the record of a machine: its own fields, and references to values that machines share.
 
 Half a million machines repeat some ten thousand sets of facts and of stamps. As a record of its own a machine takes 300
 bytes with its host; kept like this it takes a hundred, and two that share their facts are compared by one reference.

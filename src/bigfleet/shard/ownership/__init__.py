@@ -1,1 +1,1 @@
-"""Keeps which machines a shard owns, and hands machines over between shards."""
+"""Stores which machines a shard owns, and hands machines over between shards."""

@@ -1,8 +1,8 @@
 """Carries out a coordinator's instructions: releases machines, takes them over, drains them for other shards.
 
 docs/spec/coordinator.md §9.2 to §9.5. Each step that changes who owns what is one transaction of the ownership file.
-Every instruction may come again, late, or after a crash of this process at any point. A machine that was given up must
-never be touched again, and one that was not yet taken over must not be touched at all.
+Every instruction may come again, late, or after a crash of this process at any point. A released machine must never be
+touched again, and a machine must not be touched before it is adopted.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Ties the ownership of a running shard together: its file, the handover, and each reconcile.
+"""Connects the ownership file, the handover and the reconciliation of a running shard.
 
 docs/spec/coordinator.md §9. Instructions come from beside the shard, through `handover`; the cycle asks only what is
 reserved, and tells when a reconcile has succeeded. A shard decides the same whether anybody instructs it or not.

@@ -2,7 +2,7 @@
 
 docs/spec/shard.md §2, docs/spec/coordinator.md §9. Tables of `shard.db`, whose file
 `bigfleet.shard.ownership.state_file` opens. A row that cannot be read ends the start and is named. Nothing here decides
-what is owned, and nothing that is damaged is ever made anew or left out.
+what is owned, and damaged content is never recreated or skipped.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""Remembers machines of other shards between two Lists, so that their records are not read again.
+"""Caches machines of other shards between two Lists, so that their records are not read again.
 
 docs/spec/shard.md §5.3 point 1. Several shards list one provider, and most of what each is shown is the others'. A
 record that was found to be another's is known by its digest while nothing changed of what is owned. Nothing here may

@@ -1,8 +1,8 @@
 """Filters the machines of a List by ownership, before anything else reads them.
 
 docs/spec/shard.md §5.3 point 1, docs/spec/coordinator.md §9.1. The rules are those of `bigfleet.model.ownership`; here
-they meet what the shard has at hand. A shard without a coordinator owns all that nobody else has bound, and is asked as
-little as possible. Nothing here may change what is owned.
+they meet what the shard has at hand. A shard without a coordinator owns everything that no other shard has bound; the
+check is then cheap. Nothing here may change what is owned.
 """
 
 from collections.abc import Callable, Iterable, Mapping

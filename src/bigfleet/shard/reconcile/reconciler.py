@@ -341,7 +341,7 @@ class Reconciler:
         return not is_draining and actuator.was_pending_since_view(machine_id)
 
     def _remove(self, gone: list[MachineId], known_before: int, is_full: bool) -> tuple[int, int]:
-        """Remove what rail 4 admits; return how many were removed and how many held back.
+        """Remove what safety limit 4 admits; return how many were removed and how many held back.
 
         The measure is what was known before this answer: what it adds makes no loss smaller.
         """

@@ -1,1 +1,1 @@
-"""Holds the sessions of cluster operators and the demand that they report."""
+"""Manages the sessions of cluster operators and the demand that they report."""

@@ -1,4 +1,4 @@
-"""Holds the demand of a shard: each cluster's last accepted roll-up, in a stable order.
+"""Stores the demand of a shard: each cluster's last accepted roll-up, in a stable order.
 
 docs/spec/model.md §8 and docs/spec/shard.md §4. Silence changes nothing here; only an accepted roll-up does.
 """

@@ -1,4 +1,4 @@
-"""Measures how much a roll-up asks for and says when the next one lost so much that it may be a mistake.
+"""Measures the demand of a roll-up, and detects one that lost so much that it may be a mistake.
 
 docs/spec/shard.md §6, docs/adr/0144-quarantine-by-demand.md. Pure integer arithmetic over the rows as
 received; each roll-up is measured once, when it comes into force.

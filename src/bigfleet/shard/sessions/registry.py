@@ -1,4 +1,4 @@
-"""Keeps the sessions of operators: at most one per cluster, and who waits for an answer.
+"""Registers the sessions of operators, at most one per cluster, and routes their answers to pending calls.
 
 docs/spec/shard.md §10. A newcomer takes over at once and nothing more of the old stream is processed; a removal that
 comes late never evicts its successor. The receive path only routes: a slow roll-up never holds up a blob's answer.

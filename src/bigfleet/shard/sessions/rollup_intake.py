@@ -1,8 +1,8 @@
-"""Takes roll-ups in: routes, deduplicates by digest, reads rows, applies the quarantine, acknowledges.
+"""Accepts roll-ups: deduplicates by digest, validates rows, applies the quarantine, acknowledges.
 
 docs/spec/shard.md §4, steps 1 and 2, and 4 to 6, which sessions, simulation and tests all enter through
-`RollUpLane.judge`. The slot of step 3 is emptied by one `serve` per session. Nothing here decides what the demand is
-worth, and a roll-up that nobody can read must never change it.
+`RollUpLane.judge`. The slot of step 3 is emptied by one `serve` per session. Nothing here values demand, and a
+malformed roll-up must never change it.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Measures latencies: from a need's first sight to a machine that serves it, and between machine states.
+"""Measures latencies: from the first report of a need to its first machine, and between machine states.
 
-docs/spec/shard.md §11.2 and §14. Samples hang on the transition, whoever observed it, and each first sight gives one
-sample at most. Nothing here is ever decided on.
+docs/spec/shard.md §11.2 and §14. Each transition gives one sample, whichever part observed it, and each first report
+gives at most one. Nothing here is ever decided on.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

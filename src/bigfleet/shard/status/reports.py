@@ -1,4 +1,4 @@
-"""Summarises a shard for those who watch several: its machines in figures, and its shortfalls.
+"""Summarises a shard for the coordinator: counts of machines, and shortfalls.
 
 docs/spec/shard.md §11.1 and §11.3. Pure functions over one snapshot and the ledger; who sends the report, and when, is
 not their business. Only machines that could be given away are offered.

@@ -1,4 +1,4 @@
-"""Shows readers which operators are connected, which are missing, and since when.
+"""Provides readers with connected and missing operators, and since when.
 
 docs/spec/shard.md §10.7 and §12. Read from the live registry at the moment of asking, on the shard's loop; one entry
 per cluster. Nothing here opens, ends or judges a session.

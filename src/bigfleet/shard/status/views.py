@@ -1,4 +1,4 @@
-"""Shows readers the last finished cycle: every row as reported, met or not, and why not.
+"""Provides readers with the last finished cycle: every row, whether it is met, and if not, why.
 
 docs/spec/shard.md §10.7 and §12. A cycle leaves what it decided on and what it came to, swapped by reference; the rows
 are made of it when somebody first asks. A reader never stops a cycle and a cycle never changes what a reader is

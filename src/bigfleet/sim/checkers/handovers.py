@@ -1,4 +1,4 @@
-"""Checks at every step what must hold of machines that change shards: S5 between shards, S15 and S17.
+"""Checks the invariants of handovers at every step: S5 between shards, S15 and S17.
 
 As in `bigfleet.sim.checkers.invariants`, whose list they join. Who owns a machine is read off the disks of all shards
 and off the provider's; `remember` keeps what later events are held against. None may ask a shard what it believes to

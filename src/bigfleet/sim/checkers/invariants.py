@@ -1,4 +1,4 @@
-"""Checks what must hold at every step, whatever fails: one function per sentence of docs/spec/simulation.md.
+"""Checks the invariants at every step: one function per sentence of docs/spec/simulation.md.
 
 Each takes one event and the evidence, and yields a sentence for a breach. `INVARIANTS` lists them with the event that
 they look at; what must hold in the end is in `bigfleet.sim.checkers.liveness`. None may look into the code that it

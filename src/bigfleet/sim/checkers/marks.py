@@ -1,4 +1,4 @@
-"""Names interesting states: a run that never reached one has tested less than it claims.
+"""Defines coverage marks: states that a run must reach to count as a test of them.
 
 `observe` derives them from events, and keeps what later ones need to know. A state that a fault causes directly is
 marked where it happens. A mark must never decide anything.

@@ -1,4 +1,4 @@
-"""Simulates processes: they die at any await, pause and resume, and do not notice.
+"""Simulates processes that are killed, paused and resumed at any await.
 
 A process is whatever runs in its context: each callback remembers the process in which it was made, and the loop
 (`bigfleet.sim.kernel.loop`) runs none of a dead one and keeps those of a paused one for later. So a death takes place

@@ -1,4 +1,4 @@
-"""Watches a closed world: counts what was carried out, notes what each cycle came to, answers what is measured.
+"""Measures a closed-loop scenario: counts executed actions, records each cycle, computes the figures.
 
 docs/spec/simulation.md. Actions are counted from the audit log, where each mutating call has its record; everything
 else is read off the decisions, the provider and the pods. The journal has one line a cycle and is equal for equal

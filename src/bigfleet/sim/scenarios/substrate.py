@@ -1,4 +1,4 @@
-"""Simulates the machines of a scenario, as slow and as broken as it says.
+"""Simulates the machines of a scenario, with the delays and faults that it configures.
 
 docs/spec/provider.md §16. A host that is booted into a cluster becomes a Ready node there; one that is drained, deleted
 or lost is a node no more. It is idempotent by operation, as the kit demands, and knows nothing of the kit's records. It

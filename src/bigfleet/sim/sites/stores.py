@@ -1,4 +1,4 @@
-"""Keeps what outlives a process: a provider's store, the cloud's book, an audit log; reports each write.
+"""Stores what survives a process: a provider's store, the simulated cloud, an audit log; reports each write.
 
 They stand for disks. A commit happens whole or not at all, and a disk that is down refuses it (`StoreDown`). What was
 taken must never change by itself.

@@ -1,4 +1,4 @@
-"""Runs the fault world: in the first phase faults come, in the second all heals and the world must come to rest.
+"""Runs the fault world: a phase with faults, then a phase without, in which it must converge.
 
 Every event is checked against the invariants; rest must come within a bounded virtual time (docs/spec/simulation.md).
 `run_plan` is a function of its plan alone. Nothing in the product knows that it runs here.

@@ -1,4 +1,4 @@
-"""Makes the plan of a failing run smaller, for as long as the same invariant fails.
+"""Reduces the plan of a failing run while the same invariant fails.
 
 Fewer faults, clusters, replicas, kinds of pods, pools and machines, and a shorter course: each is taken away in turn
 and stays away when the run fails as before (docs/spec/simulation.md). A smaller plan is another world with other draws,

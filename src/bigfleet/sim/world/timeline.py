@@ -1,4 +1,4 @@
-"""Draws one run as a page: machines by state over time, rows that lack something, actions, faults, violations.
+"""Draws one run as an HTML page: machines by state over time, short rows, actions, faults, violations.
 
 Plain SVG in HTML without scripts and without anything from elsewhere, so that it can be attached to a report. It draws
 what the result holds and must never compute anything that a run should have told.

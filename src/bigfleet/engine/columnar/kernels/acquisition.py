@@ -1,4 +1,4 @@
-"""Gives free machines to rows that are short: the compiled loops of Phase 1's second pass.
+"""Assigns free machines to rows that are short: the compiled loops of Phase 1's second pass.
 
 docs/spec/aggregates.md §5.4, §5.5. Rows are served in processing order; Idle machines come before Speculative ones,
 however cheap. What is claimed is never taken back. Nothing here may look at what is bound, except to count what a

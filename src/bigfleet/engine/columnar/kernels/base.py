@@ -1,9 +1,9 @@
 """Shares what all compiled loops need: their settings, their types, and the arithmetic of one claim.
 
-Every kernel does what the reference engine's function of the like name does, over integers. Sums cannot wrap: whoever
-calls has made sure that the scaled supply of the whole fleet stays below `QUANTITY_MAX`, and a coverage that would not
-fit stops the loop so that exact arithmetic can choose the domain. Prices are compared as they were written. Nothing
-here may use fast-math, run in parallel, or allocate per row.
+Every kernel does what the reference engine's function of the like name does, over integers. Sums cannot wrap: the
+caller ensures that the scaled supply of the whole fleet stays below `QUANTITY_MAX`, and a coverage that would not fit
+stops the loop so that exact arithmetic can choose the domain. Prices are compared as they were written. Nothing here
+may use fast-math, run in parallel, or allocate per row.
 """
 
 from collections.abc import Callable

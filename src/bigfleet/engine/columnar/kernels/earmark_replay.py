@@ -1,4 +1,4 @@
-"""Carries the last decision's earmarks out again beside today's, to see where a gang's choice could change.
+"""Replays the previous decision's earmarks beside the current ones, to find gangs whose choice could change.
 
 docs/adr/0111-incremental-decisions.md. What is free enters a gang's choice by domain, as a count and sums of supply. At
 the turn of a row these are compared, domain by domain, with what they were at its turn in the last decision: where

@@ -1,4 +1,4 @@
-"""Takes machines from lower rows for higher ones: the compiled loops of Phase 2 (docs/spec/aggregates.md §6).
+"""Preempts machines of lower rows for higher ones: the compiled loops of Phase 2 (docs/spec/aggregates.md §6).
 
 Rows of one priority share one order of victims and are served together; the order is made outside. A machine that an
 equal or a higher row holds is never touched, and a machine serves at most one row. Nothing here may look at a penalty:

@@ -1,4 +1,4 @@
-"""Lines machines up for the rows and sweeps up what is left: the compiled passes over whole columns.
+"""Assigns machines to row orders and collects unused ones: the compiled passes over whole columns.
 
 Listings of bound machines, free machines by gang class and domain, what is reclaimed, and sums of supply. Nothing here
 may choose between machines: an order comes in, a subset in the same order goes out.

@@ -1,4 +1,4 @@
-"""Implements the backend over partitioned hosts: takes room at acceptance, adds and removes slots with it.
+"""Implements the backend over partitioned hosts: reserves capacity at acceptance, and adds and removes slots.
 
 docs/spec/provider.md §16, §22. `admit` and `settle` are where anything changes; the kit gives them one turn at a time.
 What the kit knows is mirrored here by number: a slot that is on offer there is `offered` here. A machine in use must

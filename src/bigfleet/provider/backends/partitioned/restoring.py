@@ -1,7 +1,7 @@
-"""Restores after a restart which machine has which room, from records and the book of rooms.
+"""Restores after a restart the placement of each machine, from records and the placement table.
 
-docs/spec/provider.md §12, §22. A record that names a host is believed; the book says the rest, as far as it was written
-for the operation of the record. Nothing here may choose a host.
+docs/spec/provider.md §12, §22. A record that names a host is authoritative; otherwise the placement table counts, if
+its row belongs to the operation of the record. Nothing here may choose a host.
 """
 
 from collections.abc import Iterable, Mapping

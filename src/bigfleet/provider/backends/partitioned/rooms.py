@@ -1,7 +1,7 @@
-"""Counts what can be offered: for each line the sum over its hosts of what still fits there, updated as rooms change.
+"""Counts free capacity per offer line, summed over its hosts, and updates it on each placement.
 
 docs/spec/provider.md §22. Each host's vector is lowered where the real instance, with disks and spindles, fits less
-often. Only the host that was touched is counted anew. Nothing here may know ids of slots.
+often. Only the changed host is counted again. Nothing here may know ids of slots.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Makes the hosts of `--seed-count`: equal ones with room for four machines each, so that slots never overlap.
+"""Creates the hosts of `--seed-count`: equal hosts for four machines each, so that slots never overlap.
 
 docs/spec/provider.md §22. Nothing here may depend on anything but the count.
 """

@@ -1,4 +1,4 @@
-"""Simulates the cloud: hosts boot, join, drain and go in their time, prices move, hosts are interrupted.
+"""Simulates the cloud: hosts boot, join, drain and end with delays, prices change, hosts are interrupted.
 
 docs/spec/provider.md §21. It knows no provider state: it answers calls, tells events and keeps the bill. At most one
 host exists per machine id, and none survives a successful delete. Effects must be committed before a call returns.

@@ -1,4 +1,4 @@
-"""Draws keyed random numbers: a draw depends on its subject, not on how many came before it.
+"""Generates keyed random numbers: each depends on its key, not on how many were drawn before it.
 
 docs/spec/provider.md §21. Equal seed, topic, subject and number give the equal draw in every process. Nothing here may
 keep state.

@@ -1,7 +1,7 @@
 """Computes the stage of a host from its times and now (docs/spec/provider.md §21).
 
-The times are in the book before the call that set them returns, so whatever was begun lands in its time: also when the
-caller gave up, and also while no provider runs. Nothing here may wait, and nothing here changes a host.
+The times are stored before the call that set them returns, so every operation ends on time, also if the caller gave up
+or no provider runs. Nothing here may wait, and nothing here changes a host.
 """
 
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Tells Numba where the compiled form of each kernel is kept.
+"""Names the directory in which Numba stores the compiled form of each kernel.
 
 Numba's own locators name directories after the path of the source, so that a set that is copied to another path, or
 used by another user, is never found. This one depends on the sources' contents alone.

@@ -451,8 +451,6 @@ class Executors:
         expected = (MachineState.SPECULATIVE, MachineState.DELETING)
         return ActionOutcome.SUCCESS if state in expected else ActionOutcome.TRANSITION_ERROR
 
-    # ---- again ----------------------------------------------------------------------------------------------------
-
     async def _redrive(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
         """Make the call of a transition that does not end once more (§9.5); only the provider ends it."""
         if machine.state is not REDRIVEN_STATE[record.action.kind]:

@@ -17,7 +17,7 @@ from bench.record import (
     run_entry,
     write_record,
 )
-from bench.workloads import ALL, MEASUREMENTS
+from bench.workloads.catalogue import ALL, MEASUREMENTS
 from bigfleet.cli.runtime.system import configure_logging
 
 

@@ -1,6 +1,6 @@
 """A provider's fleet on disk, made by arithmetic on indices: realistic records of about 600 bytes on the wire.
 
-docs/spec/provider.md §24. Written by `bench.provider_workloads`, served by `bench.provider_process`. No two runs may
+docs/spec/provider.md §24. Written by `bench.workloads.provider`, served by `bench.processes.provider`. No two runs may
 write different fleets.
 """
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -41,6 +42,8 @@ PROOFS = {
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers of this suite, let compiled kernels outlive the run, and log errors as they are."""
     keep_kernels()
+    # Started by nohup or in the background of a script, every process would inherit that interrupts are ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Drawn with every local of every frame an error takes longer to log than the calls of some tests may take.
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])

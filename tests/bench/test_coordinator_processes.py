@@ -1,8 +1,8 @@
 """What is measured of a coordinator in whole processes: that it counts what it says."""
 
-from bench.coordinator_processes import keep_all
-from bench.coordinator_workloads import report_of
-from bench.workloads import MEASUREMENTS
+from bench.processes.coordinators import keep_all
+from bench.workloads.catalogue import MEASUREMENTS
+from bench.workloads.coordinator import report_of
 from bigfleet.rpc.wire.convert_coordinator import report_to_wire
 
 

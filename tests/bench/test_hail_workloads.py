@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import hail_workloads
-from bench.hail_workloads import HAIL_QUESTIONS, cluster, measure_question, message
+from bench.workloads import hail as hail_workloads
+from bench.workloads.hail import HAIL_QUESTIONS, cluster, measure_question, message
 from bigfleet.partition.answer import answer
 from bigfleet.partition.cluster import read_cluster
 from tests.partition.real_hail import need_hail

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.recording_workloads import recording
+from bench.workloads.recording import recording
 
 
 @pytest.mark.slow

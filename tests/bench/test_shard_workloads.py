@@ -3,7 +3,7 @@
 import pytest
 
 from bench.harness import Benchmark, Repeated
-from bench.shard_workloads import Told, delta, full_list, ingest, removals
+from bench.workloads.shard import Told, delta, full_list, ingest, removals
 
 
 @pytest.mark.parametrize(

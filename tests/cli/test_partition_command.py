@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from bench.hail_workloads import cluster
+from bench.workloads.hail import cluster
 from bigfleet.cli.partition.command import app
 from bigfleet.cli.partition.orders import ALL_PERCENT, Comparison, compare_orders, table_of
 from bigfleet.cli.partition.picture import picture_of

@@ -268,15 +268,20 @@ class Terminal:
 
     def read_until(self, *texts: str) -> str:
         """Return all that it said, without orders to the terminal, once it has said these; without texts at its end."""
-        while not (texts and all(text in self.text for text in texts)):
-            assert select.select([self._ours], [], [], PATIENCE_SECONDS)[0], self.text
+
+        def is_said() -> bool:
+            if texts and all(text in self.text for text in texts):
+                return True
+            if not select.select([self._ours], [], [], 0)[0]:
+                return False
             try:
                 content = os.read(self._ours, 65536)
             except OSError:  # how Linux says that the other end is closed
                 content = b""
-            if not content:
-                break
             self._said += content
+            return not content
+
+        wait_until(is_said, lambda: self.text, poll_seconds=0.01)
         assert all(text in self.text for text in texts), self.text
         return self.text
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from bench.coordinator_processes import COORDINATORS
-from bench.coordinator_workloads import COORDINATOR
 from bench.engine_fleets import STEADY_CLUSTERS, idle_fleet, options_of, steady_demand
-from bench.engine_workloads import ENGINE
-from bench.hail_workloads import HAIL_QUESTIONS
 from bench.harness import Benchmark
-from bench.pod_workloads import POD_WORKLOADS
-from bench.provider_workloads import PROVIDERS
-from bench.quality_workloads import QUALITY
-from bench.recording_workloads import RECORDINGS
-from bench.shard_workloads import SHARD
-from bench.stream_workloads import STREAMS
+from bench.processes.coordinators import COORDINATORS
+from bench.workloads.coordinator import COORDINATOR
+from bench.workloads.engine import ENGINE
+from bench.workloads.hail import HAIL_QUESTIONS
+from bench.workloads.pods import POD_WORKLOADS
+from bench.workloads.provider import PROVIDERS
+from bench.workloads.quality import QUALITY
+from bench.workloads.recording import RECORDINGS
+from bench.workloads.shard import SHARD
+from bench.workloads.streams import STREAMS
 from bigfleet.engine.decision import Decision
 from bigfleet.engine.reference.decide import decide
 from bigfleet.engine.snapshot import Snapshot

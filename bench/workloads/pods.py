@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bench.engine_fleets import fleet_workload
-from bench.engine_workloads import COLUMN_BYTES, Churn
 from bench.harness import Benchmark, Repeated
+from bench.workloads.engine import COLUMN_BYTES, Churn
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.shapes.pod_engine import PodEngine

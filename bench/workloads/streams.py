@@ -1,8 +1,8 @@
 """W11, InspectNeeds and W12: whole processes over loopback, measured once for a while instead of timed again and again.
 
-docs/spec/benchmarks.md. The processes are those of `bench.stream_processes`; of W12 the shard is the real command, with
-flags that anybody may set. Everything runs on the cores of this machine together, the clients too. Nothing here may
-report a figure of a run in which not everything arrived.
+docs/spec/benchmarks.md. The processes are those of `bench.processes.streams`; of W12 the shard is the real command,
+with flags that anybody may set. Everything runs on the cores of this machine together, the clients too. Nothing here
+may report a figure of a run in which not everything arrived.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Child:
     def __init__(self, *arguments: str, log: Path) -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bench.stream_processes", *arguments],
+                [sys.executable, "-m", "bench.processes.streams", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -97,7 +97,7 @@ def end(process: "subprocess.Popen[Any]") -> None:
 
 @contextmanager
 def child(*arguments: str, log: Path) -> Iterator[Child]:
-    """Run a process of `bench.stream_processes` while the context lasts."""
+    """Run a process of `bench.processes.streams` while the context lasts."""
     started = Child(*arguments, log=log)
     try:
         yield started

@@ -22,7 +22,7 @@ from grpc import aio
 
 from bench.harness import RUNS, Measured, Measurement, Reading
 from bench.provider_fleet import is_hosted, slot, write_fleet
-from bench.stream_workloads import checksum, end, free_port
+from bench.workloads.streams import checksum, end, free_port
 from bigfleet.rpc.wire.gen import provider_pb2
 
 READY_SECONDS_MAX = 180.0
@@ -78,8 +78,8 @@ async def _asked(process: "subprocess.Popen[str]", word: str) -> dict[str, Any]:
 
 @contextmanager
 def process(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """Run a process of `bench.provider_process` while the context lasts."""
-    command = [sys.executable, "-m", "bench.provider_process", *arguments]
+    """Run a process of `bench.processes.provider` while the context lasts."""
+    command = [sys.executable, "-m", "bench.processes.provider", *arguments]
     started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield started

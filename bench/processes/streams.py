@@ -1,6 +1,6 @@
 """The processes that W11 and W12 run: a shard that watches itself, many operators, and a provider that answers at once.
 
-`bench.stream_workloads` starts them, tells them on standard input when to begin and to end what is measured, one word a
+`bench.workloads.streams` starts them, says on standard input when to begin and to end what is measured, one word a
 line, and reads one JSON object a line from their standard output. A process ends when its standard input does, so that
 none outlives a run. Nothing here may be imported by BigFleet.
 """
@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from bench.engine_fleets import TYPES, one_type
 from bench.harness import resident_mib
-from bench.shard_workloads import ListedProvider, cluster_id
+from bench.workloads.shard import ListedProvider, cluster_id
 from bigfleet.cli.provider.process import serve_provider
 from bigfleet.cli.provider.serving import ProviderPlace
 from bigfleet.cli.runtime import interpreter

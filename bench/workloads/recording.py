@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from bench.engine_fleets import cluster_rows, fleet_machines
 from bench.harness import Measured, Measurement, Reading
-from bench.shard_workloads import CLUSTERS, ListedProvider, answer_of, new_shard
+from bench.workloads.shard import CLUSTERS, ListedProvider, answer_of, new_shard
 from bigfleet.cli.replay.replaying import Replayer
 from bigfleet.engine.decision import Action, ActionKind, Decision
 from bigfleet.model.compute import compute_inline

@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import urlopen
 
-from bench.coordinator_workloads import GIVING_EVERY, SHARDS, SHORTFALLS, registered, report_of
 from bench.harness import Measured, Measurement, Reading
-from bench.stream_workloads import checksum, cpu_seconds, end, free_port, wait_until_ready
+from bench.workloads.coordinator import GIVING_EVERY, SHARDS, SHORTFALLS, registered, report_of
+from bench.workloads.streams import checksum, cpu_seconds, end, free_port, wait_until_ready
 from bigfleet.link.client import NotAnswered
 from bigfleet.model.ids import ShardId
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
@@ -181,7 +181,7 @@ def measure_memory() -> Measured:
     contents = [report_to_wire(report_of(shard, giving_every=1)).SerializeToString() for shard in range(SHARDS)]
     kib = json.loads(
         subprocess.run(
-            [sys.executable, "-m", "bench.coordinator_processes"],
+            [sys.executable, "-m", "bench.processes.coordinators"],
             input=b"".join(len(each).to_bytes(4, "big") + each for each in contents),
             stdout=subprocess.PIPE,
             check=True,

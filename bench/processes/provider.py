@@ -1,4 +1,4 @@
-"""The processes that `bench.provider_workloads` measures (docs/spec/provider.md §24).
+"""The processes that `bench.workloads.provider` measures (docs/spec/provider.md §24).
 
 `serve STATE PORT full|normal` is the provider of the command, over a state file that is there already and a backend
 whose every call succeeds at once. `list PORT` reads full Lists one after the other, so that what it takes to receive

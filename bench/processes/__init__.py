@@ -1,0 +1,1 @@
+"""Programs that benchmarks start in processes of their own."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,6 +12,8 @@ import structlog
 from hypothesis import settings
 
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
+from bigfleet.cli.runtime.program import VALIDATE_VARIABLE
+from bigfleet.model.validation import switch_validation_on
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 
 # No example has a deadline: a busy machine may take any time for it. What else is set, as in CI, is kept.
@@ -42,6 +45,8 @@ PROOFS = {
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers of this suite, let compiled kernels outlive the run, and log errors as they are."""
     keep_kernels()
+    switch_validation_on()
+    os.environ[VALIDATE_VARIABLE] = "1"
     # Started by nohup or in the background of a script, every process would inherit that interrupts are ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Drawn with every local of every frame an error takes longer to log than the calls of some tests may take.

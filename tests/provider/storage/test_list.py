@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.validation import InvariantBroken
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage.change_log import ChangeLog
@@ -19,6 +21,7 @@ from bigfleet.provider.storage.view import TOMBSTONES_MAX, CommittedView, ListAn
 
 S = MachineState
 INCARNATION = b"12345678"
+REMOVED_B = Tombstone(machine_id="b", revision=1, removed_unix_nanos=0)
 
 
 def record(machine_id: str, revision: int, state: MachineState = S.SPECULATIVE) -> Record:
@@ -47,6 +50,32 @@ class Fleet:
         self, since: bytes = b"", results_max: int = 0, states: frozenset[MachineState] | None = None
     ) -> ListAnswer:
         return self.view.list(states, results_max, since)()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda view: view._journal.remove(2), "change log"),
+        (lambda view: view._states[S.IDLE].add("b"), "other machines are"),
+        (lambda view: view.counts.update({(S.IDLE, CapacityType.ON_DEMAND): 1}), "counts"),
+        (
+            lambda view: view.restore_tombstone(Tombstone(machine_id="b", revision=1, removed_unix_nanos=0)),
+            "has a record",
+        ),
+        (lambda view: setattr(view, "head", 1), "beyond the head"),
+    ],
+    ids=["a record that no reader sees", "two states", "a count", "removed and there", "the head"],
+)
+def test_a_view_that_contradicts_itself_is_found(break_it: Callable[[CommittedView], object], said: str) -> None:
+    """By the validator, which finds nothing before."""
+    fleet = Fleet()
+    fleet.put("a", S.IDLE)
+    fleet.put("b")
+    fleet.view.validate()
+    break_it(fleet.view)
+
+    with pytest.raises(InvariantBroken, match=said):
+        fleet.view.validate()
 
 
 def ids(listing: ListAnswer) -> list[str]:

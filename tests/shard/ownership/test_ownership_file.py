@@ -16,6 +16,7 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
 from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.validation import InvariantBroken
 from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
 from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile, StateFileFault
 
@@ -119,6 +120,25 @@ def test_any_sequence_of_changes_is_read_back_as_it_was(
             expected = kept.owned, dict(kept.reservations), kept.accepted_term
 
         assert held(directory) == expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("INSERT INTO domains VALUES ('zone', 'c', 'held')", "other machines or domains"),
+        ("INSERT INTO reservations VALUES ('m1', 'shard-1', 'i', 0, 0, '', '')", "other reservations"),
+        ("UPDATE meta SET value = '9' WHERE key = 'coordinator_term'", "holds term 9, not 7"),
+    ],
+)
+def test_a_file_that_says_otherwise_than_its_process_is_found(tmp_path: Path, statement: str, said: str) -> None:
+    """By the validator, which finds nothing before."""
+    with opened(tmp_path) as state_file:
+        state_file.ownership.accept_term(7)
+        state_file.ownership.validate()
+        state_file.ownership._connection.execute(statement)
+
+        with pytest.raises(InvariantBroken, match=said):
+            state_file.ownership.validate()
 
 
 def test_a_lower_term_never_replaces_a_higher_one(tmp_path: Path) -> None:

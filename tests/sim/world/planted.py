@@ -564,3 +564,13 @@ def _breaks(patch: pytest.MonkeyPatch) -> None:
         before(self, effects)
 
     patch.setattr(CyclePublisher, "publish_need_status", tell)
+
+
+@defect("the inventory miscounts a cluster's machines", "S0")
+def _miscounts(patch: pytest.MonkeyPatch) -> None:
+    before, turn = inventory.Inventory._count, every(8)
+
+    def count(self: Any, cluster: str, more: int) -> None:
+        before(self, cluster, more + (more > 0 and turn()))
+
+    patch.setattr(inventory.Inventory, "_count", count)

@@ -7,11 +7,15 @@ user's mistake.
 import faulthandler
 import os
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 
 from bigfleet.cli.runtime.failures import CommandFault
+from bigfleet.model.validation import switch_validation_on
+
+#: Set to 1, states are compared with their invariants in every command; for whoever looks for a defect.
+VALIDATE_VARIABLE: Final = "BIGFLEET_VALIDATE"
 
 
 def run_program(app: typer.Typer, name: str) -> NoReturn:
@@ -26,6 +30,8 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
     from bigfleet.rpc.security.tls_floor import require_tls13
 
     require_tls13()
+    if os.environ.get(VALIDATE_VARIABLE) == "1":
+        switch_validation_on()
     try:
         code = app(prog_name=name, standalone_mode=False)
     except CommandFault as fault:

@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import lt
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from bigfleet.engine.columns.row_lookup import Finder, halved
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, PreemptedFor
+from bigfleet.model.validation import ensure
 from bigfleet.model.vector import Vector
 
 #: The state column of a row whose machine was removed; the row goes away when rows are next merged.
@@ -450,6 +452,16 @@ class ColumnStore:
         self._buffers.append(_Buffer(columns, self._generation, weakref.ref(view)))
         self._latest = view
         return view
+
+    def validate(self) -> None:
+        """Compare everything with the invariants. Raises InvariantBroken."""
+        ids = self._ids
+        ensure(all(map(lt, ids, ids[1:])), "columns: ids are not in order")
+        ensure(len(ids) == len(self._columns.state), f"columns: {len(ids)} ids and {len(self._columns.state)} rows")
+        ensure(self._waiting.keys().isdisjoint(ids), "columns: a machine has a row and waits for one")
+        ensure(len(self._waiting) <= WAITING_MAX, f"columns: {len(self._waiting)} machines wait for a row")
+        ensure(self._waiting_notes.keys() <= self._waiting.keys(), "columns: a note of a machine that does not wait")
+        ensure(all(0 <= row < len(ids) for row in self._written), "columns: a row that does not exist is to be written")
 
     def _forget_unused(self) -> None:
         """Number what machines still use in a new vocabulary; readers of older views keep the old one."""

@@ -14,6 +14,7 @@ import structlog
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import Rng
 from bigfleet.model.states import MachineState
+from bigfleet.model.validation import validate
 from bigfleet.provider.backend import ExistingHost, Host, PartialFacts, Slot
 from bigfleet.provider.inventory.offers import Offers
 from bigfleet.provider.metrics import ProviderMetrics
@@ -255,6 +256,7 @@ class InventoryReconciler:
         outcome = self._brake(plan)
         await self._apply(plan, seen, begin_revision)
         self._before = plan
+        validate(self._ledger.view)
         self._observe(started_seconds, outcome)
         self._metrics.reconcile_last_success.set(self._clock.unix_nanos() / NANOS_PER_SECOND)
         return True

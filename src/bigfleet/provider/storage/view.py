@@ -11,6 +11,7 @@ from enum import Enum
 
 from bigfleet.model.ids import Rng
 from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.validation import ensure
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage.change_log import ChangeLog
 from bigfleet.provider.storage.cursor import Cursor, CursorRejection, decode_cursor
@@ -79,7 +80,11 @@ class _StateIndex:
 
 
 class CommittedView:
-    """Every committed record, by id and by revision, and the tombstones."""
+    """Every committed record, by id and by revision, and the tombstones.
+
+    Invariants: the records by id, by revision and by state are the same ones; `counts` counts them; no id has both a
+    record and a tombstone; tombstones are in revision order; no revision is beyond `head`.
+    """
 
     def __init__(self, *, incarnation: bytes, head: int, floor: int, rng: Rng) -> None:
         #: 8 bytes of every cursor; a change of them ends all cursors.
@@ -184,6 +189,23 @@ class CommittedView:
         for machine_id in machine_ids:
             self._tombstones.pop(machine_id, None)
         self.floor = floor
+
+    def validate(self) -> None:
+        """Compare everything with the invariants. Raises InvariantBroken."""
+        records, logged = self._records, self.snapshot()
+        by_id = {record.id: record.revision for record in records.values()}
+        ensure({record.id: record.revision for record in logged} == by_id, "view: the change log holds other revisions")
+        revisions = [record.revision for record in logged]
+        ensure(revisions == sorted(set(revisions)), "view: records are not in the order of their revisions")
+        for state, index in self._states.items():
+            of_state = {record.id for record in records.values() if record.state is state}
+            ensure({index[place] for place in range(len(index))} == of_state, f"view: other machines are {state.label}")
+        counts = Counter((record.state, record.machine.capacity_type) for record in records.values())
+        ensure(+self.counts == counts, f"view: counts {+self.counts}, and there are {counts}")
+        ensure(self._tombstones.keys().isdisjoint(records), "view: a removed machine has a record")
+        removals = [tombstone.revision for tombstone in self._tombstones.values()]
+        ensure(removals == sorted(removals), "view: tombstones are not in the order of their revisions")
+        ensure(max([*revisions, *removals], default=0) <= self.head, "view: a revision is beyond the head")
 
     # ---- List ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource, MachineId
 from bigfleet.model.states import MachineState
+from bigfleet.model.validation import ensure
 from bigfleet.shard.audit.log import Audit
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.metrics import ShardMetrics
@@ -352,6 +353,16 @@ class Actuator:
             cycle=record.executed_cycle,
             operation_id=record.operation_id,
         )
+
+    def validate(self) -> None:
+        """Compare the ledger with the queue and the slots. Raises InvariantBroken."""
+        ledger, queued = self._ledger, [record.action.machine_id for record in self._queue]
+        ensure(len(queued) == len(set(queued)), "action queue: two actions of one machine")
+        ensure(ledger.keys() >= set(queued), "action queue: a queued action is not in the ledger")
+        ensure(ledger.keys() >= self._in_slot, "action queue: a machine holds a slot without an action")
+        ensure(ledger.keys() <= self._touched, "action queue: a pending machine is not among the touched")
+        ensure(all(record.action.machine_id == of for of, record in ledger.items()), "action queue: another's record")
+        ensure(all(record.outcome is None for record in ledger.values()), "action queue: a pending action has ended")
 
     async def _stop(self) -> None:
         calling = [task for task, machine_id in self._running.items() if machine_id in self._in_slot]

@@ -21,6 +21,7 @@ from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.frames import NodeStatus
 from bigfleet.model.ids import IdSource, MachineId, ShardId
+from bigfleet.model.validation import validate
 from bigfleet.recording.hook import CycleInput, CycleTaker, recorded
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
@@ -371,8 +372,6 @@ class Shard:
         started_seconds = self._clock.monotonic_seconds()
         try:
             report = await self._one_cycle(is_timer)
-        except asyncio.CancelledError:
-            raise
         except Exception:
             self.metrics.cycle_failures.inc()
             _log.exception("cycle.failed", cycle=self.cycle)
@@ -380,6 +379,7 @@ class Shard:
         else:
             self.metrics.cycle_last_success.set(self._clock.unix_nanos() / NANOS_PER_SECOND)
         self.metrics.cycle_duration.observe(self._clock.monotonic_seconds() - started_seconds)
+        validate(self.inventory, self.actuator, self.publisher)
         return report
 
     async def _one_cycle(self, is_timer: bool) -> CycleReport:

@@ -7,15 +7,19 @@ loop alone; other threads read immutable snapshots of it. It never sorts or copi
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, KeysView, Set
 
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore
+from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.states import MachineState, is_legal_transition
+from bigfleet.model.validation import ensure
 from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord, Keeper, binding_of
 
 
@@ -221,6 +225,26 @@ class Inventory:
         self._machines[machine_id] = kept
         store.put(machine_id, numbers)
         self._changed.add(machine_id)
+
+    def validate(self) -> None:
+        """Compare everything with the invariants. Raises InvariantBroken."""
+        machines = {machine.id: machine for machine in self}
+        for machine in machines.values():
+            fault = invariant_fault(machine)
+            ensure(fault is None, f"inventory: {machine.id}: {fault}")
+        idle = {machine.id for machine in machines.values() if machine.state is MachineState.IDLE}
+        ensure(self._idle_since_seconds.keys() == idle, "inventory: idle-since stamps are not those of Idle machines")
+        ensure(self._state_since_unix_nanos.keys() <= machines.keys(), "inventory: a state-since stamp of no machine")
+        members = Counter(machine.cluster for machine in machines.values() if machine.cluster)
+        ensure(self._members == members, f"inventory: counts {self._members}, and clusters carry {dict(members)}")
+        self._store.validate()
+        ensure(len(self._store) == len(machines), "inventory: the columns hold other machines")
+        if not self._changed:
+            # Columns hold what decisions read; what they leave out, such as hosts, is left out on both sides.
+            anew = ColumnStore.from_snapshot(Snapshot.of(machines.values(), self._idle_since_seconds)).snapshot()
+            shown = snapshot_of(self.latest_snapshot)
+            ensure(shown.machines == snapshot_of(anew).machines, "inventory: the columns hold other values")
+            ensure(shown.idle_since_seconds == self._idle_since_seconds, "inventory: the columns hold other stamps")
 
     def _count(self, cluster: str, more: int) -> None:
         if cluster:

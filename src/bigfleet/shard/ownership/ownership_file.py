@@ -17,6 +17,7 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
 from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.validation import ensure, validate
 
 #: Of the tables that schema 2 added; schema 1 had `meta` alone.
 TABLES = (
@@ -63,17 +64,9 @@ class OwnershipFile:
         """Read everything. Raises DamagedRow."""
         self._connection = connection
         self._path = path
-        meta = dict(connection.execute("SELECT key, value FROM meta"))
-        self.owned = Owned(
-            base=_base(meta),
-            domains=frozenset(_domains(connection, _HELD)),
-            leaving=frozenset(_domains(connection, _LEAVING)),
-            rows=dict(_rows(connection)),
-        )
+        self.owned, reservations, self.accepted_term = _read(connection)
         #: By machine.
-        self.reservations: Mapping[MachineId, Reservation] = dict(_reservations(connection))
-        #: The highest term that was accepted, 0 before the first.
-        self.accepted_term = _term(meta)
+        self.reservations: Mapping[MachineId, Reservation] = reservations
 
     def accept_term(self, term: int) -> None:
         """Make a higher term durable; one that is not higher changes nothing. Raises OwnershipNotWritten."""
@@ -96,6 +89,14 @@ class OwnershipFile:
             if owned.base is not self.owned.base:
                 self._put_meta(BASE_KEY, owned.base.value)
         self.owned, self.reservations = owned, dict(kept)
+        validate(self)
+
+    def validate(self) -> None:
+        """Compare what is remembered with what the file says. Raises InvariantBroken."""
+        owned, reservations, term = _read(self._connection)
+        ensure(self.owned == owned, f"{self._path}: the file says that other machines or domains are owned")
+        ensure(self.reservations == reservations, f"{self._path}: the file holds other reservations")
+        ensure(self.accepted_term == term, f"{self._path}: the file holds term {term}, not {self.accepted_term}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -174,6 +175,18 @@ def make_tables(connection: sqlite3.Connection, base: Base) -> None:
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def _read(connection: sqlite3.Connection) -> tuple[Owned, dict[MachineId, Reservation], int]:
+    """Return what is owned, the reservations, and the highest term that was accepted, 0 before the first."""
+    meta = dict(connection.execute("SELECT key, value FROM meta"))
+    owned = Owned(
+        base=_base(meta),
+        domains=frozenset(_domains(connection, _HELD)),
+        leaving=frozenset(_domains(connection, _LEAVING)),
+        rows=dict(_rows(connection)),
+    )
+    return owned, dict(_reservations(connection)), _term(meta)
 
 
 def _standings(owned: Owned) -> dict[Domain, str]:

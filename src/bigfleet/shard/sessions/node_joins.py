@@ -16,6 +16,7 @@ from bigfleet.model.frames import CAPABILITY_NODE_STATUS, NodeStatus
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
+from bigfleet.model.validation import ensure
 from bigfleet.shard.inventory.machine_record import InventoryRecord
 from bigfleet.shard.ports import JoinGate
 from bigfleet.shard.sessions.registry import Sessions
@@ -138,6 +139,16 @@ class NodeJoins:
         if fresh:
             _log.warning("machine.join_timed_out", machines=len(fresh), first=min(fresh), unjoined=len(self._judged))
         return self._judged
+
+    def validate(self) -> None:
+        """Compare everything with the invariants. Raises InvariantBroken."""
+        ensure(self.is_on or not (self._missing or self._overdue), "node joins: the gate is off, and machines are held")
+        overdue = [machine_id for machines in self._overdue.values() for machine_id in machines]
+        ensure(len(overdue) == len(set(overdue)), "node joins: a machine is overdue in two clusters")
+        ensure(self._missing.keys() >= set(overdue), "node joins: an overdue machine is not missing")
+        ensure(all(self._missing[machine_id] != _NOT_CONFIGURED for machine_id in overdue), "node joins: overdue early")
+        due = [since_seconds for since_seconds, _ in self._due]
+        ensure(due == sorted(set(due)), "node joins: deadlines are not ascending")
 
     def _judgeable(self, sessions: Sessions, now_seconds: float) -> Iterator[str]:
         for cluster in self._overdue:

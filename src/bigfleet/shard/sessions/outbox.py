@@ -19,6 +19,7 @@ from bigfleet.model.frames import (
     ReclaimInstruction,
     ShardFrame,
 )
+from bigfleet.model.validation import ensure, validate
 
 #: Gives a frame as of the moment at which it is called.
 Rendering = Callable[[], ShardFrame | None]
@@ -117,6 +118,7 @@ class Outbox:
         self._waiting.add(self)
         if key is not None:
             self._by_key[key] = self._next_number
+        validate(self)
         self._wakeup.set()
 
     def start_resync(self, renderings: Iterable[Rendering]) -> None:
@@ -167,6 +169,7 @@ class Outbox:
             key = _supersedes_key(frame)
             if key is not None:
                 self._by_key.pop(key, None)
+            validate(self)
             return frame
         while self._resync is not None:
             if not self._resync:
@@ -176,6 +179,14 @@ class Outbox:
             if rendered is not None:
                 return rendered
         return None
+
+    def validate(self) -> None:
+        """Compare everything with the invariants. Raises InvariantBroken."""
+        ensure(len(self._frames) <= self._frames_max, f"outbox: {len(self._frames)} frames, {self._frames_max} allowed")
+        keys = [(key, n) for n, frame in self._frames.items() if (key := _supersedes_key(frame)) is not None]
+        ensure(len(self._by_key) == len(keys), "outbox: two frames of one key, or a key without a frame")
+        ensure(self._by_key == dict(keys), "outbox: a key names another frame")
+        ensure((self in self._waiting) == bool(self._frames), "outbox: waits without a frame, or has one and does not")
 
     def _make_room(self, must_deliver: bool) -> bool:
         if not must_deliver:

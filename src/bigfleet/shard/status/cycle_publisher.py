@@ -221,6 +221,11 @@ class CyclePublisher:
         self._metrics.clusters_silent.set(len(silent))
         return self.joins.for_engine()
 
+    def validate(self) -> None:
+        """Compare what is remembered of nodes and of latencies with its invariants. Raises InvariantBroken."""
+        self.joins.validate()
+        self._latency.validate()
+
     def has_joined(self, machine: Machine) -> bool:
         """Say whether a Configured machine's node was seen Ready; True where the operator says nothing of nodes."""
         session = self._sessions.of(machine.cluster)

@@ -12,6 +12,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
+from bigfleet.model.validation import ensure
 
 #: The phases that are measured: where each starts, and where it must end to count.
 PHASES: Mapping[MachineState, MachineState] = MappingProxyType(
@@ -89,6 +90,15 @@ class ProvisioningLatency:
         if asked:
             self._observe(now_seconds - min(waiting.pop(name) for name in asked))
             self._answered.setdefault(cluster, set()).update(asked)
+
+    def validate(self) -> None:
+        """Compare everything with the invariants. Raises InvariantBroken."""
+        ensure(self._first_seen_seconds.keys() == self._rows.keys(), "latency: clusters with and without rows")
+        for cluster, rows in self._rows.items():
+            waiting, answered = self._first_seen_seconds[cluster].keys(), self._answered.get(cluster, set())
+            ensure(waiting.isdisjoint(answered), f"latency: {cluster}: a fingerprint waits and is answered")
+            in_force = {row.fingerprint for row in rows}
+            ensure(waiting | answered == in_force, f"latency: {cluster}: fingerprints are not those of the rows")
 
     def _asking(self, cluster: str, fingerprint: str) -> Iterable[str]:
         """Return the reported fingerprints that a machine's stamp stands for: its own, or those of folded gangs."""

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from bigfleet.model.validation import validating
 from bigfleet.operator.requests import UnmappableRequest
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.sim.kernel.virtual_time import run_virtual
@@ -201,7 +202,7 @@ def _run(
         return world
 
     try:
-        with _quietly(), TemporaryDirectory() as folder:
+        with _quietly(), validating(), TemporaryDirectory() as folder:
             return run_virtual(lambda: course(Path(folder) if has_coordinator else None)), watch
     except UnmappableRequest as fault:
         raise ScenarioFault(f"{name}: {fault}") from fault

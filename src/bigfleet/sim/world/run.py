@@ -20,6 +20,7 @@ from bigfleet.model import labels
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.profile import SpreadMode, TopologySpread
+from bigfleet.model.validation import validating
 from bigfleet.operator.requests import CapacityRequest, CoLocation, Exclusion, LabelSelector
 from bigfleet.sim.checkers import liveness
 from bigfleet.sim.faults.catalogue import chaos
@@ -233,7 +234,8 @@ def _run(plan: WorldPlan) -> WorldResult:
         cache_logger_on_first_use=False,
     )
     try:
-        return run_kernel(main, streams.of("scheduler"), streams.of("scheduler aside"))
+        with validating():
+            return run_kernel(main, streams.of("scheduler"), streams.of("scheduler aside"))
     finally:
         worlds.clear()
         drop_all()

@@ -1,0 +1,55 @@
+"""Compares states with the invariants of their classes, where that is switched on.
+
+A class whose docstring states invariants has a method `validate` that looks at everything it holds. That costs too
+much for production, so that it is off by default: tests and simulations switch it on, and so does BIGFLEET_VALIDATE=1
+for any command. What breaks an invariant is a defect of BigFleet, never of an input.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+_is_on = False
+
+
+class InvariantBroken(AssertionError):
+    """A state is not as its class says; the message names the state and what is wrong with it."""
+
+
+class Validated(Protocol):
+    """A state that can be compared with its invariants."""
+
+    def validate(self) -> None:
+        """Raise InvariantBroken when an invariant does not hold."""
+        ...
+
+
+def switch_validation_on() -> None:
+    """Have states validated from now on, in this process."""
+    global _is_on
+    _is_on = True
+
+
+@contextmanager
+def validating() -> Iterator[None]:
+    """Have states validated for the length of a block."""
+    global _is_on
+    before, _is_on = _is_on, True
+    try:
+        yield
+    finally:
+        _is_on = before
+
+
+def validate(*states: Validated | None) -> None:
+    """Validate states, where validation is on; None is left out. Raises InvariantBroken."""
+    if _is_on:
+        for state in states:
+            if state is not None:
+                state.validate()
+
+
+def ensure(holds: object, fault: str) -> None:
+    """Raise InvariantBroken with a fault unless what must hold does."""
+    if not holds:
+        raise InvariantBroken(fault)

@@ -66,7 +66,7 @@ from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.cycle.engine_runner import fleet_engine
 from bigfleet.shard.ports import ListedMachine, Listing, ShardSettings
 from bigfleet.shard.sessions.demand import RollUpOutcome
-from bigfleet.shard.sessions.registry import RollUpOffer, Session
+from bigfleet.shard.sessions.registry import RollUpOffer
 
 ROWS = 10
 #: One machine per row of each cluster, all of them bound: 5 % more or less is what a changed roll-up asks for.
@@ -200,20 +200,6 @@ class Watch:
         }
 
 
-class WatchedShard(Shard):
-    """A shard that tells its watch of every roll-up that it has taken."""
-
-    def __init__(self, watch: Watch, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._watch = watch
-
-    def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
-        """Take a roll-up as any shard does, and tell the watch."""
-        outcome = super().take_rollup(session, offer)
-        self._watch.taken(offer, outcome)
-        return outcome
-
-
 def shard_parts(provider: ListedProvider) -> dict[str, Any]:
     """Return what a shard over a provider is made of that carries out nothing."""
     return {
@@ -244,7 +230,7 @@ async def serve_sessions(clusters: int) -> int:
         gc.freeze()
         is_listed.set()
 
-    shard = WatchedShard(watch, **shard_parts(provider), on_inventory=listed)
+    shard = Shard(**shard_parts(provider), on_inventory=listed, on_rollup=lambda _, *taken: watch.taken(*taken))
     servicer = session_server.SessionServicer(shard)
     server = GrpcServer(
         services=(session_server.SERVICE_NAME,),

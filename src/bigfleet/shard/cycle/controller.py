@@ -52,7 +52,7 @@ from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, OwnedResources
 from bigfleet.shard.reconcile.reconciler import Reconciler
 from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
-from bigfleet.shard.sessions.rollup_intake import RollUpIntake
+from bigfleet.shard.sessions.rollup_intake import OnRollUp, RollUpIntake
 from bigfleet.shard.status.cycle_publisher import CycleEffects, CyclePublisher, Subscribers
 from bigfleet.shard.status.reports import Report, report_of
 from bigfleet.shard.status.session_views import SessionViews
@@ -81,11 +81,12 @@ class Shard:
         recorder: CycleTaker | None = None,
         plan_workers: PlanWorkers | None = None,
         on_inventory: Callable[[], None] = lambda: None,
+        on_rollup: OnRollUp = lambda *_: None,
     ) -> None:
         """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that.
 
         Without `plan_workers` compositions are planned within the cycle. `on_inventory` is called once, when the first
-        List has been applied.
+        List has been applied, `on_rollup` with each roll-up and what became of it.
         """
         self.shard_id = shard_id
         self.epoch = epoch
@@ -127,7 +128,7 @@ class Shard:
         self._wakeup = asyncio.Event()
         self._inspecting = asyncio.Lock()
         self._ages = ShortfallAges()
-        self._make_rollups()
+        self._make_rollups(on_rollup)
         self.metrics.epoch.set(self.epoch)
         self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
 
@@ -275,7 +276,7 @@ class Shard:
             report_interval_seconds=self.settings.report_interval_seconds,
         )
 
-    def _make_rollups(self) -> None:
+    def _make_rollups(self, on_rollup: OnRollUp) -> None:
         self._rollups = RollUpIntake(
             intake=self.intake,
             sessions=self.sessions,
@@ -284,7 +285,7 @@ class Shard:
             clock=self._clock,
             compute=self._compute,
             wake=self.wake,
-            take=lambda session, offer: self.take_rollup(session, offer),
+            on_rollup=on_rollup,
             largest_supply=lambda cluster: largest_supply(self.inventory.latest_snapshot, cluster),
         )
         self.session_views = SessionViews(

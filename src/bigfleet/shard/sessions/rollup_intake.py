@@ -1,7 +1,7 @@
 """Accepts roll-ups: deduplicates by digest, validates rows, applies the quarantine, acknowledges.
 
 docs/spec/shard.md §4, steps 1 and 2, and 4 to 6, which sessions, simulation and tests all enter through
-`RollUpLane.judge`. The slot of step 3 is emptied by one `serve` per session. Nothing here values demand, and a
+`RollUpIntake.judge`. The slot of step 3 is emptied by one `serve` per session. Nothing here values demand, and a
 malformed roll-up must never change it.
 """
 
@@ -26,6 +26,9 @@ _log = structlog.get_logger("bigfleet.shard")
 #: A roll-up with more rows is read off the loop; so many rows take it some ten milliseconds.
 ROWS_ON_LOOP_MAX = 256
 
+#: Called with a roll-up and what became of it.
+OnRollUp = Callable[[Session, RollUpOffer, RollUpOutcome], None]
+
 
 class RollUpIntake:
     """The way of every roll-up of one shard."""
@@ -40,10 +43,10 @@ class RollUpIntake:
         clock: Clock,
         compute: Compute,
         wake: Callable[[], None],
-        take: Callable[[Session, RollUpOffer], RollUpOutcome],
+        on_rollup: OnRollUp,
         largest_supply: Callable[[str], Vector],
     ) -> None:
-        """`wake` asks for a cycle on changed demand; `take` is what `serve` hands each roll-up to.
+        """`wake` asks for a cycle on changed demand; `on_rollup` is called with each roll-up and what became of it.
 
         `largest_supply` is that of the machines bound to a cluster, per dimension.
         """
@@ -54,7 +57,7 @@ class RollUpIntake:
         self._clock = clock
         self._compute = compute
         self._wake = wake
-        self._take = take
+        self._on_rollup = on_rollup
         self._largest_supply = largest_supply
         #: Wall clock of each cluster's last roll-up.
         self.last_rollups: dict[str, int] = {}
@@ -66,6 +69,7 @@ class RollUpIntake:
             self.last_rollups[session.cluster] = self._clock.unix_nanos()
         self._metrics.rollups.labels(outcome.value).inc()
         self._metrics.rollup_quarantined.labels(session.cluster).set(int(self._intake.is_quarantined(session.cluster)))
+        self._on_rollup(session, offer, outcome)
         return outcome
 
     def _judge(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
@@ -120,7 +124,7 @@ class RollUpIntake:
                     offer = await self._read_apart(session, offer)
                     if not self._sessions.is_current(session):
                         continue
-                self._take(session, offer)
+                self.judge(session, offer)
             except Exception:  # the next roll-up must still find its taker, and the last good demand stays
                 _log.exception("rollup.failed", cluster=session.cluster)
 

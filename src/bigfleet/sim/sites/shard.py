@@ -97,11 +97,10 @@ class WatchedShard(ObservedShard):
         known = memory.excess_since_seconds
         memory.excess_since_seconds = {machine_id: known.get(machine_id, now_seconds) for machine_id in excess}
 
-    def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
-        """Take one roll-up, and tell what became of it."""
-        outcome = super().take_rollup(session, offer)
+    def note_rollup(self, session: Session, offer: RollUpOffer, outcome: RollUpOutcome) -> None:
+        """Note what became of one roll-up."""
         if outcome is RollUpOutcome.MISROUTED:
-            return outcome
+            return
         memory = self.evidence.memory(self).clusters.setdefault(session.cluster, ClusterMemory())
         rows = None
         if outcome in (RollUpOutcome.ACCEPTED, RollUpOutcome.HELD):
@@ -120,7 +119,6 @@ class WatchedShard(ObservedShard):
             memory.in_force = content_of(rows)
         self.evidence.note("roll-up", session.cluster, f"{outcome.value} {'' if rows is None else len(rows)}")
         self.tell(event)
-        return outcome
 
     def is_held_until_restart(self) -> bool:
         """Say whether the shard waits for a person with any machine (docs/spec/shard.md §9.6)."""
@@ -194,6 +192,9 @@ class ShardSite:
         def on_call(method: str, machine_id: str, token: FenceToken, answer: str) -> None:
             self._called(shard, ObservedCall(shard, method, machine_id, token.epoch, token.sequence), answer)
 
+        def on_rollup(session: Session, offer: RollUpOffer, outcome: RollUpOutcome) -> None:
+            shard.note_rollup(session, offer, outcome)
+
         log = DurableAudit(on_line)
         self.logs.append(log)
         shard = WatchedShard(
@@ -209,6 +210,7 @@ class ShardSite:
             registry=CollectorRegistry(),
             audit_log=log,
             ownership_file=file,
+            on_rollup=on_rollup,
         )
         shard.number, shard.tell, shard.evidence = epoch, self._tell, self._evidence
         self.shard = shard

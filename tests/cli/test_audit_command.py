@@ -22,7 +22,7 @@ def lines_of(count: int, *, first: int = 1, previous: str = GENESIS) -> tuple[li
     """Return the lines of a file and the chain of its last record."""
     lines: list[bytes] = []
     for number in range(first, first + count):
-        line, previous = chained({"time": "2026"}, number, previous, tells_previous=not lines)
+        line, previous = chained({"time": "2026"}, number, previous, has_previous=not lines)
         lines.append(line)
     return lines, previous
 

@@ -304,7 +304,7 @@ class ModelShard:
         now_seconds = CLOCK.monotonic_seconds()
         for machine_id, row in after.rows.items():
             known = before.rows.get(machine_id)
-            if known is not None and known.turn == row.turn:
+            if known is not None and known.version == row.version:
                 continue
             what = {RowKind.RELEASED: "given", RowKind.ADOPTED: "taken"}.get(row.kind)
             if what is not None:

@@ -21,7 +21,7 @@ from bigfleet.model.instructions import (
     UnassignDomain,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, OwnershipVersion, Reservation, RowKind
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 from bigfleet.model.states import CapacityType, MachineState
@@ -34,7 +34,7 @@ machine_ids = names.map(MachineId)
 id_lists = st.lists(machine_ids, max_size=3, unique=True).map(tuple)
 counts = st.integers(0, 2**31 - 1)
 vectors = st.dictionaries(st.sampled_from(["cpu", "memory", "gpu"]), st.integers(1, 10**15), max_size=3)
-turns = st.builds(Turn, st.integers(0, 2**62), st.integers(0, 2**40))
+versions = st.builds(OwnershipVersion, st.integers(0, 2**62), st.integers(0, 2**40))
 domains = st.builds(Domain, names, names)
 requirements = st.lists(
     st.builds(
@@ -79,10 +79,10 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
         is_note=st.booleans(),
     ),
 )
-instructions = st.builds(Instruction, instruction_id=names, turn=turns, payload=st.none() | payloads)
+instructions = st.builds(Instruction, instruction_id=names, version=versions, payload=st.none() | payloads)
 rows = st.one_of(
-    st.builds(OwnershipRow, st.just(RowKind.ADOPTED) | st.just(RowKind.DISOWNED), turns, shards),
-    st.builds(OwnershipRow, st.just(RowKind.RELEASED), turns, shards, st.integers(0, 2**62), st.none() | machines),
+    st.builds(OwnershipRow, st.just(RowKind.ADOPTED) | st.just(RowKind.DISOWNED), versions, shards),
+    st.builds(OwnershipRow, st.just(RowKind.RELEASED), versions, shards, st.integers(0, 2**62), st.none() | machines),
 )
 holdings = st.builds(
     Holding,

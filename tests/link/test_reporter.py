@@ -13,7 +13,7 @@ from bigfleet.link.reporter import CoordinatorLink, ReportOutcome, ReportSnapsho
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import AssignDomain, Instruction, InstructionOutcome
 from bigfleet.model.machine import HostRef, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipVersion
 from bigfleet.model.shard_report import Holding, ShardReport, ShardSummary
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import HandoverDone
@@ -88,7 +88,11 @@ class Link:
 
 def told(*sequences: int, term: int = 1, answer_term: int = 0) -> ReportAnswer:
     instructions = tuple(
-        Instruction(instruction_id=f"{term}-{each}", turn=Turn(term, each), payload=AssignDomain(Domain("zone", "a")))
+        Instruction(
+            instruction_id=f"{term}-{each}",
+            version=OwnershipVersion(term, each),
+            payload=AssignDomain(Domain("zone", "a")),
+        )
         for each in sequences
     )
     return ReportAnswer(term=answer_term or term, instructions=instructions)

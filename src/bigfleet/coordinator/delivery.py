@@ -22,7 +22,7 @@ from bigfleet.model.instructions import (
     UnassignDomain,
     reading,
 )
-from bigfleet.model.ownership import Turn
+from bigfleet.model.ownership import OwnershipVersion
 
 #: Report cycles before the second and the third attempt of what failed.
 RETRY_CYCLES = (1, 4)
@@ -116,8 +116,10 @@ class InstructionLedger:
         opposite = next((each for each in self.live() if each.to == to and _undo_each_other(each, payload)), None)
         if opposite is not None and opposite.state is State.PENDING and not opposite.failures:
             return self._changed(opposite, lambda entry: _ended(entry, State.CANCELLED, now_seconds))
-        turn = Turn(term, self.next_sequence)
-        instruction = Instruction(instruction_id=instruction_id or turn.instruction_id, turn=turn, payload=payload)
+        version = OwnershipVersion(term, self.next_sequence)
+        instruction = Instruction(
+            instruction_id=instruction_id or version.instruction_id, version=version, payload=payload
+        )
         entry = InstructionEntry(
             to=to,
             instruction=instruction,
@@ -142,15 +144,15 @@ class InstructionLedger:
             for entry in self.live()
             if entry.to == to and (entry.state is State.DELIVERED or entry.next_delivery_seconds <= now_seconds)
         ]
-        return tuple(sorted(ready, key=lambda entry: entry.instruction.turn)[:ANSWER_MAX])
+        return tuple(sorted(ready, key=lambda entry: entry.instruction.version)[:ANSWER_MAX])
 
     def delivered(self, entries: Iterable[InstructionEntry]) -> "InstructionLedger":
         """Return the ledger after an answer carried some."""
-        ids = {(entry.to, entry.instruction.turn) for entry in entries}
+        ids = {(entry.to, entry.instruction.version) for entry in entries}
         return replace(
             self,
             entries=tuple(
-                replace(entry, state=State.DELIVERED) if (entry.to, entry.instruction.turn) in ids else entry
+                replace(entry, state=State.DELIVERED) if (entry.to, entry.instruction.version) in ids else entry
                 for entry in self.entries
             ),
         )
@@ -204,11 +206,11 @@ class InstructionLedger:
 
     def cancelled(self, entries: Iterable[InstructionEntry], now_seconds: float) -> "InstructionLedger":
         """Return the ledger after some turned out to be about what is no longer so."""
-        gone = {(entry.to, entry.instruction.turn) for entry in entries}
+        gone = {(entry.to, entry.instruction.version) for entry in entries}
         return replace(
             self,
             entries=tuple(
-                _ended(entry, State.CANCELLED, now_seconds) if (entry.to, entry.instruction.turn) in gone else entry
+                _ended(entry, State.CANCELLED, now_seconds) if (entry.to, entry.instruction.version) in gone else entry
                 for entry in self.entries
             ),
         )

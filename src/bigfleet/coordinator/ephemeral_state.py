@@ -30,7 +30,7 @@ from bigfleet.model.instructions import (
     ids_of,
     reading,
 )
-from bigfleet.model.ownership import Domain, Owned, Turn
+from bigfleet.model.ownership import Domain, Owned, OwnershipVersion
 from bigfleet.model.shard_report import SoldOutPool
 from bigfleet.model.states import CapacityType
 
@@ -105,7 +105,7 @@ class EphemeralState:
     ledger: InstructionLedger
     known: Mapping[ShardId, Known] = field(default_factory=dict)
     #: Adoptions that their recipient has refused for good.
-    refused: frozenset[tuple[MachineId, Turn]] = frozenset()
+    refused: frozenset[tuple[MachineId, OwnershipVersion]] = frozenset()
 
     @classmethod
     def of_new_leader(cls, term: int, report_cycle_seconds: float) -> "EphemeralState":
@@ -135,9 +135,9 @@ class EphemeralState:
         ledger = self.ledger.at(now_seconds).acked(report.shard_id, report.acks, now_seconds)
         return replace(self, known={**self.known, report.shard_id: known}, ledger=ledger, refused=refused)
 
-    def _refused_by(self, report: ReceivedReport) -> set[tuple[MachineId, Turn]]:
+    def _refused_by(self, report: ReceivedReport) -> set[tuple[MachineId, OwnershipVersion]]:
         refused_ids = {ack.instruction_id for ack in report.acks if ack.outcome is InstructionOutcome.REJECTED_INVALID}
-        found: set[tuple[MachineId, Turn]] = set()
+        found: set[tuple[MachineId, OwnershipVersion]] = set()
         for entry in self.ledger.live():
             payload, instruction = entry.instruction.payload, entry.instruction
             if entry.to != report.shard_id or instruction.instruction_id not in refused_ids:
@@ -145,7 +145,7 @@ class EphemeralState:
             if not isinstance(payload, TransferOwnership | ReassignSpeculative):
                 continue
             if reading(payload, entry.to) is Reading.ADOPT:
-                found |= {(machine_id, instruction.row_turn) for machine_id in ids_of(payload)}
+                found |= {(machine_id, instruction.row_version) for machine_id in ids_of(payload)}
         return found
 
     def without_shard(self, shard_id: ShardId, now_seconds: float) -> "EphemeralState":
@@ -240,7 +240,7 @@ class EphemeralState:
         ]
         if not about:
             return False
-        last = max(about, key=lambda entry: entry.instruction.turn)
+        last = max(about, key=lambda entry: entry.instruction.version)
         return (
             last.state is State.DONE
             and isinstance(last.instruction.payload, UnassignDomain)

@@ -156,7 +156,7 @@ class Term:
             return
         first = self.ephemeral.ledger.next_sequence
         self.leader.ephemeral = self.rebalancing.emitted(plan.moves, self.ephemeral, now_seconds)
-        told = [entry for entry in self.ephemeral.ledger.entries if entry.instruction.turn.sequence >= first]
+        told = [entry for entry in self.ephemeral.ledger.entries if entry.instruction.version.sequence >= first]
         self._metrics.moved(entry.move for entry in told if entry.move is not None)
         self._metrics.ended(self.ephemeral.ledger.entries)
         for entry in told:
@@ -231,11 +231,11 @@ def _unadopted(ephemeral: EphemeralState) -> list[OwnershipRow]:
     adopted: dict[str, OwnershipRow] = {}
     for rows in views:
         for machine_id, row in rows.items():
-            if row.kind is RowKind.ADOPTED and (machine_id not in adopted or adopted[machine_id].turn < row.turn):
+            if row.kind is RowKind.ADOPTED and (machine_id not in adopted or adopted[machine_id].version < row.version):
                 adopted[machine_id] = row
     return [
         row
         for rows in views
         for machine_id, row in rows.items()
-        if row.kind is RowKind.RELEASED and (machine_id not in adopted or adopted[machine_id].turn < row.turn)
+        if row.kind is RowKind.RELEASED and (machine_id not in adopted or adopted[machine_id].version < row.version)
     ]

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from bigfleet.coordinator.delivery import InstructionEntry, State
 from bigfleet.coordinator.transfers import RebalancePlan, Skip, Tier, Transfer
 from bigfleet.model.instructions import KIND_LABELS, Instruction
-from bigfleet.model.ownership import Turn
+from bigfleet.model.ownership import OwnershipVersion
 
 _PREFIX = "bigfleet_coordinator"
 #: Histogram A of docs/spec/shard.md §14: 1 ms × 2^0…13.
@@ -116,7 +116,7 @@ class CoordinatorMetrics:
         )
         registry.register(_FiguresCollector(figures))
         #: Final entries that were counted and are still listed.
-        self._counted: set[tuple[str, Turn]] = set()
+        self._counted: set[tuple[str, OwnershipVersion]] = set()
         self._export_zeros()
 
     def _export_zeros(self) -> None:
@@ -143,7 +143,7 @@ class CoordinatorMetrics:
 
     def ended(self, entries: Iterable[InstructionEntry]) -> None:
         """Count each final entry of a ledger once; what is listed no more is forgotten."""
-        final = {(entry.to, entry.instruction.turn): entry for entry in entries if entry.state.is_final}
+        final = {(entry.to, entry.instruction.version): entry for entry in entries if entry.state.is_final}
         for key in final.keys() - self._counted:
             entry = final[key]
             self.instructions.labels(kind_of(entry.instruction), entry.state.value).inc()

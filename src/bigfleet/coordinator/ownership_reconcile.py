@@ -26,7 +26,7 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Domain, Owned, OwnershipRow, RowKind, Turn
+from bigfleet.model.ownership import Domain, Owned, OwnershipRow, OwnershipVersion, RowKind
 from bigfleet.model.states import MachineState
 
 
@@ -63,7 +63,7 @@ class PeerViews:
     domains: Mapping[Domain, DomainRow]
     term: int
     #: Adoptions that their recipient has refused for good, by machine.
-    refused: frozenset[tuple[MachineId, Turn]] = frozenset()
+    refused: frozenset[tuple[MachineId, OwnershipVersion]] = frozenset()
 
     @property
     def missing(self) -> tuple[ShardId, ...]:
@@ -76,7 +76,7 @@ class WantedInstruction(NamedTuple):
     """An instruction that follows from state."""
 
     to: ShardId
-    #: That of the rows' turn, so that any leader derives the same; empty: the next one of this leader.
+    #: That of the rows' version, so that any leader derives the same; empty: the next one of this leader.
     instruction_id: str
     payload: Payload
 
@@ -87,7 +87,7 @@ class OwnershipPlan:
 
     commands: list[Command] = field(default_factory=list)
     instructions: list["WantedInstruction"] = field(default_factory=list)
-    #: Machines to take back to this shard; their instruction needs a new turn.
+    #: Machines to take back to this shard; their instruction needs a new version.
     taken_back: list[MachineId] = field(default_factory=list)
     #: Released machines of this shard that have arrived.
     confirmed: list[MachineId] = field(default_factory=list)
@@ -114,7 +114,7 @@ def still_follows(instruction: Instruction, to: ShardId, around: PeerViews) -> b
     An adoption needs its release in some view, and nothing later anywhere: a shard that has lost its disk would
     otherwise adopt what it has given on since. To forget needs that nobody has come to have the machine meanwhile.
     """
-    payload, turn = instruction.payload, instruction.row_turn
+    payload, version = instruction.payload, instruction.row_version
     if not isinstance(payload, TransferOwnership | ReassignSpeculative):
         return True
     meant = reading(payload, to)
@@ -122,8 +122,8 @@ def still_follows(instruction: Instruction, to: ShardId, around: PeerViews) -> b
         told = [view.told.rows[machine_id] for view in around.views.values() if machine_id in view.told.rows]
         rows = [*told, *_assumed_rows(machine_id, around)]
         if meant is Reading.ADOPT:
-            is_released = any(row.kind is RowKind.RELEASED and row.turn == turn for row in told)
-            if not is_released or any(row.turn > turn for row in rows):
+            is_released = any(row.kind is RowKind.RELEASED and row.version == version for row in told)
+            if not is_released or any(row.version > version for row in rows):
                 return False
         if meant is Reading.FORGET and not _is_nowhere(rows):
             return False
@@ -180,16 +180,16 @@ def _give(domain: Domain, view: OwnershipView, around: PeerViews, done: Ownershi
     if listing:
         done.waits_for = listing
         return
-    elsewhere: dict[MachineId, tuple[Turn, ShardId]] = {}
+    elsewhere: dict[MachineId, tuple[OwnershipVersion, ShardId]] = {}
     for other in others:
         for machine_id, row in _moved(other):
             at = other.shard_id if row.kind is RowKind.ADOPTED else row.other
             if row.kind is not RowKind.DISOWNED and at != me:
-                elsewhere[machine_id] = max(elsewhere.get(machine_id, (row.turn, at)), (row.turn, at))
-    for machine_id, (turn, at) in sorted(elsewhere.items()):
+                elsewhere[machine_id] = max(elsewhere.get(machine_id, (row.version, at)), (row.version, at))
+    for machine_id, (version, at) in sorted(elsewhere.items()):
         own = view.told.rows.get(machine_id)
-        if own is None or own.turn < turn:
-            done.instructions.append(_note(machine_id, turn, me, at))
+        if own is None or own.version < version:
+            done.instructions.append(_note(machine_id, version, me, at))
     done.instructions.append(WantedInstruction(me, "", AssignDomain(domain)))
 
 
@@ -202,13 +202,13 @@ def _square_machine(machine_id: MachineId, view: OwnershipView, around: PeerView
         for shard_id, other in sorted(around.views.items())
         if machine_id in other.told.rows
     }
-    latest = max(row.turn for row in rows.values())
+    latest = max(row.version for row in rows.values())
     own = rows[view.shard_id]
-    holders = [shard_id for shard_id, row in rows.items() if row.kind is RowKind.ADOPTED and row.turn == latest]
+    holders = [shard_id for shard_id, row in rows.items() if row.kind is RowKind.ADOPTED and row.version == latest]
     if holders:
         (holder,) = holders[:1]
         _tell_former(machine_id, latest, holder, view, rows, around, done)
-    elif own.kind is RowKind.RELEASED and own.turn < latest:
+    elif own.kind is RowKind.RELEASED and own.version < latest:
         done.confirmed.append(machine_id)
     elif own.kind is RowKind.RELEASED:
         _hand_on(machine_id, own, view, around, done)
@@ -231,7 +231,7 @@ def _assumed_rows(machine_id: MachineId, around: PeerViews) -> list[OwnershipRow
 
 def _tell_former(
     machine_id: MachineId,
-    latest: Turn,
+    latest: OwnershipVersion,
     holder: ShardId,
     view: OwnershipView,
     rows: Mapping[ShardId, OwnershipRow],
@@ -253,14 +253,14 @@ def _hand_on(
     machine_id: MachineId, own: OwnershipRow, view: OwnershipView, around: PeerViews, done: OwnershipPlan
 ) -> None:
     """A machine was given up and has not arrived: send it on, or take it back when its recipient is gone."""
-    is_mine = own.turn.term == around.term
+    is_mine = own.version.term == around.term
     is_known = own.other in around.views or own.other in around.unseen
-    is_refused = (machine_id, own.turn) in around.refused
+    is_refused = (machine_id, own.version) in around.refused
     if around.missing and not (is_mine and is_known and not is_refused):
         done.waits_for = around.missing
     elif is_known and not is_refused:
         done.instructions.append(
-            WantedInstruction(own.other, f"{own.turn.instruction_id}/adopt", _adoption(machine_id, own, view))
+            WantedInstruction(own.other, f"{own.version.instruction_id}/adopt", _adoption(machine_id, own, view))
         )
     else:
         done.taken_back.append(machine_id)
@@ -276,7 +276,7 @@ def _adoption(machine_id: MachineId, own: OwnershipRow, view: OwnershipView) -> 
 
 def _forget(
     machine_id: MachineId,
-    latest: Turn,
+    latest: OwnershipVersion,
     view: OwnershipView,
     rows: Mapping[ShardId, OwnershipRow],
     around: PeerViews,
@@ -288,12 +288,14 @@ def _forget(
         return
     for shard_id, row in rows.items():
         payload = TransferOwnership(from_shard=shard_id, to_shard=ShardId(""), machine_ids=(machine_id,), is_note=True)
-        done.instructions.append(WantedInstruction(shard_id, f"{row.turn.instruction_id}/forget/{shard_id}", payload))
+        done.instructions.append(
+            WantedInstruction(shard_id, f"{row.version.instruction_id}/forget/{shard_id}", payload)
+        )
 
 
-def _note(machine_id: MachineId, turn: Turn, to: ShardId, at: ShardId) -> WantedInstruction:
+def _note(machine_id: MachineId, version: OwnershipVersion, to: ShardId, at: ShardId) -> WantedInstruction:
     payload = TransferOwnership(from_shard=to, to_shard=at, machine_ids=(machine_id,), is_note=True)
-    return WantedInstruction(to, f"{turn.instruction_id}/note/{to}", payload)
+    return WantedInstruction(to, f"{version.instruction_id}/note/{to}", payload)
 
 
 def _lists(owned: Owned, domain: Domain) -> bool:

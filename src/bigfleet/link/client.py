@@ -60,12 +60,12 @@ class Client:
         self._clock = clock
         self._on_redirect = on_redirect
         self._leader = ""
-        #: Where the turn begins when the leader is not known.
+        #: The first address to try when the leader is not known.
         self._next = 0
         self._warned_at_seconds = float("-inf")
 
     async def send(self, report: ShardReport) -> ReportAnswer | None:
-        """Return the leader's answer; None when nobody answered, which is told once a minute at most."""
+        """Return the leader's answer; None when nobody answered, which is logged once a minute at most."""
         faults: dict[str, str] = {}
         for address in await self._order():
             answer = await self._ask(address, report, faults)
@@ -84,13 +84,13 @@ class Client:
 
     async def _order(self) -> list[str]:
         expanded = [address for name in self._names for address in await self._coordinators.addresses(name)]
-        turn = self._next % len(expanded)
+        first = self._next % len(expanded)
         self._next += 1
-        ordered = [*expanded[turn:], *expanded[:turn]]
+        ordered = [*expanded[first:], *expanded[:first]]
         return list(dict.fromkeys([self._leader, *ordered] if self._leader else ordered))
 
     async def _ask(self, address: str, report: ShardReport, faults: dict[str, str]) -> ReportAnswer | None:
-        """Ask one address, and whom it names; nobody twice in one turn."""
+        """Ask one address, and whom it names; nobody twice in one attempt."""
         for _hop in range(1 + HOPS_MAX):
             if address in faults:
                 return None

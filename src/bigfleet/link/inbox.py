@@ -35,7 +35,7 @@ class Handler(Protocol):
         ...
 
     async def carry_out(self, instruction: Instruction) -> HandoverDone | None:
-        """Carry an instruction out, to its end, and say what there is to tell. Raises DoesNotApply, MayYetSucceed."""
+        """Carry an instruction out, to its end, and return its result. Raises DoesNotApply, MayYetSucceed."""
         ...
 
 
@@ -84,7 +84,7 @@ class Inbox:
             await self._handler.accept_term(term)
             self.accepted_term = term
         await self._handler.confirm(confirmed)
-        for instruction in sorted(instructions, key=lambda each: each.turn.sequence):
+        for instruction in sorted(instructions, key=lambda each: each.version.sequence):
             if instruction.instruction_id:
                 self._waiting.append(await self._answer(instruction))
 
@@ -103,7 +103,7 @@ class Inbox:
 
     async def _judged(self, instruction: Instruction) -> Ack:
         instruction_id = instruction.instruction_id
-        if instruction.turn.term < self.accepted_term:
+        if instruction.version.term < self.accepted_term:
             return Ack(instruction_id, InstructionOutcome.REJECTED_STALE, f"term {self.accepted_term} was accepted")
         if instruction.payload is None:
             return Ack(instruction_id, InstructionOutcome.REJECTED_INVALID, "this version knows no such instruction")

@@ -33,7 +33,7 @@ class Reporting(Protocol):
 
 
 class OwnershipSource(Protocol):
-    """What a shard owns and keeps for others, as it is on disk."""
+    """What a shard owns and reserves for others, as it is on disk."""
 
     @property
     def owned(self) -> Owned: ...
@@ -43,18 +43,18 @@ class OwnershipSource(Protocol):
 
 
 class ShardReportSource:
-    """Speaks for one shard; `bigfleet.link.reporter.ReportSource`."""
+    """Reports for one shard; `bigfleet.link.reporter.ReportSource`."""
 
-    def __init__(self, shard: Reporting, title: OwnershipSource, *, provider_address: str) -> None:
+    def __init__(self, shard: Reporting, ownership: OwnershipSource, *, provider_address: str) -> None:
         """`provider_address` is the same for all shards between which machines may move."""
         self._shard = shard
-        self._title = title
+        self._ownership = ownership
         self._provider_address = provider_address
 
     def snapshot(self) -> ReportSnapshot:
         """Return what there is to say. Cost: milliseconds for the largest fleet."""
         report = self._shard.report()
-        holding = holding_of(self._title.owned, self._title.reservations)
+        holding = holding_of(self._ownership.owned, self._ownership.reservations)
         clusters = frozenset(map(ClusterId, self._shard.reported_clusters))
         if report is None:
             nothing = ShardSummary(provider_address=self._provider_address)

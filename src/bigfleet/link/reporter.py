@@ -136,9 +136,9 @@ class CoordinatorLink:
         return await self._handle(answer)
 
     def _report(self) -> ShardReport:
-        told = self._source.snapshot()
+        current = self._source.snapshot()
         self.cycle += 1
-        is_known = self._acknowledged == (told.holding, told.clusters)
+        is_known = self._acknowledged == (current.holding, current.clusters)
         return ShardReport(
             shard_id=self._shard_id,
             epoch=self._epoch,
@@ -146,12 +146,12 @@ class CoordinatorLink:
             timestamp_unix_nanos=self._clock.unix_nanos(),
             address=self._address,
             echoed_term=self._inbox.accepted_term,
-            summary=told.summary,
-            shortfalls=told.shortfalls,
+            summary=current.summary,
+            shortfalls=current.shortfalls,
             acks=self._inbox.waiting()[:ACKS_MAX],
-            clusters=None if is_known else told.clusters,
-            holding=None if is_known else told.holding,
-            sold_out=told.sold_out,
+            clusters=None if is_known else current.clusters,
+            holding=None if is_known else current.holding,
+            sold_out=current.sold_out,
         )
 
     async def _handle(self, answer: ReportAnswer) -> bool:

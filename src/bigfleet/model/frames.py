@@ -1,6 +1,6 @@
 """Defines the frames that an operator and a shard exchange over a Session (docs/spec/wire.md §8).
 
-Both sides' flows speak in these; `bigfleet.rpc` turns them into protobuf and back. A frame says nothing about how it
+Both sides' flows use these; `bigfleet.rpc` turns them into protobuf and back. A frame says nothing about how it
 is queued or delivered; that is the outbox's business (`bigfleet.shard.sessions.outbox`).
 """
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Domain, Owned, Turn, turn_of
+from bigfleet.model.ownership import Domain, Owned, OwnershipVersion, version_of
 from bigfleet.model.profile import Requirement
 from bigfleet.model.vector import Vector
 
@@ -100,14 +100,14 @@ class Instruction:
     """One instruction of one leader."""
 
     instruction_id: str
-    turn: Turn
+    version: OwnershipVersion
     #: None: of a kind that this version does not know.
     payload: Payload | None
 
     @property
-    def row_turn(self) -> Turn:
-        """The turn of the rows that it makes."""
-        return turn_of(self.instruction_id, own=self.turn)
+    def row_version(self) -> OwnershipVersion:
+        """The version of the rows that it makes."""
+        return version_of(self.instruction_id, own=self.version)
 
 
 class Reading(Enum):
@@ -139,7 +139,7 @@ def ids_of(payload: TransferOwnership | ReassignSpeculative) -> tuple[MachineId,
 
 def owned_after(owned: Owned, instruction: Instruction, *, me: ShardId, now_unix_nanos: int = 0) -> Owned:
     """Return what a shard owns after an instruction; what only its donor can carry out changes nothing here."""
-    payload, turn = instruction.payload, instruction.row_turn
+    payload, version = instruction.payload, instruction.row_version
     if isinstance(payload, AssignDomain):
         return owned.assigned(payload.domain)
     if isinstance(payload, UnassignDomain):
@@ -149,13 +149,13 @@ def owned_after(owned: Owned, instruction: Instruction, *, me: ShardId, now_unix
     meant = reading(payload, me)
     for machine_id in ids_of(payload):
         if meant is Reading.ADOPT:
-            owned = owned.adopted(machine_id, turn, by_gift_of=payload.from_shard, now_unix_nanos=now_unix_nanos)
+            owned = owned.adopted(machine_id, version, by_gift_of=payload.from_shard, now_unix_nanos=now_unix_nanos)
         elif meant is Reading.TAKE_BACK:
-            owned = owned.taken_back(machine_id, turn, me=me, now_unix_nanos=now_unix_nanos)
+            owned = owned.taken_back(machine_id, version, me=me, now_unix_nanos=now_unix_nanos)
         elif meant is Reading.NOTE:
-            owned = owned.noted(machine_id, turn, at=payload.to_shard, now_unix_nanos=now_unix_nanos)
+            owned = owned.noted(machine_id, version, at=payload.to_shard, now_unix_nanos=now_unix_nanos)
         elif meant is Reading.FORGET:
-            owned = owned.forgotten(machine_id, turn)
+            owned = owned.forgotten(machine_id, version)
     return owned
 
 

@@ -90,7 +90,7 @@ def new_need(
 def merge_rows(rows: Iterable[Need]) -> list[Need]:
     """Merge rows of equal key, in order of first appearance.
 
-    Aggregates are summed, min units taken by per-dimension maximum, the earliest arrival that is known is kept. Shapes
+    Aggregates are summed, min units taken by per-dimension maximum, the earliest known arrival is taken. Shapes
     and waiting pods are joined, at most `SHAPES_MAX` of each. A row without shapes says nothing of its requests, so the
     merged row has none, unless the row without them wants nothing.
     """

@@ -2,7 +2,7 @@
 
 docs/spec/coordinator.md §9. Shards keep this on disk and act by it; the coordinator reads their copies and predicts
 what its instructions will make of them, by the same functions. Every transition is idempotent: a row is replaced only
-under a higher turn. Nothing here may read a clock or keep anything.
+under a higher version. Nothing here may read a clock or hold state.
 """
 
 import re
@@ -18,11 +18,14 @@ from bigfleet.model.machine import Machine
 #: A shard that has adopted so many machines refuses to adopt another.
 ADOPTED_MAX = 10_000
 
-_TURN = re.compile(r"([0-9]{1,19})-([0-9]{1,19})(?:/.*)?", re.DOTALL)
+_VERSION = re.compile(r"([0-9]{1,19})-([0-9]{1,19})(?:/.*)?", re.DOTALL)
 
 
-class Turn(NamedTuple):
-    """When a row was made: the instruction's term and number. Along a machine's chain of owners it only rises."""
+class OwnershipVersion(NamedTuple):
+    """Version of an ownership row: term and sequence number of the instruction that made it.
+
+    Along a machine's chain of owners it only rises.
+    """
 
     term: int
     sequence: int
@@ -33,10 +36,10 @@ class Turn(NamedTuple):
         return f"{self.term}-{self.sequence}"
 
 
-def turn_of(instruction_id: str, *, own: Turn) -> Turn:
-    """Return the turn of a row that an instruction makes: the id's part before a slash, else the instruction's own."""
-    found = _TURN.fullmatch(instruction_id)
-    return Turn(int(found[1]), int(found[2])) if found is not None else own
+def version_of(instruction_id: str, *, own: OwnershipVersion) -> OwnershipVersion:
+    """Return the version of an instruction's rows: the id's part before a slash, else the instruction's own."""
+    found = _VERSION.fullmatch(instruction_id)
+    return OwnershipVersion(int(found[1]), int(found[2])) if found is not None else own
 
 
 class Domain(NamedTuple):
@@ -69,7 +72,7 @@ class OwnershipRow:
     """One machine that moved."""
 
     kind: RowKind
-    turn: Turn
+    version: OwnershipVersion
     other: ShardId
     since_unix_nanos: int = 0
     #: Its record, of a released one.
@@ -128,33 +131,39 @@ class Owned:
 
     def _with(self, machine_id: MachineId, row: OwnershipRow) -> "Owned":
         known = self.rows.get(machine_id)
-        if known is not None and known.turn >= row.turn:
+        if known is not None and known.version >= row.version:
             return self
         return replace(self, rows={**self.rows, machine_id: row})
 
-    def released(self, machine: Machine, turn: Turn, *, to: ShardId, now_unix_nanos: int = 0) -> "Owned":
+    def released(self, machine: Machine, version: OwnershipVersion, *, to: ShardId, now_unix_nanos: int = 0) -> "Owned":
         """Return what is owned after a machine was given up (H4)."""
-        return self._with(machine.id, OwnershipRow(RowKind.RELEASED, turn, to, now_unix_nanos, machine))
+        return self._with(machine.id, OwnershipRow(RowKind.RELEASED, version, to, now_unix_nanos, machine))
 
-    def adopted(self, machine_id: MachineId, turn: Turn, *, by_gift_of: ShardId, now_unix_nanos: int = 0) -> "Owned":
+    def adopted(
+        self, machine_id: MachineId, version: OwnershipVersion, *, by_gift_of: ShardId, now_unix_nanos: int = 0
+    ) -> "Owned":
         """Return what is owned after a machine came (H7)."""
-        return self._with(machine_id, OwnershipRow(RowKind.ADOPTED, turn, by_gift_of, now_unix_nanos))
+        return self._with(machine_id, OwnershipRow(RowKind.ADOPTED, version, by_gift_of, now_unix_nanos))
 
-    def taken_back(self, machine_id: MachineId, turn: Turn, *, me: ShardId, now_unix_nanos: int = 0) -> "Owned":
+    def taken_back(
+        self, machine_id: MachineId, version: OwnershipVersion, *, me: ShardId, now_unix_nanos: int = 0
+    ) -> "Owned":
         """Return what is owned after a machine that was given up and never arrived came back."""
         known = self.rows.get(machine_id)
         if known is None or known.kind is not RowKind.RELEASED:
             return self
-        return self._with(machine_id, OwnershipRow(RowKind.ADOPTED, turn, me, now_unix_nanos))
+        return self._with(machine_id, OwnershipRow(RowKind.ADOPTED, version, me, now_unix_nanos))
 
-    def noted(self, machine_id: MachineId, turn: Turn, *, at: ShardId, now_unix_nanos: int = 0) -> "Owned":
-        """Return what is owned after we were told that a machine is elsewhere, known here or not."""
-        return self._with(machine_id, OwnershipRow(RowKind.DISOWNED, turn, at, now_unix_nanos))
+    def noted(
+        self, machine_id: MachineId, version: OwnershipVersion, *, at: ShardId, now_unix_nanos: int = 0
+    ) -> "Owned":
+        """Return what is owned after an instruction noted that a machine is elsewhere, known here or not."""
+        return self._with(machine_id, OwnershipRow(RowKind.DISOWNED, version, at, now_unix_nanos))
 
-    def forgotten(self, machine_id: MachineId, turn: Turn) -> "Owned":
-        """Return what is owned after a machine's disowned row of that turn is no longer needed."""
+    def forgotten(self, machine_id: MachineId, version: OwnershipVersion) -> "Owned":
+        """Return what is owned after a machine's disowned row of that version is no longer needed."""
         known = self.rows.get(machine_id)
-        if known is None or known.kind is not RowKind.DISOWNED or known.turn != turn:
+        if known is None or known.kind is not RowKind.DISOWNED or known.version != version:
             return self
         return self.without([machine_id])
 

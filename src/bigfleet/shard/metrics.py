@@ -138,7 +138,7 @@ class ShardMetrics:
         self._export_zeros()
 
     def _count_actions(self, registry: CollectorRegistry) -> None:
-        """Make what tells of actions, from the decision to their end."""
+        """Make the metrics of actions, from the decision to their end."""
         counter, gauge, histogram = _makers(registry)
         self.actions = counter("actions_total", "Actions enqueued for execution", ["kind"])
         self.outcomes = counter("action_execute_outcomes_total", "How actions ended", ["kind", "outcome"])
@@ -180,7 +180,7 @@ class ShardMetrics:
         self.fenced = counter("fenced_total", "Calls refused because a newer process of this shard exists")
 
     def _count_ownership(self, registry: CollectorRegistry) -> None:
-        """Make what tells of the coordinator, and of machines that went from shard to shard."""
+        """Make the metrics of the coordinator, and of machines that went from shard to shard."""
         counter, gauge, _histogram = _makers(registry)
         self.machines_reserved = gauge("machines_reserved", "Machines that are kept for other shards")
         self.ownership_machines = gauge(

@@ -1,6 +1,6 @@
 """Defines how an action can end, and the record of one action from decision to end.
 
-docs/spec/shard.md §9.7. Outcomes are told apart by the type of what happened, never by message text.
+docs/spec/shard.md §9.7. Outcomes are distinguished by the type of what happened, never by message text.
 """
 
 from dataclasses import dataclass
@@ -37,12 +37,13 @@ class ActionOutcome(Enum):
 
 #: What driving a transition again is called, beside the kinds of actions.
 REDRIVE_LABEL = "Redrive"
-#: What closing the door behind a machine that is given up is called (docs/spec/coordinator.md §9.3, H3).
+#: Name of the call that fences a machine before its release (docs/spec/coordinator.md §9.3, H3).
 FENCE_TOUCH_LABEL = "FenceTouch"
 #: How the reason of an action begins that an instruction asked for; its id follows.
 COORDINATOR_REASON = "coordinator."
 
-#: What a refusal is called, where the call's kind makes no difference; a strike decides between the other two.
+#: What a refusal is called, where the call's kind makes no difference; whether it is counted decides between the other
+#: two.
 REFUSAL_OUTCOMES = {
     RefusalKind.FENCED: ActionOutcome.FENCED,
     RefusalKind.NOT_FOUND: ActionOutcome.NOT_FOUND,
@@ -71,7 +72,7 @@ class ActionRecord:
     is_redrive: bool = False
     #: A call that cannot apply and moves the provider's mark.
     is_fence_touch: bool = False
-    #: The row that the machine is or was for, as the action or the machine's stamps tell it.
+    #: The row that the machine is or was for, as the action or the machine's stamps name it.
     need_fingerprint: str = ""
     group: str = ""
     #: On the monotonic clock, when its work began.

@@ -1,7 +1,7 @@
 """Defines the interfaces that a shard needs: the capacity provider and fence tokens.
 
 gRPC stands behind these in production, values in tests and the simulation. How a provider can say no is a closed list
-(docs/spec/shard.md §9.6), told apart by type and never by message text.
+(docs/spec/shard.md §9.6), distinguished by type and never by message text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class FenceToken(NamedTuple):
 
 
 class ListedMachine(NamedTuple):
-    """A machine as its provider tells it; the stamps are in `metadata`, not yet in the machine."""
+    """A machine as its provider reports it; the stamps are in `metadata`, not yet in the machine."""
 
     machine: Machine
     metadata: Mapping[str, str]

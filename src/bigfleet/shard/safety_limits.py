@@ -15,7 +15,7 @@ from bigfleet.model.vector import ZERO, Vector
 from bigfleet.shard.sessions.demand_size import DemandSize
 
 #: Safety limits 2 and 4: the third suspicious one in a row is accepted.
-STRIKES_TO_BELIEVE = 3
+CONFIRMATIONS_MIN = 3
 #: Safety limit 4: more removals than this, and than the share below, are held back.
 BRAKE_REMOVALS_MIN = 10
 BRAKE_REMOVALS_SHARE_DIVISOR = 10
@@ -30,7 +30,7 @@ class Disposition(Enum):
 
 
 def disposition(*, paused: bool, dry_run: bool) -> Disposition:
-    """Return the posture of the process; when both are set it is a pause (safety limit 3)."""
+    """Return the mode of the process; when both are set it is a pause (safety limit 3)."""
     if paused:
         return Disposition.SUPPRESSED
     return Disposition.DRY_RUN if dry_run else Disposition.EXECUTE
@@ -45,10 +45,10 @@ def reclaim_cap(fraction: float, configured_machines: int) -> int:
 class CapResult:
     """The reclaims that safety limit 1 admits."""
 
-    kept: tuple[Action, ...]
+    admitted: tuple[Action, ...]
     #: Reclaims dropped; they are derived again later.
     capped: int
-    #: Reclaims of this period by cluster, the kept ones included.
+    #: Reclaims of this period by cluster, the admitted ones included.
     spent: Mapping[str, int]
 
 
@@ -64,8 +64,8 @@ def cap_reclaims(
     `spent` counts reclaims already let through in this timer period. A fraction of 0 switches the limit off.
     """
     cap = _ReclaimCap(fraction, configured_by_cluster, spent)
-    kept = tuple(action for action in actions if cap.admits(action))
-    return CapResult(kept, cap.capped, cap.used)
+    admitted = tuple(action for action in actions if cap.admits(action))
+    return CapResult(admitted, cap.capped, cap.used)
 
 
 class _ReclaimCap:
@@ -98,7 +98,7 @@ def limit_actions(actions: Sequence[Action], actions_max: int) -> tuple[tuple[Ac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What is left of a decision's actions; the rest is told apart by what became of it."""
+    """What is left of a decision's actions; the rest is counted by what became of it."""
 
     #: In the order that was decided.
     actions: tuple[Action, ...]
@@ -131,14 +131,14 @@ def choose(
     """Return what may be enqueued: free machines, rows that are not backed off, no delay, the cap, the limit.
 
     The checks apply in this order. `is_delayed` is asked about Reclaims alone. Each action is made at most once, and
-    none after `room` have been found, unless there is a limit to tell about. It may take as long as there are actions:
+    none after `room` have been found, unless there is a limit to report. It may take as long as there are actions:
     it is no work for a loop.
     """
     cap = _ReclaimCap(fraction, configured_by_cluster, spent)
-    kept: list[Action] = []
+    admitted: list[Action] = []
     seen = busy = refused = delayed = 0
     for action in actions:
-        if actions_max <= 0 and len(kept) >= room:
+        if actions_max <= 0 and len(admitted) >= room:
             break
         seen += 1
         if action.machine_id in in_flight:
@@ -148,8 +148,8 @@ def choose(
         elif action.kind is ActionKind.RECLAIM and is_delayed(action):
             delayed += 1
         elif cap.admits(action):
-            kept.append(action)
-    limited, postponed = limit_actions(kept, actions_max)
+            admitted.append(action)
+    limited, postponed = limit_actions(admitted, actions_max)
     return Chosen(
         actions=limited,
         in_flight=busy,
@@ -205,7 +205,7 @@ class DemandQuarantine:
         if not suspicion:
             return QuarantineVerdict.ACCEPT, DemandQuarantine(size)
         seen = self.suspicious_in_a_row + 1
-        if seen >= STRIKES_TO_BELIEVE:
+        if seen >= CONFIRMATIONS_MIN:
             return QuarantineVerdict.ACCEPT_CONFIRMED, DemandQuarantine(size, suspicion=suspicion)
         verdict = QuarantineVerdict.HOLD_1 if seen == 1 else QuarantineVerdict.HOLD_2
         return verdict, replace(self, suspicious_in_a_row=seen, suspicion=suspicion)
@@ -225,7 +225,7 @@ class RemovalBrake:
         """Say whether a reconcile may remove that many of the known machines; return the state after it."""
         if not self.is_suspicious(removals, known_machines):
             return True, RemovalBrake()
-        if self.braked_in_a_row + 1 >= STRIKES_TO_BELIEVE:
+        if self.braked_in_a_row + 1 >= CONFIRMATIONS_MIN:
             return True, RemovalBrake()
         return False, RemovalBrake(self.braked_in_a_row + 1)
 

@@ -18,7 +18,7 @@ from bigfleet.model import vector
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import CrossShardDrain
 from bigfleet.model.need import Need
-from bigfleet.model.ownership import Turn
+from bigfleet.model.ownership import OwnershipVersion
 from bigfleet.model.shapes import ShapeKey, total_of
 from bigfleet.operator.drains import DrainRecord
 from bigfleet.provider.backends.simulated.book import SimulatedHost
@@ -226,9 +226,9 @@ class ObservedTransfers:
     drain_counts: dict[tuple[ShardId, str], int] = field(default_factory=dict)
     #: Machines that were ever reserved under an instruction.
     drained: dict[tuple[ShardId, str], set[MachineId]] = field(default_factory=dict)
-    #: Turns under which a shard has given machines up, and machines that it has adopted under a turn.
-    releases: set[tuple[ShardId, Turn]] = field(default_factory=set)
-    adoptions: set[tuple[ShardId, MachineId, Turn]] = field(default_factory=set)
+    #: Versions under which a shard has released machines, and machines that it has adopted under a version.
+    releases: set[tuple[ShardId, OwnershipVersion]] = field(default_factory=set)
+    adoptions: set[tuple[ShardId, MachineId, OwnershipVersion]] = field(default_factory=set)
     #: When a machine came to a shard from another one, and from which.
     arrivals: dict[tuple[ShardId, MachineId], tuple[int, ShardId]] = field(default_factory=dict)
     #: Shards that carry an instruction out at this moment.

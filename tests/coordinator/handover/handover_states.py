@@ -68,7 +68,7 @@ def first_state(budget: Budget) -> State:
 
 
 def _owned_key(owned: Owned) -> Hashable:
-    rows = sorted((machine_id, row.kind.value, tuple(row.turn), row.other) for machine_id, row in owned.rows.items())
+    rows = sorted((machine_id, row.kind.value, tuple(row.version), row.other) for machine_id, row in owned.rows.items())
     return (owned.base.value, tuple(sorted(owned.domains)), tuple(sorted(owned.leaving)), tuple(rows))
 
 
@@ -93,13 +93,13 @@ def key_of(state: State) -> Hashable:
                 None if seen.told is None else _owned_key(seen.told),
                 seen.told_echo,
                 seen.told_epoch == seen.report.epoch,
-                tuple((each.instruction_id, tuple(each.turn)) for each in seen.answered),
+                tuple((each.instruction_id, tuple(each.version)) for each in seen.answered),
                 _compare(seen.report.order, (world.shards[name].disk.epoch, world.shards[name].cycle)),
             )
             for name, seen in sorted(leader.ephemeral.known.items())
         )
         live = tuple(
-            (entry.to, entry.instruction.instruction_id, tuple(entry.instruction.turn), entry.state.value)
+            (entry.to, entry.instruction.instruction_id, tuple(entry.instruction.version), entry.state.value)
             for entry in leader.ephemeral.ledger.live()
         )
         leaders.append((leader.term, known, live, tuple(sorted(leader.ephemeral.refused))))

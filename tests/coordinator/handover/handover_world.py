@@ -225,11 +225,11 @@ class ShardSide:
         owned = self.disk.owned
         for machine_id in ids_of(payload):
             row = owned.rows.get(machine_id)
-            if row is not None and row.turn >= instruction.row_turn:
+            if row is not None and row.version >= instruction.row_version:
                 continue
             if not self.owns(machine_id):
                 raise DoesNotApply(f"{machine_id} is not ours")
-            owned = owned.released(self.machines[machine_id], instruction.row_turn, to=payload.to_shard)
+            owned = owned.released(self.machines[machine_id], instruction.row_version, to=payload.to_shard)
         self.disk.owned = owned
 
 

@@ -24,7 +24,7 @@ from bigfleet.model.instructions import (
     UnassignDomain,
 )
 from bigfleet.model.machine import HostRef, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipVersion
 from bigfleet.model.states import MachineState
 
 D, R, X = ShardId("d"), ShardId("r"), ShardId("x")
@@ -33,7 +33,7 @@ M = MachineId("m")
 IDLE = Machine(id=M, state=MachineState.IDLE, host=HostRef("p", "m"))
 SLOT = Machine(id=M, state=MachineState.SPECULATIVE)
 TERM = 5
-MINE, FORMER = Turn(TERM, 3), Turn(TERM - 1, 3)
+MINE, FORMER = OwnershipVersion(TERM, 3), OwnershipVersion(TERM - 1, 3)
 NOTHING = Owned(base=Base.DOMAINS)
 
 
@@ -47,7 +47,7 @@ def around(
     stale: frozenset[ShardId] = frozenset(),
     unseen: frozenset[ShardId] = frozenset(),
     domains: Mapping[Domain, DomainRow] | None = None,
-    refused: frozenset[tuple[MachineId, Turn]] = frozenset(),
+    refused: frozenset[tuple[MachineId, OwnershipVersion]] = frozenset(),
     answered: Mapping[ShardId, tuple[Instruction, ...]] | None = None,
 ) -> PeerViews:
     return PeerViews(
@@ -102,7 +102,7 @@ def test_a_row_goes_once_its_shard_lists_the_domain_no_more() -> None:
 
 def test_a_row_stays_while_the_last_answer_may_have_given_the_domain() -> None:
     """A view is older than the answer that followed it."""
-    giving = Instruction(instruction_id="5-1", turn=Turn(TERM, 1), payload=AssignDomain(ZONE))
+    giving = Instruction(instruction_id="5-1", version=OwnershipVersion(TERM, 1), payload=AssignDomain(ZONE))
 
     done = reconcile_ownership(D, around({D: NOTHING}, domains=releasing(D), answered={D: (giving,)}))
 
@@ -168,8 +168,8 @@ def test_what_was_released_is_sent_on_to_its_recipient(machine: Machine) -> None
 
 
 def test_a_release_of_this_term_needs_no_other_view_and_one_of_a_former_term_all_of_them() -> None:
-    for turn, is_sent in ((MINE, True), (FORMER, False)):
-        views = {D: NOTHING.released(IDLE, turn, to=R), R: NOTHING}
+    for version, is_sent in ((MINE, True), (FORMER, False)):
+        views = {D: NOTHING.released(IDLE, version, to=R), R: NOTHING}
         done = reconcile_ownership(D, around(views, stale=frozenset({R})))
         assert (bool(done.instructions), done.waits_for) == (is_sent, () if is_sent else (R,))
 

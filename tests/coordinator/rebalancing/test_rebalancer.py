@@ -171,14 +171,14 @@ async def test_what_is_in_flight_is_not_asked_for_again_until_the_recipient_has_
 
     # One of the two is found, and given up.
     machine = Machine(id=MachineId("m1"), state=MachineState.IDLE)
-    fleet.owned[EAST1] = fleet.owned[EAST1].released(machine, release.turn, to=EAST0)
+    fleet.owned[EAST1] = fleet.owned[EAST1].released(machine, release.version, to=EAST0)
     await fleet.tell(
         EAST1, Ack(release.instruction_id, InstructionOutcome.ACCEPTED, machine_ids=(machine.id,)), idle=11
     )
     assert fleet.flying() == {"cpu": 16_000}
     (adopt,) = (await fleet.tell(EAST0, **STARVING)).instructions
     assert adopt.instruction_id == f"{release.instruction_id}/adopt"
-    fleet.owned[EAST0] = fleet.owned[EAST0].adopted(machine.id, release.turn, by_gift_of=EAST1)
+    fleet.owned[EAST0] = fleet.owned[EAST0].adopted(machine.id, release.version, by_gift_of=EAST1)
     await fleet.tell(EAST0, Ack(adopt.instruction_id, InstructionOutcome.ACCEPTED), **STARVING)
     assert fleet.flying() == {"cpu": 16_000}
     fleet.clock.now_seconds += 1
@@ -216,7 +216,7 @@ async def test_slots_move_with_their_quota_which_is_booked_before_the_recipient_
 
     slots = [Machine(id=MachineId(name), state=MachineState.SPECULATIVE) for name in ("s1", "s2")]
     for slot in slots:
-        fleet.owned[EAST1] = fleet.owned[EAST1].released(slot, release.turn, to=EAST0)
+        fleet.owned[EAST1] = fleet.owned[EAST1].released(slot, release.version, to=EAST0)
     ack = Ack(release.instruction_id, InstructionOutcome.ACCEPTED, machine_ids=tuple(slot.id for slot in slots))
     fleet.store._connection.execute("PRAGMA query_only = 1")
     await fleet.tell(EAST1, ack, speculative=38)

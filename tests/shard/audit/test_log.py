@@ -202,7 +202,7 @@ def log_of(count: int, *, first: int = 1, previous: str = GENESIS) -> list[bytes
             {"time": f"2026-01-01T00:00:{number:02d}Z", "machine": f"m{number}"},
             number,
             previous,
-            tells_previous=not lines,
+            has_previous=not lines,
         )
         lines.append(line)
     return lines
@@ -298,7 +298,7 @@ def _tampered(data: st.DataObject, lines: list[bytes]) -> list[bytes]:
             changed = list(lines)
             changed[place], changed[other_place] = changed[other_place], changed[place]
             return changed
-    forged, _chain = chained({"time": "2026"}, data.draw(st.integers(0, 12)), GENESIS, tells_previous=True)
+    forged, _chain = chained({"time": "2026"}, data.draw(st.integers(0, 12)), GENESIS, has_previous=True)
     added = data.draw(st.sampled_from([*lines, forged, b"\n", b"{}\n", b"noise\n"]), label="added")
     return [*lines[:place], added, *lines[place:]]
 

@@ -34,9 +34,9 @@ class Writer:
         for _ in range(count):
             self.sequence += 1
             fields: dict[str, object] = {"time": "2026-01-01T00:00:00Z", "machine": f"m{self.sequence:04d}"}
-            line, _chain = chained(fields, self.sequence, self.chain, tells_previous=True)
+            line, _chain = chained(fields, self.sequence, self.chain, has_previous=True)
             self.file.make_room(len(line))
-            line, chain = chained(fields, self.sequence, self.chain, tells_previous=self.file.is_new_file)
+            line, chain = chained(fields, self.sequence, self.chain, has_previous=self.file.is_new_file)
             self.file.append(line)
             self.chain = chain
 

@@ -9,7 +9,7 @@ from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.instructions import CrossShardDrain, Instruction, Payload, Selector, TransferOwnership
 from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import encode_metadata
-from bigfleet.model.ownership import Base, Owned, Reservation, Turn
+from bigfleet.model.ownership import Base, Owned, OwnershipVersion, Reservation
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import Handover
 from bigfleet.shard.ownership.handover_host import ShardHandoverHost
@@ -154,8 +154,8 @@ class HandoverShard:
 
 
 def instruction(payload: Payload | None, sequence: int = 1, *, term: int = 1, suffix: str = "") -> Instruction:
-    turn = Turn(term, sequence)
-    return Instruction(instruction_id=turn.instruction_id + suffix, turn=turn, payload=payload)
+    version = OwnershipVersion(term, sequence)
+    return Instruction(instruction_id=version.instruction_id + suffix, version=version, payload=payload)
 
 
 def release(*machine_ids: str, count: int = 0, to: ShardId = OTHER, **selector: Any) -> TransferOwnership:

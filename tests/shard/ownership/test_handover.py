@@ -10,7 +10,7 @@ import pytest
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import AssignDomain, ReassignSpeculative, Selector, TransferOwnership, UnassignDomain
-from bigfleet.model.ownership import ADOPTED_MAX, Base, Domain, OwnershipRow, RowKind, Turn
+from bigfleet.model.ownership import ADOPTED_MAX, Base, Domain, OwnershipRow, OwnershipVersion, RowKind
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.handover import DoesNotApply, HandoverDone, MayYetSucceed
 from bigfleet.shard.ports import FenceToken, ProviderRefusal, RefusalKind, ShardSettings
@@ -52,7 +52,7 @@ async def test_a_donor_gives_named_machines_up_for_good(make: Any) -> None:
     assert done.machine_ids == ("a",)
     assert done.machines == (shard.provider.records["a"],)
     assert row(shard, "a") == OwnershipRow(
-        RowKind.RELEASED, Turn(1, 1), OTHER, LoopClock().unix_nanos(), done.machines[0]
+        RowKind.RELEASED, OwnershipVersion(1, 1), OTHER, LoopClock().unix_nanos(), done.machines[0]
     )
     assert shard.holds() == ["b"]
 
@@ -347,7 +347,7 @@ async def test_a_recipient_has_what_it_adopts_at_once_and_reads_everything_again
     done = await shard.handover.carry_out(instruction(adopt(idle("n")), suffix="/adopt"))
 
     assert done.machine_ids == ("n",)
-    assert row(shard, "n") == OwnershipRow(RowKind.ADOPTED, Turn(1, 1), OTHER, LoopClock().unix_nanos())
+    assert row(shard, "n") == OwnershipRow(RowKind.ADOPTED, OwnershipVersion(1, 1), OTHER, LoopClock().unix_nanos())
     assert shard.holds() == ["n"]
     assert shard.widened == 1
 
@@ -375,7 +375,9 @@ async def test_an_adoption_that_comes_again_puts_no_old_record_back(make: Any) -
 async def test_a_shard_that_has_adopted_very_many_refuses_another(make: Any) -> None:
     shard = make()
     owned = shard.owned
-    rows = {MachineId(f"m{n}"): OwnershipRow(RowKind.ADOPTED, Turn(1, 1), OTHER) for n in range(ADOPTED_MAX)}
+    rows = {
+        MachineId(f"m{n}"): OwnershipRow(RowKind.ADOPTED, OwnershipVersion(1, 1), OTHER) for n in range(ADOPTED_MAX)
+    }
     shard.file.commit(replace(owned, rows=rows))
 
     with pytest.raises(DoesNotApply, match="10000 machines were adopted here already"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, OwnershipVersion, Reservation, RowKind
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.validation import InvariantBroken
 from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
@@ -72,7 +72,7 @@ machines = st.builds(
     interruption_probability=st.floats(0, 1),
     node_name=texts,
 )
-turns = st.builds(Turn, st.integers(0, 2**62), st.integers(0, 9))
+versions = st.builds(OwnershipVersion, st.integers(0, 2**62), st.integers(0, 9))
 ids = st.sampled_from(IDS)
 domains = st.sampled_from(DOMAINS)
 Change = Callable[[Owned], Owned]
@@ -80,11 +80,11 @@ changes: st.SearchStrategy[Change] = st.one_of(
     domains.map(lambda domain: lambda owned: owned.assigned(domain)),
     domains.map(lambda domain: lambda owned: owned.unassigned(domain)),
     domains.map(lambda domain: lambda owned: owned.left(domain)),
-    st.builds(lambda machine, turn: lambda owned: owned.released(machine, turn, to=OTHER), machines, turns),
-    st.builds(lambda each, turn: lambda owned: owned.adopted(each, turn, by_gift_of=OTHER), ids, turns),
-    st.builds(lambda each, turn: lambda owned: owned.taken_back(each, turn, me=ME), ids, turns),
-    st.builds(lambda each, turn: lambda owned: owned.noted(each, turn, at=OTHER), ids, turns),
-    st.builds(lambda each, turn: lambda owned: owned.forgotten(each, turn), ids, turns),
+    st.builds(lambda machine, version: lambda owned: owned.released(machine, version, to=OTHER), machines, versions),
+    st.builds(lambda each, version: lambda owned: owned.adopted(each, version, by_gift_of=OTHER), ids, versions),
+    st.builds(lambda each, version: lambda owned: owned.taken_back(each, version, me=ME), ids, versions),
+    st.builds(lambda each, version: lambda owned: owned.noted(each, version, at=OTHER), ids, versions),
+    st.builds(lambda each, version: lambda owned: owned.forgotten(each, version), ids, versions),
     st.lists(ids).map(lambda several: lambda owned: owned.confirmed(several)),
     st.lists(ids).map(lambda several: lambda owned: owned.without(several)),
 )
@@ -171,7 +171,7 @@ def test_a_file_of_the_former_schema_goes_on_owning_everything(tmp_path: Path) -
 
 def released(name: str) -> Owned:
     machine = Machine(id=MachineId(name), state=MachineState.IDLE, host=HostRef("p", name))
-    return Owned(base=Base.DOMAINS).released(machine, Turn(1, 1), to=OTHER)
+    return Owned(base=Base.DOMAINS).released(machine, OwnershipVersion(1, 1), to=OTHER)
 
 
 def test_a_change_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Pair:
         self.answered.add(told.instruction_id)
         taking = TransferOwnership(from_shard=gave.from_shard, to_shard=gave.to_shard, machines=machines)
         (taker,) = [number for number, shard in enumerate(self.shards) if shard.name == gave.to_shard]
-        self.untold.append((taker, instruction(taking, told.turn.sequence, suffix="/adopt")))
+        self.untold.append((taker, instruction(taking, told.version.sequence, suffix="/adopt")))
         self.moved += len(machines)
 
     async def happens(self, event: tuple[Any, ...]) -> None:

@@ -12,7 +12,7 @@ from bigfleet.model import labels
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import AssignDomain, TransferOwnership, UnassignDomain
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, OwnershipVersion, RowKind
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ports import ListedMachine, Listing, ShardSettings
 from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, OwnershipFilter
@@ -71,7 +71,7 @@ async def test_the_bound_machines_of_a_shard_that_is_gone_for_good_are_its_heirs
 
 async def test_a_shard_without_a_file_owns_all_that_nobody_else_has_bound() -> None:
     ownership_filter = OwnershipFilter(
-        me=ME, inherits=frozenset(), title=EVERYTHING, is_known=lambda _id: False, is_busy=lambda _id: False
+        me=ME, inherits=frozenset(), resources=EVERYTHING, is_known=lambda _id: False, is_busy=lambda _id: False
     )
     bound = machine("m", S.CONFIGURED, cluster="web")
     assert ownership_filter.owns(ListedMachine(machine("m", S.IDLE), {}))
@@ -85,7 +85,9 @@ async def test_a_machine_that_is_elsewhere_leaves_the_inventory_without_being_go
     shard = make(*idle(*(f"m{number:02}" for number in range(30))))
     await shard.world.cycle()
     operator = shard.world.connect("web")
-    rows = {each: OwnershipRow(RowKind.DISOWNED, Turn(1, 1), OTHER) for each in shard.world.shard.inventory.ids}
+    rows = {
+        each: OwnershipRow(RowKind.DISOWNED, OwnershipVersion(1, 1), OTHER) for each in shard.world.shard.inventory.ids
+    }
     shard.file.commit(replace(shard.owned, rows=rows))
 
     await shard.world.cycle()
@@ -294,7 +296,7 @@ def _courses(draw: st.DrawFn) -> list[tuple[list[Machine], dict[str, dict[str, s
             metadata[name] = {labels.ASSIGNED_SHARD: draw(st.sampled_from([ME, OTHER, ""]))} if is_bound else {}
         kinds = st.sampled_from([RowKind.ADOPTED, RowKind.DISOWNED])
         rows = {
-            MachineId(name): OwnershipRow(kind, Turn(1, draw(st.integers(1, 2))), OTHER)
+            MachineId(name): OwnershipRow(kind, OwnershipVersion(1, draw(st.integers(1, 2))), OTHER)
             for name, kind in draw(st.dictionaries(st.sampled_from(names), kinds, max_size=3)).items()
         }
         owned = Owned(

@@ -375,7 +375,7 @@ def _quarantine(patch: pytest.MonkeyPatch) -> None:
 
 @defect("the second suspicious roll-up is believed", "S10", "rollup-empty", "rollup-truncated")
 def _second(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(safety_limits, "STRIKES_TO_BELIEVE", 2)
+    patch.setattr(safety_limits, "CONFIRMATIONS_MIN", 2)
 
 
 @defect("a held roll-up comes into force", "S10", "rollup-empty", "rollup-truncated")

@@ -9,7 +9,7 @@ import pytest
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipVersion
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.etcd import client as etcd_client
 from bigfleet.rpc.wire.gen import etcd_pb2
@@ -86,13 +86,13 @@ def test_a_machine_that_is_given_on_before_its_cooldown_is_over_is_told() -> Non
     evidence = Observations(Journal(), lambda: now_nanos[0])
     evidence.moves.cooldown_nanos = 80_000_000_000
     nothing = OwnershipRecord(owned=Owned(base=Base.DOMAINS))
-    came = OwnershipRecord(owned=nothing.owned.adopted(machine_id, Turn(1, 1), by_gift_of=ShardId("b")))
+    came = OwnershipRecord(owned=nothing.owned.adopted(machine_id, OwnershipVersion(1, 1), by_gift_of=ShardId("b")))
     remember(OwnershipChanged(donor, nothing, came), evidence)
     machine = Machine(
         id=machine_id, state=MachineState.IDLE, host=HostRef("p", "h"), capacity_type=CapacityType.RESERVED
     )
     gone = OwnershipChanged(
-        donor, came, OwnershipRecord(owned=came.owned.released(machine, Turn(1, 2), to=ShardId("b")))
+        donor, came, OwnershipRecord(owned=came.owned.released(machine, OwnershipVersion(1, 2), to=ShardId("b")))
     )
 
     now_nanos[0] = 79_000_000_000

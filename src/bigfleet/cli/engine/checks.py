@@ -135,7 +135,7 @@ def _multi(case: Case, decide: Decide) -> None:
                 )
                 actions = cap_reclaims(
                     actions, fraction=data["reclaim_fraction"], configured_by_cluster=configured, spent={}
-                ).kept
+                ).admitted
             _check_actions(step, [action_text(action) for action in actions])
             _check_rows(step, demand.rows(decision))
             if data.get("park"):

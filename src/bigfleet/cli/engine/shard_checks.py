@@ -93,7 +93,7 @@ def _rails(case: Case, decide: Decide) -> None:
     capped = safety_limits.cap_reclaims(
         actions, fraction=data.get("fraction", 0.05), configured_by_cluster=data["configured"], spent={}
     )
-    limited, postponed = safety_limits.limit_actions(capped.kept, data.get("actions_max", 0))
+    limited, postponed = safety_limits.limit_actions(capped.admitted, data.get("actions_max", 0))
     executed = [f"{a.kind.label} {a.machine_id} {a.cluster or '-'}" for a in limited]
     expect_equal(expect["executed"], executed, "executed")
     expect_equal(expect.get("capped", 0), capped.capped, "capped")

@@ -21,7 +21,7 @@ from bigfleet.model.instructions import (
     ids_of,
     reading,
 )
-from bigfleet.model.ownership import Turn
+from bigfleet.model.ownership import OwnershipVersion
 from bigfleet.rpc.wire.convert_coordinator import holding_to_wire, outcome_to_wire, shortfall_to_wire, summary_to_wire
 from bigfleet.rpc.wire.convert_instruction import instruction_to_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2
@@ -150,7 +150,7 @@ def instructions(
         for entry in term.instructions()
         if shard_id in ("", entry.to) and (with_finished or not entry.state.is_final)
     ]
-    chosen.sort(key=lambda entry: entry.instruction.turn)
+    chosen.sort(key=lambda entry: entry.instruction.version)
     statuses = [_status(entry, offset_nanos) for entry in chosen]
     if with_finished:
         statuses[:0] = _dry(term, (move for move in term.proposed if shard_id in ("", move.donor)))
@@ -163,7 +163,9 @@ def _dry(term: Term, moves: Iterable[Transfer]) -> list[coordinator_pb2.Instruct
         _Status(
             instruction=instruction_to_wire(
                 Instruction(
-                    instruction_id=f"{term.term}-0/dry-run/{place}", turn=Turn(term.term, 0), payload=payload_of(move)
+                    instruction_id=f"{term.term}-0/dry-run/{place}",
+                    version=OwnershipVersion(term.term, 0),
+                    payload=payload_of(move),
                 )
             ),
             shard_id=move.donor,

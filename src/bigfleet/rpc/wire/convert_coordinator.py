@@ -12,7 +12,16 @@ from bigfleet.coordinator.ephemeral_state import SOLD_OUT_MAX, ReportAnswer
 from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, ShardId
 from bigfleet.model.instructions import Ack, InstructionOutcome
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn, turn_of
+from bigfleet.model.ownership import (
+    Base,
+    Domain,
+    Owned,
+    OwnershipRow,
+    OwnershipVersion,
+    Reservation,
+    RowKind,
+    version_of,
+)
 from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 from bigfleet.rpc.wire import report_checks
 from bigfleet.rpc.wire.amounts import check_count, check_string
@@ -289,14 +298,16 @@ def holding_to_wire(holding: Holding) -> coordinator_pb2.Ownership:
 
 
 def _adoption_to_wire(machine_id: MachineId, row: OwnershipRow) -> coordinator_pb2.Adoption:
-    return coordinator_pb2.Adoption(machine_id=machine_id, shard_id=row.other, instruction_id=row.turn.instruction_id)
+    return coordinator_pb2.Adoption(
+        machine_id=machine_id, shard_id=row.other, instruction_id=row.version.instruction_id
+    )
 
 
 def _release_to_wire(machine_id: MachineId, row: OwnershipRow) -> coordinator_pb2.Release:
     return coordinator_pb2.Release(
         machine_id=machine_id,
         to_shard_id=row.other,
-        instruction_id=row.turn.instruction_id,
+        instruction_id=row.version.instruction_id,
         released_unix_nanos=row.since_unix_nanos,
         machine=None if row.machine is None else machine_to_wire(row.machine, {}),
     )
@@ -314,13 +325,15 @@ def _holding(message: coordinator_pb2.Ownership) -> Holding:
     for kind, name in ((RowKind.ADOPTED, "adopted"), (RowKind.DISOWNED, "disowned")):
         for index, adoption in enumerate(getattr(message, name)):
             place = f"ownership.{name}[{index}]"
-            turn = _turn(adoption.instruction_id, f"{place}.instruction_id")
-            _put_row(rows, adoption.machine_id, OwnershipRow(kind, turn, ShardId(adoption.shard_id)), place)
+            version = _version(adoption.instruction_id, f"{place}.instruction_id")
+            _put_row(rows, adoption.machine_id, OwnershipRow(kind, version, ShardId(adoption.shard_id)), place)
     for index, release in enumerate(message.released):
         place = f"ownership.released[{index}]"
         machine = machine_from_wire(release.machine)[0] if release.HasField("machine") else None
-        turn = _turn(release.instruction_id, f"{place}.instruction_id")
-        row = OwnershipRow(RowKind.RELEASED, turn, ShardId(release.to_shard_id), release.released_unix_nanos, machine)
+        version = _version(release.instruction_id, f"{place}.instruction_id")
+        row = OwnershipRow(
+            RowKind.RELEASED, version, ShardId(release.to_shard_id), release.released_unix_nanos, machine
+        )
         _put_row(rows, release.machine_id, row, place)
     owned = Owned(
         base=_BASES[message.base],
@@ -361,12 +374,12 @@ def _put_row(rows: dict[MachineId, OwnershipRow], machine_id: str, row: Ownershi
     rows[MachineId(machine_id)] = row
 
 
-def _turn(instruction_id: str, place: str) -> Turn:
+def _version(instruction_id: str, place: str) -> OwnershipVersion:
     check_string(place, instruction_id)
-    turn = turn_of(instruction_id, own=Turn(-1, -1))
-    if turn.term < 0:
+    version = version_of(instruction_id, own=OwnershipVersion(-1, -1))
+    if version.term < 0:
         raise MalformedMessage(place, f"{report_checks.shown(instruction_id)} names no term and number, as in 17-3")
-    return turn
+    return version
 
 
 # ---- answers -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from bigfleet.model.instructions import (
     UnassignDomain,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Domain, Turn
+from bigfleet.model.ownership import Domain, OwnershipVersion
 from bigfleet.model.vector import Vector, format_vector, parse_vector
 from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire, resources_to_wire
 from bigfleet.rpc.wire.convert_need import requirements_from_wire, requirements_to_wire
@@ -30,8 +30,8 @@ _Wire = coordinator_pb2.CoordinatorInstruction
 def instruction_to_wire(instruction: Instruction) -> coordinator_pb2.CoordinatorInstruction:
     """Return the message of an instruction; one without payload has none."""
     message = _Wire(
-        coordinator_term=instruction.turn.term,
-        sequence_number=instruction.turn.sequence,
+        coordinator_term=instruction.version.term,
+        sequence_number=instruction.version.sequence,
         instruction_id=instruction.instruction_id,
     )
     match instruction.payload:
@@ -54,7 +54,7 @@ def instruction_from_wire(message: coordinator_pb2.CoordinatorInstruction) -> In
     """Return an instruction; its payload is None where this version knows none of those that it may carry."""
     return Instruction(
         instruction_id=message.instruction_id,
-        turn=Turn(message.coordinator_term, message.sequence_number),
+        version=OwnershipVersion(message.coordinator_term, message.sequence_number),
         payload=_payload(message),
     )
 

@@ -152,15 +152,15 @@ class Actuator:
         self.history.append(record)
         return record
 
-    async def suppress(self, actions: Sequence[Action], cycle: int, posture: Disposition) -> None:
-        """Count and audit actions that pause or dry run keep from being carried out.
+    async def suppress(self, actions: Sequence[Action], cycle: int, disposition: Disposition) -> None:
+        """Count and audit actions that a pause or a dry run suppresses.
 
         Without an audit log only as many are noted as the history holds.
         """
-        counter = self._suppressed_counter(posture)
+        counter = self._suppressed_counter(disposition)
         for kind, number in Counter(action.kind for action in actions).items():
             counter.labels(kind.label).inc(number)
-        if posture is Disposition.DRY_RUN:
+        if disposition is Disposition.DRY_RUN:
             for action in actions:
                 _log.info(
                     "action.suppressed",
@@ -173,31 +173,31 @@ class Actuator:
         for position, action in enumerate(noted):
             if position and position % SUPPRESSED_PER_TURN_MAX == 0:
                 await self._clock.sleep(0)
-            self._set_aside(self.record(action, cycle), posture)
+            self._set_aside(self.record(action, cycle), disposition)
 
-    def _suppressed_counter(self, posture: Disposition) -> PrometheusCounter:
+    def _suppressed_counter(self, disposition: Disposition) -> PrometheusCounter:
         metrics = self._metrics
-        return metrics.actions_suppressed if posture is Disposition.SUPPRESSED else metrics.actions_dry_run
+        return metrics.actions_suppressed if disposition is Disposition.SUPPRESSED else metrics.actions_dry_run
 
-    def _set_aside(self, record: ActionRecord, posture: Disposition) -> None:
-        record.disposition = posture.value
+    def _set_aside(self, record: ActionRecord, disposition: Disposition) -> None:
+        record.disposition = disposition.value
         record.finished_unix_nanos = record.decided_unix_nanos
         self._audit.note(record)
 
-    def redrive(self, action: Action, cycle: int, posture: Disposition) -> bool:
+    def redrive(self, action: Action, cycle: int, disposition: Disposition) -> bool:
         """Queue an action as a re-drive of the transition that it names, or set it aside; False when there is no room.
 
         docs/spec/shard.md §9.5. The machine must not be pending.
         """
         assert action.machine_id not in self._ledger, "a machine has at most one action in flight"
-        executes = posture is Disposition.EXECUTE
+        executes = disposition is Disposition.EXECUTE
         if executes and len(self._queue) >= self._queue_max:
             return False
         record = self.record(action, cycle)
         record.is_redrive = True
         if not executes:
-            self._suppressed_counter(posture).labels(REDRIVE_LABEL).inc()
-            self._set_aside(record, posture)
+            self._suppressed_counter(disposition).labels(REDRIVE_LABEL).inc()
+            self._set_aside(record, disposition)
             return True
         self._put(record)
         self._metrics.redrives.labels(action.kind.label).inc()

@@ -13,7 +13,7 @@ from bigfleet.model.need import RowKey
 from bigfleet.model.states import MachineState
 from bigfleet.shard.safety_limits import row_served_by
 
-STRIKES_MAX = 3
+REFUSALS_MAX = 3
 HOLD_FIRST_SECONDS = 1_800.0
 HOLD_MAX_SECONDS = 86_400.0
 ROW_BACKOFF_FIRST_SECONDS = 30.0
@@ -49,7 +49,7 @@ class MachineBackoff:
     def refused(self, machine_id: str) -> bool:
         """Count a refusal; return True for the one that makes the machine held."""
         self._machine_backoff[machine_id] = self._machine_backoff.get(machine_id, 0) + 1
-        return self._machine_backoff[machine_id] >= STRIKES_MAX
+        return self._machine_backoff[machine_id] >= REFUSALS_MAX
 
     def hold(self, machine_id: str, provider_state: MachineState | None, *, until_restart: bool) -> None:
         """Keep a machine Failed: 30 min, doubled each time to 24 h, or for the life of the process."""

@@ -514,7 +514,7 @@ class Executors:
         except ProviderRefusal as refusal:
             record.message = f"{method}: {refusal}"
             if method == "create" and refusal.kind is RefusalKind.EXHAUSTED:
-                # The machine is healthy and its pool is not: no strike, but a back-off of the pool (§9.8).
+                # The machine is healthy and its pool is not: no refusal is counted, the pool backs off (§9.8).
                 return ActionOutcome.EXHAUSTED
             return await self._refused(machine_id, refusal)
         record.operation_id = ack.operation_id
@@ -568,7 +568,7 @@ class Executors:
         return shown
 
     def _take(self, machine_id: MachineId, shown: ListedMachine) -> bool:
-        """Take a record that answers for this machine; False when it is refused or speaks of another machine."""
+        """Take a record that answers for this machine; False when it is refused or names another machine."""
         return shown.machine.id == machine_id and self._ingest.observe(shown)
 
     def _hold(self, machine_id: MachineId, cause: str, *, until_restart: bool) -> None:

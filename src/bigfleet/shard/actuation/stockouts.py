@@ -3,7 +3,7 @@
 docs/spec/shard.md §9.8, docs/adr/0145-stockouts-by-pool.md. A pool is (instance type, zone, capacity type) of the
 shard's provider. The engine gets the result as options; the executor asks before each Create. A
 coordinator brings what other shards of the same provider report. Everything is bounded: back-offs end by themselves,
-and no more is kept than pools, rows and machines that failed lately.
+and no more is stored than pools, rows and machines that failed lately.
 """
 
 import math

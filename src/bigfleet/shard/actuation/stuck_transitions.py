@@ -39,7 +39,7 @@ class _Stay:
     """One stay of a machine in a transitional state."""
 
     state: MachineState
-    #: What tells this stay from an earlier one in the same state.
+    #: Distinguishes this stay from an earlier one in the same state.
     entered_unix_nanos: int
     seen_seconds: float
     is_driven: bool = False
@@ -60,7 +60,7 @@ class StuckTransitions:
             MachineState.DRAINING: settings.stuck_draining_margin_seconds,
             MachineState.DELETING: settings.stuck_deleting_seconds,
         }
-        self._posture = safety_limits.disposition(paused=settings.actuation_paused, dry_run=settings.dry_run)
+        self._disposition = safety_limits.disposition(paused=settings.actuation_paused, dry_run=settings.dry_run)
         self._inventory = inventory
         self._metrics = metrics
         self._clock = clock
@@ -94,7 +94,7 @@ class StuckTransitions:
                 continue
             if not stay.is_driven and now_seconds - stay.seen_seconds > self._allowed_seconds(machine):
                 # Without room in the queue the next timer cycle tries.
-                stay.is_driven = actuator.redrive(_again(machine), cycle, self._posture)
+                stay.is_driven = actuator.redrive(_again(machine), cycle, self._disposition)
             elif stay.is_driven and not stay.is_stuck:
                 stay.is_stuck = True
                 advice = "inspect it at the provider; its state changes only when the provider reports another one"

@@ -1,9 +1,9 @@
 """Writes one audit record for each action, chained so that gaps and edits show.
 
 docs/spec/shard.md §13, docs/adr/0114-the-audit-log-is-a-chain.md. One line of JSON per action that was carried out or
-kept from it; `chain` is the SHA-256 of the chain before it and of the line without it. The file behind is in
-`bigfleet.shard.audit.log_file`, the check in `bigfleet.shard.audit.verification`. A failing write is counted and told;
-it must never hold up or end anything else.
+suppressed; `chain` is the SHA-256 of the chain before it and of the line without it. The file behind is in
+`bigfleet.shard.audit.log_file`, the check in `bigfleet.shard.audit.verification`. A failing write is counted and
+logged; it must never hold up or end anything else.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from bigfleet.shard.outcomes import ActionRecord
 GENESIS = "0" * 64
 #: Characters of a text that comes from outside; everything else in a record is bounded already.
 TEXT_CHARACTERS_MAX = 1024
-#: What telling the chain before it adds to a line.
+#: Bytes that the field `previous` adds to a line.
 _PREVIOUS_BYTES = len(f',"previous":"{GENESIS}"')
 _CHAIN = re.compile(rb',"chain":"([0-9a-f]{64})"\}\Z')
 
@@ -109,9 +109,9 @@ def read_line(line: bytes) -> AuditLine | None:
     return AuditLine(link.sequence, link.previous, found.group(1).decode(), body)
 
 
-def chained(record: dict[str, object], sequence: int, previous: str, *, tells_previous: bool) -> tuple[bytes, str]:
+def chained(record: dict[str, object], sequence: int, previous: str, *, has_previous: bool) -> tuple[bytes, str]:
     """Return the line of a record, with its line feed, and its chain."""
-    fields = record | {"sequence": sequence} | ({"previous": previous} if tells_previous else {})
+    fields = record | {"sequence": sequence} | ({"previous": previous} if has_previous else {})
     body = msgspec.json.encode(fields)
     chain = digest(previous, body)
     return body[:-1] + f',"chain":"{chain}"}}\n'.encode(), chain
@@ -139,7 +139,7 @@ class Audit:
         return self._log is not None
 
     def note(self, record: ActionRecord) -> None:
-        """Write the record of an action that ended or was kept from being carried out. Never raises OSError."""
+        """Write the record of an action that ended or was suppressed. Never raises OSError."""
         if self._log is None:
             return
         self._sequence += 1
@@ -157,10 +157,10 @@ class Audit:
             self._lost_in_a_row = 0
 
     def _write(self, log: AuditLog, fields: dict[str, object]) -> None:
-        line, chain = chained(fields, self._sequence, self._chain, tells_previous=False)
+        line, chain = chained(fields, self._sequence, self._chain, has_previous=False)
         log.make_room(len(line) + _PREVIOUS_BYTES)
         if log.is_new_file:
-            line, chain = chained(fields, self._sequence, self._chain, tells_previous=True)
+            line, chain = chained(fields, self._sequence, self._chain, has_previous=True)
         log.append(line)
         self._chain = chain
 

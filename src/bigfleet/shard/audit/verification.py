@@ -128,13 +128,13 @@ class _Checker:
             return
         # Whatever of the three it was, the true next line goes on from one of these.
         chains = self._chains | {line.chain} | {digest(chain, line.body) for chain in self._chains}
-        self._tell_break(place, line, last)
+        self._report_break(place, line, last)
         if line.sequence not in self._sequences:
             self._accept(line, chains)
         else:
             self._chains = chains
 
-    def _tell_break(self, place: _Place, line: AuditLine, last: int) -> None:
+    def _report_break(self, place: _Place, line: AuditLine, last: int) -> None:
         if line.sequence in self._sequences:
             self._find(place, AuditFault.REORDERED, f"record {line.sequence} stands here again")
         elif line.sequence <= last:
@@ -143,7 +143,7 @@ class _Checker:
             self._gaps.append((range(last + 1, line.sequence), len(self.findings)))
             self._find(place, AuditFault.GAP, f"{_records(last + 1, line.sequence)} missing before this line")
         elif not self._chains:
-            pass  # the missing beginning was told already
+            pass  # the missing beginning was reported already
         else:
             self._find(place, AuditFault.EDITED, f"record {line.sequence} is not as it was written after record {last}")
 

@@ -99,7 +99,7 @@ class Shard:
         #: replaced, never changed.
         self.view = CycleView()
         self.taken: MachineRows = np.zeros(0, np.int64)
-        self._title: OwnedResources = ownership_file or EVERYTHING
+        self._resources: OwnedResources = ownership_file or EVERYTHING
         self._make_sessions(ownership_file)
         self.machine_backoff = MachineBackoff(clock)
         self.demand_backoff = DemandBackoff(clock)
@@ -108,7 +108,7 @@ class Shard:
         self._make_ingest()
         #: Settings of single clusters; replaced, never changed.
         self.policies = ClusterPolicies()
-        #: Is told what every cycle asked its engine, and what it was answered.
+        #: Receives what every cycle asked its engine, and what it was answered.
         self.recorder = recorder
         self._decider = EngineRunner(
             make_engine=make_engine,
@@ -133,7 +133,7 @@ class Shard:
         self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
 
     def _make_sessions(self, file: OwnershipFile | None) -> None:
-        """Make the sessions, and the parts that follow what operators report and are told."""
+        """Make the sessions, and the parts that follow what operators report and are sent."""
         self.sessions = Sessions(
             epoch=self.epoch,
             outbox_frames_max=self.settings.outbox_frames_max,
@@ -164,7 +164,7 @@ class Shard:
         self.ownership_filter = OwnershipFilter(
             me=self.shard_id,
             inherits=self.settings.inherits,
-            title=self._title,
+            resources=self._resources,
             is_known=self.inventory.__contains__,
             is_busy=self._actions.__contains__,
         )
@@ -214,7 +214,7 @@ class Shard:
             revisit=self._revisits.add,
             profile_of=self.intake.table.profile_of,
             note_drain=self.stuck.note_drain,
-            is_reserved=lambda machine_id: machine_id in self._title.reservations,
+            is_reserved=lambda machine_id: machine_id in self._resources.reservations,
         )
         self.actuator = Actuator(
             settings=self.settings,
@@ -321,11 +321,11 @@ class Shard:
         """Make the engine ready, off the loop: sessions are served and the inventory is read meanwhile."""
         if not self._decider.is_ready:
             await self._decider.make_ready()
-            self._tell_ready()
+            self._log_ready()
             if self.is_ready:
                 self.wake()
 
-    def _tell_ready(self) -> None:
+    def _log_ready(self) -> None:
         if self.is_ready:
             _log.info("shard.became_ready", machines=len(self.inventory), cycle=self.cycle)
 
@@ -384,9 +384,9 @@ class Shard:
         return report
 
     async def _one_cycle(self, is_timer: bool) -> CycleReport:
-        lap = PhaseTimer(self._clock, self.metrics)
+        timer = PhaseTimer(self._clock, self.metrics)
         await self._reconcile()
-        lap.end("reconcile")
+        timer.end("reconcile")
         if not self.is_ready:
             # An unread inventory is not an empty one: no phase runs on it, nor without an engine.
             return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
@@ -405,9 +405,9 @@ class Shard:
         options = self._options(snapshot, unjoined)
         options = await self.plans.options_with(snapshot, demand, by_cluster, options)
         asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
-        decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, lap.decided))
+        decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, timer.decided))
         self._has_decided = True
-        lap.end_decision()
+        timer.end_decision()
         self.plans.decided(decision)
         self.demand_backoff.keep_only(self.intake.table.wants)
         self.stockouts.keep_only(self.intake.table.wants)
@@ -432,13 +432,13 @@ class Shard:
         context, effects = await self._conclude(decision, context, audience, is_timer)
         self._refresh_overflowed_sessions()
         self.publisher.publish_hints(effects)
-        lap.end("emit")
+        timer.end("emit")
         passed = await self.guardrails.enqueue(
             decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
         )
         if passed.postponed:
             self.wake()
-        lap.end("execute")
+        timer.end("execute")
         self.view = build_view(decision, context)
         self.taken = effects.taken
         self.publisher.publish_need_status(effects)
@@ -470,7 +470,7 @@ class Shard:
             self.ownership.reconciled(result)
         if not self._has_reconciled:
             self._has_reconciled = True
-            self._tell_ready()
+            self._log_ready()
             self._on_inventory()
             for session in self.sessions:
                 self._resync(session)
@@ -487,7 +487,7 @@ class Shard:
     async def _conclude(
         self, decision: Decision, context: ViewContext, audience: Subscribers, is_timer: bool
     ) -> tuple[ViewContext, CycleEffects]:
-        """Work out, off the loop, the ages after a decision and what there is to tell of it."""
+        """Work out, off the loop, the ages after a decision and its effects to publish."""
         before = self._ages
 
         def conclude() -> tuple[ShortfallAges, ViewContext, CycleEffects]:
@@ -513,8 +513,8 @@ class Shard:
         taken = self.taken
         if self.ownership is not None:
             # What came lately is our own clusters' supply, and nobody else's for a while.
-            kept = self.ownership.handover.cooling | self.ownership_filter.reserved
-            taken = rows_with(decided_on.snapshot, taken, kept)
+            unavailable = self.ownership.handover.cooling | self.ownership_filter.reserved
+            taken = rows_with(decided_on.snapshot, taken, unavailable)
         own = self.stockouts.own()
         return report_of(decided_on.snapshot, taken, self._ages.ledger, cycle=self.view.cycle, sold_out=own)
 

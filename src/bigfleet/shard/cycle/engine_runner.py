@@ -21,8 +21,8 @@ from bigfleet.shard.metrics import ShardMetrics
 
 _log = structlog.get_logger("bigfleet.shard.cycle.engine_runner")
 
-#: Divergences of one decision that are told; one that finds more has said enough.
-_TOLD_MAX = 16
+#: Divergences of one decision that are logged; the rest are dropped.
+_LOGGED_MAX = 16
 
 
 class EngineDivergence(Protocol):
@@ -86,7 +86,7 @@ class EngineRunner:
         self._engine: DecisionEngine | None = None
         self._making = asyncio.Lock()
         #: Filled by the thread that decides, emptied by the loop.
-        self._diverged: deque[EngineDivergence] = deque(maxlen=_TOLD_MAX)
+        self._diverged: deque[EngineDivergence] = deque(maxlen=_LOGGED_MAX)
 
     @property
     def is_ready(self) -> bool:
@@ -113,9 +113,9 @@ class EngineRunner:
         try:
             return await self._compute(lambda: engine.decide(view, demand, options, on_phase=on_phase))
         finally:
-            self._tell_divergences()
+            self._log_divergences()
 
-    def _tell_divergences(self) -> None:
+    def _log_divergences(self) -> None:
         while self._diverged:
             divergence = self._diverged.popleft()
             self._metrics.engine_divergences.inc()

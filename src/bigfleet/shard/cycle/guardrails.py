@@ -1,8 +1,8 @@
 """Passes a decision's actions through the safety limits to the action queue, and keeps their state between cycles.
 
 docs/spec/shard.md §6. The arithmetic is in `bigfleet.shard.safety_limits` and `bigfleet.shard.cycle.reclaim_delay`;
-what takes time in proportion to the actions runs off the loop. Nothing here changes a decision: what a rail holds back,
-a later cycle derives again.
+what takes time in proportion to the actions runs off the loop. Nothing here changes a decision: what a safety limit
+holds back, a later cycle derives again.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -28,7 +28,7 @@ _log = structlog.get_logger("bigfleet.shard.cycle.guardrails")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmittedActions:
-    """How many of one cycle's actions the rails held back, and how many were enqueued."""
+    """How many of one cycle's actions the safety limits held back, and how many were enqueued."""
 
     capped: int = 0
     delayed: int = 0
@@ -37,7 +37,7 @@ class AdmittedActions:
 
 
 class Guardrails:
-    """The rails of one shard. Its loop alone calls it, once per cycle."""
+    """The safety limits of one shard. Its loop alone calls it, once per cycle."""
 
     def __init__(
         self,
@@ -60,25 +60,25 @@ class Guardrails:
         self._demand_backoff = demand_backoff
         self._metrics = metrics
         self._compute = compute
-        #: Reclaims of the timer period by cluster (rail 1).
+        #: Reclaims of the timer period by cluster (safety limit 1).
         self._reclaims_spent: Mapping[str, int] = {}
-        #: The excess machines of the last cycle (rail 5); replaced, never changed.
+        #: The excess machines of the last cycle (safety limit 5); replaced, never changed.
         self.excess = ExcessTimers()
         metrics.reclaim_after.set(settings.reclaim_after_seconds)
 
     async def enqueue(
         self, decision: Decision, snapshot: ColumnSnapshot, *, cycle: int, now_seconds: float, is_timer: bool
     ) -> AdmittedActions:
-        """Enqueue what the rails admit, or set all of it aside under a pause or a dry run."""
-        posture = safety_limits.disposition(paused=self._settings.actuation_paused, dry_run=self._settings.dry_run)
+        """Enqueue what the safety limits admit, or set all of it aside under a pause or a dry run."""
+        disposition = safety_limits.disposition(paused=self._settings.actuation_paused, dry_run=self._settings.dry_run)
         if is_timer:
             self._reclaims_spent = {}
         # What starts meanwhile is caught when the actions are enqueued.
         in_flight = self._actuator.in_flight()
-        if posture is not safety_limits.Disposition.EXECUTE:
+        if disposition is not safety_limits.Disposition.EXECUTE:
             open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
             self._metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))
-            await self._actuator.suppress(open_actions, cycle, posture)
+            await self._actuator.suppress(open_actions, cycle, disposition)
             return AdmittedActions()
         chosen = await self._choose(decision, snapshot, in_flight, now_seconds=now_seconds, is_timer=is_timer)
         self._reclaims_spent = dict(chosen.spent)
@@ -94,7 +94,7 @@ class Guardrails:
         )
 
     def delay_of(self, machine_id: MachineId) -> tuple[int, str]:
-        """Return until when a machine is kept from reclaim, Unix nanoseconds, and why; (0, "") for no such machine."""
+        """Return until when a machine's reclaim waits, Unix nanoseconds, and why; (0, "") for no such machine."""
         hold, since = self._fit_holds.get(machine_id), self.excess.since_seconds.get(machine_id)
         now_seconds, after_seconds = self._clock.monotonic_seconds(), self._settings.reclaim_after_seconds
         until_seconds, why = (now_seconds, "")

@@ -1,6 +1,6 @@
 """Times the phases of one cycle: `cycle_phase_duration_seconds` (docs/spec/shard.md §14).
 
-The shard's own phases end in its loop. Those of a decision end in the thread that decides, which tells of each while
+The shard's own phases end in its loop. Those of a decision end in the thread that decides, which reports each while
 the loop waits: the engine reads no clock. Together they are the cycle, and no moment of it is counted twice. Nothing
 here may observe a phase that did not come to its end.
 """
@@ -31,11 +31,11 @@ class PhaseTimer:
 
     def end(self, name: str) -> None:
         """Observe the time since the last phase ended."""
-        self._metrics.cycle_phase.labels(name).observe(self._lap_seconds())
+        self._metrics.cycle_phase.labels(name).observe(self._elapsed_seconds())
 
     def decided(self, phase: Phase) -> None:
         """Count the time since the last phase ended for one of the decision, which may come to it more than once."""
-        self._spent_seconds[phase] += self._lap_seconds()
+        self._spent_seconds[phase] += self._elapsed_seconds()
 
     def end_decision(self) -> None:
         """Observe the phases of the decision; the answer's way back to the loop belongs to the last one."""
@@ -43,6 +43,6 @@ class PhaseTimer:
         for phase, seconds in self._spent_seconds.items():
             self._metrics.cycle_phase.labels(SHOWN_AS[phase]).observe(seconds)
 
-    def _lap_seconds(self) -> float:
+    def _elapsed_seconds(self) -> float:
         started_seconds, self._started_seconds = self._started_seconds, self._clock.monotonic_seconds()
         return self._started_seconds - started_seconds

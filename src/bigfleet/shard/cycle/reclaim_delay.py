@@ -78,7 +78,7 @@ class ExcessTimers:
 
 
 class FitHold(NamedTuple):
-    """How long a machine is kept because the pods on it would not fit on the other nodes."""
+    """How long a machine is held because the pods on it would not fit on the other nodes."""
 
     until_seconds: float
     next_seconds: float

@@ -2,7 +2,7 @@
 
 docs/spec/shard.md §5.3. The transition table binds the former only. Stamps are the shard's own: they stay while the
 machine is on its way or bound, and end together with the cluster when it is observed Idle, Speculative or Deleting
-(ADR-0059 in docs/adr). Every change of a machine that is or was bound tells the cluster.
+(ADR-0059 in docs/adr). Every change of a machine that is or was bound is sent to its cluster.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,7 +55,7 @@ class NodeLoad(NamedTuple):
     pods: int
 
 
-class _Told(NamedTuple):
+class _AppliedView(NamedTuple):
     """What a record says of a machine beside its facts."""
 
     state: MachineState
@@ -63,7 +63,7 @@ class _Told(NamedTuple):
     last_error: str
 
     @classmethod
-    def of(cls, machine: Machine | InventoryRecord) -> "_Told":
+    def of(cls, machine: Machine | InventoryRecord) -> "_AppliedView":
         return cls(machine.state, machine.cluster, machine.last_error)
 
 
@@ -94,9 +94,9 @@ class Ingest:
         self._sessions = sessions
         self._metrics = metrics
         self._clock = clock
-        #: What the last record applied told, of all and only machines of which our view says something else by now;
+        #: What the last applied record reported, of all and only machines of which our view says something else by now;
         #: the facts of our view are always those of that record.
-        self._applied: dict[MachineId, _Told] = {}
+        self._applied: dict[MachineId, _AppliedView] = {}
         self._owns = owns
         self._on_change = on_change
         self._on_observed = on_observed
@@ -112,8 +112,8 @@ class Ingest:
             now_seconds=self._clock.monotonic_seconds(),
             now_unix_nanos=self._clock.unix_nanos(),
         )
-        self._applied.setdefault(machine.id, _Told.of(before))
-        self._tell(machine.id, before, machine)
+        self._applied.setdefault(machine.id, _AppliedView.of(before))
+        self._publish(machine.id, before, machine)
 
     def is_unchanged(self, record: ListedMachine) -> bool:
         """Say whether the record equals the last applied one and our view has not moved away from it since."""
@@ -124,15 +124,15 @@ class Ingest:
         applied = self._applied.get(shown.id)
         if applied is not None and applied != (shown.state, shown.cluster, shown.last_error):
             return False
-        told_error = known.last_error if applied is None else applied.last_error
-        return told_error == shown.last_error and known.declares(shown)
+        applied_error = known.last_error if applied is None else applied.last_error
+        return applied_error == shown.last_error and known.declares(shown)
 
     def changed(self, records: Iterable[ListedMachine]) -> set[MachineId]:
         """Return the machines of all and only the records that are not unchanged, each judged as if it came first."""
         return {record.machine.id for record in records if not self.is_unchanged(record)}
 
     def is_as_reported(self, machine_id: MachineId) -> bool:
-        """Say whether our view of a known machine is what the last record applied told of it."""
+        """Say whether our view of a known machine is what the last applied record reported of it."""
         return machine_id not in self._applied
 
     def moment(self) -> Moment:
@@ -183,7 +183,7 @@ class Ingest:
         ):
             self._applied.pop(machine_id, None)
         else:
-            self._applied[machine_id] = _Told.of(shown)
+            self._applied[machine_id] = _AppliedView.of(shown)
         former = None if known is None else known.binding.state
         if known is not None and former is not None and former is not observed.state:
             self._on_observed(known.machine(machine_id), observed)
@@ -191,26 +191,26 @@ class Ingest:
                 self._metrics.observed_jumps.labels(former.label, observed.state.label).inc()
             if observed.state is MachineState.SPECULATIVE and former is MachineState.DELETING:
                 self._metrics.idle_releases.inc()
-        self._tell(machine_id, known, observed)
+        self._publish(machine_id, known, observed)
         return True
 
     def fail(self, machine: Machine, cause: str) -> None:
-        """Set a machine to Failed in our memory only; the record that says otherwise is kept for comparison."""
+        """Set a machine to Failed in our memory only; the record that says otherwise is retained for comparison."""
         failed = replace(machine, state=MachineState.FAILED, last_error=cause)
         before = self._inventory.observe(
             failed, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
         )
-        self._applied.setdefault(machine.id, _Told.of(before))
-        self._tell(machine.id, before, failed)
+        self._applied.setdefault(machine.id, _AppliedView.of(before))
+        self._publish(machine.id, before, failed)
 
     def keep_bound(self, machine: Machine) -> None:
         """Undo a drain that its operator refused: the provider still shows the machine as Configured, and so do we."""
-        kept = replace(machine, state=MachineState.CONFIGURED, preempted_for=None)
+        restored = replace(machine, state=MachineState.CONFIGURED, preempted_for=None)
         before = self._inventory.observe(
-            kept, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
+            restored, now_seconds=self._clock.monotonic_seconds(), now_unix_nanos=self._clock.unix_nanos()
         )
         self._applied.pop(machine.id, None)
-        self._tell(machine.id, before, kept)
+        self._publish(machine.id, before, restored)
 
     def applied_state(self, machine_id: MachineId) -> MachineState | None:
         """Return the state of the last record applied, None when there was none."""
@@ -221,16 +221,16 @@ class Ingest:
         return known.state if known is not None else None
 
     def remove(self, machine_id: MachineId) -> None:
-        """Forget a machine that the provider does not report any more; its cluster is told that it failed."""
+        """Forget a machine that the provider does not report any more; its cluster is notified that it failed."""
         known = self._inventory.record_of(machine_id)
         if known is not None and known.cluster and self._sessions.of(known.cluster) is not None:
-            self._tell_lost(known.machine(machine_id), NO_LONGER_REPORTED)
+            self._report_lost(known.machine(machine_id), NO_LONGER_REPORTED)
         if known is not None:
             self._on_observed(known.machine(machine_id), None)
         self.leave(machine_id)
 
     def leave(self, machine_id: MachineId) -> None:
-        """Take a machine out of the inventory; nobody is told that it failed."""
+        """Take a machine out of the inventory; no cluster is notified that it failed."""
         before = self._inventory.remove(machine_id)
         self._applied.pop(machine_id, None)
         self._nodes.pop(machine_id, None)
@@ -239,7 +239,7 @@ class Ingest:
     def note_node_name(self, cluster: str, status: NodeStatus) -> bool:
         """Keep what an operator reported of a node; False when the machine is not bound to its cluster.
 
-        An empty name says that the node is gone; a status that is older than the last kept changes nothing.
+        An empty name says that the node is gone; a status that is older than the stored one changes nothing.
         """
         machine = self._inventory.get(status.machine_id)
         if machine is None or machine.cluster != cluster:
@@ -313,19 +313,19 @@ class Ingest:
             _log.warning("inventory.metadata_rejected", machine=machine.id, key=key)
         return restored
 
-    def _tell(self, machine_id: MachineId, before: InventoryRecord | None, after: Machine) -> None:
-        """Tell listeners and the cluster of a change; of the stamps of `after` nobody asks here."""
+    def _publish(self, machine_id: MachineId, before: InventoryRecord | None, after: Machine) -> None:
+        """Notify listeners and the cluster of a change; the stamps of `after` are not used here."""
         former = None
         ours = None if before is None else before.binding
         if before is None or ours is None or ours.state is not after.state or ours.cluster != after.cluster:
             former = before.machine(machine_id) if before is not None else None
-            # What a record tells has no stamps; those of the machine are in our view.
+            # What a record reports has no stamps; those of the machine are in our view.
             self._on_change(former, self._inventory.known(machine_id) if former is not None else after)
         cluster = (ours.cluster if ours is not None else "") or after.cluster
         if not cluster:
             return
         if former is not None and former.cluster and after.cluster not in ("", former.cluster):
-            self._tell_lost(former, BOUND_ELSEWHERE)
+            self._report_lost(former, BOUND_ELSEWHERE)
             self._nodes.pop(after.id, None)
             self._sessions.send_node_state(self.node_state(after, after.cluster))
             return
@@ -340,8 +340,8 @@ class Ingest:
         if not after.cluster:
             self._nodes.pop(after.id, None)
 
-    def _tell_lost(self, machine: Machine, cause: str) -> None:
-        """Tell a machine's cluster, if it is there, that it will hear no more of the machine."""
+    def _report_lost(self, machine: Machine, cause: str) -> None:
+        """Notify a machine's cluster, if it is connected, that the machine is lost to it."""
         if self._sessions.of(machine.cluster) is None:
             return
         lost = replace(machine, state=MachineState.FAILED, last_error=cause)

@@ -2,7 +2,7 @@
 
 Every insert and update passes the invariant; a record that breaks it is refused and the last good one stays. The same
 change goes to the columns that the engine decides from (ADR 0110), so that a snapshot costs what has changed. Machines
-are kept in parts (`bigfleet.shard.inventory.machine_record`) and assembled on request. It is touched by the shard's
+are stored in parts (`bigfleet.shard.inventory.machine_record`) and assembled on request. It is touched by the shard's
 loop alone; other threads read immutable snapshots of it. It never sorts or copies the machines.
 """
 
@@ -60,20 +60,20 @@ class Inventory:
         return machine_id in self._machines
 
     def __iter__(self) -> Iterator[Machine]:
-        return (kept.machine(machine_id) for machine_id, kept in self._machines.items())
+        return (record.machine(machine_id) for machine_id, record in self._machines.items())
 
     def get(self, machine_id: str) -> Machine | None:
         """Return the machine, made for the caller, or None when it is not known. Cost: some microseconds."""
         known = MachineId(machine_id)
-        kept = self._machines.get(known)
-        return None if kept is None else kept.machine(known)
+        record = self._machines.get(known)
+        return None if record is None else record.machine(known)
 
     def known(self, machine_id: MachineId) -> Machine:
         """Return the machine, made for the caller. Raises InventoryRefusal when it is unknown."""
         return self._known(machine_id).machine(machine_id)
 
     def record_of(self, machine_id: MachineId) -> InventoryRecord | None:
-        """Return what is kept of a machine, None when it is not known."""
+        """Return the record of a machine, None when it is not known."""
         return self._machines.get(machine_id)
 
     @property
@@ -107,7 +107,7 @@ class Inventory:
         self._replace(machine, None, now_seconds, now_unix_nanos)
 
     def apply(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> InventoryRecord:
-        """Replace a machine by a driven transition or an update, and return what was kept before.
+        """Replace a machine by a driven transition or an update, and return the record before.
 
         Raises InventoryRefusal when it is unknown, the transition is not in the table, or the invariant is broken.
         """
@@ -122,7 +122,7 @@ class Inventory:
     def observe(
         self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0, binding: Binding | None = None
     ) -> InventoryRecord:
-        """Replace a machine by what its provider reports, whatever the table says, and return what was kept before.
+        """Replace a machine by what its provider reports, whatever the table says, and return the record before.
 
         `binding` holds its stamps when they are not those of the machine; state and cluster are the same in both.
         Raises InventoryRefusal when it is unknown or the invariant is broken.
@@ -132,7 +132,7 @@ class Inventory:
         return before
 
     def remove(self, machine_id: str) -> InventoryRecord:
-        """Forget a machine and return what was kept of it. Raises InventoryRefusal when it is unknown."""
+        """Forget a machine and return its record. Raises InventoryRefusal when it is unknown."""
         known = MachineId(machine_id)
         before = self._known(known)
         del self._machines[known]
@@ -186,10 +186,10 @@ class Inventory:
         return self._store.rows_without(rows)
 
     def _known(self, machine_id: MachineId) -> InventoryRecord:
-        kept = self._machines.get(machine_id)
-        if kept is None:
+        record = self._machines.get(machine_id)
+        if record is None:
             raise InventoryRefusal("unknown", f"{machine_id}: no machine with this id is known")
-        return kept
+        return record
 
     def _replace(
         self,
@@ -221,8 +221,8 @@ class Inventory:
             self._count(machine.cluster, 1)
         store = self._store
         since_seconds = self._idle_since_seconds[machine_id] if state is MachineState.IDLE else math.nan
-        kept, numbers = self._keeper.keep(machine, binding or binding_of(machine), since_seconds, store.vocabulary)
-        self._machines[machine_id] = kept
+        record, numbers = self._keeper.keep(machine, binding or binding_of(machine), since_seconds, store.vocabulary)
+        self._machines[machine_id] = record
         store.put(machine_id, numbers)
         self._changed.add(machine_id)
 

@@ -1,7 +1,7 @@
 """Defines the record of a machine: its own fields, and references to values that machines share.
 
 Half a million machines repeat some ten thousand sets of facts and of stamps. As a record of its own a machine takes 300
-bytes with its host; kept like this it takes a hundred, and two that share their facts are compared by one reference.
+bytes with its host; stored like this it takes a hundred, and two that share their facts are compared by one reference.
 `Keeper` makes each shared part once, with the numbers that the columns know it by. Values only: nothing here may know
 which machines there are.
 """
@@ -89,7 +89,7 @@ class InventoryRecord(NamedTuple):
         return self.facts.capacity_type
 
     def machine(self, machine_id: MachineId) -> Machine:
-        """Return the machine, equal to the one that was kept."""
+        """Return the machine, equal to the one that was stored."""
         facts, binding = self.facts, self.binding
         return Machine(
             id=machine_id,
@@ -116,7 +116,7 @@ class InventoryRecord(NamedTuple):
         )
 
     def declares(self, machine: Machine) -> bool:
-        """Say whether the facts are those of a record: all that a provider tells but state, cluster and last error."""
+        """Say whether the facts are those of a record: all a provider reports but state, cluster and last error."""
         provider, instance_type, zone, capacity_type, resources, allocatable, labels, price, probability = self.facts
         # What conversion shares is one object, so most comparisons are of two references.
         return (
@@ -163,7 +163,7 @@ class _NumberedBinding(NamedTuple):
 
 
 class Keeper:
-    """Makes what is kept of machines, equal parts once."""
+    """Makes the records of machines, equal parts once."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -1,8 +1,8 @@
 """Counts and prices the machines of a fleet by shape, and matches shapes with demand.
 
-NumPy over all machines, Python over shapes and distinct questions alone; what was read of the vocabulary is kept while
-it grows. Hints, verdicts and the demand gauge ask here, off the loop, one at a time. Nothing here may make an object
-per machine, nor decide who gets one.
+NumPy over all machines, Python over shapes and distinct questions alone; what was read of the vocabulary is cached
+while it grows. Hints, verdicts and the demand gauge ask here, off the loop, one at a time. Nothing here may make an
+object per machine, nor decide who gets one.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Counts = npt.NDArray[np.int64]
 Prices = npt.NDArray[np.float64]
 #: Rows of a snapshot.
 MachineRows = npt.NDArray[np.int64]
-#: Requirements on one key whose answers are kept; over that all are worked out anew.
+#: Requirements on one key whose answers are cached; over that all are worked out anew.
 REQUIREMENTS_MAX = 1024
 
 
@@ -225,7 +225,7 @@ class Fits:
 
 
 class FleetClasses:
-    """The classes of the newest snapshot that was asked about, with their fits; kept while nothing moved."""
+    """The classes of the newest snapshot that was asked about, with their fits; cached while nothing moved."""
 
     def __init__(self) -> None:
         self._attributes = Attributes()

@@ -16,7 +16,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.penalty import bucket_for_dollars
 
 #: A donor keeps one in so many of the machines that match, and at least one.
-KEPT_ONE_IN = 10
+RETAINED_ONE_IN = 10
 
 _DEFAULTS = Options(now_seconds=0.0, reported=frozenset())
 
@@ -52,8 +52,8 @@ def chosen(selector: Selector, matching: Iterable[DonorCandidate]) -> list[Machi
     max(1, ceil(0.1 × matching)) of them stay, so of one or none nothing is given.
     """
     ordered = sorted(matching, key=_order)
-    kept = max(1, -(-len(ordered) // KEPT_ONE_IN))
-    return [candidate.machine.id for candidate in ordered[: max(0, min(selector.count, len(ordered) - kept))]]
+    retained = max(1, -(-len(ordered) // RETAINED_ONE_IN))
+    return [candidate.machine.id for candidate in ordered[: max(0, min(selector.count, len(ordered) - retained))]]
 
 
 def _order(candidate: DonorCandidate) -> tuple[float, float, MachineId]:

@@ -27,7 +27,7 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.machine import Machine, invariant_fault
-from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, Reservation, RowKind, Turn
+from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, OwnershipVersion, Reservation, RowKind
 from bigfleet.model.states import RESTING_STATES, TRANSITIONAL_STATES, MachineState
 from bigfleet.shard.outcomes import COORDINATOR_REASON
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, DrainCandidate, chosen, victims
@@ -37,10 +37,10 @@ from bigfleet.shard.ports import ListedMachine, ProviderRefusal, RefusalKind
 #: How long a machine stays with who adopted it before it may be given on, and a ready reservation lasts (§7.5, §9.5).
 COOLDOWN_REPORT_CYCLES = 8
 RESERVED_REPORT_CYCLES = 10
-#: Doors that are closed at the same time.
-DOORS_AT_ONCE_MAX = 16
-#: The provider does not read this call as done, and yet it has seen its token.
-_DOOR_CLOSED = frozenset({RefusalKind.REFUSED})
+#: Machines that are fenced at the same time.
+FENCED_AT_ONCE_MAX = 16
+#: The provider rejects this call, but it has stored its token: the machine is fenced.
+_FENCED_ANYWAY = frozenset({RefusalKind.REFUSED})
 
 Transfer = TransferOwnership | ReassignSpeculative
 _log = structlog.get_logger("bigfleet.shard.ownership.handover")
@@ -56,7 +56,7 @@ class MayYetSucceed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoverDone:
-    """What there is to tell of an instruction that was carried out."""
+    """Result of an instruction that was carried out, for its acknowledgement."""
 
     #: Resolved, adopted or being drained.
     machine_ids: tuple[MachineId, ...] = ()
@@ -181,28 +181,28 @@ class Handover:
     # ---- giving up ----------------------------------------------------------------------------------------------
 
     async def _release(self, payload: Transfer, instruction: Instruction) -> HandoverDone:
-        turn = instruction.row_turn
+        version = instruction.row_version
         if not payload.to_shard:
             raise DoesNotApply("it does not say which shard gets the machines")
-        known = self._given_up_at(turn)
+        known = self._given_up_at(version)
         if known.machine_ids:
             return known
-        named = [machine_id for machine_id in ids_of(payload) if not self._is_past(machine_id, turn)]
+        named = [machine_id for machine_id in ids_of(payload) if not self._is_past(machine_id, version)]
         if ids_of(payload) and not named:
             # What a later instruction has settled is left as it is.
             return HandoverDone()
         if self._handover_host.pause:
             raise MayYetSucceed(self._handover_host.pause)
         state = MachineState.IDLE if isinstance(payload, TransferOwnership) else MachineState.SPECULATIVE
-        resolved = self._named(named, state, payload.to_shard) if named else self._selected(payload, state, turn)
-        records = await self._close_doors(resolved, state, instruction)
+        resolved = self._named(named, state, payload.to_shard) if named else self._selected(payload, state, version)
+        records = await self._fence_machines(resolved, state, instruction)
         # The shard went on meanwhile; what it has begun to use stays.
         going = [m for m in records if not self._why_not(m.id, state, payload.to_shard)]
         if not going:
             raise MayYetSucceed("none of the machines could be given up now")
         owned, now_unix_nanos = self._file.owned, self._clock.unix_nanos()
         for machine in going:
-            owned = owned.released(machine, turn, to=payload.to_shard, now_unix_nanos=now_unix_nanos)
+            owned = owned.released(machine, version, to=payload.to_shard, now_unix_nanos=now_unix_nanos)
         gone = {machine.id for machine in going}
         self._commit(owned, {m: each for m, each in self._file.reservations.items() if m not in gone})  # H4
         self._handover_host.leave(sorted(gone))
@@ -214,21 +214,21 @@ class Handover:
         )
         return HandoverDone(machine_ids=tuple(machine.id for machine in going), machines=tuple(going))
 
-    def _given_up_at(self, turn: Turn) -> HandoverDone:
-        """Return what was given up under a turn before: the instruction comes again."""
+    def _given_up_at(self, version: OwnershipVersion) -> HandoverDone:
+        """Return what was released under a version before: the instruction comes again."""
         rows = {
             machine_id: row
             for machine_id, row in sorted(self._file.owned.rows.items())
-            if row.turn == turn and row.kind is not RowKind.ADOPTED
+            if row.version == version and row.kind is not RowKind.ADOPTED
         }
         records = tuple(row.machine for row in rows.values() if row.machine is not None)
         return HandoverDone(machine_ids=tuple(rows), machines=records)
 
-    def _is_past(self, machine_id: MachineId, turn: Turn) -> bool:
+    def _is_past(self, machine_id: MachineId, version: OwnershipVersion) -> bool:
         row = self._file.owned.rows.get(machine_id)
-        return row is not None and row.turn >= turn
+        return row is not None and row.version >= version
 
-    def _selected(self, payload: Transfer, state: MachineState, turn: Turn) -> list[MachineId]:
+    def _selected(self, payload: Transfer, state: MachineState, version: OwnershipVersion) -> list[MachineId]:
         selector = payload.selector
         if selector is None or selector.count <= 0:
             raise DoesNotApply("it names neither machines nor a selector that asks for any")
@@ -237,7 +237,7 @@ class Handover:
             for candidate in self._handover_host.giveable(state, selector)
             if self._is_ours(candidate.machine)
             and candidate.machine.id not in self._file.reservations
-            and not self._is_past(candidate.machine.id, turn)
+            and not self._is_past(candidate.machine.id, version)
             and not self._cools_down(candidate.machine.id)
         ]
         resolved = chosen(selector, matching)
@@ -250,10 +250,10 @@ class Handover:
         fit = [machine_id for machine_id, reason in reasons.items() if not reason]
         if fit:
             return fit
-        told = "; ".join(f"{machine_id} {reason}" for machine_id, reason in list(reasons.items())[:3])
+        text = "; ".join(f"{machine_id} {reason}" for machine_id, reason in list(reasons.items())[:3])
         if all(self._is_on_its_way(machine_id) for machine_id in machine_ids):
-            raise MayYetSucceed(told)
-        raise DoesNotApply(told)
+            raise MayYetSucceed(text)
+        raise DoesNotApply(text)
 
     def _why_not(self, machine_id: MachineId, state: MachineState, to: ShardId) -> str:
         """Say why a named machine cannot be given to a shard; empty when it can."""
@@ -289,7 +289,7 @@ class Handover:
             return False
         return self._clock.unix_nanos() - row.since_unix_nanos < self._cooldown_nanos
 
-    async def _close_doors(
+    async def _fence_machines(
         self, machine_ids: Sequence[MachineId], state: MachineState, instruction: Instruction
     ) -> list[Machine]:
         """Fence older processes of this shard off (H3); return the records of the machines that may go.
@@ -297,22 +297,24 @@ class Handover:
         Raises MayYetSucceed when we are the older process ourselves.
         """
         records: list[Machine] = []
-        for first in range(0, len(machine_ids), DOORS_AT_ONCE_MAX):
-            several = machine_ids[first : first + DOORS_AT_ONCE_MAX]
-            doors = (self._close_door(each, state, instruction) for each in several)
+        for first in range(0, len(machine_ids), FENCED_AT_ONCE_MAX):
+            several = machine_ids[first : first + FENCED_AT_ONCE_MAX]
+            fencings = (self._fence_machine(each, state, instruction) for each in several)
             # All of them end before anything follows from one.
-            for found in await asyncio.gather(*doors, return_exceptions=True):
+            for found in await asyncio.gather(*fencings, return_exceptions=True):
                 if isinstance(found, BaseException):
                     raise found
                 records += [found] if found is not None else []
         return records
 
-    async def _close_door(self, machine_id: MachineId, state: MachineState, instruction: Instruction) -> Machine | None:
+    async def _fence_machine(
+        self, machine_id: MachineId, state: MachineState, instruction: Instruction
+    ) -> Machine | None:
         try:
             try:
                 await self._handover_host.fence_machine(machine_id, instruction.instruction_id)
             except ProviderRefusal as refusal:
-                if refusal.kind not in _DOOR_CLOSED:
+                if refusal.kind not in _FENCED_ANYWAY:
                     raise
             machine = (await self._handover_host.get(machine_id)).machine
         except ProviderRefusal as refusal:
@@ -389,25 +391,27 @@ class Handover:
 
     def tend(self) -> None:
         """Look after reservations and leaving domains; only after a reconcile that succeeded. Raises nothing."""
-        kept = {m: after for m, each in self._file.reservations.items() if (after := self._tended(each)) is not None}
+        reservations = {
+            m: after for m, each in self._file.reservations.items() if (after := self._tended(each)) is not None
+        }
         owned = self._file.owned
         for domain in sorted(owned.leaving):
-            if not self._has_business_in(domain, kept):
+            if not self._has_business_in(domain, reservations):
                 owned = owned.left(domain)
-        self._deadlines_seconds = {m: at for m, at in self._deadlines_seconds.items() if m in kept}
-        if kept == self._file.reservations and owned is self._file.owned:
+        self._deadlines_seconds = {m: at for m, at in self._deadlines_seconds.items() if m in reservations}
+        if reservations == self._file.reservations and owned is self._file.owned:
             return
         try:
-            self._commit(owned, kept)
+            self._commit(owned, reservations)
         except MayYetSucceed as failure:
             _log.error("ownership.write_failed", error=str(failure))
 
-    def _has_business_in(self, domain: Domain, kept: Mapping[MachineId, Reservation]) -> bool:
-        """Say whether a leaving domain keeps a machine here; one that nothing keeps leaves the inventory (§9.2)."""
+    def _has_business_in(self, domain: Domain, reservations: Mapping[MachineId, Reservation]) -> bool:
+        """Say whether a leaving domain still has a machine in use here; the others leave the inventory (§9.2)."""
         lying = [self._handover_host.machine(machine_id) for machine_id in self._handover_host.lying_in(domain)]
         # What was adopted, or lies in a domain that is held, stays for that.
         passing = [machine for machine in lying if machine is not None and not self._is_ours(machine)]
-        done = {machine.id for machine in passing if machine.id not in kept and self._is_done_with(machine)}
+        done = {machine.id for machine in passing if machine.id not in reservations and self._is_done_with(machine)}
         self._handover_host.leave(sorted(done))
         return len(done) < len(passing)
 
@@ -418,26 +422,26 @@ class Handover:
             and not self._handover_host.is_busy(machine.id)
         )
 
-    def _tended(self, kept: Reservation) -> Reservation | None:
+    def _tended(self, reservation: Reservation) -> Reservation | None:
         """Return what a reservation is now; None when it has ended (§9.5)."""
-        machine = self._handover_host.machine(kept.machine_id)
+        machine = self._handover_host.machine(reservation.machine_id)
         if machine is None:
             return None
         if self._handover_host.is_busy(machine.id) or machine.state is MachineState.DRAINING:
-            return kept
+            return reservation
         if machine.state is not MachineState.IDLE:
             # The drain failed, or the machine took another way.
             return None
         now_seconds, now_unix_nanos = self._clock.monotonic_seconds(), self._clock.unix_nanos()
-        if not kept.is_ready:
+        if not reservation.is_ready:
             self._deadlines_seconds[machine.id] = now_seconds + self._reserved_seconds
             expires = now_unix_nanos + int(self._reserved_seconds * NANOS_PER_SECOND)
-            return replace(kept, is_ready=True, expires_unix_nanos=expires)
+            return replace(reservation, is_ready=True, expires_unix_nanos=expires)
         if machine.id not in self._deadlines_seconds:
-            # Another process made it ready; a wall clock that jumped must not keep it for ever.
-            left_seconds = (kept.expires_unix_nanos - now_unix_nanos) / NANOS_PER_SECOND
+            # Another process made it ready; a wall clock that jumped must not make it permanent.
+            left_seconds = (reservation.expires_unix_nanos - now_unix_nanos) / NANOS_PER_SECOND
             self._deadlines_seconds[machine.id] = now_seconds + min(left_seconds, self._reserved_seconds)
-        return kept if now_seconds < self._deadlines_seconds[machine.id] else None
+        return reservation if now_seconds < self._deadlines_seconds[machine.id] else None
 
     def _commit(self, owned: Owned, reservations: dict[MachineId, Reservation] | None = None) -> None:
         try:

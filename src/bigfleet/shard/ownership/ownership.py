@@ -1,7 +1,7 @@
 """Connects the ownership file, the handover and the reconciliation of a running shard.
 
 docs/spec/coordinator.md §9. Instructions come from beside the shard, through `handover`; the cycle asks only what is
-reserved, and tells when a reconcile has succeeded. A shard decides the same whether anybody instructs it or not.
+reserved, and reports when a reconcile has succeeded. A shard decides the same with and without instructions.
 """
 
 from collections.abc import Set
@@ -48,7 +48,7 @@ class Ownership:
         self._metrics = metrics
         #: How many full Lists in a row have not named an adopted machine.
         self._unnamed_lists: dict[MachineId, int] = {}
-        self._has_told_of_others = False
+        self._has_logged_foreign = False
 
     def reconciled(self, result: ReconcileResult) -> None:
         """Look after reservations, leaving domains and adopted rows; only after a reconcile that succeeded."""
@@ -60,13 +60,13 @@ class Ownership:
             self._metrics.ownership_machines.labels(kind.value).set(kinds.count(kind))
         if result.foreign is not None:
             self._metrics.ownership_machines.labels("foreign").set(result.foreign)
-            self._tell_of_others(result.foreign)
+            self._log_foreign(result.foreign)
         self._metrics.machines_reserved.set(len(self.file.reservations))
 
-    def _tell_of_others(self, foreign: int) -> None:
+    def _log_foreign(self, foreign: int) -> None:
         """Warn once when a shard that owns everything is shown machines that others have bound."""
-        if foreign and self.file.owned.base is Base.ALL and not self._has_told_of_others:
-            self._has_told_of_others = True
+        if foreign and self.file.owned.base is Base.ALL and not self._has_logged_foreign:
+            self._has_logged_foreign = True
             _log.warning(
                 "ownership.foreign_machines_found",
                 machines=foreign,

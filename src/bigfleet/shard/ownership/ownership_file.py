@@ -15,7 +15,7 @@ import msgspec
 
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, Reservation, RowKind, Turn
+from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, OwnershipVersion, Reservation, RowKind
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.validation import ensure, validate
 
@@ -32,7 +32,7 @@ TABLES = (
 BASE_KEY, TERM_KEY = "base", "coordinator_term"
 
 _HELD, _LEAVING = "held", "leaving"
-#: What is kept of a machine that is given up: all that its provider declares of one that is bound to nobody.
+#: Stored fields of a released machine: all that its provider declares of one that is bound to nobody.
 _RECORD_FIELDS = (
     "instance_type",
     "zone",
@@ -81,14 +81,14 @@ class OwnershipFile:
 
         It costs what differs from before, and a look at each row.
         """
-        kept = self.reservations if reservations is None else reservations
+        reserved = self.reservations if reservations is None else reservations
         with self._transaction():
             self._write_domains(owned)
             self._write_rows(owned.rows)
-            self._write_reservations(kept)
+            self._write_reservations(reserved)
             if owned.base is not self.owned.base:
                 self._put_meta(BASE_KEY, owned.base.value)
-        self.owned, self.reservations = owned, dict(kept)
+        self.owned, self.reservations = owned, dict(reserved)
         validate(self)
 
     def validate(self) -> None:
@@ -135,17 +135,17 @@ class OwnershipFile:
         self._connection.executemany(
             "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
-                (machine_id, row.kind.value, *row.turn, row.other, row.since_unix_nanos, _packed(row.machine))
+                (machine_id, row.kind.value, *row.version, row.other, row.since_unix_nanos, _packed(row.machine))
                 for machine_id, row in rows.items()
                 if before.get(machine_id) is not row
             ],
         )
 
-    def _write_reservations(self, kept: Mapping[MachineId, Reservation]) -> None:
+    def _write_reservations(self, reservations: Mapping[MachineId, Reservation]) -> None:
         before = self.reservations
-        if kept is before:
+        if reservations is before:
             return
-        self._delete("DELETE FROM reservations WHERE machine_id = ?", before.keys() - kept.keys())
+        self._delete("DELETE FROM reservations WHERE machine_id = ?", before.keys() - reservations.keys())
         self._connection.executemany(
             "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
@@ -158,7 +158,7 @@ class OwnershipFile:
                     each.instance_type,
                     each.zone,
                 )
-                for machine_id, each in kept.items()
+                for machine_id, each in reservations.items()
                 if before.get(machine_id) != each
             ],
         )
@@ -221,7 +221,7 @@ def _rows(connection: sqlite3.Connection) -> Iterator[tuple[MachineId, Ownership
     for machine_id, kind, term, sequence, other, since, record in connection.execute(query):
         try:
             machine = _unpacked(MachineId(machine_id), record)
-            row = OwnershipRow(RowKind(kind), Turn(term, sequence), ShardId(other), since, machine)
+            row = OwnershipRow(RowKind(kind), OwnershipVersion(term, sequence), ShardId(other), since, machine)
         except (ValueError, TypeError, KeyError, msgspec.DecodeError) as error:
             raise DamagedRow(f"table rows: machine {machine_id!r}: {error}") from error
         if term < 0 or sequence < 0:

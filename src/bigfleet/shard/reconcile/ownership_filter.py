@@ -31,7 +31,7 @@ class OwnedResources(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnsAll:
-    """The title of a shard that keeps none: nobody can tell it to give anything up."""
+    """The resources of a shard without an ownership file: no instruction can make it release anything."""
 
     owned: Owned = field(default_factory=lambda: Owned(base=Base.ALL))
     reservations: Mapping[MachineId, Reservation] = field(default_factory=dict)
@@ -48,14 +48,14 @@ class OwnershipFilter:
         *,
         me: ShardId,
         inherits: frozenset[ShardId],
-        title: OwnedResources,
+        resources: OwnedResources,
         is_known: Callable[[MachineId], bool],
         is_busy: Callable[[MachineId], bool],
     ) -> None:
         """`is_known`: the machine is in the inventory. `is_busy`: an action of it waits or runs."""
         self._me = me
         self._inherits = inherits
-        self._title = title
+        self._resources = resources
         self._is_known = is_known
         self._is_busy = is_busy
         #: What `assigned-shard` may say of a machine that is bound by us or by nobody in particular.
@@ -64,12 +64,12 @@ class OwnershipFilter:
     @property
     def owned(self) -> Owned:
         """What the shard owns; another object after every change."""
-        return self._title.owned
+        return self._resources.owned
 
     @property
     def reserved(self) -> frozenset[MachineId]:
-        """The machines that are kept for other shards."""
-        return frozenset(self._title.reservations)
+        """The machines that are reserved for other shards."""
+        return frozenset(self._resources.reservations)
 
     def owns(self, record: ListedMachine) -> bool:
         """Say whether a machine is ours, by what its provider shows of it now."""
@@ -105,5 +105,5 @@ class OwnershipFilter:
             bool(machine.cluster)
             or machine.state in TRANSITIONAL_STATES
             or self._is_busy(machine.id)
-            or machine.id in self._title.reservations
+            or machine.id in self._resources.reservations
         )

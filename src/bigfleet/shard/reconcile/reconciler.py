@@ -31,8 +31,8 @@ _log = structlog.get_logger("bigfleet.shard.reconcile.reconciler")
 
 REVISITS_PER_CYCLE_MAX = 256
 REVISITS_AT_ONCE_MAX = 16
-#: A provider that tells every removal is still listed in full after so many times `full_list_every_cycles`: what a full
-#: answer has left out, because it was cut on its way, no later delta tells.
+#: A provider that reports every removal is still listed in full after so many times `full_list_every_cycles`: what a
+#: full answer has left out, because it was cut on its way, no later delta reports.
 GAPLESS_FULL_FACTOR = 3
 #: Records that are applied before other tasks get their turn, some milliseconds of work.
 RECORDS_PER_TURN_MAX = 500
@@ -104,12 +104,12 @@ class Reconciler:
         #: A record was refused since the last full list began.
         self._has_refused = False
         self._brake = RemovalBrake()
-        #: Ids whose removal a delta told and the brake held back.
+        #: Ids whose removal a delta reported and the brake held back.
         self._held_removals: set[MachineId] = set()
         self._revisit = revisits
         self._others = ForeignMachines(ownership_filter)
         self._ownership_filter = ownership_filter
-        #: How often more became ours, and of how many of these times a full answer has told since.
+        #: How often more became ours, and for how many of these times a full answer came since.
         self._widenings, self._widenings_read = 0, 0
 
     def widen(self) -> None:
@@ -142,7 +142,7 @@ class Reconciler:
         removals = await self._removals(listing, unseen, actuator)
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
-            # What a full answer left out no later delta would tell: a braked one is asked for again as a whole.
+            # What a full answer left out no later delta would report: a braked one is asked for again as a whole.
             self._cursor = b"" if braked and is_full else listing.revision
             if is_full:
                 self._cycles_since_full = 0
@@ -166,7 +166,7 @@ class Reconciler:
     def _cursor_to_use(self) -> bytes:
         if not self._settings.incremental_reconcile:
             return b""
-        # A refused record is told again by no delta until it changes, sound or not.
+        # A refused record is repeated by no delta until it changes, sound or not.
         is_gapless = self._knows_tombstones and not self._has_refused
         every_cycles = self._settings.full_list_every_cycles * (GAPLESS_FULL_FACTOR if is_gapless else 1)
         too_old = self._cycles_since_full >= every_cycles
@@ -194,7 +194,7 @@ class Reconciler:
         unseen = set(recognised.unseen)
         if all(record.machine.id in unseen or record.machine.id not in self._inventory for record in records):
             return _Shown(listing=listing, records=records, places=places, recognised=recognised)
-        # A machine that is told twice, and once as it is known: the later word counts, so all are read.
+        # A machine that is listed twice, and once as it is known: the later record counts, so all are read.
         return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
 
     async def _records(self, listing: Listing, places: Sequence[int]) -> list[ListedMachine]:
@@ -247,7 +247,7 @@ class Reconciler:
             if foreign:
                 batch, noted = self._without(foreign, zip(batch, noted, strict=False), moment)
                 machine_ids = [machine.id for machine, _metadata in batch]
-            # A delta tells of changes: to ask of each whether it is one would cost as much as to take it.
+            # A delta lists changes: to ask of each whether it is one would cost as much as to take it.
             changed = self._ingest.changed(batch) if is_full else set(machine_ids)
             if not changed and not digests and (not marked or marked.isdisjoint(machine_ids)):
                 continue
@@ -281,7 +281,7 @@ class Reconciler:
         return ours, digests
 
     def _let_go(self, record: ListedMachine, moment: Moment) -> None:
-        """Take a machine that is not ours out of all that is kept of it; it is not gone."""
+        """Take a machine that is not ours out of all that is stored of it; it is not gone."""
         machine_id = record.machine.id
         self._executors.end_drain_wait(machine_id)
         self._ingest.let_go(record, moment)
@@ -317,15 +317,15 @@ class Reconciler:
         `unseen` names the known machines that a full answer does not show; a delta has none.
         """
         if unseen is not None:
-            told = unseen
+            reported = unseen
         else:
             self._held_removals = {machine_id for machine_id in self._held_removals if machine_id in self._inventory}
-            told = self._held_removals.union(
+            reported = self._held_removals.union(
                 MachineId(machine_id) for machine_id in listing.removed_ids if machine_id in self._inventory
             )
-        in_flight = {machine_id for machine_id in told if self._is_in_flight(machine_id, actuator)}
+        in_flight = {machine_id for machine_id in reported if self._is_in_flight(machine_id, actuator)}
         self._revisit |= in_flight
-        return sorted(told - in_flight)
+        return sorted(reported - in_flight)
 
     async def _unseen(self, shown: "_Shown", seen: Set[MachineId]) -> set[MachineId]:
         """Return the known machines that a full answer did not show, with turns for others in between."""

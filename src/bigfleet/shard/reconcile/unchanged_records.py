@@ -33,12 +33,12 @@ Digests = npt.NDArray[np.uint64]
 class UnchangedRecords:
     """What is known of the records of one answer without reading them."""
 
-    #: Row of the machine that each record tells of, -1 for a record that must be read.
+    #: Row of the machine that each record describes, -1 for a record that must be read.
     rows: Rows
     digests: Digests
     #: The numbering of these rows.
     layout: int
-    #: Known machines that no recognised record tells of.
+    #: Known machines that no recognised record describes.
     unseen: list[MachineId] = field(default_factory=list)
 
     @property
@@ -68,7 +68,7 @@ async def doubtful(recognised: UnchangedRecords, inventory: Inventory, marked: S
     places = np.flatnonzero(recognised.rows >= 0)
     rows, digests, layout = recognised.rows[places], recognised.digests[places], recognised.layout
     if inventory.layout != layout:
-        # The answer told of so many new machines that rows were numbered anew.
+        # The answer listed so many new machines that rows were numbered anew.
         layout = inventory.layout
         rows = await _rows(inventory.noted(), digests, clock)
     found: list[int] = []

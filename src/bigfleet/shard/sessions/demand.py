@@ -128,11 +128,11 @@ class NeedsTable:
             else:
                 before = repeats[identity] = repeats.get(identity, 0) + 1
             same = former.get(identity)
-            kept = _kept(same.pop(), row) if same else None
-            if kept is None:
-                kept = _arrived(row, sight[0])
-            stamped.append(kept)
-            entries.append((-profile.priority, sight[0], cluster, sight[1], before, kept))
+            need = _former_if_equal(same.pop(), row) if same else None
+            if need is None:
+                need = _arrived(row, sight[0])
+            stamped.append(need)
+            entries.append((-profile.priority, sight[0], cluster, sight[1], before, need))
         if stamped:
             self._rows[cluster] = tuple(stamped)
             self._first_sight[cluster] = sights
@@ -162,10 +162,10 @@ class NeedsTable:
                 self._merge()
                 self._ordered = ListedRows(self._in_order)
             else:
-                gone = self._places(entry for change in changes for entry in (*change.gone, *change.kept))
+                gone = self._places(entry for change in changes for entry in (*change.gone, *change.altered))
                 for change in changes:
                     self._patch(change)
-                come = self._places(entry for change in changes for entry in (*change.come, *change.kept))
+                come = self._places(entry for change in changes for entry in (*change.come, *change.altered))
                 self._ordered = self._ordered.followed_by(self._in_order, gone=gone, come=come)
             for cluster, placed in self._replaced.items():
                 if placed:
@@ -198,8 +198,8 @@ class NeedsTable:
         for entry in change.gone:
             place = bisect_left(self._entries, entry[:-1])
             del self._entries[place], self._in_order[place], self._buckets[place]
-        # Those that are kept have the same profile in both, and with it the same bucket.
-        for entry in change.kept:
+        # An altered entry has the same profile before and after, and with it the same bucket.
+        for entry in change.altered:
             place = bisect_left(self._entries, entry[:-1])
             self._entries[place], self._in_order[place] = entry, entry[-1]
         for entry in change.come:
@@ -213,20 +213,20 @@ class _Change(NamedTuple):
     """What becomes of one cluster's entries: those that leave, those with another row in their place, and new ones."""
 
     gone: list[_Entry]
-    kept: list[_Entry]
+    altered: list[_Entry]
     come: list[_Entry]
 
     @classmethod
     def between(cls, old: Sequence[_Entry], new: Sequence[_Entry]) -> "_Change":
         former = {entry[:-1]: entry for entry in old}
-        kept, come = [], []
+        altered, come = [], []
         for entry in new:
             same = former.pop(entry[:-1], None)
             if same is None:
                 come.append(entry)
             elif same[-1] is not entry[-1]:
-                kept.append(entry)
-        return cls(list(former.values()), kept, come)
+                altered.append(entry)
+        return cls(list(former.values()), altered, come)
 
 
 def _by_identity(rows: Sequence[Need]) -> dict[tuple[str, str], list[Need]]:
@@ -258,7 +258,7 @@ def _arrived(row: Need, arrival_unix_nanos: int) -> Need:
     )
 
 
-def _kept(former: Need, row: Need) -> Need | None:
+def _former_if_equal(former: Need, row: Need) -> Need | None:
     """Return the former object when the row says what it said, its way of writing included."""
     is_same = (
         former.aggregate,

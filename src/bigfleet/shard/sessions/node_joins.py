@@ -3,7 +3,7 @@
 docs/spec/shard.md §10.6. Joined once a status with `ready` named the machine since it was bound; a later one without
 is shown, not judged. Unjoined when it has been Configured for longer than the deadline, is not joined, and its
 cluster's session could have said so for a minute. What follows from that is the engine's business: without a session
-that can tell, nothing does.
+that can report it, nothing does.
 """
 
 from collections import deque

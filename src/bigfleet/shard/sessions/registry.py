@@ -120,7 +120,7 @@ class Sessions:
         self._stopping = False
         #: Of the sessions' outboxes, those in which frames wait.
         self._waiting: set[Outbox] = set()
-        #: Sessions that lost frames, by cluster, until they are told anew.
+        #: Sessions that lost frames, by cluster, until everything is sent to them again.
         self._lossy: dict[str, Session] = {}
         self._accepted_term = accepted_term
         self._on_open = on_open
@@ -144,7 +144,7 @@ class Sessions:
         return max(map(len, self._waiting), default=0)
 
     def overflowed(self) -> list[Session]:
-        """Return the sessions that lost frames and have room to be told anew."""
+        """Return the sessions that lost frames and have room for everything to be sent again."""
         self._lossy = {cluster: session for cluster, session in self._lossy.items() if session.outbox.has_lost}
         return [session for session in self._lossy.values() if session.outbox.overflowed]
 

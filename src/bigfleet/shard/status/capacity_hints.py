@@ -1,7 +1,7 @@
 """Computes capacity hints: what could serve a cluster's needs now, how likely, at what price.
 
 docs/spec/shard.md §10.5. What is on offer is worked out off the loop, once per distinct ask and only when the fleet
-moved; what is told is decided on the loop, only where something changed or a hint grew old. A hint reserves nothing
+moved; what is sent is decided on the loop, only where something changed or a hint grew old. A hint reserves nothing
 and no decision ever looks at one.
 """
 
@@ -22,7 +22,7 @@ from bigfleet.model.vector import Vector
 from bigfleet.shard.inventory.machine_shapes import Ask, Classes, Fits
 from bigfleet.shard.sessions.registry import Sessions
 
-#: An unchanged hint is told again after this, so that receivers can expire what they hold.
+#: An unchanged hint is sent again after this, so that receivers can expire what they hold.
 REFRESH_SECONDS = 300.0
 
 #: (cluster, fingerprint).
@@ -152,7 +152,7 @@ class _Sent(NamedTuple):
 
 
 class CapacityHints:
-    """What each connected operator was told, and what it is to be told next. Touched by the loop alone.
+    """What each connected operator was sent, and what it is to be sent next. Touched by the loop alone.
 
     Invariants: only clusters with a session have a memory; what waits in `_due` is asked for by some cluster, once.
     """
@@ -160,7 +160,7 @@ class CapacityHints:
     def __init__(self, *, interval_seconds: float) -> None:
         self._interval_seconds = interval_seconds
         self._sent: dict[str, dict[str, _Sent]] = {}
-        #: Sessions that have been told nothing yet.
+        #: Sessions that have been sent nothing yet.
         self._fresh: set[str] = set()
         #: What to look at in the next cycle, in order.
         self._due: dict[HintKey, None] = {}
@@ -168,17 +168,17 @@ class CapacityHints:
         self._ageing: deque[tuple[float, HintKey]] = deque()
 
     def send_again(self, cluster: str) -> None:
-        """Tell a cluster everything again: its session is new, or frames to it were dropped."""
+        """Send a cluster everything again: its session is new, or frames to it were dropped."""
         self._sent.pop(cluster, None)
         self._fresh.add(cluster)
 
     def session_ended(self, cluster: str) -> None:
-        """Drop the memory of what the cluster was told."""
+        """Drop the memory of what the cluster was sent."""
         self._sent.pop(cluster, None)
         self._fresh.discard(cluster)
 
     def publish(self, changed: Set[HintKey], offers: HintOffers, sessions: Sessions, *, now_seconds: float) -> int:
-        """Send what differs from what was told, as far as rate and room allow; return how many hints were sent."""
+        """Send what differs from what was sent last, as far as rate and room allow; return how many hints were sent."""
         self._gather(changed, offers, now_seconds)
         rooms: dict[str, int] = {}
         later: dict[HintKey, None] = {}
@@ -191,9 +191,9 @@ class CapacityHints:
                 self._sent.get(cluster, {}).pop(fingerprint, None)
                 continue
             offer = HintOffer(hint.available_count, hint.confidence, hint.price_usd_per_hour)
-            told = self._sent.get(cluster, {}).get(fingerprint)
-            age_seconds = now_seconds - told.at_seconds if told is not None else float("inf")
-            if told is not None and told.offer == offer and age_seconds < REFRESH_SECONDS:
+            last = self._sent.get(cluster, {}).get(fingerprint)
+            age_seconds = now_seconds - last.at_seconds if last is not None else float("inf")
+            if last is not None and last.offer == offer and age_seconds < REFRESH_SECONDS:
                 continue
             room = rooms.setdefault(cluster, session.outbox.room)
             if age_seconds < self._interval_seconds or room <= 0:
@@ -210,9 +210,9 @@ class CapacityHints:
     def _gather(self, changed: Set[HintKey], offers: HintOffers, now_seconds: float) -> None:
         while self._ageing and now_seconds - self._ageing[0][0] >= REFRESH_SECONDS:
             at_seconds, key = self._ageing.popleft()
-            told = self._sent.get(key[0], {}).get(key[1])
+            last = self._sent.get(key[0], {}).get(key[1])
             # A later hint of the same key has an entry of its own.
-            if told is not None and told.at_seconds == at_seconds:
+            if last is not None and last.at_seconds == at_seconds:
                 self._due[key] = None
         for cluster in sorted(self._fresh):
             self._due.update(dict.fromkeys((cluster, fingerprint) for fingerprint in offers.of(cluster)))

@@ -60,7 +60,7 @@ class _KnowsClaims(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribers:
-    """Who may be told what, taken on the loop before the work begins."""
+    """What may be published to whom, taken on the loop before the work begins."""
 
     #: Each cluster's rows in force.
     demand: Mapping[str, Sequence[Need]]
@@ -70,7 +70,7 @@ class Subscribers:
     judged: Mapping[str, int]
     #: What operators said of the rows that they refuse.
     refusal_texts: Mapping[RowKey, str]
-    #: Machines of actions that are under way, and machines kept for another shard.
+    #: Machines of actions that are under way, and machines reserved for another shard.
     busy: Set[str]
     now_seconds: float
 
@@ -160,14 +160,14 @@ class CyclePublisher:
         self.frames_lost(session)
 
     def session_ended(self, session: Session) -> None:
-        """A session ended, or was replaced by one that will be told anew."""
+        """A session ended, or was replaced by one to which everything is sent again."""
         self._hints.session_ended(session.cluster)
         self._verdicts.forget(session.cluster)
         self._follow(session.cluster)
         self.silence.session_ended(session.cluster, self._clock.monotonic_seconds())
 
     def frames_lost(self, session: Session) -> None:
-        """Frames to a session were dropped: it is told again."""
+        """Frames to a session were dropped: send everything again."""
         self._hints.send_again(session.cluster)
         self._verdicts.forget(session.cluster)
 
@@ -229,8 +229,8 @@ class CyclePublisher:
     def has_joined(self, machine: Machine) -> bool:
         """Say whether a Configured machine's node was seen Ready; True where the operator says nothing of nodes."""
         session = self._sessions.of(machine.cluster)
-        is_told = self.joins.is_on and (session is None or session.can(CAPABILITY_NODE_STATUS))
-        return self.joins.is_joined(machine) if is_told else True
+        reports_nodes = self.joins.is_on and (session is None or session.can(CAPABILITY_NODE_STATUS))
+        return self.joins.is_joined(machine) if reports_nodes else True
 
     def judged(self) -> dict[str, int]:
         """Return the roll-up in force of each cluster whose operator understands a verdict."""
@@ -244,14 +244,18 @@ class CyclePublisher:
         classes, fits = self._classes.of(context.snapshot, taken)
         changed = self._offers.update(audience.demand, classes, fits)
         unmet = unmet_rows(short, context, fits)
-        told = statuses(unmet, audience.judged.keys(), audience.refusal_texts)
+        rows_by_cluster = statuses(unmet, audience.judged.keys(), audience.refusal_texts)
         demand = claimed_machines(decision.rows, audience.buckets)
         if unmet:
             demand += missing_machines(unmet, live_prices(context.snapshot, classes), fits)
         is_over_pods = not isinstance(decision.rows, _KnowsClaims)
         coming = coming_needs(decision.rows, context.snapshot, audience.judged.keys()) if is_over_pods else {}
         due = self._verdicts.due(
-            told, audience.judged, coming_by_cluster=coming, context=context, now_seconds=audience.now_seconds
+            rows_by_cluster,
+            audience.judged,
+            coming_by_cluster=coming,
+            context=context,
+            now_seconds=audience.now_seconds,
         )
         return CycleEffects(
             taken=taken,

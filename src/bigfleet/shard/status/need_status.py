@@ -128,12 +128,12 @@ def _cheapest_unit(ask: Ask, names: tuple[str, ...], prices_usd_per_hour: Prices
 
 
 def statuses(unmet: Iterable[Unmet], clusters: Set[str], texts: Mapping[RowKey, str]) -> dict[str, list[NeedStatus]]:
-    """Return what these clusters are told of their unmet rows, list order, one row more than may be told."""
-    told: defaultdict[str, list[NeedStatus]] = defaultdict(list)
+    """Return the statuses of the clusters' unmet rows, list order, one row more than may be sent."""
+    found: defaultdict[str, list[NeedStatus]] = defaultdict(list)
     for row in unmet:
         cluster = row.need.cluster
-        if cluster in clusters and len(told[cluster]) <= ROWS_MAX:
-            told[cluster].append(
+        if cluster in clusters and len(found[cluster]) <= ROWS_MAX:
+            found[cluster].append(
                 NeedStatus(
                     fingerprint=row.need.fingerprint,
                     group=row.need.group,
@@ -144,7 +144,7 @@ def statuses(unmet: Iterable[Unmet], clusters: Set[str], texts: Mapping[RowKey, 
                     message=_sentence(row, texts),
                 )
             )
-    return told
+    return found
 
 
 def coming_needs(
@@ -152,7 +152,7 @@ def coming_needs(
 ) -> dict[str, list[tuple[str, str]]]:
     """Return (fingerprint, group) of the satisfied rows whose machines do not all serve yet, by cluster.
 
-    Only of decisions over pods: an operator that says no pods has no pod to wait for. One more than may be told.
+    Only of decisions over pods: an operator that says no pods has no pod to wait for. One more than may be sent.
     """
     found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     numbers = [int(state) for state in _ON_THEIR_WAY]
@@ -163,9 +163,9 @@ def coming_needs(
     for result in rows:
         if not has_pods(result.need) or result.need.cluster not in clusters or not result.satisfied:
             continue
-        told = found[result.need.cluster]
-        if len(told) <= ROWS_MAX and not on_their_way.isdisjoint(result.claimed):
-            told.append((result.need.fingerprint, result.need.group))
+        needs = found[result.need.cluster]
+        if len(needs) <= ROWS_MAX and not on_their_way.isdisjoint(result.claimed):
+            needs.append((result.need.fingerprint, result.need.group))
     return found
 
 
@@ -193,7 +193,7 @@ def _too_large(found: Impossibility, need: Need) -> str:
     return f"{pods} {found.dimension} {wanted[found.dimension]}, the largest machine for it has {available}"
 
 
-class _Told(NamedTuple):
+class _SentStatus(NamedTuple):
     rows: tuple[NeedStatus, ...]
     coming: tuple[tuple[str, str], ...]
     rollup_timestamp_unix_nanos: int
@@ -202,14 +202,14 @@ class _Told(NamedTuple):
 
 
 class NeedStatusPublisher:
-    """What each operator was told last, so that it hears of what changed, and not too often."""
+    """Sends each operator the statuses of its rows when they change, and not too often."""
 
     def __init__(self) -> None:
-        self._told: dict[str, _Told] = {}
+        self._last_sent: dict[str, _SentStatus] = {}
 
     def forget(self, cluster: str) -> None:
-        """Tell the cluster everything again after the next cycle: its session is new, or lost frames."""
-        self._told.pop(cluster, None)
+        """Send the cluster everything again after the next cycle: its session is new, or lost frames."""
+        self._last_sent.pop(cluster, None)
 
     def due(
         self,
@@ -220,19 +220,19 @@ class NeedStatusPublisher:
         context: ViewContext,
         now_seconds: float,
     ) -> Iterator[tuple[str, NeedStatusUpdate]]:
-        """Yield the verdicts to send: rows or judged roll-up differ from what was told, and the gap has passed.
+        """Yield the verdicts to send: rows or judged roll-up differ from what was sent, and the gap has passed.
 
-        `judged` names the clusters that may be told, with the roll-up that was in force. Call `sent` for each.
+        `judged` names the clusters that may be sent one, with the roll-up that was in force. Call `sent` for each.
         """
         for cluster, timestamp_unix_nanos in judged.items():
-            told = self._told.get(cluster)
-            if told is not None and now_seconds - told.at_seconds < GAP_SECONDS:
+            last = self._last_sent.get(cluster)
+            if last is not None and now_seconds - last.at_seconds < GAP_SECONDS:
                 continue
             found = statuses_by_cluster.get(cluster, ())
             coming = coming_by_cluster.get(cluster, ())
             truncated = max(len(found), len(coming)) > ROWS_MAX
             rows, coming = tuple(found[:ROWS_MAX]), tuple(coming[:ROWS_MAX])
-            if told is not None and told[:4] == (rows, coming, timestamp_unix_nanos, truncated):
+            if last is not None and last[:4] == (rows, coming, timestamp_unix_nanos, truncated):
                 continue
             yield (
                 cluster,
@@ -247,7 +247,7 @@ class NeedStatusPublisher:
             )
 
     def sent(self, cluster: str, update: NeedStatusUpdate, now_seconds: float) -> None:
-        """Remember what a cluster was told."""
-        self._told[cluster] = _Told(
+        """Remember what a cluster was sent."""
+        self._last_sent[cluster] = _SentStatus(
             update.rows, update.coming, update.rollup_timestamp_unix_nanos, update.truncated, now_seconds
         )

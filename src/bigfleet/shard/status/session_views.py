@@ -74,7 +74,7 @@ class SessionViews:
 
     @cached_property
     def _zero_unix_nanos(self) -> int:
-        """Wall clock at the monotonic clock's zero: one for all looks, so that each tells a moment alike."""
+        """Wall clock at the monotonic clock's zero: one for all looks, so that each reports a moment alike."""
         return self._clock.unix_nanos() - int(self._clock.monotonic_seconds() * NANOS_PER_SECOND)
 
     def clusters(self, wanted: str = "") -> list[str]:

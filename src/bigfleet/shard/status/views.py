@@ -172,10 +172,10 @@ def short_of(
         given += (each for each in result.claimed if uncreated_pool_of(snapshot, each) in failing)
     if not given:
         return short
-    kept = result.held
+    remaining = result.held
     for machine_id in given:
-        kept = vector.subtract(kept, _taken_of(result, machine_id, snapshot))
-    return vector.subtract(result.need.aggregate, kept)
+        remaining = vector.subtract(remaining, _taken_of(result, machine_id, snapshot))
+    return vector.subtract(result.need.aggregate, remaining)
 
 
 def _taken_of(result: RowResult, machine_id: MachineId, snapshot: ColumnSnapshot) -> Vector:
@@ -273,7 +273,7 @@ class _Supply:
     def __init__(self, snapshot: ColumnSnapshot, options: Options) -> None:
         self._snapshot = snapshot
         self._sold_out = SoldOutShapes(snapshot, options)
-        self._census: ShapeCounts | None = None
+        self._counts: ShapeCounts | None = None
         self._known: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[MatchingSupply, bool]] = {}
 
     def is_sold_out(self, need: Need) -> bool:
@@ -282,18 +282,18 @@ class _Supply:
 
     def matching(self, need: Need) -> tuple[MatchingSupply, bool]:
         """Return the counts, and whether a machine on its way from one state to another would fit as well."""
-        if self._census is None:
+        if self._counts is None:
             # Most cycles leave nothing short, and then nobody asks.
-            self._census = ShapeCounts(self._snapshot)
+            self._counts = ShapeCounts(self._snapshot)
         key = (need.fingerprint, vector.vector_key(need.min_unit))
         known = self._known.get(key)
         if known is None:
-            census = self._census
+            shape_counts = self._counts
             counts = MatchingSupply(
-                idle=min(MATCHING_MAX, census.count(need, MachineState.IDLE)),
-                configured=min(MATCHING_MAX, census.count(need, MachineState.CONFIGURED)),
-                speculative=min(MATCHING_MAX, census.count(need, MachineState.SPECULATIVE)),
+                idle=min(MATCHING_MAX, shape_counts.count(need, MachineState.IDLE)),
+                configured=min(MATCHING_MAX, shape_counts.count(need, MachineState.CONFIGURED)),
+                speculative=min(MATCHING_MAX, shape_counts.count(need, MachineState.SPECULATIVE)),
             )
-            is_elsewhere = any(census.count(need, state) for state in sorted(TRANSITIONAL_STATES))
+            is_elsewhere = any(shape_counts.count(need, state) for state in sorted(TRANSITIONAL_STATES))
             known = self._known[key] = counts, is_elsewhere
         return known

@@ -78,7 +78,7 @@ def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Observations) -
     mark, me = event.mark, ShardId(event.mark.shard_id)
     title = evidence.moves.titles.get(me)
     row = None if title is None else title.owned.rows.get(MachineId(mark.machine_id))
-    if row is not None and row.kind is not RowKind.ADOPTED and (me, row.turn) in evidence.moves.releases:
+    if row is not None and row.kind is not RowKind.ADOPTED and (me, row.version) in evidence.moves.releases:
         yield f"{mark.machine_id}: a call of {mark.shard_id} was taken after it had given the machine up"
 
 
@@ -91,7 +91,7 @@ def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[Mach
     return {
         machine_id: row
         for machine_id, row in sorted(after.owned.rows.items())
-        if machine_id not in known or known[machine_id].turn != row.turn
+        if machine_id not in known or known[machine_id].version != row.version
     }
 
 
@@ -100,10 +100,12 @@ def an_instruction_acts_once(event: OwnershipChanged, evidence: Observations) ->
     """An instruction redelivered acts once."""
     moves, me = evidence.moves, event.shard_id
     for machine_id, row in _fresh_rows(event.before, event.after).items():
-        if row.kind is RowKind.RELEASED and (me, row.turn) in moves.releases:
-            yield f"{me} gives {machine_id} up under {row.turn.instruction_id}, under which it gave machines up before"
-        if row.kind is RowKind.ADOPTED and (me, machine_id, row.turn) in moves.adoptions:
-            yield f"{me} takes {machine_id} over under {row.turn.instruction_id} for the second time"
+        if row.kind is RowKind.RELEASED and (me, row.version) in moves.releases:
+            yield (
+                f"{me} gives {machine_id} up under {row.version.instruction_id}, under which it gave machines up before"
+            )
+        if row.kind is RowKind.ADOPTED and (me, machine_id, row.version) in moves.adoptions:
+            yield f"{me} takes {machine_id} over under {row.version.instruction_id} for the second time"
     for key, machines in _drained(event).items():
         everything = moves.drained.get(key, set()) | machines
         count = moves.drain_counts.get(key, 0)
@@ -155,12 +157,12 @@ def remember(event: OwnershipChanged, evidence: Observations) -> None:
     fresh = _fresh_rows(event.before, event.after)
     for machine_id, row in fresh.items():
         if row.kind is RowKind.RELEASED:
-            moves.releases.add((me, row.turn))
+            moves.releases.add((me, row.version))
         elif row.kind is RowKind.ADOPTED:
-            moves.adoptions.add((me, machine_id, row.turn))
+            moves.adoptions.add((me, machine_id, row.version))
             if row.other != me:
                 moves.arrivals[me, machine_id] = (evidence.now_nanos(), row.other)
-        evidence.note("row", machine_id, f"{me} {row.kind.value} {row.turn.instruction_id} {row.other}")
+        evidence.note("row", machine_id, f"{me} {row.kind.value} {row.version.instruction_id} {row.other}")
     for key, machines in _drained(event).items():
         moves.drained.setdefault(key, set()).update(machines)
     before, after = event.before, event.after

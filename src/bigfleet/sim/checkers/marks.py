@@ -127,7 +127,7 @@ def _titled(event: OwnershipChanged, evidence: Observations) -> None:
     before, after = event.before, event.after
     for machine_id, row in after.owned.rows.items():
         known = before.owned.rows.get(machine_id)
-        if known is not None and known.turn == row.turn:
+        if known is not None and known.version == row.version:
             continue
         if row.kind is RowKind.ADOPTED:
             record = evidence.records.get(machine_id)

@@ -2,7 +2,7 @@
 
 What `hail-dedicated` and the partitioned provider both stand on (docs/spec/partition.md §5 and §9,
 docs/spec/provider.md §22). Choosing and taking are two steps, so that a caller may look at the choice, and drop it.
-This module never does I/O and never tells anybody anything: it returns choices, with counts of why not.
+This module never does I/O and never logs: it returns choices, with counts of why not.
 """
 
 from collections.abc import Collection, Iterable

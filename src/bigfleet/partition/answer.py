@@ -151,10 +151,10 @@ def _allocate(
         return ", ".join([f"Selected group: {selected.name}", *messages]), _names(choice)
     group = _group_called(allocator.cluster, name)
     outcome = _in_named_group(allocator, group, wanted, among)
-    told = f"Group {group.name} ({group.allocation.value}): {describe(outcome)}"
+    message = f"Group {group.name} ({group.allocation.value}): {describe(outcome)}"
     if outcome.choice is None:
-        raise _Failed(told)
-    return told, _names(outcome.choice)
+        raise _Failed(message)
+    return message, _names(outcome.choice)
 
 
 def _in_named_group(

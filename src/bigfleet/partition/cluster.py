@@ -1,7 +1,7 @@
 """Reads a cluster out of an IAllocator message: its groups, its hosts, and what stands on them.
 
 docs/spec/partition.md §2, §6 and §13. Everything is read in the order in which `hail` reads it, so that of several
-faults the same one is told. This module never decides whether a cluster is sound; it says what its records miss.
+faults the same one is reported. This module never decides whether a cluster is sound; it says what its records miss.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ MESSAGE: Final = "invalid iallocator message"
 HYPERVISORS: Final = ("kvm", "xen-pvm", "xen-hvm", "chroot", "lxc", "fake")
 #: What a KVM host keeps for itself when its own figure is not taken.
 STATIC_KVM_MIB: Final = 4096
-#: A host whose records claim more than this, and do not show it, is told of.
+#: A host whose records claim more than this, and do not show it, is reported.
 _MISSING_MEMORY_MIB: Final = 512
 _MISSING_DISK_MIB: Final = 1024
 

@@ -1,7 +1,7 @@
 """Checks whether an instance fits on a host, as primary or as secondary, and computes what is left of the host.
 
 docs/spec/partition.md §6 and §7: the first refusal in the listed order is the reason. Asking changes nothing; a host
-changes only when it is told that an instance has come. This module never compares hosts.
+changes only when the caller adds an instance. This module never compares hosts.
 """
 
 from collections import Counter
@@ -96,7 +96,7 @@ class PartitionedHost:
         #: Neither offline nor drained, and able to run instances.
         self.is_candidate = is_candidate
         self.limits = _limits(group.policy, cpus, spindles_total, is_exclusive=is_exclusive)
-        #: Memory kept for failing over, by the index of the primary host.
+        #: Memory reserved for failing over, by the index of the primary host.
         self.reserves_mib: dict[int, int] = {}
         #: Exclusion tags of its primaries, and how many have each.
         self.exclusion_tags: Counter[str] = Counter()
@@ -235,7 +235,7 @@ def as_secondary(host: PartitionedHost, instance: Instance, *, known_mib: int = 
     """Return what is left when the instance's mirror comes, or why it cannot.
 
     `known_mib` is the memory that the host keeps already for instances of the same primary host. No primary host is
-    told apart otherwise, so one answer serves all that the host does not know yet.
+    distinguished otherwise, so one answer serves all that the host does not know yet.
     """
     room, limits, failover = host.room, host.limits, instance.failover_mib
     if instance.template != "drbd":

@@ -114,7 +114,7 @@ class Room(NamedTuple):
     planned_spindles: int
     planned_vcpus_used: int
     planned_spindle_use: int
-    #: Memory kept for instances that fail over to this host; test instances must leave it.
+    #: Memory reserved for instances that fail over to this host; test instances must leave it.
     reserve_mib: int
     #: The reserve is not there anyway, so it is not asked for.
     is_reserve_broken: bool

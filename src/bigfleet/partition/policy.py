@@ -13,7 +13,7 @@ from bigfleet.partition.metric import Size
 
 
 class PolicyRefusal(Enum):
-    """Why an instance does not go where it was tried; in the order in which they are told."""
+    """Why an instance does not go where it was tried; in the order in which they are reported."""
 
     MEMORY = "FailMem"
     DISK = "FailDisk"

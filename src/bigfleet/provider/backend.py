@@ -119,7 +119,7 @@ class FoundKind(Enum):
     CLEAN = "clean"
     #: Proven Ready in the bound cluster.
     SERVING = "serving"
-    #: Cannot tell: it may run pods.
+    #: Unknown: it may run pods.
     DIRTY = "dirty"
 
 
@@ -274,7 +274,7 @@ class Admits(Protocol):
         """Hear where a machine arrived: a settlement, a recovery, a loss; UNSPECIFIED is its removal.
 
         Also called with the state that the machine never left when the commit of its acceptance failed. A step whose
-        commit failed is told again, so the same news twice must give the same answer.
+        commit failed is reported again, so the same news twice must give the same answer.
         """
         ...
 

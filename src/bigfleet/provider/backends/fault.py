@@ -36,7 +36,7 @@ class AskedToFail(Exception):
 
 
 class FaultBackend(FakeBackend):
-    """The fake's slots, and eight that cannot be created. Not resumable; `adopt` tells what this object holds."""
+    """The fake's slots, and eight that cannot be created. Not resumable; `adopt` returns what this object holds."""
 
     def __init__(self, count: int, *, clock: Clock) -> None:
         super().__init__(count)

@@ -32,8 +32,8 @@ class Offers:
         """Return these offers, with the former ones of kinds that a mistake may have taken out of the file."""
         if not self.faults or former is None:
             return self
-        kept = [offering for prefix, offering in former._offerings.items() if prefix not in self._offerings]
-        both = OfferingsRead(offerings=(*self._offerings.values(), *kept), faults=self.faults)
+        retained = [offering for prefix, offering in former._offerings.items() if prefix not in self._offerings]
+        both = OfferingsRead(offerings=(*self._offerings.values(), *retained), faults=self.faults)
         return Offers(both, owner=self._owner.rstrip("/"))
 
     @property

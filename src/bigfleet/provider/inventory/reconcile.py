@@ -32,8 +32,8 @@ _log = structlog.get_logger("bigfleet.provider.inventory.reconcile")
 #: Passes in a row before the absence of a host or slot is believed, and before an orphan is.
 MISSING_PASSES = 3
 ORPHAN_PASSES = 2
-#: More strikes than this, and than this share of the machines, look like an outage of the inventory.
-BRAKE_STRIKES = 10
+#: More losses than this, and than this share of the machines, look like an outage of the inventory.
+BRAKE_LOSSES = 10
 BRAKE_SHARE = 0.05
 FAULTS_LISTED_MAX = 20
 _JITTER_SHARE = 0.1
@@ -54,7 +54,7 @@ class Effect(Enum):
     REMOVED = "removed"
 
 
-_STRIKES = frozenset({Effect.ORPHAN, Effect.HOST_LOST, Effect.REMOVED})
+_LOSSES = frozenset({Effect.ORPHAN, Effect.HOST_LOST, Effect.REMOVED})
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Braked:
-    """The strikes that are held back, by id."""
+    """The losses that are held back, by id."""
 
     effects: Mapping[str, Effect]
     machines: int
@@ -186,7 +186,7 @@ class InventoryReconciler:
         return self._offers is None or self._offers.has_room_for(record, self._ledger.view.snapshot())
 
     def accept_losses(self) -> tuple[str, ...]:
-        """Let the strikes happen that the brake holds back, in a pass that begins now; return their ids."""
+        """Apply the losses that the brake holds back, in a pass that begins now; return their ids."""
         if self.braked is None:
             return ()
         self._accepted = frozenset(self.braked.effects)
@@ -398,25 +398,25 @@ class InventoryReconciler:
             plan.effects[record.id] = effect
 
     def _brake(self, plan: _Plan) -> str:
-        """Hold the strikes back when there are too many of them; return the outcome of the pass."""
-        strikes = {
+        """Hold the losses back when there are too many of them; return the outcome of the pass."""
+        losses = {
             machine_id: effect
             for machine_id, effect in plan.effects.items()
-            if effect in _STRIKES and machine_id not in self._accepted
+            if effect in _LOSSES and machine_id not in self._accepted
         }
         self._accepted = frozenset()
         machines = len(self._ledger.view)
-        is_braked = _is_outage(len(strikes), machines)
+        is_braked = _is_outage(len(losses), machines)
         self._metrics.brake_engaged.set(is_braked)
         if not is_braked:
             if self.braked is not None:
-                _log.info("reconcile.brake_released", strikes=len(strikes), machines=machines)
+                _log.info("reconcile.brake_released", strikes=len(losses), machines=machines)
             self.braked = None
             return "ok"
-        for machine_id in strikes:
+        for machine_id in losses:
             del plan.effects[machine_id]
-        self.braked = Braked(effects=strikes, machines=machines)
-        _log.error("reconcile.braked", strikes=len(strikes), machines=machines)
+        self.braked = Braked(effects=losses, machines=machines)
+        _log.error("reconcile.braked", strikes=len(losses), machines=machines)
         return "braked"
 
     # ---- applying ------------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ class InventoryReconciler:
             if record is not None and record.state_revision > begin_revision:
                 return
             change = self._change(machine_id, effect, record, entry)
-            if record is not None and effect in _STRIKES:
+            if record is not None and effect in _LOSSES:
                 reached = MachineState.UNSPECIFIED if change.record is None else change.record.state
                 change = self._admissions.settled(change, record, reached)
             await self._ledger.commit_until_done(lambda: change)
@@ -480,9 +480,9 @@ class InventoryReconciler:
         return Change(record=with_facts(record, facts))
 
 
-def _is_outage(strikes: int, machines: int) -> bool:
+def _is_outage(losses: int, machines: int) -> bool:
     """Say whether so many machines went at once that the inventory is to be doubted."""
-    return strikes > max(BRAKE_STRIKES, BRAKE_SHARE * machines)
+    return losses > max(BRAKE_LOSSES, BRAKE_SHARE * machines)
 
 
 def _plan_refresh(plan: _Plan, record: Record, facts: Slot) -> None:

@@ -108,7 +108,7 @@ class Administration:
         ]
 
     def accept_losses(self, who: str) -> list[str]:
-        """Let the strikes happen that the brake holds back; return their ids. Raises AdminRefused without a brake."""
+        """Apply the losses that the brake holds back; return their ids. Raises AdminRefused without a brake."""
         machine_ids = self._reconciler.accept_losses()
         if not machine_ids:
             raise AdminRefused("the brake is not engaged: there are no losses to accept")

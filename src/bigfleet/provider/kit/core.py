@@ -100,7 +100,7 @@ class CapacityCore:
             metrics=metrics,
             committing=self._committing,
             is_serial=self._author.admits is not None,
-            on_health=self._tell_health,
+            on_health=self._report_health,
         )
         self.quarantine = FactsQuarantine(metrics)
         self._is_open = False
@@ -186,11 +186,11 @@ class CapacityCore:
         await self._restart.take_up_all()
         self.feed.bind(asyncio.get_running_loop())
         self._is_open = True
-        self._background.append(asyncio.create_task(self._reconciler.run(self._tell_health)))
+        self._background.append(asyncio.create_task(self._reconciler.run(self._report_health)))
         self._background.append(asyncio.create_task(self._recovery.run()))
         if self._author.feeds is not None:
             self._background.append(asyncio.create_task(self._run_feed()))
-        self._tell_health()
+        self._report_health()
 
     async def loaded(self) -> None:
         """Return once there is an inventory to serve. Raises StartRefused when the first one is unusable."""
@@ -199,7 +199,7 @@ class CapacityCore:
     async def stop(self) -> None:
         """Refuse new calls, let those in their turn finish, and close the store. Background work is let go."""
         self._is_stopping = True
-        self._tell_health()
+        self._report_health()
         if self._calls:
             await asyncio.wait(self._calls, timeout=_STOP_SECONDS_MAX)
         for task in self._background:
@@ -233,7 +233,7 @@ class CapacityCore:
     def _stray_ended(self, machine_id: str) -> None:
         self._work.release_places(machine_id)
 
-    def _tell_health(self) -> None:
+    def _report_health(self) -> None:
         for listener in self._listeners:
             listener(self.is_ready)
 

@@ -36,7 +36,7 @@ class Admissions:
         self._owed: dict[str, Record | None] = {}
 
     def admit(self, record: Record, kind: Kind) -> Admission | Refusal:
-        """Return what the backend says; whatever it raises is the caller's to tell as an internal error."""
+        """Return what the backend says; the caller reports whatever it raises as an internal error."""
         if self._author.admits is None:
             return _NOTHING
         answer = self._author.admits.admit(record.machine, kind)
@@ -68,19 +68,19 @@ class Admissions:
 
     def settled(self, change: Change, record: Record, reached: MachineState) -> Change:
         """Return the change with what the backend adds on hearing where the machine arrived."""
-        return self.joined(change, self._told(record, reached))
+        return self.joined(change, self._settle(record, reached))
 
     def withdrawn(self, record: Record) -> None:
-        """Tell the backend that a machine stayed where it is: the commit of its acceptance failed."""
+        """Notify the backend that a machine stayed where it is: the commit of its acceptance failed."""
         if self._author.admits is not None:
-            self._owed.update(self._wanted(self._told(record, record.state)))
+            self._owed.update(self._wanted(self._settle(record, record.state)))
 
     def committed(self, change: Change) -> None:
         """Forget what was owed and is done now."""
         for machine_id in (*(record.id for record in change.added), *change.removed_ids):
             self._owed.pop(machine_id, None)
 
-    def _told(self, record: Record, reached: MachineState) -> Admission:
+    def _settle(self, record: Record, reached: MachineState) -> Admission:
         if self._author.admits is None:
             return _NOTHING
         try:

@@ -44,7 +44,7 @@ class Breaker:
         return self._state is BreakerState.HALF_OPEN
 
     async def wait(self) -> None:
-        """Return when a call may begin; the caller must then tell how it ended."""
+        """Return when a call may begin; the caller must then report how it ended."""
         while self._state is not BreakerState.CLOSED:
             left_seconds = self._probe_at_seconds - self._clock.monotonic_seconds()
             if self._state is BreakerState.HALF_OPEN:

@@ -247,7 +247,7 @@ class OperationDriver:
         raise AssertionError("a retry that never stops ends with a result or an error")
 
     async def _watched_call(self, job: _Job, op: Op, breaker: Breaker) -> Any:
-        """Call the backend once and tell the breaker what came of it."""
+        """Call the backend once and report its outcome to the circuit breaker."""
         try:
             result = await self._call_backend(job, op)
         except Transient:
@@ -379,7 +379,7 @@ class OperationDriver:
     # ---- what comes too late -------------------------------------------------------------------------------------
 
     def watch_abandoned(self, machine_id: str) -> Callable[[asyncio.Task[Any]], None]:
-        """Return what to tell of a call that was left behind: the machine is busy until it ended."""
+        """Return a callback for a call that was left behind: the machine is busy until it ended."""
 
         def ended(task: asyncio.Task[Any]) -> None:
             self._less_abandoned(machine_id)

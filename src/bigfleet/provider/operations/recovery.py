@@ -141,7 +141,7 @@ class Recovery:
             await self._leave(record, found)
 
     async def _look(self, record: Record) -> Found | None:
-        """Ask what is there, and give a host back that may not be kept; None leaves the machine FAILED."""
+        """Ask what is there, and give a host back that may not be reused; None leaves the machine FAILED."""
         author, machine = self._author, record.machine
         assert author.adopts is not None, "only backends that adopt are asked"
         call = author.call(author.adopts.adopt, machine, on_late=lambda _found: None)

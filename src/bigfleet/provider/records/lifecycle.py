@@ -228,7 +228,7 @@ def recovered_with_host(record: Record, host: Host, provider: str, now_unix_nano
 
 
 def recovered_serving(record: Record, host: Host, provider: str, now_unix_nanos: int) -> Record:
-    """Return a failed record as CONFIGURED with its binding kept."""
+    """Return a failed record as CONFIGURED with its binding unchanged."""
     machine = replace(record.machine, last_error="", host=HostRef(provider, host.ref))
     if host.node_name:
         machine = replace(machine, node_name=host.node_name)

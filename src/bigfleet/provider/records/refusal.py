@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 class StoreDown(Exception):
-    """A commit failed: nothing of it happened, and nobody was told."""
+    """A commit failed: nothing of it happened, and nothing was published."""
 
 
 class StartRefused(Exception):

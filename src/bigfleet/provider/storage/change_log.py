@@ -1,7 +1,8 @@
 """Orders records by their last change: appends, removes anywhere, reads from a position.
 
-Every operation costs what it touches, never the size of the fleet, except `all`, which copies references. It is kept
-by `bigfleet.provider.storage.view`. A journal must never hold one id twice; its owner strikes out the old place first.
+Every operation costs what it touches, never the size of the fleet, except `all`, which copies references. It is
+owned by `bigfleet.provider.storage.view`. A journal must never hold one id twice; its owner removes the old place
+first.
 """
 
 from bisect import bisect_left, bisect_right
@@ -66,12 +67,12 @@ class ChangeLog:
 
     def _squeeze(self, number: int) -> None:
         block = self._blocks[number]
-        kept = [(r.revision, r) for r in block.records if r is not None]
-        if not kept and number > 0:
+        live = [(r.revision, r) for r in block.records if r is not None]
+        if not live and number > 0:
             del self._blocks[number], self._firsts[number]
             return
-        block.revisions = [revision for revision, _ in kept]
-        block.records = [record for _, record in kept]
+        block.revisions = [revision for revision, _ in live]
+        block.records = [record for _, record in live]
         if number == 0:
             return
         before = self._blocks[number - 1]

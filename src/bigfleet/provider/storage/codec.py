@@ -111,7 +111,7 @@ _ROW = msgspec.json.Decoder(_ReadRow)
 _SLOT = msgspec.json.Decoder(_SlotRow)
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _OPERATION = msgspec.json.Decoder(_OperationRow)
-#: More different maps than this are kept apart; it only costs memory.
+#: More different maps than this are not interned; it only costs memory.
 _INTERNED_MAX = 65_536
 _INTERNED: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
 
@@ -126,15 +126,15 @@ _CAPACITY_TYPES: Final = {kind.value: kind for kind in CapacityType}
 def intern_map(mapping: Mapping[str, str]) -> Mapping[str, str]:
     """Return a read-only map equal to this one, the same object for equal maps where that is affordable."""
     key = tuple(sorted(mapping.items()))
-    kept = _INTERNED.get(key)
-    if kept is None:
-        kept = MappingProxyType(dict(mapping))
+    interned = _INTERNED.get(key)
+    if interned is None:
+        interned = MappingProxyType(dict(mapping))
         if len(_INTERNED) < _INTERNED_MAX:
-            _INTERNED[key] = kept
-    return kept
+            _INTERNED[key] = interned
+    return interned
 
 
-#: Prices and probabilities that are kept once.
+#: Prices and probabilities that are stored once.
 _NUMBERS_MAX = 65_536
 _NUMBERS: dict[float, float] = {}
 

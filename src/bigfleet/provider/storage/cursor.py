@@ -27,9 +27,9 @@ class Cursor(NamedTuple):
     """What a reader knows."""
 
     incarnation: bytes
-    #: The revision of the last change that it was told.
+    #: The revision of the last change that it was sent.
     position: int
-    #: The head up to which it was told the removals.
+    #: The head up to which it was sent the removals.
     removals: int
 
     def encode(self) -> bytes:

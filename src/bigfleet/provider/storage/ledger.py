@@ -289,12 +289,12 @@ class Ledger:
         self, written: Sequence[Record], tombstones: Sequence[Tombstone], sealed: Sequence[Sealed]
     ) -> tuple[str, ...]:
         """Return the machines whose stored blob goes in this batch, because its Configure ends in it."""
-        kept = {**self._sealed, **{entry.machine_id: entry for entry in sealed}}
-        if not kept:
+        stored = {**self._sealed, **{entry.machine_id: entry for entry in sealed}}
+        if not stored:
             return ()
-        ended = {t.machine_id for t in tombstones if t.machine_id in kept}
+        ended = {t.machine_id for t in tombstones if t.machine_id in stored}
         for record in written:
-            entry = kept.get(record.id)
+            entry = stored.get(record.id)
             if entry is not None and not _needs(record, entry):
                 ended.add(record.id)
         return tuple(sorted(ended))

@@ -110,7 +110,7 @@ class CommittedView:
 
     @property
     def tombstone_count(self) -> int:
-        """Tombstones kept now."""
+        """Number of tombstones stored now."""
         return len(self._tombstones)
 
     def get(self, machine_id: str) -> Record | None:
@@ -127,7 +127,7 @@ class CommittedView:
         return [record for record in self._journal.all() if record is not None]
 
     def has_tombstone(self, machine_id: str) -> bool:
-        """Say whether a removed id is still told to readers."""
+        """Say whether a removed id is still reported to readers."""
         return machine_id in self._tombstones
 
     def removed_since(self, machine_id: str, revision: int) -> bool:
@@ -153,7 +153,7 @@ class CommittedView:
         self.head = max(self.head, record.revision)
 
     def _replace_unseen(self, old: Record, record: Record) -> None:
-        # What changed is kept for the kit alone; readers and their cursors do not notice, so the order stays. The
+        # The change is visible to the kit alone; readers and their cursors do not notice, so the order stays. The
         # journal's entry may lag in such fields, because List reads only `wire`, `machine` and `metadata` from it.
         assert record.shows_the_same_as(old), "a visible change takes a revision"
         self._records[record.id] = record
@@ -279,12 +279,12 @@ def _cut(
     matching = records if states is None else (r for r in records if r.state in states)
     if results_max <= 0:
         return tuple(matching), head
-    kept: list[Record] = []
+    found: list[Record] = []
     for record in matching:
-        if len(kept) == results_max:
-            return tuple(kept), kept[-1].revision
-        kept.append(record)
-    return tuple(kept), head
+        if len(found) == results_max:
+            return tuple(found), found[-1].revision
+        found.append(record)
+    return tuple(found), head
 
 
 def draw_places(total: int, count: int, rng: Rng) -> list[int]:

@@ -67,7 +67,7 @@ class FourEdges(RuleBasedStateMachine):
         self._known = {machine_id: _Known() for machine_id in free}
         self._fixed = {record.id for record in listing.records if record.slot.fixed}
         self._marks: dict[tuple[str, str], tuple[int, int]] = {}
-        self._told: set[str] = set()
+        self._operation_ids: set[str] = set()
         self._cursor = b""
         #: By id, as a reader that threads cursors puts it together.
         self._read: dict[str, Record] = {}
@@ -134,12 +134,12 @@ class FourEdges(RuleBasedStateMachine):
             return
         edge = EDGES[kind]
         assert shown is edge.transitional, f"the ack of {kind.method} shows {shown.label}"
-        assert operation_id not in self._told, "an operation id came twice"
-        self._told.add(operation_id)
+        assert operation_id not in self._operation_ids, "an operation id came twice"
+        self._operation_ids.add(operation_id)
         record = self._run(self._arrived(kind, machine_id, cluster, operation_id, is_interrupted=is_interrupted))
         is_given_up = is_interrupted and record.machine.last_error.startswith("RESTARTED: ")
         expected_state = MachineState.FAILED if is_given_up else edge.target
-        assert record.state is expected_state, f"{kind.method} ended so: {_told(record)}"
+        assert record.state is expected_state, f"{kind.method} ended so: {_description(record)}"
         bound = cluster if kind is Kind.CONFIGURE else known.cluster
         is_freed = kind is Kind.DRAIN and record.state is edge.target
         self._known[machine_id] = _Known(record.state, kind, operation_id, "" if is_freed else bound)
@@ -189,7 +189,7 @@ class FourEdges(RuleBasedStateMachine):
             return await settled(self._core, machine_id)
         repeated = await self._answer(kind, machine_id, cluster, Token())
         record = await settled(self._core, machine_id)
-        # What failed at once refuses the repeat already, and the failure tells more than the refusal.
+        # What failed at once refuses the repeat already, and the failure says more than the refusal.
         if record.state is not MachineState.FAILED:
             assert repeated[:2] == ("OK", operation_id), f"a repeat of {kind.method} was answered {repeated[:2]}"
             assert repeated[2] in EDGES[kind][1:], f"on its way a machine was {repeated[2].label}"
@@ -199,7 +199,7 @@ class FourEdges(RuleBasedStateMachine):
 
     @invariant()
     def every_reader_sees_the_model(self) -> None:
-        """Get, a full List and the deltas tell the same, and it is what the calls made of the machines."""
+        """Get, a full List and the deltas agree, and it is what the calls made of the machines."""
         full = {record.id: record for record in self._run(self._core.list()).records}
         for machine_id, known in self._known.items():
             record = self._run(self._core.get(machine_id))
@@ -217,7 +217,7 @@ class FourEdges(RuleBasedStateMachine):
             self._read.pop(machine_id, None)
 
 
-def _told(record: Record) -> str:
+def _description(record: Record) -> str:
     return f"{record.state.label} {record.machine.last_error}".strip()
 
 

@@ -46,8 +46,8 @@ _NO_LEASES: Mapping[str, Lease] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What the kit was told last about a machine; told again when the commit of it failed."""
+class _Announced:
+    """The last admission of a machine that the kit was sent; sent again when the commit of it failed."""
 
     #: None: it was an acceptance.
     reached: MachineState | None
@@ -82,9 +82,9 @@ class PartitionedBackend:
         self._strays: dict[str, Carved] = {}
         #: Slots without room that wait for their removal; their numbers are withheld.
         self._withdrawn: dict[str, None] = {}
-        #: Slots on offer that the kit was not told of yet.
+        #: Slots on offer that were not announced to the kit yet.
         self._untold: dict[str, None] = {}
-        self._told: dict[str, _Told] = {}
+        self._announced: dict[str, _Announced] = {}
         #: Of an empty state: the kit knows no slot yet.
         self._is_first_inventory = False
         #: Set by `feed` while the provider serves.
@@ -179,7 +179,7 @@ class PartitionedBackend:
                 self._withdrawn[f"{prefix}{numbers.withhold_highest():03d}"] = None
             while len(numbers.offered) < count:
                 machine_id = f"{prefix}{numbers.offer_lowest():03d}"
-                # A first inventory tells of everything there is.
+                # A first inventory announces everything there is.
                 if not is_first:
                     self._untold[machine_id] = None
         if self._withdrawn:
@@ -196,26 +196,26 @@ class PartitionedBackend:
     def _admission(
         self, machine_id: str, reached: MachineState | None, add: list[str], remove: list[str], note: str = ""
     ) -> Admission:
-        """Return what is told, with what waits to be told, and with what was told in vain."""
+        """Return the admission, with what waits to be announced, and with what was announced in vain."""
         added = dict.fromkeys([*add, *self._untold])
         removed = dict.fromkeys([*remove, *self._withdrawn])
         self._untold.clear()
-        before = self._told.pop(machine_id, None)
+        before = self._announced.pop(machine_id, None)
         is_again = before is not None and (
             before.reached is reached or (before.reached is None and reached is MachineState.SPECULATIVE)
         )
         if is_again and before is not None:
             added.update(dict.fromkeys(before.add))
             removed.update(dict.fromkeys(before.remove))
-        told = _Told(
+        announced = _Announced(
             reached,
             tuple(each for each in added if self._is_offered(each)),
             tuple(each for each in removed if not self._is_known(each)),
         )
-        if told.add or told.remove:
-            self._told[machine_id] = told
-        slots = tuple(slot for each in told.add if (slot := self._slot(each)) is not None)
-        return Admission(add=slots, remove=told.remove, note=note)
+        if announced.add or announced.remove:
+            self._announced[machine_id] = announced
+        slots = tuple(slot for each in announced.add if (slot := self._slot(each)) is not None)
+        return Admission(add=slots, remove=announced.remove, note=note)
 
     def _is_offered(self, machine_id: str) -> bool:
         parts = split_id(machine_id)
@@ -235,14 +235,14 @@ class PartitionedBackend:
     def admit(self, machine: MachineView, kind: Kind) -> Admission | Refusal:
         """Choose a host for a Create and take its room."""
         if kind is not Kind.CREATE:
-            self._told.pop(machine.id, None)
+            self._announced.pop(machine.id, None)
             return _NOTHING
         if not self._is_offered(machine.id):
             return Refusal("there is no room for it any more; take another slot")
         answer = self._place(machine.id)
         if isinstance(answer, NoRoom):
             return Refusal(answer.text)
-        self._told.pop(machine.id, None)
+        self._announced.pop(machine.id, None)
         add, remove = self._match([machine.zone])
         return self._admission(machine.id, None, add, remove, answer.note)
 

@@ -25,7 +25,7 @@ TRANSIENT_EXIT_CODE: Final = 75
 #: Of a call that is no operation's: `inventory`, `adopt`.
 LOOK_SECONDS_MAX: Final = 60.0
 OUTPUT_BYTES_MAX: Final = 64 << 20
-ERROR_BYTES_KEPT_MAX: Final = 64 << 10
+ERROR_BYTES_RETAINED_MAX: Final = 64 << 10
 #: What was killed is waited for so long.
 _KILLED_SECONDS_MAX: Final = 5.0
 _READ_BYTES: Final = 64 << 10
@@ -191,5 +191,5 @@ async def _tail(stream: asyncio.StreamReader) -> bytes:
     content = bytearray()
     while chunk := await stream.read(_READ_BYTES):
         content += chunk
-        del content[:-ERROR_BYTES_KEPT_MAX]
+        del content[:-ERROR_BYTES_RETAINED_MAX]
     return bytes(content)

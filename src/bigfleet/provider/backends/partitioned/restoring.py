@@ -54,7 +54,7 @@ def _carved(record: Record, row: StoredChoice | None) -> Carved | None:
 
 
 def size_offered(slot: Slot) -> CarveSize:
-    """Return the size that a slot's resources tell of: what is left to go by where the book is lost."""
+    """Return the size that a slot's resources show: what is left to go by where the book is lost."""
 
     def amount(name: str, unit: int) -> int:
         quantity = slot.resources.get(name)

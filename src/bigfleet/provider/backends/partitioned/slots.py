@@ -29,7 +29,7 @@ class SlotNumbers:
         self._used: set[int] = set()
         #: On their way out: not on offer, and not to be given anew yet.
         self._withheld: set[int] = set()
-        #: Below `_top`; all and only the numbers that are nobody's, besides stale entries that `_is_free` tells apart.
+        #: Below `_top`; all and only the numbers that are nobody's, besides stale entries that `_is_free` skips.
         self._gaps: list[int] = []
         self._top = 0
 

@@ -40,7 +40,7 @@ from bigfleet.provider.records.kinds import Kind
 #: What is pushed for a rebalance hint and for a reclaim notice.
 HINT_PROBABILITY = 0.5
 NOTICE_PROBABILITY = 0.99
-#: A faster walk of prices than this is not pushed, only read.
+#: A faster random walk of prices than this is not pushed, only read.
 _PUSH_SECONDS_MIN = 1.0
 _READY_SECONDS_MAX = 2.0
 _READY_SECONDS_MIN = 0.02
@@ -153,7 +153,7 @@ class SimulatedBackend:
     async def adopt(self, machine: MachineView) -> Found:
         """Say what the cloud knows: it sees its hosts, and it sees which nodes are Ready.
 
-        Raises Transient while a join or a drain is under way, whose end will tell.
+        Raises Transient while a join or a drain is under way, whose end will show it.
         """
         host = self._cloud.host(machine.id)
         if host is None:
@@ -196,19 +196,19 @@ class SimulatedBackend:
         while True:
             now = self._clock.unix_nanos()
             while due and due[0].at_unix_nanos <= now:
-                await self._tell(feed, heapq.heappop(due))
+                await self._push(feed, heapq.heappop(due))
             wake = due[0].at_unix_nanos if due else now + _SECONDS_PER_HOUR * NANOS_PER_SECOND
             if await self._cloud.wait_until_or_changed(wake):
                 for warning in self._cloud.new_warnings():
                     heapq.heappush(due, warning)
 
-    async def _tell(self, feed: Feed, warning: Warning) -> None:
+    async def _push(self, feed: Feed, warning: Warning) -> None:
         host = self._cloud.pending(warning)
         if host is None:
             return
         if warning.kind == END:
             await feed.report_lost(warning.machine_id, f"the cloud took host {host.ref}")
-            # Removed after it was told: a provider that is killed in between hears it again.
+            # Removed after it was reported: a provider that is killed in between hears it again.
             self._cloud.remove(warning.machine_id, host)
         elif warning.kind == HINT:
             await feed.report_interruption(warning.machine_id, HINT_PROBABILITY)

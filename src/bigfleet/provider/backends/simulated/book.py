@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class HostBook(Protocol):
-    """Where entries are kept."""
+    """Where entries are stored."""
 
     def load(self, now_unix_nanos: int) -> tuple[int, dict[str, Entry]]:
         """Return when the world began, and every entry; an empty book begins now."""

@@ -1,6 +1,6 @@
 """Simulates the cloud: hosts boot, join, drain and end with delays, prices change, hosts are interrupted.
 
-docs/spec/provider.md §21. It knows no provider state: it answers calls, tells events and keeps the bill. At most one
+docs/spec/provider.md §21. It knows no provider state: it answers calls, emits events and keeps the bill. At most one
 host exists per machine id, and none survives a successful delete. Effects must be committed before a call returns.
 """
 
@@ -433,7 +433,7 @@ class SimulatedCloud:
         return is_changed
 
     def walking_markets(self) -> dict[tuple[str, str], list[SimulatedOffer]]:
-        """Return the machines whose price walks, by type and zone."""
+        """Return the machines whose price follows a random walk, by type and zone."""
         markets: defaultdict[tuple[str, str], list[SimulatedOffer]] = defaultdict(list)
         offers: Iterable[SimulatedOffer] = self.offers.values()
         for offer in offers:

@@ -15,7 +15,7 @@ from bigfleet.provider.backends.simulated.fleet import Market, SimulatedOffer
 from bigfleet.provider.backends.simulated.world import Dwell, WorldFile, parse_capacity_type
 
 _SECONDS_PER_HOUR = 3600.0
-#: The walk: how much of a deviation stays at the next step, and how strong one step is.
+#: The random walk of prices: how much of a deviation stays at the next step, and how strong one step is.
 _WALK_MEMORY = 0.9
 _WALK_STEP = 0.03
 #: A warning comes this long after the host runs at the earliest: earlier, there is no host that one could warn of.
@@ -201,7 +201,7 @@ class Economy:
         return False
 
     def _is_drawn_out(self, market: Market, now_seconds: float) -> bool:
-        """Walk the spells of available and out, which take turns; the last one found is kept."""
+        """Follow the alternating spells of available and out; the last one found is cached."""
         rules = self._world.stockout
         if rules.out_seconds_mean == 0:
             return False

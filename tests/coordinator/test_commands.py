@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.coordinator.commands import (
-    QUOTA_MOVE_KEPT_NANOS,
+    QUOTA_MOVE_RETENTION_NANOS,
     AddShard,
     BindCluster,
     Command,
@@ -178,7 +178,7 @@ def test_a_quota_move_is_booked_once() -> None:
 
 
 def test_markers_of_quota_moves_go_after_a_day() -> None:
-    later = QUOTA_MOVE_KEPT_NANOS + 2
+    later = QUOTA_MOVE_RETENTION_NANOS + 2
     tables = after(
         SetQuota(AWS, {EAST: 100, WEST: 300}),
         MoveQuota(AWS, WEST, EAST, 7, "4-9", 1),

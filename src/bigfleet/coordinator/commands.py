@@ -28,8 +28,8 @@ from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.model.ownership import Domain
 
-#: How long the marker of a quota move is kept.
-QUOTA_MOVE_KEPT_NANOS = 24 * 3600 * NANOS_PER_SECOND
+#: How long the marker of a quota transfer is retained.
+QUOTA_MOVE_RETENTION_NANOS = 24 * 3600 * NANOS_PER_SECOND
 
 
 class Rule(Enum):
@@ -98,7 +98,7 @@ class SetDomainOwner:
 
     domain: Domain
     shard_id: ShardId
-    #: The shards behind the same provider address, as reports tell it; all their domains use one topology key.
+    #: The shards behind the same provider address, as reports show it; all their domains use one topology key.
     neighbours: frozenset[ShardId] = frozenset()
 
 
@@ -309,8 +309,8 @@ def _move_quota(command: MoveQuota, tables: Tables) -> tuple[Edit, ...]:
     marker = QuotaMoveRow(command.now_unix_nanos)
     old = [
         Edit(RowKey(Table.QUOTA_MOVES, (instruction_id,)), None)
-        for instruction_id, booked in sorted(tables.quota_moves.items())
-        if command.now_unix_nanos - booked.booked_at_unix_nanos > QUOTA_MOVE_KEPT_NANOS
+        for instruction_id, row in sorted(tables.quota_moves.items())
+        if command.now_unix_nanos - row.booked_at_unix_nanos > QUOTA_MOVE_RETENTION_NANOS
     ]
     return (
         _quota(command.key, slots_of),
@@ -347,5 +347,5 @@ def _shard(tables: Tables, shard_id: ShardId) -> ShardRow:
 
 
 def _quota(key: QuotaKey, slots_of: Mapping[ShardId, int]) -> Edit:
-    kept = {shard_id: slots for shard_id, slots in sorted(slots_of.items()) if slots}
-    return Edit(RowKey(Table.QUOTAS, tuple(key)), QuotaRow(kept) if kept else None)
+    nonzero = {shard_id: slots for shard_id, slots in sorted(slots_of.items()) if slots}
+    return Edit(RowKey(Table.QUOTAS, tuple(key)), QuotaRow(nonzero) if nonzero else None)

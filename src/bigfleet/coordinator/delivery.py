@@ -1,7 +1,7 @@
 """Delivers instructions to shards: due, delivered, acknowledged, retried, abandoned (docs/spec/coordinator.md §6).
 
-An immutable ledger and pure functions of time. It is soft state: a new leader begins with an empty one and derives
-what matters from what shards report. Nothing here decides what is told to whom.
+An immutable ledger and pure functions of time. It is ephemeral: a new leader begins with an empty one and derives
+what matters from what shards report. Nothing here decides what is sent to whom.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ RETRY_CYCLES = (1, 4)
 PERSISTENT_RETRY_CYCLES = 10
 #: Report cycles after which an unanswered instruction to a donor expires.
 DONOR_EXPIRY_CYCLES = 10
-FINISHED_KEPT_SECONDS = 3_600.0
+FINISHED_RETENTION_SECONDS = 3_600.0
 FINISHED_MAX = 1_000
 #: Instructions of one answer.
 ANSWER_MAX = 1_000
@@ -199,10 +199,12 @@ class InstructionLedger:
             else entry
             for entry in self.entries
         ]
-        kept = [e for e in entries if not e.state.is_final or now_seconds - e.finished_seconds < FINISHED_KEPT_SECONDS]
-        final = [entry for entry in kept if entry.state.is_final]
+        retained = [
+            e for e in entries if not e.state.is_final or now_seconds - e.finished_seconds < FINISHED_RETENTION_SECONDS
+        ]
+        final = [entry for entry in retained if entry.state.is_final]
         gone = set(map(id, final[: max(0, len(final) - FINISHED_MAX)]))
-        return replace(self, entries=tuple(entry for entry in kept if id(entry) not in gone))
+        return replace(self, entries=tuple(entry for entry in retained if id(entry) not in gone))
 
     def cancelled(self, entries: Iterable[InstructionEntry], now_seconds: float) -> "InstructionLedger":
         """Return the ledger after some turned out to be about what is no longer so."""

@@ -139,11 +139,11 @@ class DonorBatch:
     #: Whose rows were left out, as a shortfall of their own could use them.
     wanted_by: set[ShardId] = field(default_factory=set)
     #: A row was left out, or has become empty, as its donor keeps a margin.
-    is_kept_somewhere: bool = False
+    is_margin_reached: bool = False
 
     def reached(self, requester: ShardId) -> Skip:
         """Return how far the rows came that are not here any more."""
-        if self.is_kept_somewhere:
+        if self.is_margin_reached:
             return Skip.MARGIN
         return Skip.DONOR_IN_NEED if self.wanted_by - {requester} else Skip.REQUIREMENTS
 
@@ -188,7 +188,7 @@ class DonorOffers:
                 if (row.instance_type, row.zone) in wanted:
                     batch.wanted_by.add(shard.shard_id)
                 elif giveable.available <= 0:
-                    batch.is_kept_somewhere = True
+                    batch.is_margin_reached = True
                 else:
                     batch.rows.append(giveable)
         for batch in offers._batches.values():
@@ -211,7 +211,7 @@ class DonorOffers:
         """Return what any row could still bring to whoever asks."""
         most = Most()
         for allocatable, batch in self.serving(asking):
-            if batch.is_kept_somewhere:
+            if batch.is_margin_reached:
                 most.reached = Skip.MARGIN
             most.wanted_by |= batch.wanted_by
             if not batch.rows:
@@ -229,7 +229,7 @@ class DonorOffers:
         return most
 
     def best(self, wish: Wish, cooling: "Cooling", slots: "DonorSlots | None") -> Flow | None:
-        """Return the best flow that may be used now, or None; the wish is told how far the others came."""
+        """Return the best flow that may be used now, or None; the wish notes how far the others came."""
         found: Flow | None = None
         for allocatable, batch in self.serving(wish.asking):
             wish.note(batch.reached(wish.requester))
@@ -282,7 +282,7 @@ class DonorOffers:
         if giveable.available > 0:
             insort(batch.rows, giveable, key=_order)
         else:
-            batch.is_kept_somewhere = True
+            batch.is_margin_reached = True
 
 
 class Drains:
@@ -356,7 +356,7 @@ class DonorSlots:
         return self.slots_of.get(shard_id, 0)
 
     def take(self, shard_id: ShardId, count: int) -> None:
-        """Note slots that are planned to move away; the recipient has them when they are booked, not before."""
+        """Note slots that are planned to move away; the recipient has them once the quota is transferred."""
         self.slots_of[shard_id] = self.left(shard_id) - count
 
 

@@ -75,9 +75,9 @@ class Known:
     report: ReceivedReport
     received_seconds: float
     #: Its last view, and the epoch and echoed term of the report that brought it.
-    told: Owned | None = None
-    told_epoch: int = 0
-    told_echo: int = 0
+    reported: Owned | None = None
+    reported_epoch: int = 0
+    reported_echo: int = 0
     clusters: frozenset[ClusterId] = frozenset()
     #: What the last answer carried; counted as done until the next report.
     answered: tuple[Instruction, ...] = ()
@@ -128,7 +128,7 @@ class EphemeralState:
             answered = before.answered if before.report.order == report.order else ()
             known = replace(before, report=report, received_seconds=now_seconds, answered=answered)
         if report.owned is not None:
-            known = replace(known, told=report.owned, told_epoch=report.epoch, told_echo=report.echoed_term)
+            known = replace(known, reported=report.owned, reported_epoch=report.epoch, reported_echo=report.echoed_term)
         if report.clusters is not None:
             known = replace(known, clusters=report.clusters)
         refused = self.refused | self._refused_by(report)
@@ -165,9 +165,9 @@ class EphemeralState:
     def has_current_view(self, shard_id: ShardId, now_seconds: float) -> bool:
         """Say whether no older leader can change the shard's last view any more (§9.6)."""
         known = self.known.get(shard_id)
-        if known is None or known.told is None or not self.is_fresh(shard_id, now_seconds):
+        if known is None or known.reported is None or not self.is_fresh(shard_id, now_seconds):
             return False
-        return known.told_epoch == known.report.epoch and known.told_echo == self.term
+        return known.reported_epoch == known.report.epoch and known.reported_echo == self.term
 
     def peer_views(self, shard_id: ShardId, tables: Tables, now_seconds: float) -> PeerViews:
         """Return the shards that could own machines of the same provider as one shard, itself included."""
@@ -178,12 +178,12 @@ class EphemeralState:
             known = self.known.get(other)
             if known is not None and known.report.provider_address not in ("", address):
                 continue
-            if known is None or known.told is None:
+            if known is None or known.reported is None:
                 unseen.add(other)
                 continue
             views[other] = OwnershipView(
                 shard_id=other,
-                told=known.told,
+                reported=known.reported,
                 is_current=self.has_current_view(other, now_seconds),
                 answered=known.answered,
             )
@@ -195,13 +195,13 @@ class EphemeralState:
             refused=self.refused,
         )
 
-    def with_plan(self, squared: OwnershipPlan, to: ShardId, now_seconds: float) -> "EphemeralState":
-        """Return what is known after what squaring a shard asked for was enqueued, and the rest cancelled.
+    def with_plan(self, plan: OwnershipPlan, to: ShardId, now_seconds: float) -> "EphemeralState":
+        """Return what is known after a plan of ownership reconciliation was enqueued, and the rest cancelled.
 
         A domain is given in one answer with the notes that it needs, after them: one that was given before, and not
         taken yet, may need others now.
         """
-        wanted_now = [wanted.payload for wanted in squared.instructions if wanted.to == to]
+        wanted_now = [wanted.payload for wanted in plan.instructions if wanted.to == to]
         has_notes = any(isinstance(payload, TransferOwnership) and payload.is_note for payload in wanted_now)
         outdated = [
             entry
@@ -211,7 +211,7 @@ class EphemeralState:
             and (has_notes or entry.instruction.payload not in wanted_now)
         ]
         ledger = self.ledger.cancelled(outdated, now_seconds)
-        for wanted in squared.instructions:
+        for wanted in plan.instructions:
             if self._is_leaving_already(wanted, now_seconds):
                 continue
             ledger = ledger.enqueued(
@@ -221,15 +221,15 @@ class EphemeralState:
                 now_seconds=now_seconds,
                 instruction_id=wanted.instruction_id,
             )
-        if squared.taken_back and not self._is_taking_back(to, squared.taken_back):
-            payload = TransferOwnership(from_shard=to, to_shard=to, machine_ids=tuple(squared.taken_back))
+        if plan.taken_back and not self._is_taking_back(to, plan.taken_back):
+            payload = TransferOwnership(from_shard=to, to_shard=to, machine_ids=tuple(plan.taken_back))
             ledger = ledger.enqueued(to, payload, term=self.term, now_seconds=now_seconds)
         return replace(self, ledger=ledger)
 
     def _is_leaving_already(self, wanted: WantedInstruction, now_seconds: float) -> bool:
         """Say whether a shard has just agreed to leave a domain, and has not been given it since.
 
-        A view lists what is being left among what is held, for as long as machines there are bound: told again with
+        A view lists what is being left among what is held, for as long as machines there are bound: sent again with
         every report, the shard would report every second meanwhile.
         """
         domain = wanted.payload.domain if isinstance(wanted.payload, UnassignDomain) else None
@@ -253,10 +253,10 @@ class EphemeralState:
     # ---- the answer ---------------------------------------------------------------------------------------------
 
     def answered(
-        self, to: ShardId, squared: OwnershipPlan, around: PeerViews, now_seconds: float
+        self, to: ShardId, plan: OwnershipPlan, peers: PeerViews, now_seconds: float
     ) -> tuple["EphemeralState", ReportAnswer]:
         """Return the answer to a shard's report, and what is known after it was given."""
-        outdated = [e for e in self.ledger.due(to, now_seconds) if not still_follows(e.instruction, to, around)]
+        outdated = [e for e in self.ledger.due(to, now_seconds) if not still_follows(e.instruction, to, peers)]
         ledger = self.ledger.cancelled(outdated, now_seconds)
         due = ledger.due(to, now_seconds)
         known = self.known[to]
@@ -266,7 +266,7 @@ class EphemeralState:
             term=self.term,
             instructions=instructions,
             want_ownership=not self.has_current_view(to, now_seconds),
-            confirmed=tuple(squared.confirmed),
+            confirmed=tuple(plan.confirmed),
             sold_out=self._sold_out_elsewhere(to, now_seconds),
         )
         after = {**self.known, to: replace(known, answered=carried)}

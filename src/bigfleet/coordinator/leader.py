@@ -52,7 +52,7 @@ class Leader:
         self._report_cycle_seconds = report_cycle_seconds
         self.tables: Tables = won.tables
         self.ephemeral = EphemeralState.of_new_leader(won.term, report_cycle_seconds)
-        self._told_conflicts: set[tuple[ClusterId, ShardId]] = set()
+        self._logged_conflicts: set[tuple[ClusterId, ShardId]] = set()
 
     @property
     def term(self) -> int:
@@ -77,13 +77,13 @@ class Leader:
         now_seconds = self._clock.monotonic_seconds()
         self.ephemeral = self.ephemeral.reported(report, now_seconds)
         await self._bind(report)
-        around = self.ephemeral.peer_views(report.shard_id, self.tables, now_seconds)
-        squared = reconcile_ownership(report.shard_id, around)
-        for command in squared.commands:
+        peers = self.ephemeral.peer_views(report.shard_id, self.tables, now_seconds)
+        plan = reconcile_ownership(report.shard_id, peers)
+        for command in plan.commands:
             await self._try(command)
-        squared.instructions = [wanted for wanted in squared.instructions if await self._is_booked(wanted, report)]
-        self.ephemeral = self.ephemeral.with_plan(squared, report.shard_id, now_seconds)
-        self.ephemeral, answer = self.ephemeral.answered(report.shard_id, squared, around, now_seconds)
+        plan.instructions = [wanted for wanted in plan.instructions if await self._is_quota_moved(wanted, report)]
+        self.ephemeral = self.ephemeral.with_plan(plan, report.shard_id, now_seconds)
+        self.ephemeral, answer = self.ephemeral.answered(report.shard_id, plan, peers, now_seconds)
         if answer.instructions and not await self._may_instruct(report):
             raise NotLeader("another leader stands")
         self._on_report("ok")
@@ -134,23 +134,23 @@ class Leader:
             bound = self.tables.clusters.get(cluster)
             if bound is None:
                 await self._try(BindCluster(cluster, report.shard_id, self._clock.unix_nanos()))
-            elif bound.shard_id != report.shard_id and (cluster, report.shard_id) not in self._told_conflicts:
+            elif bound.shard_id != report.shard_id and (cluster, report.shard_id) not in self._logged_conflicts:
                 # Once for each: reports come every half minute, and lists show it as long as it lasts.
-                self._told_conflicts.add((cluster, report.shard_id))
+                self._logged_conflicts.add((cluster, report.shard_id))
                 owner = bound.shard_id
                 _log.warning(
                     "coordinator.cluster_reported_twice", cluster=cluster, bound_to=owner, also=report.shard_id
                 )
 
-    async def _is_booked(self, wanted: WantedInstruction, report: ReceivedReport) -> bool:
+    async def _is_quota_moved(self, wanted: WantedInstruction, report: ReceivedReport) -> bool:
         """Book the quota that moves with slots; False when it could not be written, and the recipient must wait."""
-        booking = quota_transfer_of(wanted, report.provider_address, self.tables, self._clock.unix_nanos())
+        transfer = quota_transfer_of(wanted, report.provider_address, self.tables, self._clock.unix_nanos())
         try:
-            if booking is not None:
-                await self._commit(booking)
+            if transfer is not None:
+                await self._commit(transfer)
         except CommandRefused as refused:
             _log.warning("coordinator.quota_transfer_reduced", instruction=wanted.instruction_id, error=str(refused))
-            return booking is None or await self._is_written(what_is_left(booking, self.tables))
+            return transfer is None or await self._is_written(what_is_left(transfer, self.tables))
         except (StoreUnavailable, OutcomeUnknown) as error:
             advice = "the slots are not moved until the store answers"
             _log.warning(

@@ -51,7 +51,7 @@ class Term:
     ) -> None:
         self.leader = leader
         self.heard: dict[ShardId, Heard] = {}
-        #: What the last pass of a dry run would have told donors.
+        #: What the last pass of a dry run would have sent to donors.
         self.proposed: tuple[Transfer, ...] = ()
         self._settings = settings
         self._clock = clock
@@ -77,7 +77,7 @@ class Term:
 
     @property
     def ephemeral(self) -> EphemeralState:
-        """What reports have told."""
+        """What reports have shown."""
         return self.leader.ephemeral
 
     async def report(self, report: ShardReport) -> ReportAnswer:
@@ -156,10 +156,10 @@ class Term:
             return
         first = self.ephemeral.ledger.next_sequence
         self.leader.ephemeral = self.rebalancing.emitted(plan.moves, self.ephemeral, now_seconds)
-        told = [entry for entry in self.ephemeral.ledger.entries if entry.instruction.version.sequence >= first]
-        self._metrics.moved(entry.move for entry in told if entry.move is not None)
+        sent = [entry for entry in self.ephemeral.ledger.entries if entry.instruction.version.sequence >= first]
+        self._metrics.moved(entry.move for entry in sent if entry.move is not None)
         self._metrics.ended(self.ephemeral.ledger.entries)
-        for entry in told:
+        for entry in sent:
             _log.info(
                 "coordinator.transfer_started",
                 instruction=entry.instruction.instruction_id,
@@ -227,7 +227,7 @@ class Term:
 
 def _unadopted(ephemeral: EphemeralState) -> list[OwnershipRow]:
     """Return the released rows whose machine nobody has adopted since."""
-    views = [known.told.rows for known in ephemeral.known.values() if known.told is not None]
+    views = [known.reported.rows for known in ephemeral.known.values() if known.reported is not None]
     adopted: dict[str, OwnershipRow] = {}
     for rows in views:
         for machine_id, row in rows.items():

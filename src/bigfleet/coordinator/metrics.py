@@ -1,6 +1,6 @@
 """Exports the metrics of a coordinator's replica to Prometheus (docs/spec/coordinator.md §11).
 
-Counters and histograms are kept here, every label from the start; gauges are read off immutable values when somebody
+Counters and histograms are stored here, every label from the start; gauges are read off immutable values when somebody
 scrapes. Nothing here decides anything.
 """
 

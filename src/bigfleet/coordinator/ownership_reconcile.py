@@ -1,8 +1,8 @@
 """Reconciles the ownership tables with the ownership that shards report (docs/spec/coordinator.md §9.6).
 
-A pure function of views and tables, run for the shard that has just reported. Whatever an answer told a shard counts
-as done until the shard's next report says otherwise, because a view is older than the answer that followed it; what
-has only been told is never taken for proof that it was done. Doubt moves nothing.
+A pure function of views and tables, run for the shard that has just reported. Whatever an answer instructed a shard to
+do counts as done until the shard's next report says otherwise, because a view is older than the answer that followed
+it; what has only been instructed is never taken for proof that it was done. Doubt moves nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ class OwnershipView:
 
     shard_id: ShardId
     #: As last reported.
-    told: Owned
+    reported: Owned
     #: Fresh, of the shard's latest epoch, and from a report that echoed this leader's term: no older leader can change
     #: it any more.
     is_current: bool
@@ -45,8 +45,8 @@ class OwnershipView:
 
     @property
     def assumed(self) -> Owned:
-        """What it owns if it has done what the last answer told it."""
-        owned = self.told
+        """What it owns if it has carried out the last answer."""
+        owned = self.reported
         for instruction in self.answered:
             owned = owned_after(owned, instruction, me=self.shard_id)
         return owned
@@ -95,20 +95,20 @@ class OwnershipPlan:
     waits_for: tuple[ShardId, ...] = ()
 
 
-def reconcile_ownership(shard_id: ShardId, around: PeerViews) -> OwnershipPlan:
+def reconcile_ownership(shard_id: ShardId, peers: PeerViews) -> OwnershipPlan:
     """Return what is to be done after a report of a shard with a current view; nothing for any other."""
     done = OwnershipPlan()
-    view = around.views.get(shard_id)
+    view = peers.views.get(shard_id)
     if view is None or not view.is_current:
         return done
-    _square_domains(view, around, done)
-    for machine_id in sorted(view.told.rows):
-        _square_machine(machine_id, view, around, done)
+    _reconcile_domains(view, peers, done)
+    for machine_id in sorted(view.reported.rows):
+        _reconcile_machine(machine_id, view, peers, done)
     done.instructions = _grouped(done.instructions)
     return done
 
 
-def still_follows(instruction: Instruction, to: ShardId, around: PeerViews) -> bool:
+def still_follows(instruction: Instruction, to: ShardId, peers: PeerViews) -> bool:
     """Say whether what was enqueued for a shard still follows from what is known, at the moment of its delivery.
 
     An adoption needs its release in some view, and nothing later anywhere: a shard that has lost its disk would
@@ -119,10 +119,10 @@ def still_follows(instruction: Instruction, to: ShardId, around: PeerViews) -> b
         return True
     meant = reading(payload, to)
     for machine_id in ids_of(payload):
-        told = [view.told.rows[machine_id] for view in around.views.values() if machine_id in view.told.rows]
-        rows = [*told, *_assumed_rows(machine_id, around)]
+        reported = [view.reported.rows[machine_id] for view in peers.views.values() if machine_id in view.reported.rows]
+        rows = [*reported, *_assumed_rows(machine_id, peers)]
         if meant is Reading.ADOPT:
-            is_released = any(row.kind is RowKind.RELEASED and row.version == version for row in told)
+            is_released = any(row.kind is RowKind.RELEASED and row.version == version for row in reported)
             if not is_released or any(row.version > version for row in rows):
                 return False
         if meant is Reading.FORGET and not _is_nowhere(rows):
@@ -133,25 +133,25 @@ def still_follows(instruction: Instruction, to: ShardId, around: PeerViews) -> b
 # ---- domains -----------------------------------------------------------------------------------------------------
 
 
-def _square_domains(view: OwnershipView, around: PeerViews, done: OwnershipPlan) -> None:
-    me, told, assumed = view.shard_id, view.told, view.assumed
-    for domain in sorted(told.domains | told.leaving):
-        row = around.domains.get(domain)
+def _reconcile_domains(view: OwnershipView, peers: PeerViews, done: OwnershipPlan) -> None:
+    me, reported, assumed = view.shard_id, view.reported, view.assumed
+    for domain in sorted(reported.domains | reported.leaving):
+        row = peers.domains.get(domain)
         if row is None:
             # The store was lost or restored: the shard knows better.
             done.commands.append(AssignDomainRow(domain, me))
-            if domain in told.leaving:
+            if domain in reported.leaving:
                 done.commands.append(ReleaseDomain(domain))
         elif (row.shard_id != me or row.state is DomainState.RELEASING) and domain in assumed.domains:
             done.instructions.append(WantedInstruction(me, "", UnassignDomain(domain)))
-    for domain, row in sorted(around.domains.items()):
+    for domain, row in sorted(peers.domains.items()):
         if row.shard_id != me:
             continue
         if row.state is DomainState.RELEASING:
             if _has_left(view, domain):
                 done.commands.append(DropDomain(domain))
         elif domain not in assumed.domains:
-            _give(domain, view, around, done)
+            _give(domain, view, peers, done)
 
 
 def _still_in(domain: Domain, others: Iterable[OwnershipView]) -> tuple[ShardId, ...]:
@@ -160,22 +160,25 @@ def _still_in(domain: Domain, others: Iterable[OwnershipView]) -> tuple[ShardId,
 
 
 def _moved(view: OwnershipView) -> Iterable[tuple[MachineId, OwnershipRow]]:
-    """Return a shard's rows, those included that an answer told it to make and no report has shown yet."""
+    """Return a shard's rows, those included that an answer instructed it to make and no report has shown yet."""
     return view.assumed.rows.items()
 
 
 def _has_left(view: OwnershipView, domain: Domain) -> bool:
-    """Say whether a shard has left a domain, told or answered since: judged on an old view it could have two owners."""
-    return not _lists(view.told, domain) and not _lists(view.assumed, domain)
+    """Say whether a shard has left a domain, in its report and by its answers since.
+
+    Judged on an old view the domain could have two owners.
+    """
+    return not _lists(view.reported, domain) and not _lists(view.assumed, domain)
 
 
-def _give(domain: Domain, view: OwnershipView, around: PeerViews, done: OwnershipPlan) -> None:
+def _give(domain: Domain, view: OwnershipView, peers: PeerViews, done: OwnershipPlan) -> None:
     """Give a domain once it is known which of its machines are elsewhere, and say so before it."""
-    if around.missing:
-        done.waits_for = around.missing
+    if peers.missing:
+        done.waits_for = peers.missing
         return
     me = view.shard_id
-    others = [other for shard_id, other in sorted(around.views.items()) if shard_id != me]
+    others = [other for shard_id, other in sorted(peers.views.items()) if shard_id != me]
     listing = _still_in(domain, others)
     if listing:
         done.waits_for = listing
@@ -187,7 +190,7 @@ def _give(domain: Domain, view: OwnershipView, around: PeerViews, done: Ownershi
             if row.kind is not RowKind.DISOWNED and at != me:
                 elsewhere[machine_id] = max(elsewhere.get(machine_id, (row.version, at)), (row.version, at))
     for machine_id, (version, at) in sorted(elsewhere.items()):
-        own = view.told.rows.get(machine_id)
+        own = view.reported.rows.get(machine_id)
         if own is None or own.version < version:
             done.instructions.append(_note(machine_id, version, me, at))
     done.instructions.append(WantedInstruction(me, "", AssignDomain(domain)))
@@ -196,24 +199,24 @@ def _give(domain: Domain, view: OwnershipView, around: PeerViews, done: Ownershi
 # ---- machines ----------------------------------------------------------------------------------------------------
 
 
-def _square_machine(machine_id: MachineId, view: OwnershipView, around: PeerViews, done: OwnershipPlan) -> None:
+def _reconcile_machine(machine_id: MachineId, view: OwnershipView, peers: PeerViews, done: OwnershipPlan) -> None:
     rows = {
-        shard_id: other.told.rows[machine_id]
-        for shard_id, other in sorted(around.views.items())
-        if machine_id in other.told.rows
+        shard_id: other.reported.rows[machine_id]
+        for shard_id, other in sorted(peers.views.items())
+        if machine_id in other.reported.rows
     }
     latest = max(row.version for row in rows.values())
     own = rows[view.shard_id]
     holders = [shard_id for shard_id, row in rows.items() if row.kind is RowKind.ADOPTED and row.version == latest]
     if holders:
         (holder,) = holders[:1]
-        _tell_former(machine_id, latest, holder, view, rows, around, done)
+        _settle_arrived(machine_id, latest, holder, view, rows, peers, done)
     elif own.kind is RowKind.RELEASED and own.version < latest:
         done.confirmed.append(machine_id)
     elif own.kind is RowKind.RELEASED:
-        _hand_on(machine_id, own, view, around, done)
-    elif _is_nowhere([*rows.values(), *_assumed_rows(machine_id, around)]):
-        _forget(machine_id, latest, view, rows, around, done)
+        _hand_on(machine_id, own, view, peers, done)
+    elif _is_nowhere([*rows.values(), *_assumed_rows(machine_id, peers)]):
+        _forget(machine_id, latest, view, rows, peers, done)
     else:
         # The row of another shard is the latest, and released: its own report goes on with it.
         return
@@ -224,18 +227,18 @@ def _is_nowhere(rows: Iterable[OwnershipRow]) -> bool:
     return all(row.kind is RowKind.DISOWNED for row in rows)
 
 
-def _assumed_rows(machine_id: MachineId, around: PeerViews) -> list[OwnershipRow]:
-    owned = (view.assumed for view in around.views.values())
+def _assumed_rows(machine_id: MachineId, peers: PeerViews) -> list[OwnershipRow]:
+    owned = (view.assumed for view in peers.views.values())
     return [each.rows[machine_id] for each in owned if machine_id in each.rows]
 
 
-def _tell_former(
+def _settle_arrived(
     machine_id: MachineId,
     latest: OwnershipVersion,
     holder: ShardId,
     view: OwnershipView,
     rows: Mapping[ShardId, OwnershipRow],
-    around: PeerViews,
+    peers: PeerViews,
     done: OwnershipPlan,
 ) -> None:
     """A machine has arrived at its holder: confirm what was released before, and note it where it came from."""
@@ -244,20 +247,20 @@ def _tell_former(
         done.confirmed.append(machine_id)
     if view.shard_id == holder:
         giver = own.other
-        known = around.views.get(giver)
+        known = peers.views.get(giver)
         if giver != holder and known is not None and known.is_current and machine_id not in known.assumed.rows:
             done.instructions.append(_note(machine_id, latest, giver, holder))
 
 
 def _hand_on(
-    machine_id: MachineId, own: OwnershipRow, view: OwnershipView, around: PeerViews, done: OwnershipPlan
+    machine_id: MachineId, own: OwnershipRow, view: OwnershipView, peers: PeerViews, done: OwnershipPlan
 ) -> None:
     """A machine was given up and has not arrived: send it on, or take it back when its recipient is gone."""
-    is_mine = own.version.term == around.term
-    is_known = own.other in around.views or own.other in around.unseen
-    is_refused = (machine_id, own.version) in around.refused
-    if around.missing and not (is_mine and is_known and not is_refused):
-        done.waits_for = around.missing
+    is_mine = own.version.term == peers.term
+    is_known = own.other in peers.views or own.other in peers.unseen
+    is_refused = (machine_id, own.version) in peers.refused
+    if peers.missing and not (is_mine and is_known and not is_refused):
+        done.waits_for = peers.missing
     elif is_known and not is_refused:
         done.instructions.append(
             WantedInstruction(own.other, f"{own.version.instruction_id}/adopt", _adoption(machine_id, own, view))
@@ -279,12 +282,12 @@ def _forget(
     latest: OwnershipVersion,
     view: OwnershipView,
     rows: Mapping[ShardId, OwnershipRow],
-    around: PeerViews,
+    peers: PeerViews,
     done: OwnershipPlan,
 ) -> None:
     """Nobody has a machine but by its domain: forget where it was, everywhere."""
-    if around.missing:
-        done.waits_for = around.missing
+    if peers.missing:
+        done.waits_for = peers.missing
         return
     for shard_id, row in rows.items():
         payload = TransferOwnership(from_shard=shard_id, to_shard=ShardId(""), machine_ids=(machine_id,), is_note=True)

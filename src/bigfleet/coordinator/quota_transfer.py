@@ -33,8 +33,8 @@ def quota_transfer_of(
     )
 
 
-def what_is_left(booking: MoveQuota, tables: Tables) -> MoveQuota:
-    """Return the booking of what the donor has, where somebody lowered its quota after the slots had left it."""
-    quota = tables.quotas.get(booking.key)
-    left = 0 if quota is None else quota.slots_of.get(booking.from_shard_id, 0)
-    return replace(booking, slots=min(left, booking.slots))
+def what_is_left(transfer: MoveQuota, tables: Tables) -> MoveQuota:
+    """Return the transfer of what the donor still has, where its quota was lowered after the slots had left it."""
+    quota = tables.quotas.get(transfer.key)
+    left = 0 if quota is None else quota.slots_of.get(transfer.from_shard_id, 0)
+    return replace(transfer, slots=min(left, transfer.slots))

@@ -111,7 +111,7 @@ class _Pass:
         return apart
 
     def _settle(self, pending: Pending, group: int, address: str, asking: ShortfallClass) -> None:
-        """Settle all shortfalls of a group that are as hopeless as can be told without looking at each."""
+        """Settle all shortfalls of a group that are evidently hopeless, without looking at each."""
         if len(self._donors.get(address, ())) < 2:
             pending.settle(group, Skip.PROVIDER, with_old=True)
             return
@@ -212,7 +212,7 @@ class _Pass:
                 flow.give,
                 allocatable=row.allocatable,
                 quota=quota,
-                told=_told(flow),
+                detail=_flow_detail(flow),
             )
             self._moves.append(move)
             self._cooling.flows.add(move.flow)
@@ -254,8 +254,8 @@ class _Pass:
             return
         bound, donor, instance_type, give = best
         count = min(give, self._drains_left, self._knobs.machines_max)
-        told = f"it has {-bound} of them bound, the most"
-        move = self._proposal(Tier.PREEMPT, donor, shard, shortfall, (instance_type, ""), count, told=told)
+        detail = f"it has {-bound} of them bound, the most"
+        move = self._proposal(Tier.PREEMPT, donor, shard, shortfall, (instance_type, ""), count, detail=detail)
         self._moves.append(move)
         self._cooling.flows.add(move.flow)
         self._draining_donors.add(donor)
@@ -276,7 +276,7 @@ class _Pass:
         allocatable: Vector | None = None,
         quota: QuotaKey | None = None,
         machine_ids: tuple[MachineId, ...] = (),
-        told: str = "",
+        detail: str = "",
     ) -> Transfer:
         """Return a move; without `allocatable` of machines as large as the smallest that is known of their type."""
         if allocatable is None:
@@ -297,7 +297,7 @@ class _Pass:
             priority=shortfall.priority,
             interruption_bucket=shortfall.interruption_bucket,
             quota=quota,
-            why=f"{why}; {told}" if told else why,
+            why=f"{why}; {detail}" if detail else why,
         )
 
 
@@ -330,9 +330,9 @@ def _ready_by_requester(donors: dict[str, list[ShardFigures]]) -> dict[ShardId, 
     ready = defaultdict(lambda: defaultdict(list))
     for shards in donors.values():
         for donor in shards:
-            for kept in sorted(donor.ready, key=lambda kept: (kept.instance_type, kept.zone, kept.machine_id)):
-                if kept.to_shard != donor.shard_id:
-                    ready[kept.to_shard][(donor, kept.instance_type, kept.zone)].append(kept.machine_id)
+            for each in sorted(donor.ready, key=lambda each: (each.instance_type, each.zone, each.machine_id)):
+                if each.to_shard != donor.shard_id:
+                    ready[each.to_shard][(donor, each.instance_type, each.zone)].append(each.machine_id)
     return {requester: dict(waiting) for requester, waiting in ready.items()}
 
 
@@ -375,11 +375,11 @@ def _why(
     )
 
 
-def _told(flow: Flow) -> str:
+def _flow_detail(flow: Flow) -> str:
     """Say what a flow does for the shortfall and what it leaves the donor."""
-    kept = flow.giveable.row.count - flow.give
+    remaining = flow.giveable.row.count - flow.give
     closing = "they close" if flow.give > 1 else "it closes"
-    left = f"{kept} {'stays' if kept == 1 else 'stay'} there"
+    left = f"{remaining} {'stays' if remaining == 1 else 'stay'} there"
     if flow.benefit.is_all_closed:
         return f"{closing} all of it, {left}"
     part, whole = flow.benefit.least_closed

@@ -46,11 +46,11 @@ class Heard:
 
     report: ShardReport
     received_unix_nanos: int
-    #: As last told by this process of the shard, None when it never was.
+    #: As last reported by this process of the shard, None when it never was.
     holding: Holding | None
 
     def after(self, report: ShardReport, received_unix_nanos: int) -> "Heard":
-        """Return what is known after another report; a new process of the shard has yet to tell what it holds."""
+        """Return what is known after another report; a new process of the shard has yet to report what it holds."""
         holding = self.holding if report.epoch == self.report.epoch else None
         return Heard(report=report, received_unix_nanos=received_unix_nanos, holding=report.holding or holding)
 
@@ -106,7 +106,7 @@ class Rebalancing:
         """Return what is known after moves were enqueued; each begins its flow's cooldown, whatever becomes of it."""
         ledger = ephemeral.ledger
         sequence = ledger.next_sequence
-        told: list[InstructionEntry] = []
+        sent: list[InstructionEntry] = []
         # Only what its donor has already can bar a move, so each donor's part is looked at alone.
         of_donor: dict[ShardId, InstructionLedger] = {}
         for move in moves:
@@ -117,9 +117,9 @@ class Rebalancing:
             after = replace(own, next_sequence=sequence).enqueued(
                 move.donor, payload_of(move), term=ephemeral.term, now_seconds=now_seconds, move=move, why=move.why
             )
-            told += after.entries[len(own.entries) :]
+            sent += after.entries[len(own.entries) :]
             sequence, of_donor[move.donor] = after.next_sequence, after
-        return replace(ephemeral, ledger=replace(ledger, entries=(*ledger.entries, *told), next_sequence=sequence))
+        return replace(ephemeral, ledger=replace(ledger, entries=(*ledger.entries, *sent), next_sequence=sequence))
 
     def _refused(self, ephemeral: EphemeralState, now_seconds: float) -> Iterable[tuple[ShardId, Fingerprint]]:
         """Return the donors in which a drain for a shortfall found nothing, for one cooldown."""
@@ -165,7 +165,7 @@ def fleet_view(
     leaving: set[MachineId],
     now_seconds: float,
 ) -> FleetView:
-    """Return the fleet as the last reports tell it; machines in `leaving` are ready for nobody any more."""
+    """Return the fleet as the last reports show it; machines in `leaving` are ready for nobody any more."""
     overlapping = ownership_overlap(ephemeral, tables)
     shards: list[ShardFigures] = []
     for shard_id in sorted(tables.shards):
@@ -178,17 +178,17 @@ def fleet_view(
                 known.report.figures,
                 base=Base.ALL if shard_id in overlapping else base_of(known),
                 is_fresh=ephemeral.is_fresh(shard_id, now_seconds),
-                ready=tuple(kept for kept in ready_in(holding) if kept.machine_id not in leaving),
+                ready=tuple(reserved for reserved in ready_in(holding) if reserved.machine_id not in leaving),
             )
         )
     return FleetView(shards=tuple(shards), providers=tables.providers, quotas=tables.quotas)
 
 
 def base_of(known: Known) -> Base:
-    """Return what a shard owns before the exceptions; one whose present process never told counts as ALL."""
-    if known.told is None or known.told_epoch != known.report.epoch:
+    """Return what a shard owns before the exceptions; one whose present process never reported it counts as ALL."""
+    if known.reported is None or known.reported_epoch != known.report.epoch:
         return Base.ALL
-    return known.told.base
+    return known.reported.base
 
 
 def ownership_overlap(ephemeral: EphemeralState, tables: Tables) -> frozenset[ShardId]:
@@ -242,9 +242,9 @@ def _add_drain(entry: InstructionEntry, move: Transfer, donor: Heard | None, fly
     """Note what a drain is to free: all of it until the donor has answered, then what it still drains."""
     count = move.count
     if entry.state is State.DONE:
-        kept = () if donor is None or donor.holding is None else donor.holding.reservations
+        reserved = () if donor is None or donor.holding is None else donor.holding.reservations
         instruction_id = entry.instruction.instruction_id
-        count = sum(each.instruction_id == instruction_id and not each.is_ready for each in kept)
+        count = sum(each.instruction_id == instruction_id and not each.is_ready for each in reserved)
     elif entry.state.is_final:
         return
     if not count:

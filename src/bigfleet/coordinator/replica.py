@@ -25,7 +25,8 @@ _log = structlog.get_logger("bigfleet.coordinator.replica")
 
 #: Before a store that refused is asked again.
 _RETRY_SECONDS = 1.0
-#: Calls that may wait for their turn: a few times as many shards as a fleet has, and then a store that stalls is told.
+#: Calls that may wait for their turn: a few times as many shards as a fleet has, and then a store that stalls is
+#: reported.
 CHANGES_MAX = 1_024
 
 T = TypeVar("T")

@@ -142,7 +142,7 @@ def prepared(
         ),
         idle=idle_rows,
         speculative=speculative_rows,
-        ready=tuple(sorted(ready, key=lambda kept: kept.machine_id)),
+        ready=tuple(sorted(ready, key=lambda reservation: reservation.machine_id)),
         idle_wanted_here=_wanted(idle_rows, own),
         speculative_wanted_here=_wanted(speculative_rows, own),
         drainable=_drainable(counts, (*idle_rows, *speculative_rows), wanted_types),

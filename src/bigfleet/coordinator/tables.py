@@ -1,7 +1,7 @@
 """Defines the coordinator's durable tables as immutable values, and the edits that change them.
 
-docs/spec/coordinator.md §2. Who may change them is decided by `bigfleet.coordinator.commands`; how they are kept, by a
-store. Nothing here reads a clock or a store.
+docs/spec/coordinator.md §2. Who may change them is decided by `bigfleet.coordinator.commands`; how they are stored, by
+a store. Nothing here reads a clock or a store.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,7 +61,7 @@ class QuotaRow:
 
 @dataclass(frozen=True, slots=True)
 class ProviderRow:
-    """Where a provider listens, and the region that its quotas are told for."""
+    """Where a provider listens, and the region that its quotas apply to."""
 
     address: str
     region: str
@@ -69,7 +69,7 @@ class ProviderRow:
 
 @dataclass(frozen=True, slots=True)
 class QuotaMoveRow:
-    """Says that a quota move was booked, so that the same hand-over is never booked twice."""
+    """Records a quota transfer, so that the same handover never transfers quota twice."""
 
     booked_at_unix_nanos: int
 

@@ -138,7 +138,7 @@ class Transfer:
     #: The shortfall's: what a victim must be below.
     priority: int
     interruption_bucket: int
-    #: Where the provider's slots are booked when the donor has named the machines; None without a quota.
+    #: The quota of which slots are transferred when the donor has named the machines; None without a quota.
     quota: QuotaKey | None
     #: One sentence for a person.
     why: str

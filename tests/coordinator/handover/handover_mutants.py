@@ -22,7 +22,7 @@ class Mutant(NamedTuple):
 
 def _drop_on_an_old_view(patch: pytest.MonkeyPatch) -> None:
     def has_left(view: OwnershipView, domain: Any) -> bool:
-        return domain not in view.told.domains and domain not in view.told.leaving
+        return domain not in view.reported.domains and domain not in view.reported.leaving
 
     patch.setattr(ownership_reconcile, "_has_left", has_left)
     # Giving a domain while another shard has it would be refused all the same.
@@ -30,7 +30,7 @@ def _drop_on_an_old_view(patch: pytest.MonkeyPatch) -> None:
 
 
 def _notes_without_what_was_only_sent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ownership_reconcile, "_moved", lambda view: view.told.rows.items())
+    patch.setattr(ownership_reconcile, "_moved", lambda view: view.reported.rows.items())
 
 
 def _forget_while_a_release_is_unconfirmed(patch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def _deliver_what_no_longer_follows(patch: pytest.MonkeyPatch) -> None:
 def _any_view_is_current(patch: pytest.MonkeyPatch) -> None:
     def has_view(self: EphemeralState, shard_id: ShardId, now_seconds: float) -> bool:
         known = self.known.get(shard_id)
-        return known is not None and known.told is not None
+        return known is not None and known.reported is not None
 
     patch.setattr(EphemeralState, "has_current_view", has_view)
 

@@ -90,9 +90,9 @@ def key_of(state: State) -> Hashable:
         known = tuple(
             (
                 name,
-                None if seen.told is None else _owned_key(seen.told),
-                seen.told_echo,
-                seen.told_epoch == seen.report.epoch,
+                None if seen.reported is None else _owned_key(seen.reported),
+                seen.reported_echo,
+                seen.reported_epoch == seen.report.epoch,
                 tuple((each.instruction_id, tuple(each.version)) for each in seen.answered),
                 _compare(seen.report.order, (world.shards[name].disk.epoch, world.shards[name].cycle)),
             )

@@ -53,7 +53,7 @@ def around(
     return PeerViews(
         views={
             name: OwnershipView(
-                shard_id=name, told=told, is_current=name not in stale, answered=(answered or {}).get(name, ())
+                shard_id=name, reported=told, is_current=name not in stale, answered=(answered or {}).get(name, ())
             )
             for name, told in views.items()
         },

@@ -30,7 +30,7 @@ class NotLeader(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LeaderInfo:
-    """Who leads, as the store tells it."""
+    """Who leads, as the store reports it."""
 
     replica: str
     #: Where it is dialled; empty when it did not say.

@@ -101,7 +101,7 @@ def snapshot_of(tables: Tables, *, term: int, index: int, saved_at_unix_nanos: i
 
 
 def content_digest(tables: Tables) -> bytes:
-    """Return what tells whether anything is new since another moment."""
+    """Return a value that differs when anything is new since another moment."""
     digest = hashlib.sha256()
     for key, row in tables.rows():
         assert row is not None, "tables hold no deletions"
@@ -191,8 +191,8 @@ def export(directory: Path, snapshot: TablesSnapshot, *, keep: int) -> Path:
         pointer.unlink(missing_ok=True)
         pointer.symlink_to(folder.name)
         pointer.replace(directory / LATEST)
-        kept = sorted(each for each in directory.iterdir() if (each / META_FILE).is_file() and not each.is_symlink())
-        for old in kept[: max(0, len(kept) - keep)]:
+        exports = sorted(each for each in directory.iterdir() if (each / META_FILE).is_file() and not each.is_symlink())
+        for old in exports[: max(0, len(exports) - keep)]:
             shutil.rmtree(old)
     except OSError as error:
         raise SnapshotFault(f"{error.filename or directory}: {error.strerror}") from error

@@ -108,10 +108,10 @@ class SqliteStateStore:
 
     def restore(self, rows: Iterable[Edit], *, term: int) -> None:
         """Replace everything by a snapshot's rows and set the term, in one transaction. Raises StoreUnavailable."""
-        kept = tuple(rows)
+        restored = tuple(rows)
         gone = [Edit(key, None) for key, _ in self._tables.rows()]
-        self._write((*gone, *kept), term=term)
-        self._tables = Tables().with_edits(kept)
+        self._write((*gone, *restored), term=term)
+        self._tables = Tables().with_edits(restored)
 
     # ---- the file -----------------------------------------------------------------------------------------------
 
@@ -150,8 +150,8 @@ def _opened(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, isolation_level=None, timeout=0)
     except (OSError, sqlite3.Error) as error:
-        told = error.strerror if isinstance(error, OSError) else error
-        raise StoreFault(f"{path}: {told}; choose a file in a directory that can be written") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreFault(f"{path}: {reason}; choose a file in a directory that can be written") from error
     try:
         # Held from the first statement until the connection is closed, by the death of the process too.
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")

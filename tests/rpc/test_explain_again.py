@@ -61,7 +61,7 @@ def bounded(events_max: int, listed_max: int) -> Iterator[None]:
         stack.enter_context(patch.object(explain_server, "EVENTS_MAX", events_max))
         for module in (explain_server, convert_explain):
             stack.enter_context(patch.object(module, "LISTED_MAX", listed_max))
-        stack.enter_context(patch.object(explain_server, "_tell_not_retold", raise_it))
+        stack.enter_context(patch.object(explain_server, "_log_mismatch", raise_it))
         yield
 
 
@@ -91,7 +91,7 @@ class Ears:
 def in_full(on: DecidedOn, ears: Sequence[Any]) -> list[Any]:
     """Decide everything once more, and return what each ear heard."""
     reference.decide(snapshot_of(on.snapshot), on.demand, on.options, Ears(ears))
-    return [ear.events.told() for ear in ears]
+    return [ear.events.messages() for ear in ears]
 
 
 def assert_rows_are_retold(on: DecidedOn) -> None:

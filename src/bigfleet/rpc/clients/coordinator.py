@@ -64,13 +64,13 @@ class CoordinatorCaller:
                 except grpc.RpcError as error:
                     hint = _hint(error)
                     if not (hint and hops_left and hint != self.address):
-                        raise CoordinatorFault(error.code(), self._told(error), self.address) from error
+                        raise CoordinatorFault(error.code(), self._error_text(error), self.address) from error
                     self.address = hint
         raise AssertionError("the last hop answers or raises")
 
-    def _told(self, error: Any) -> str:
+    def _error_text(self, error: Any) -> str:
         details: str = error.details() or "no details"
-        # So a server with TLS hangs up on who speaks plain text to it.
+        # A server with TLS closes a plain-text connection like this.
         is_hung_up = self._tls is None and details.endswith("Socket closed")
         return f"{details}; it may ask for TLS: give --tls-cert, --tls-key and --tls-ca" if is_hung_up else details
 

@@ -1,8 +1,8 @@
 """Calls a capacity provider over gRPC: the six methods of `bigfleet.shard.ports.Provider`.
 
 docs/spec/wire.md §2, §4 and §6, docs/spec/shard.md §9.6. What a status means to the shard is said here and nowhere
-else, told apart by code and never by text. Nothing here may retry: a repeated attempt needs a fresh token, which only
-the caller has.
+else, distinguished by code and never by text. Nothing here may retry: a repeated attempt needs a fresh token, which
+only the caller has.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ProviderRef
 
 #: 500,000 records of 600 B are 300 MB.
 RECEIVE_BYTES_MAX = 1024 * 1024 * 1024
-#: What is kept of a provider's text; it reaches logs and the history of actions.
+#: Bytes retained of a provider's text; it reaches logs and the history of actions.
 _DETAILS_CHARACTERS_MAX = 1024
 #: How often the certificate's files are looked at, when there are calls.
 _LOOK_SECONDS = 1.0

@@ -1,7 +1,7 @@
 """Sends a shard's reports: `bigfleet.v1alpha1.Coordinator/ReportShard` (docs/spec/wire.md §2, §4, §10).
 
-What a status means to the link is said here and nowhere else, told apart by code and never by text. A channel lasts for
-one call, so that a certificate is read anew and an address that has moved is found. Nothing here may retry.
+What a status means to the link is said here and nowhere else, distinguished by code and never by text. A channel lasts
+for one call, so that a certificate is read anew and an address that has moved is found. Nothing here may retry.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
 from bigfleet.rpc.wire.convert_coordinator import answer_from_wire, report_to_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2, coordinator_pb2_grpc
 
-#: What is kept of a coordinator's text; it reaches logs.
+#: Bytes retained of a coordinator's text; it reaches logs.
 _DETAILS_CHARACTERS_MAX = 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

@@ -22,7 +22,7 @@ from bigfleet.rpc.wire.gen import shardread_pb2, shardread_pb2_grpc
 CONNECT_SECONDS_MAX: Final = 10.0
 #: How long a shard may take to its first frame; after that a stream may last as long as somebody reads it.
 FIRST_FRAME_SECONDS_MAX: Final = 60.0
-#: An explanation takes seconds at full size and eight others may wait; one that cannot be retold takes minutes.
+#: An explanation takes seconds at full size and eight others may wait; one that cannot be replayed takes minutes.
 EXPLAIN_SECONDS_MAX: Final = 300.0
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class ShardReadFault(Exception):
 
 
 class UnreachableShard(ShardReadFault):
-    """Nobody speaks gRPC at the address, or the connection broke and could not be made again."""
+    """No gRPC server listens at the address, or the connection broke and could not be made again."""
 
 
 class ReadRefused(ShardReadFault):
@@ -133,7 +133,7 @@ class ShardReader:
             raise self._fault(error) from error
 
     def _why(self) -> str:
-        """Return why there is no connection, as far as a bare one tells: gRPC itself has one word for all of it."""
+        """Return why there is no connection, as far as a bare one shows: gRPC itself has one word for all of it."""
         host, _colon, port = self.address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS_MAX).close()

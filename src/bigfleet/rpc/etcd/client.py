@@ -1,7 +1,7 @@
 """Calls etcd v3 over gRPC: ranges, transactions, one lease, one watched key.
 
 docs/spec/coordinator.md §3. It knows several endpoints and asks them in turn: the one that answered last first. A read
-is tried at each of them; a transaction at one only, because nobody but the caller can tell what a lost answer means.
+is tried at each of them; a transaction at one only, because only the caller knows what a lost answer means.
 Nothing here knows the coordinator's tables.
 """
 
@@ -100,11 +100,11 @@ class EtcdClient:
         try:
             return await etcd_pb2_grpc.KVStub(channel).Txn(request, timeout=CALL_SECONDS)
         except aio.AioRpcError as error:
-            told = self._told(error)
+            text = self._error_text(error)
             self._turn()
             if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
-                raise EtcdUnavailable(told) from error
-            raise NoAnswer(told) from error
+                raise EtcdUnavailable(text) from error
+            raise NoAnswer(text) from error
 
     async def grant(self, ttl_seconds: int) -> int:
         """Return the id of a new lease. Raises EtcdUnavailable."""
@@ -153,30 +153,30 @@ class EtcdClient:
                 if not isinstance(answer, etcd_pb2.WatchResponse) or answer.canceled or answer.events:
                     return
         except aio.AioRpcError as error:
-            told = self._told(error)
+            text = self._error_text(error)
             self._turn()
-            raise EtcdUnavailable(told) from error
+            raise EtcdUnavailable(text) from error
         finally:
             call.cancel()
 
     # ---- endpoints ----------------------------------------------------------------------------------------------
 
     async def _at_any(self, ask: Callable[[aio.Channel], Awaitable[T]]) -> T:
-        told = ""
+        text = ""
         for _ in self._channels:
             try:
                 return await ask(self._channels[self._current])
             except aio.AioRpcError as error:
-                told = self._told(error)
+                text = self._error_text(error)
                 self._turn()
-        raise EtcdUnavailable(told)
+        raise EtcdUnavailable(text)
 
     def _turn(self) -> None:
         self._current = (self._current + 1) % len(self._channels)
 
-    def _told(self, error: aio.AioRpcError) -> str:
+    def _error_text(self, error: aio.AioRpcError) -> str:
         details = error.details() or "no details"
-        # So it hangs up on who speaks plain text to it.
+        # A server with TLS closes a plain-text connection like this.
         hint = "; it may ask for TLS" if self._is_plain and details.endswith("Socket closed") else ""
         return f"etcd at {self._endpoints[self._current]}: {error.code().name}: {details}{hint}"
 

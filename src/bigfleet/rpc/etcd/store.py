@@ -199,12 +199,12 @@ class EtcdStore:
                 return
             try:
                 async with asyncio.timeout(max(0.0, renewed_seconds + 2 * third - began_seconds)):
-                    is_kept = await self._client.keep_alive(self._lease)
+                    is_alive = await self._client.keep_alive(self._lease)
             except (EtcdUnavailable, TimeoutError) as error:
                 _log.warning("etcd.lease_renewal_failed", error=str(error) or "no answer in time")
                 await self._clock.sleep(_RETRY_FIRST_SECONDS)
                 continue
-            if not is_kept:
+            if not is_alive:
                 self._step_down("the lease has ended")
                 return
             renewed_seconds = began_seconds
@@ -281,12 +281,12 @@ class EtcdStore:
         ]
         return await self._client.txn(guards, writes, [read(self._election)])
 
-    async def _is_there(self, part: Sequence[Edit], told: str) -> bool:
+    async def _is_there(self, part: Sequence[Edit], text: str) -> bool:
         """Read back what got no answer. Raises OutcomeUnknown when that gets none either."""
         try:
             tables = await self._read()
         except (EtcdUnavailable, UnreadableRow) as error:
-            raise OutcomeUnknown(f"{told}; reading it back: {error}") from error
+            raise OutcomeUnknown(f"{text}; reading it back: {error}") from error
         # Not there: it may still come, and then fail at its guard, or make the next attempt fail at its own.
         return tables.with_edits(part) == tables
 

@@ -124,7 +124,7 @@ def identity_in(uris: Iterable[str]) -> PeerIdentity:
 
 
 def peer_identity(context: _Context) -> PeerIdentity | None:
-    """Return who is at the other end of a call, None in plain text. Raises Denied when the certificate tells nobody."""
+    """Return who is at the other end of a call, None in plain text. Raises Denied when the certificate names nobody."""
     auth = context.auth_context()
     if _property(auth, "transport_security_type") == ["insecure"]:
         return None
@@ -165,7 +165,7 @@ class Gate:
                     self._rejected.labels(method)
 
     def check(self, context: _Context, rpc: str) -> PeerIdentity | None:
-        """Return who calls, None in plain text. Raises Denied when the role may not call it; the caller tells."""
+        """Return who calls, None in plain text. Raises Denied when the role may not call it; the caller logs it."""
         identity = peer_identity(context)
         if identity is None or rpc.startswith(_FOR_EVERY_ROLE):
             return identity
@@ -174,7 +174,7 @@ class Gate:
         raise Denied(f"{identity.uri} may not call {rpc.rpartition('/')[2]}")
 
     def check_cluster(self, context: _Context, cluster: str) -> None:
-        """Return when the peer may speak for the cluster. Raises Denied."""
+        """Return when the peer may act for the cluster. Raises Denied."""
         identity = self.check(context, SESSION)
         if identity is not None and identity.id != cluster:
             raise Denied(f"{identity.uri} may not speak for cluster {cluster!r}")
@@ -208,7 +208,7 @@ class Gate:
             self._rejected.labels(rpc.rpartition("/")[2]).inc()
 
     def log_token_refusal(self, context: _Context, method: str, denied: Denied) -> None:
-        """As `tell`, for a method of CapacityProvider."""
+        """As `log_refusal`, for a method of CapacityProvider."""
         self.log_refusal(context, _PROVIDER + method, denied)
 
     def _certifies(self, identity: PeerIdentity, rpc: str) -> bool:

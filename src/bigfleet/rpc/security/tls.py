@@ -71,7 +71,7 @@ class TlsFiles:
         _parse_certificates(paths.authority, self.authority)
         self._seen = self._stamp()
         self._pair = self._load()
-        self._has_told_expiry = False
+        self._has_logged_expiry = False
 
     @property
     def bearer(self) -> PeerIdentity | None:
@@ -86,8 +86,8 @@ class TlsFiles:
             if stamp != self._seen:
                 self._seen = stamp
                 self._replace()
-            if not self._has_told_expiry and self._pair.expires <= datetime.now(UTC):
-                self._has_told_expiry = True
+            if not self._has_logged_expiry and self._pair.expires <= datetime.now(UTC):
+                self._has_logged_expiry = True
                 path = str(self._paths.certificate)
                 _log.error("tls.certificate_expired", file=path, advice="peers reject it; replace the files")
             return self._pair
@@ -106,7 +106,7 @@ class TlsFiles:
             return
         if pair != self._pair:
             self._pair = pair
-            self._has_told_expiry = False
+            self._has_logged_expiry = False
             _log.info("tls.certificate_loaded", serial=f"{pair.serial:x}", expires=f"{pair.expires:%Y-%m-%dT%H:%MZ}")
 
     def _load(self) -> KeyPair:

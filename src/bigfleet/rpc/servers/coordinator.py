@@ -2,7 +2,7 @@
 
 docs/spec/wire.md §4 and §10, docs/spec/coordinator.md §4. Order of checks: leadership; for ReportShard arguments, then
 identity; for the others identity, then arguments; then the action. A replica that does not lead names the leader in the
-trailing metadata. Nothing here decides what a shard is told.
+trailing metadata. Nothing here decides what a shard is sent.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -101,7 +101,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         await _must_hold(context, lambda: _check_domain(request), lambda: _check_shard(request))
         domain = Domain(request.topology_key, request.topology_value)
         await self._do(context, lambda term: term.assign(domain, ShardId(request.shard_id)))
-        self._told("AssignDomain", by, domain="=".join(domain), shard=request.shard_id)
+        self._log_command("AssignDomain", by, domain="=".join(domain), shard=request.shard_id)
         return coordinator_pb2.AssignDomainResponse()
 
     async def UnassignDomain(
@@ -112,7 +112,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         await _must_hold(context, lambda: _check_domain(request))
         domain = Domain(request.topology_key, request.topology_value)
         await self._commit(context, ReleaseDomain(domain))
-        self._told("UnassignDomain", by, domain="=".join(domain))
+        self._log_command("UnassignDomain", by, domain="=".join(domain))
         return coordinator_pb2.UnassignDomainResponse()
 
     async def RemoveShard(
@@ -123,7 +123,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         await _must_hold(context, lambda: _check_shard(request))
         shard_id = ShardId(request.shard_id)
         await self._do(context, lambda term: term.remove_shard(shard_id, is_forced=request.force))
-        self._told("RemoveShard", by, shard=shard_id, force=request.force)
+        self._log_command("RemoveShard", by, shard=shard_id, force=request.force)
         return coordinator_pb2.RemoveShardResponse()
 
     async def BindCluster(
@@ -136,7 +136,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         )
         cluster, shard_id = ClusterId(request.cluster_id), ShardId(request.shard_id)
         await self._commit(context, BindCluster(cluster, shard_id, self._clock.unix_nanos()))
-        self._told("BindCluster", by, cluster=cluster, shard=shard_id)
+        self._log_command("BindCluster", by, cluster=cluster, shard=shard_id)
         return coordinator_pb2.BindClusterResponse()
 
     async def SetQuota(
@@ -153,7 +153,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         )
         slots_of = {ShardId(shard_id): slots for shard_id, slots in allocation.per_shard.items()}
         await self._commit(context, SetQuota(QuotaKey(allocation.provider, allocation.region), slots_of))
-        self._told("SetQuota", by, provider=allocation.provider, region=allocation.region, slots=slots_of)
+        self._log_command("SetQuota", by, provider=allocation.provider, region=allocation.region, slots=slots_of)
         return coordinator_pb2.SetQuotaResponse()
 
     async def UpsertProvider(
@@ -169,7 +169,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             lambda: _check_length("provider.region", provider.region),
         )
         await self._commit(context, UpsertProvider(provider.name, provider.address, provider.region))
-        self._told("UpsertProvider", by, provider=provider.name, address=provider.address, region=provider.region)
+        self._log_command(
+            "UpsertProvider", by, provider=provider.name, address=provider.address, region=provider.region
+        )
         return coordinator_pb2.UpsertProviderResponse()
 
     async def JoinRaftCluster(
@@ -185,7 +187,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         """Stream a snapshot: its meta, then the document in pieces."""
         by = await self._admit(context, "SnapshotSave")
         snapshot = await self._guarded(context, self._replica.snapshot)
-        self._told("SnapshotSave", by, index=snapshot.meta.index, size=snapshot.meta.size)
+        self._log_command("SnapshotSave", by, index=snapshot.meta.index, size=snapshot.meta.size)
         yield coordinator_pb2.SnapshotSaveChunk(meta_json=snapshot.meta_json)
         for piece in snapshot.pieces():
             yield coordinator_pb2.SnapshotSaveChunk(data=piece)
@@ -294,7 +296,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         except BadReport as fault:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
 
-    def _told(self, method: str, by: str, **what: object) -> None:
+    def _log_command(self, method: str, by: str, **what: object) -> None:
         _log.info("admin.command_executed", rpc=method, by=by, **what)
 
 

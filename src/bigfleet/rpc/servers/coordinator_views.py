@@ -1,6 +1,6 @@
 """Converts what a coordinator lists to messages, in the order of docs/spec/wire.md §10.
 
-Read from one term's tables and soft state at one moment. Nothing here changes anything.
+Read from one term's tables and ephemeral state at one moment. Nothing here changes anything.
 """
 
 from collections.abc import Iterable
@@ -143,7 +143,7 @@ def clusters(term: Term) -> coordinator_pb2.ListClustersResponse:
 def instructions(
     term: Term, clock: Clock, *, shard_id: str, with_finished: bool
 ) -> coordinator_pb2.ListInstructionsResponse:
-    """Return instructions by term and sequence; with finished ones also what a dry run would have told."""
+    """Return instructions by term and sequence; with finished ones also what a dry run would have sent."""
     offset_nanos = clock.unix_nanos() - int(clock.monotonic_seconds() * NANOS_PER_SECOND)
     chosen = [
         entry
@@ -196,14 +196,14 @@ def _status(entry: InstructionEntry, offset_nanos: int) -> coordinator_pb2.Instr
 
 
 def _attempts(entry: InstructionEntry) -> int:
-    """Return how often it was carried out, or tried, as far as answers tell; one under way counts."""
+    """Return how often it was carried out, or tried, as far as answers show; one under way counts."""
     if entry.state in (State.DELIVERED, State.DONE):
         return entry.failures + 1
     return max(entry.failures, 1) if entry.state is State.FAILED else entry.failures
 
 
 def why_of(entry: InstructionEntry) -> str:
-    """Return in one sentence why a shard is told something."""
+    """Return in one sentence why a shard gets an instruction."""
     payload = entry.instruction.payload
     match payload:
         case _ if entry.why:

@@ -3,7 +3,7 @@
 docs/spec/shard.md §12, docs/adr/0121-explain-one-row.md. The shard keeps what its last finished cycle decided on and
 came to; a question retells one row of it, or one machine, off the loop. Should the retelling come to anything else than
 the decision, the reference engine decides the whole cycle again. One question runs at a time and few wait, so that
-readers cannot starve the cycle. An answer must never change a shard, and never speak of any other cycle.
+readers cannot starve the cycle. An answer must never change a shard, and never describe any other cycle.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class Explainer:
                 "InspectNeeds lists the rows",
             )
         events, truncated = await self._line.run(self._shard.compute, lambda: _need_events(decided_on, row))
-        return _told(view, row, events, truncated)
+        return _explained_subject(view, row, events, truncated)
 
     async def machine(self, machine_id: str) -> ExplainedSubject[Machine]:
         """Return why the machine serves whom it serves and what becomes of it. Raises ExplanationRefusal.
@@ -138,7 +138,7 @@ class Explainer:
         machine, (events, truncated) = await self._line.run(
             self._shard.compute, lambda: _machine_events(decided_on, MachineId(machine_id))
         )
-        return _told(view, machine, events, truncated)
+        return _explained_subject(view, machine, events, truncated)
 
 
 def _decided_on(view: CycleView) -> DecidedOn:
@@ -151,7 +151,9 @@ def _decided_on(view: CycleView) -> DecidedOn:
     return view.decided_on
 
 
-def _told(view: CycleView, subject: T, events: list[shardread_pb2.Explanation], truncated: bool) -> ExplainedSubject[T]:
+def _explained_subject(
+    view: CycleView, subject: T, events: list[shardread_pb2.Explanation], truncated: bool
+) -> ExplainedSubject[T]:
     return ExplainedSubject(
         cycle=view.cycle,
         computed_at_unix_nanos=view.computed_at_unix_nanos,
@@ -200,7 +202,7 @@ def _refuse_malformed(name: str, value: str, hint: str) -> None:
 # ---- off the loop ------------------------------------------------------------------------------------------------
 
 
-def _told_over_pods(decided_on: DecidedOn) -> Explained:
+def _explain_over_pods(decided_on: DecidedOn) -> Explained:
     """Decide over pods once more, so that what it left can be read."""
     snapshot = snapshot_of(decided_on.snapshot)
     decision, fleet = decide_with_fleet(snapshot, decided_on.demand, decided_on.options)
@@ -208,14 +210,14 @@ def _told_over_pods(decided_on: DecidedOn) -> Explained:
     return Explained(decision, fleet, names_by_key(names))
 
 
-def _sentences(told: Sequence[str]) -> Events:
-    messages = [shardread_pb2.Explanation(kind="sentence", text=text) for text in told[:EVENTS_MAX]]
-    return messages, len(told) > EVENTS_MAX
+def _sentences(texts: Sequence[str]) -> Events:
+    messages = [shardread_pb2.Explanation(kind="sentence", text=text) for text in texts[:EVENTS_MAX]]
+    return messages, len(texts) > EVENTS_MAX
 
 
 def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
     if says_pods(decided_on.demand):
-        return _sentences(_told_over_pods(decided_on).row(asked.need.key))
+        return _sentences(_explain_over_pods(decided_on).row(asked.need.key))
     # A folded row is found through its members; equal rows may stand twice, so it is the object that is looked for.
     position = next(
         position
@@ -224,31 +226,31 @@ def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
     )
     heard = _RowEar(position)
     fleet = DecidedFleet(decided_on.snapshot, decided_on.options, decided_on.rows)
-    # What a walk passes over behind so many machines would find no room among the events.
+    # What a scan passes over behind so many machines would find no room among the events.
     heads = EVENTS_MAX + 1
     try:
         victims = replay_row(fleet, decided_on.demand, position, heard, heads=heads, listed=LISTED_MAX + 1)
     except ExplainMismatch as fault:
-        _tell_not_retold(fault)
+        _log_mismatch(fault)
         return row_events_in_full(decided_on, position)
-    return heard.events.told(possible_victims=victims)
+    return heard.events.messages(possible_victims=victims)
 
 
 def _machine_events(decided_on: DecidedOn, machine_id: MachineId) -> tuple[Machine, Events]:
     fleet = DecidedFleet(decided_on.snapshot, decided_on.options, decided_on.rows)
     machine = fleet.objects(fleet.rows_of([machine_id])).machines[machine_id]
     if says_pods(decided_on.demand):
-        return machine, _sentences(_told_over_pods(decided_on).machine(machine_id))
+        return machine, _sentences(_explain_over_pods(decided_on).machine(machine_id))
     heard = _MachineEar(machine_id)
     try:
         replay_machine(fleet, machine_id, heard)
     except ExplainMismatch as fault:
-        _tell_not_retold(fault)
+        _log_mismatch(fault)
         return machine, machine_events_in_full(decided_on, machine)
-    return machine, heard.events.told()
+    return machine, heard.events.messages()
 
 
-def _tell_not_retold(fault: ExplainMismatch) -> None:
+def _log_mismatch(fault: ExplainMismatch) -> None:
     _log.error(
         "explain.mismatch_found",
         difference=str(fault),
@@ -260,14 +262,14 @@ def row_events_in_full(decided_on: DecidedOn, position: int) -> Events:
     """Return what there is to say of the row at a place of the folded list, by deciding everything once more."""
     heard = _RowEar(position)
     reference.decide(snapshot_of(decided_on.snapshot), decided_on.demand, decided_on.options, heard)
-    return heard.events.told()
+    return heard.events.messages()
 
 
 def machine_events_in_full(decided_on: DecidedOn, machine: Machine) -> Events:
     """Return what there is to say of a machine, by deciding everything once more."""
     heard = _MachineEar(machine.id, positions=rows_to_ask(decided_on.rows, machine))
     reference.decide(snapshot_of(decided_on.snapshot), decided_on.demand, decided_on.options, heard)
-    return heard.events.told()
+    return heard.events.messages()
 
 
 class _Heard(NamedTuple):
@@ -295,10 +297,10 @@ class _Events:
         """Say whether no more machine finds room behind those that count for a row."""
         return len(self._ranks[1]) >= EVENTS_MAX
 
-    def told(self, *, possible_victims: int = 0) -> Events:
+    def messages(self, *, possible_victims: int = 0) -> Events:
         """Return the messages, and whether there would have been more; `possible_victims` as in a message."""
-        kept = sorted([heard for rank in self._ranks for heard in rank][:EVENTS_MAX], key=lambda heard: heard.place)
-        messages = [explanation_to_wire(heard.record, possible_victims=possible_victims) for heard in kept]
+        selected = sorted([heard for rank in self._ranks for heard in rank][:EVENTS_MAX], key=lambda heard: heard.place)
+        messages = [explanation_to_wire(heard.record, possible_victims=possible_victims) for heard in selected]
         return messages, self._count > EVENTS_MAX
 
 
@@ -324,7 +326,7 @@ class _RowEar:
 
 
 class _MachineEar:
-    """Hears what happens to one machine, from itself and from some rows; None is every row that speaks of it."""
+    """Hears what happens to one machine, from itself and from some rows; None is every row that names it."""
 
     def __init__(self, machine_id: str, *, positions: frozenset[int] | None = None) -> None:
         self.events = _Events()

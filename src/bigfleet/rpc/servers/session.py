@@ -127,7 +127,7 @@ class _Stream:
         self._session = session
         self._frames = frames
         self._context = context
-        self._has_told_unknown = False
+        self._has_logged_unknown = False
         #: What was wrong with the frame that ended the session, for the status.
         self.fault = ""
 
@@ -199,8 +199,8 @@ class _Stream:
 
     def _drop(self, kind: str, machine: str = "") -> None:
         self._shard.metrics.session_frames_dropped.labels(kind).inc()
-        if kind == "unknown" and not self._has_told_unknown:
-            self._has_told_unknown = True
+        if kind == "unknown" and not self._has_logged_unknown:
+            self._has_logged_unknown = True
             _log.info(
                 "session.unknown_frame_received",
                 cluster=self._session.cluster,

@@ -111,15 +111,15 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
     ) -> shardread_pb2.ExplainNeedResponse:
         """Return why a row got what it got in the last finished cycle."""
         try:
-            told = await self._explainer.need(request.cluster_id, request.profile_fingerprint, request.group)
+            explained = await self._explainer.need(request.cluster_id, request.profile_fingerprint, request.group)
         except ExplanationRefusal as refusal:
             return await context.abort(refusal.code, str(refusal))
         return shardread_pb2.ExplainNeedResponse(
-            cycle=told.cycle,
-            computed_at_unix_nanos=told.computed_at_unix_nanos,
-            need=_need_view(told.subject),
-            events=told.events,
-            truncated=told.truncated,
+            cycle=explained.cycle,
+            computed_at_unix_nanos=explained.computed_at_unix_nanos,
+            need=_need_view(explained.subject),
+            events=explained.events,
+            truncated=explained.truncated,
         )
 
     async def ExplainMachine(
@@ -127,18 +127,18 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
     ) -> shardread_pb2.ExplainMachineResponse:
         """Return why a machine was decided on as it was in the last finished cycle, and its actions, newest first."""
         try:
-            told = await self._explainer.machine(request.machine_id)
+            explained = await self._explainer.machine(request.machine_id)
         except ExplanationRefusal as refusal:
             return await context.abort(refusal.code, str(refusal))
         # As ListMachines shows it, if it is still there: what was decided may be under way by now.
-        machine = self._shard.inventory.get(told.subject.id) or told.subject
+        machine = self._shard.inventory.get(explained.subject.id) or explained.subject
         asked = shardread_pb2.ListActionsRequest(machine_id=machine.id)
         actions = islice(_asked_actions(list(self._shard.actuator.history), asked), ACTIONS_DEFAULT)
         return shardread_pb2.ExplainMachineResponse(
-            cycle=told.cycle,
-            computed_at_unix_nanos=told.computed_at_unix_nanos,
+            cycle=explained.cycle,
+            computed_at_unix_nanos=explained.computed_at_unix_nanos,
             machine=self._machine_view(machine),
-            events=told.events,
+            events=explained.events,
             actions=[_action_view(record) for record in actions],
         )
 
@@ -214,8 +214,8 @@ def _holding(shard: Shard, wanted: MachineQuery, machine_ids: Iterable[str]) -> 
     """Yield those of the machines that are known and asked for."""
     for machine_id in machine_ids:
         known = MachineId(machine_id)
-        kept = shard.inventory.record_of(known)
-        if kept is not None and wanted.holds(kept):
+        record = shard.inventory.record_of(known)
+        if record is not None and wanted.holds(record):
             yield known
 
 

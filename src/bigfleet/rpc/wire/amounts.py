@@ -15,7 +15,7 @@ from bigfleet.model.vector import Vector
 RESOURCE_NAMES_MAX: Final = 32
 STRING_BYTES_MAX: Final = 1_024
 
-#: Resource maps that are kept shared; many differ from roll-up to roll-up.
+#: Resource maps that are shared; many differ from roll-up to roll-up.
 _AMOUNTS_CACHED_MAX: Final = 16_384
 _NAME_SHOWN_CHARACTERS_MAX: Final = 64
 

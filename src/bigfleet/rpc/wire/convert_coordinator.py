@@ -81,7 +81,8 @@ def report_to_wire(report: ShardReport) -> coordinator_pb2.ShardReport:
 def report_from_wire(message: coordinator_pb2.ShardReport) -> ShardReport:
     """Return a report. Raises MalformedMessage for its first fault.
 
-    Clusters count as told when there is one, or when ownership is told beside them: both are sent together when asked.
+    Clusters count as reported when there is one, or when ownership is reported beside them: both are sent together when
+    asked.
     """
     report_checks.check_identifier("shard_id", message.shard_id)
     for name in ("cycle", "shard_epoch", "coordinator_term"):
@@ -284,15 +285,15 @@ def holding_to_wire(holding: Holding) -> coordinator_pb2.Ownership:
         disowned=[_adoption_to_wire(machine_id, row) for machine_id, row in rows[RowKind.DISOWNED]],
         reservations=[
             coordinator_pb2.Reservation(
-                machine_id=kept.machine_id,
-                to_shard_id=kept.to_shard,
-                instruction_id=kept.instruction_id,
-                ready=kept.is_ready,
-                expires_unix_nanos=kept.expires_unix_nanos,
-                instance_type=kept.instance_type,
-                zone=kept.zone,
+                machine_id=reservation.machine_id,
+                to_shard_id=reservation.to_shard,
+                instruction_id=reservation.instruction_id,
+                ready=reservation.is_ready,
+                expires_unix_nanos=reservation.expires_unix_nanos,
+                instance_type=reservation.instance_type,
+                zone=reservation.zone,
             )
-            for kept in holding.reservations
+            for reservation in holding.reservations
         ],
     )
 

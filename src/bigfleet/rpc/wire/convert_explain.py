@@ -104,8 +104,8 @@ def text_of(record: Record, *, possible_victims: int = 0) -> str:
         case CandidateRejected():
             over = PassedOver(row=record.row, machine=record.machine, detail=record.detail)
             once = RejectionCount(stage=record.stage, reason=record.reason, count=1, sample=(over,))
-            told = _sentence(MachineExplanation(machine=record.machine, rejections=(once,)))
-            return f"{record.machine}: {_uncapitalized(told)}"
+            sentence = _sentence(MachineExplanation(machine=record.machine, rejections=(once,)))
+            return f"{record.machine}: {_uncapitalized(sentence)}"
         case CandidateConsidered():
             row = default_row_name(record.row)
             return f"{record.machine} is number {record.position + 1:,} of the {record.stage} candidates of {row}."
@@ -115,8 +115,8 @@ def text_of(record: Record, *, possible_victims: int = 0) -> str:
             return _row_text(record, possible_victims)
 
 
-def _sentence(told: MachineExplanation) -> str:
-    first, *rest = sentences(told)
+def _sentence(explanation: MachineExplanation) -> str:
+    first, *rest = sentences(explanation)
     return "; ".join([first.removesuffix("."), *(_uncapitalized(more).removesuffix(".") for more in rest)]) + "."
 
 
@@ -126,15 +126,15 @@ def _uncapitalized(sentence: str) -> str:
 
 def _picked_text(record: VictimPicked) -> str:
     held = "" if record.claimed_by is None else f", which {default_row_name(record.claimed_by)} held,"
-    told = (
+    text = (
         f"{record.machine} of {record.cluster}{held} is preempted for {default_row_name(record.row)} with "
         f"{record.grace_seconds} s of notice, at a score of {record.score:.4f}"
     )
     if not record.runner_up or record.score_difference is None:
-        return f"{told}; no other machine could have been drained in its place."
+        return f"{text}; no other machine could have been drained in its place."
     if record.score_difference == 0:
-        return f"{told}; the runner-up {record.runner_up} scores the same and was spared by the order of ids."
-    return f"{told}; the runner-up {record.runner_up} scores {-record.score_difference:.4f} less."
+        return f"{text}; the runner-up {record.runner_up} scores the same and was spared by the order of ids."
+    return f"{text}; the runner-up {record.runner_up} scores {-record.score_difference:.4f} less."
 
 
 _RowText = RowFolded | RowNotFolded | RowStarted | DomainsRanked | RowFinished | VictimsRanked | RowUnresolved

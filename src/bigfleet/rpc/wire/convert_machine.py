@@ -15,13 +15,13 @@ from bigfleet.model.machine import NO_HOST, HostRef, Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.gen import provider_pb2
 
-#: Shapes that are kept shared: a fleet has some hundreds, a List shows each of them hundreds of thousands of times.
+#: Shapes that are shared: a fleet has some hundreds, a List shows each of them hundreds of thousands of times.
 _SHAPES_MAX = 16384
-#: Sets of labels that are kept shared: there is one per rack and type, some ten thousand in a large fleet.
+#: Sets of labels that are shared: there is one per rack and type, some ten thousand in a large fleet.
 _LABELS_MAX = 65536
-#: Sets of metadata that are kept shared: there is one per row that machines are bound to.
+#: Sets of metadata that are shared: there is one per row that machines are bound to.
 _METADATA_MAX = 65536
-#: Prices and probabilities that are kept shared.
+#: Prices and probabilities that are shared.
 _NUMBERS_MAX = 4096
 
 _STATES = {state.value: state for state in MachineState}

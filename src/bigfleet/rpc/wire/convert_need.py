@@ -31,9 +31,9 @@ NEEDS_MAX = 20_000
 REQUIREMENTS_MAX = 64
 VALUES_MAX = 1_000
 
-#: Requirements that are kept shared: they repeat from roll-up to roll-up and over the rows of one.
+#: Requirements that are shared: they repeat from roll-up to roll-up and over the rows of one.
 _REQUIREMENTS_CACHED_MAX = 16_384
-#: Profiles that are kept shared: every cluster asks for much the same kinds of machine.
+#: Profiles that are shared: every cluster asks for much the same kinds of machine.
 _PROFILES_CACHED_MAX = 16_384
 #: The same with their min units.
 _KINDS_CACHED_MAX = 16_384
@@ -268,7 +268,7 @@ class _RowKind:
     is_same: bool
     min_unit: Vector
     min_unit_families: Mapping[str, Family]
-    #: What is wrong with the min unit, told only when the sum before it is sound.
+    #: What is wrong with the min unit, reported only when the sum before it is sound.
     min_unit_fault: MalformedMessage | None
 
 

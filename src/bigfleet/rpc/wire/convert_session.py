@@ -433,5 +433,5 @@ def _cut(text: str) -> str:
     encoded = text.encode(errors="replace")
     if len(encoded) <= STRING_BYTES_MAX:
         return encoded.decode()
-    kept = encoded[: STRING_BYTES_MAX - len(_ELLIPSIS.encode())]
-    return kept.decode(errors="ignore") + _ELLIPSIS
+    head = encoded[: STRING_BYTES_MAX - len(_ELLIPSIS.encode())]
+    return head.decode(errors="ignore") + _ELLIPSIS

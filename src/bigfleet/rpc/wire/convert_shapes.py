@@ -24,7 +24,7 @@ from bigfleet.model.vector import Vector, format_vector, guess_family
 from bigfleet.rpc.wire.amounts import amounts_of, check_count
 from bigfleet.rpc.wire.gen import capacity_pb2
 
-#: Shapes, and lists of them, that are kept shared: most rows have the shapes of the roll-up before.
+#: Shapes, and lists of them, that are shared: most rows have the shapes of the roll-up before.
 _SHAPES_CACHED_MAX: Final = 65_536
 _LISTS_CACHED_MAX: Final = 8_192
 

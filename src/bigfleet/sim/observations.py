@@ -168,7 +168,7 @@ Event = (
 
 @dataclass(slots=True)
 class ClusterMemory:
-    """What one shard process was told by one cluster."""
+    """What one cluster reported to one shard process."""
 
     #: (row key, aggregate) of the last roll-up that came into force.
     in_force: tuple[object, ...] = ()
@@ -215,7 +215,7 @@ class ObservedTransfers:
     """What was seen of machines that change shards: on disks, and on the wire between shards and coordinator."""
 
     #: What each shard's disk says; empty in a world of one shard.
-    titles: dict[ShardId, OwnershipRecord] = field(default_factory=dict)
+    ownerships: dict[ShardId, OwnershipRecord] = field(default_factory=dict)
     #: How long an adopted machine must stay.
     cooldown_nanos: int = 0
     handed: dict[ShardId, Handed] = field(default_factory=dict)
@@ -242,7 +242,7 @@ class ObservedTransfers:
     @property
     def under_way(self) -> bool:
         """Whether a machine is between two shards, or is drained for another one."""
-        return any(title.released or title.reservations for title in self.titles.values())
+        return any(ownership.released or ownership.reservations for ownership in self.ownerships.values())
 
     def forget(self, shard_id: ShardId) -> None:
         """A shard has lost its disk: it may do again what only the disk said."""
@@ -300,7 +300,7 @@ class Observations:
         """Note that a replica has begun to lead."""
         if self.moves.terms:
             self.mark("another leader")
-            if any(title.released for title in self.moves.titles.values()):
+            if any(ownership.released for ownership in self.moves.ownerships.values()):
                 self.mark("leader changed during a handover")
             if self.moves.taken_from_gangs:
                 self.mark("gang preempted during a leader change")
@@ -309,9 +309,9 @@ class Observations:
     def answered(self, shard_id: ShardId, answer: ReportAnswer, *, is_old: bool) -> None:
         """Note what a shard is given as the answer to its report."""
         moves = self.moves
-        title = moves.titles[shard_id]
-        moves.handed[shard_id] = Handed(answer.term, title.accepted_term)
-        if answer.term < title.accepted_term:
+        ownership = moves.ownerships[shard_id]
+        moves.handed[shard_id] = Handed(answer.term, ownership.accepted_term)
+        if answer.term < ownership.accepted_term:
             self.mark("an answer of a former leader")
         if is_old:
             self.mark("an answer came again")
@@ -320,9 +320,9 @@ class Observations:
             moves.delivered[key] += 1
             if moves.delivered[key] > 1:
                 self.mark("an instruction redelivered")
-                if moves.delivered_to[key] != title.epoch:
+                if moves.delivered_to[key] != ownership.epoch:
                     self.mark("an instruction redelivered to a new process")
-            moves.delivered_to[key] = title.epoch
+            moves.delivered_to[key] = ownership.epoch
             if isinstance(instruction.payload, CrossShardDrain):
                 moves.drain_counts[key] = instruction.payload.selector.count
 

@@ -179,7 +179,7 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self, *, is_healed: bool = False) -> ShardSettings:
         """Return the settings of a shard of this world."""
-        posture = "execute" if is_healed else self.posture
+        mode = "execute" if is_healed else self.posture
         return ShardSettings(
             cycle_interval_seconds=self.cycle_interval_seconds,
             wake_gap_seconds=self.wake_gap_seconds,
@@ -192,8 +192,8 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
             full_list_every_cycles=10,
             reclaim_cap_fraction=self.reclaim_cap_fraction,
             reclaim_after_seconds=self.reclaim_after_seconds,
-            actuation_paused=posture == "paused",
-            dry_run=posture == "dry-run",
+            actuation_paused=mode == "paused",
+            dry_run=mode == "dry-run",
             outbox_frames_max=48,
             stuck_creating_seconds=400.0,
             stuck_configuring_seconds=400.0,

@@ -131,7 +131,7 @@ def test_a_disk_has_one_holder_and_its_successor_finds_what_was_committed() -> N
         disk.is_full = True
         with pytest.raises(OwnershipNotWritten, match="full"):
             second.accept_term(8)
-        assert disk.title.accepted_term == 7
+        assert disk.ownership.accepted_term == 7
 
     run(main)
 

@@ -30,15 +30,15 @@ def never_two_owners(_event: OwnershipChanged, evidence: Observations) -> Iterat
 @invariant("S5", Committed)
 def never_two_owners_of_what_is_bound(event: Committed, evidence: Observations) -> Iterator[str]:
     """No machine is owned by two shards, whatever becomes of it at its provider."""
-    if event.after is not None and evidence.moves.titles:
+    if event.after is not None and evidence.moves.ownerships:
         yield from _two_owners(event.after.id, evidence)
 
 
 def _two_owners(machine_id: str, evidence: Observations) -> Iterator[str]:
     record = evidence.records[machine_id]
-    found = owners(evidence.moves.titles, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
+    found = owners(evidence.moves.ownerships, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
     if len(found) > 1:
-        rows = {name: evidence.moves.titles[name].owned.rows.get(record.machine.id) for name in found}
+        rows = {name: evidence.moves.ownerships[name].owned.rows.get(record.machine.id) for name in found}
         yield f"{machine_id} belongs to {', '.join(found)}: {rows}"
 
 
@@ -46,8 +46,8 @@ def _two_owners(machine_id: str, evidence: Observations) -> Iterator[str]:
 def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Observations) -> Iterator[str]:
     """A shard decides on no machine that its disk says is another's."""
     shard = event.shard
-    title = evidence.moves.titles.get(shard.shard_id)
-    if title is None or title.epoch != shard.epoch:
+    ownership = evidence.moves.ownerships.get(shard.shard_id)
+    if ownership is None or ownership.epoch != shard.epoch:
         return
     for known in shard.inventory:
         record = evidence.records.get(known.id)
@@ -56,7 +56,7 @@ def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Observations) -
             # The provider has gone on meanwhile; whose it was then nobody knows now.
             continue
         is_busy = shard.actuator.is_pending(known.id)
-        if not is_busy and not title.owns(shard.shard_id, known, binder, stays=True):
+        if not is_busy and not ownership.owns(shard.shard_id, known, binder, stays=True):
             yield f"{shard.shard_id} knows {known.id}, {known.state.label} {known.cluster!r}, and does not own it"
 
 
@@ -64,11 +64,11 @@ def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Observations) -
 def a_shard_calls_for_its_own_machines(event: Called, evidence: Observations) -> Iterator[str]:
     """A shard sends no call for an unbound machine that its disk says is another's."""
     shard, call = event.call.shard, event.call
-    title = evidence.moves.titles.get(shard.shard_id)
+    ownership = evidence.moves.ownerships.get(shard.shard_id)
     known = shard.inventory.get(MachineId(call.machine_id))
-    if title is None or title.epoch != shard.epoch or known is None or known.cluster:
+    if ownership is None or ownership.epoch != shard.epoch or known is None or known.cluster:
         return
-    if not title.owns(shard.shard_id, known, "", stays=True):
+    if not ownership.owns(shard.shard_id, known, "", stays=True):
         yield f"{call.method} of {call.machine_id} leaves {shard.shard_id}, which does not own it"
 
 
@@ -76,8 +76,8 @@ def a_shard_calls_for_its_own_machines(event: Called, evidence: Observations) ->
 def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Observations) -> Iterator[str]:
     """A provider takes no token of a shard for a machine that this shard has given up."""
     mark, me = event.mark, ShardId(event.mark.shard_id)
-    title = evidence.moves.titles.get(me)
-    row = None if title is None else title.owned.rows.get(MachineId(mark.machine_id))
+    ownership = evidence.moves.ownerships.get(me)
+    row = None if ownership is None else ownership.owned.rows.get(MachineId(mark.machine_id))
     if row is not None and row.kind is not RowKind.ADOPTED and (me, row.version) in evidence.moves.releases:
         yield f"{mark.machine_id}: a call of {mark.shard_id} was taken after it had given the machine up"
 
@@ -128,9 +128,9 @@ def a_former_leader_is_not_obeyed(event: OwnershipChanged, evidence: Observation
 
 def _drained(event: OwnershipChanged) -> dict[tuple[ShardId, str], set[MachineId]]:
     found: dict[tuple[ShardId, str], set[MachineId]] = {}
-    for machine_id, kept in event.after.reservations.items():
+    for machine_id, reservation in event.after.reservations.items():
         if machine_id not in event.before.reservations:
-            found.setdefault((event.shard_id, kept.instruction_id), set()).add(machine_id)
+            found.setdefault((event.shard_id, reservation.instruction_id), set()).add(machine_id)
     return found
 
 

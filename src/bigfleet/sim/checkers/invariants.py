@@ -56,7 +56,7 @@ PROVIDER_EDGES = (frozenset(TRANSITIONS) | OWN_EDGES) - {(S.CONFIGURING, S.IDLE)
 #: Every so many-th cycle is decided again by the reference.
 REFERENCE_EVERY_CYCLES = 8
 _NOT_IN_FORCE = (RollUpOutcome.HELD, RollUpOutcome.REJECTED)
-GUARD_STRIKES = 3
+GUARD_CONFIRMATIONS = 3
 #: How long an instruction and its answer take at most.
 ANSWER_SECONDS_MAX = 120.0
 
@@ -177,8 +177,8 @@ def a_silent_shard_calls_nobody(event: Called, _evidence: Observations) -> Itera
     """Paused and dry-run shards issue no mutating call."""
     settings, call = event.call.shard.settings, event.call
     if settings.actuation_paused or settings.dry_run:
-        posture = "paused" if settings.actuation_paused else "in dry run"
-        yield f"{call.method} of {call.machine_id} left a shard that is {posture}"
+        mode = "paused" if settings.actuation_paused else "in dry run"
+        yield f"{call.method} of {call.machine_id} left a shard that is {mode}"
 
 
 @invariant("S2", Called)
@@ -273,7 +273,7 @@ def sudden_shrinking_is_held(event: RolledUp, _evidence: Observations) -> Iterat
     """A roll-up that shrinks to under a tenth is quarantined until its third time."""
     if event.rows is None or event.baseline is None or event.outcome is not RollUpOutcome.ACCEPTED:
         return
-    if has_collapsed(event.baseline, event.rows) and event.suspicious_before + 1 < GUARD_STRIKES:
+    if has_collapsed(event.baseline, event.rows) and event.suspicious_before + 1 < GUARD_CONFIRMATIONS:
         yield (
             f"{event.cluster}: a roll-up of {len(event.rows)} rows came into force after one of {len(event.baseline)},"
             f" of which it asks for less than a tenth, the {event.suspicious_before + 1}. time"

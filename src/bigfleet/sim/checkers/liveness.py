@@ -32,7 +32,7 @@ QUIET_SECONDS = 200.0
 #: From healing to rest at the latest: holds of half an hour, doubled once, and what follows from them.
 REST_SECONDS_MAX = 9_000.0
 _LOOK_SECONDS = 10.0
-#: A machine that failed may stay so where its provider cannot tell what runs on it (docs/spec/provider.md §14).
+#: A machine that failed may stay so where its provider cannot know what runs on it (docs/spec/provider.md §14).
 FAILED_SECONDS_MAX = 1_200.0
 
 #: From healing on a machine may be nobody's for so many report cycles: adoptions that failed three times are tried
@@ -80,8 +80,8 @@ def unrest(world: World) -> str:
     ]
     between = [
         f"{machine_id} is between {name} and another"
-        for name, title in world.evidence.moves.titles.items()
-        for machine_id in sorted((*title.released, *title.reservations))
+        for name, ownership in world.evidence.moves.ownerships.items()
+        for machine_id in sorted((*ownership.released, *ownership.reservations))
     ]
     return ", ".join([*moving, *held, *in_flight, *between][:5])
 
@@ -127,11 +127,11 @@ def nobodys_for_long(world: World, since_seconds: dict[str, float]) -> Iterator[
 
 def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
     """Yield the machines without exactly one owner, with those who own them."""
-    titles = world.evidence.moves.titles
-    leaving = [(name, domain) for name, title in titles.items() for domain in title.owned.leaving]
+    ownerships = world.evidence.moves.ownerships
+    leaving = [(name, domain) for name, ownership in ownerships.items() for domain in ownership.owned.leaving]
     left = [domain for name, domain in leaving if _serves_in(world, name, domain)]
-    for record in sorted(world.provider.store.records.values(), key=lambda record: record.id) if titles else ():
-        found = owners(titles, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
+    for record in sorted(world.provider.store.records.values(), key=lambda record: record.id) if ownerships else ():
+        found = owners(ownerships, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
         # A shard that leaves acquires nothing there any more, and another must wait until it serves nobody from there.
         is_left = not found and any(record.machine.attribute(key) == value for key, value in left)
         if len(found) != 1 and not is_left:
@@ -139,7 +139,9 @@ def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
 
 
 def _rows(world: World, record: Record) -> str:
-    rows = {name: title.owned.rows.get(record.machine.id) for name, title in world.evidence.moves.titles.items()}
+    rows = {
+        name: ownership.owned.rows.get(record.machine.id) for name, ownership in world.evidence.moves.ownerships.items()
+    }
     return ", ".join(f"{name} says {row.kind.value if row is not None else 'nothing'}" for name, row in rows.items())
 
 
@@ -155,12 +157,13 @@ def _serves_in(world: World, shard_id: ShardId, domain: Domain) -> bool:
 
 def _of_shard(world: World, shard: WatchedShard) -> list[Record]:
     """Return the provider's records of the machines that are a shard's, by id."""
-    title = world.evidence.moves.titles.get(shard.shard_id)
+    ownership = world.evidence.moves.ownerships.get(shard.shard_id)
     records = sorted(world.provider.store.records.values(), key=lambda record: record.id)
     return [
         record
         for record in records
-        if title is None or title.owns(shard.shard_id, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
+        if ownership is None
+        or ownership.owns(shard.shard_id, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
     ]
 
 
@@ -213,8 +216,8 @@ def every_hold_ends(world: World, shard: WatchedShard) -> Iterator[str]:
         yield f"the row {row} is backed off"
     for machine_id in sorted(shard.actuator.in_flight()):
         yield f"{machine_id} has an action in flight"
-    title = world.evidence.moves.titles.get(shard.shard_id)
-    for machine_id in sorted(title.reservations) if title is not None else ():
+    ownership = world.evidence.moves.ownerships.get(shard.shard_id)
+    for machine_id in sorted(ownership.reservations) if ownership is not None else ():
         yield f"{machine_id} is kept for another shard"
     for machine_id in sorted(shard.ownership.handover.cooling) if shard.ownership is not None else ():
         yield f"{machine_id} may not be given on yet"

@@ -180,7 +180,7 @@ async def operator_crash(world: World) -> None:
 
 
 async def operator_silent(world: World) -> None:
-    """An operator says nothing for a while, and then tells the whole of a demand that has changed."""
+    """An operator says nothing for a while, and then reports the whole of a demand that has changed."""
     site = _cluster(world)
     world.evidence.note("fault", "operator-silent", site.process.name)
     await stand_still(world, site.process, 240.0)

@@ -171,7 +171,7 @@ async def shard_disk_full(world: World) -> None:
 
 
 async def shard_disk_lost(world: World) -> None:
-    """A shard dies and its disk is lost: it begins anew, and owns nothing until it is told."""
+    """A shard dies and its disk is lost: it begins anew, and owns nothing until it is instructed."""
     site = _shard(world)
     world.evidence.note("fault", "shard-disk-lost", site.name)
     site.lose_disk()

@@ -1,7 +1,7 @@
 """Records what happened in one run, as lines with their virtual time, and a hash over all of them.
 
-Two runs are equal when their hashes are (docs/spec/simulation.md, S19). The newest lines are kept for people; the hash
-covers every one. Nothing that differs between two processes may be written: no address, no order of a set, no real
+Two runs are equal when their hashes are (docs/spec/simulation.md, S19). The newest lines are stored for people; the
+hash covers every one. Nothing that differs between two processes may be written: no address, no order of a set, no real
 time.
 """
 
@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter, deque
 from typing import NamedTuple
 
-#: Lines that are kept by default; the hash goes on beyond it.
+#: Lines that are stored by default; the hash goes on beyond it.
 LINES_MAX = 200_000
 
 

@@ -122,7 +122,7 @@ class Network:
         return task.result()
 
     def connect(self, client: Process, server: Process) -> "Connection[Any, Any]":
-        """Open a stream between two processes; its first frame tells whether the server is there."""
+        """Open a stream between two processes; its first frame shows whether the server is there."""
         connection: Connection[Any, Any] = Connection(self, client, server)
         self.connections = [each for each in self.connections if not each.is_broken]
         self.connections.append(connection)

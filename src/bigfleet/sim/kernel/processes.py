@@ -2,8 +2,8 @@
 
 A process is whatever runs in its context: each callback remembers the process in which it was made, and the loop
 (`bigfleet.sim.kernel.loop`) runs none of a dead one and keeps those of a paused one for later. So a death takes place
-between two awaits and no `finally` of the dead ever runs, as with SIGKILL. What must outlive a process is kept outside
-of it. A process must never be brought back to life: a restart is another process.
+between two awaits and no `finally` of the dead ever runs, as with SIGKILL. What must outlive a process is stored
+outside of it. A process must never be brought back to life: a restart is another process.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Process:
             self._clear_at = len(self._tasks) + _CLEAR_EVERY
 
     def admits(self, handle: asyncio.Handle) -> bool:
-        """Say whether a callback may run now; that of a paused process is kept."""
+        """Say whether a callback may run now; that of a paused process is deferred."""
         if self.life is Life.RUNNING:
             self.steps += 1
             if self.dies_at_step is not None and self.steps >= self.dies_at_step:
@@ -108,7 +108,7 @@ class Process:
 
 
 class _Again:
-    """Runs a callback that was kept."""
+    """Runs a callback that was deferred."""
 
     def __init__(self, handle: asyncio.Handle) -> None:
         self._handle = handle

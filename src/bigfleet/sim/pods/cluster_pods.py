@@ -151,7 +151,7 @@ class PodCluster:
         surplus = sorted(own.values(), key=lambda pod: (pod.node is not None, -pod.number))[: max(0, len(own) - pods)]
         for pod in surplus:
             self._remove(pod)
-        self._told([self.pods[pod_id] for pod_id in came], surplus)
+        self._publish_change([self.pods[pod_id] for pod_id in came], surplus)
         self._bind()
 
     def join(self, machine: Machine) -> None:
@@ -227,7 +227,7 @@ class PodCluster:
         del self.pods[pod.id], self._by_template[pod.template][pod.id]
         self._waiting.pop(pod.id, None)
 
-    def _told(self, came: Iterable[Pod], went: Iterable[Pod]) -> None:
+    def _publish_change(self, came: Iterable[Pod], went: Iterable[Pod]) -> None:
         add = [_request_of(pod) for pod in came]
         remove = [pod.id for pod in went]
         if add or remove:
@@ -244,7 +244,7 @@ class PodCluster:
         """Replace pods that were lost, as their controllers do; the demand stays the same."""
         for pod in lost:
             self._remove(pod)
-        self._told([self._make(pod.template) for pod in lost], lost)
+        self._publish_change([self._make(pod.template) for pod in lost], lost)
 
     # ---- the scheduler -------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Simulates the operator inside a cluster: its demand is its pods, its drains evict them.
 
 Implements `bigfleet.operator.ports.ClusterAgent` over `bigfleet.sim.pods.cluster_pods.PodCluster`; the roll-up builder
-and the session flow are the operator's own. It tells the shard what the cluster sees of its nodes. It must never drain
-what it was not told to, nor a node whose pods would not fit elsewhere, unless a higher priority takes it.
+and the session flow are the operator's own. It reports to the shard what the cluster sees of its nodes. It must never
+drain what it was not asked to, nor a node whose pods would not fit elsewhere, unless a higher priority takes it.
 """
 
 import asyncio
@@ -152,7 +152,7 @@ class ClusterOperator:
     def drain_started(self, drain: DrainRecord) -> None:
         """Cordon the node and evict its pods, unless they fit nowhere else.
 
-        A machine without a node here is told as not found at once.
+        A machine without a node here is reported as not found at once.
         """
         running = self._draining.pop(drain.machine_id, None)
         if running is not None:

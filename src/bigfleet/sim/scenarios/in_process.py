@@ -130,7 +130,7 @@ class LocalDialer:
     """Dials whichever process of the shard serves sessions now."""
 
     def __init__(self, serving: Callable[[], Shard | None], heard: Callable[[Shard, str], None], clock: Clock) -> None:
-        """`heard` is told of each roll-up that reaches a process, with its cluster."""
+        """`heard` is called with each roll-up that reaches a process, with its cluster."""
         self._serving = serving
         self._heard = heard
         self._clock = clock

@@ -24,7 +24,7 @@ from bigfleet.sim.scenarios import checks
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure
 from bigfleet.sim.scenarios.world import ClosedWorld, Step
 
-#: Broken invariants that are told; a run that breaks one breaks it in every cycle.
+#: Broken invariants that are reported; a run that breaks one breaks it in every cycle.
 VIOLATIONS_MAX: Final = 100
 #: Actions that one line of the journal names.
 ACTIONS_PER_LINE_MAX: Final = 20

@@ -125,14 +125,14 @@ def run_scenario(
     watches: list[Watch] = []
     for number, arm in enumerate(arms):
 
-        def told(done: int, number: int = number) -> None:
+        def on_done(done: int, number: int = number) -> None:
             on_cycle(number * cycles + done, len(arms) * cycles)
 
         course = partial(_run, scenario, arm, name=name, seed=seed, cycles=cycles, make_shard=make_shard)
-        world, watch = course(has_coordinator=scenario.coordinator, told=told)
+        world, watch = course(has_coordinator=scenario.coordinator, on_done=on_done)
         watches.append(watch)
         if scenario.coordinator and not scenario.shards:
-            _world, alone = course(has_coordinator=False, told=lambda _done: None)
+            _world, alone = course(has_coordinator=False, on_done=lambda _done: None)
             watch.violations += checks.unmoved(watch.journal, alone.journal)
         watch.violations[:] = [f"{arm.text}: {each}" if arm.text else each for each in watch.violations]
         if cycles == scenario.cycles:
@@ -154,7 +154,7 @@ class _Arm(NamedTuple):
 
     takes: Takes
     crash: Crash | None
-    #: What tells it from the others, "" where there are none.
+    #: What distinguishes it from the others, "" where there are none.
     text: str
 
 
@@ -179,7 +179,7 @@ def _run(
     cycles: int,
     make_shard: MakeShard,
     has_coordinator: bool,
-    told: Callable[[int], None],
+    on_done: Callable[[int], None],
 ) -> tuple[ClosedWorld, Watch]:
     """Run one arm on a loop of its own and return what is left of it."""
     watch = Watch()
@@ -198,7 +198,7 @@ def _run(
             for done in range(cycles):
                 await world.run_cycle(lambda step: watch.decided(world, step))
                 await watch.cycle_ended(world)
-                told(done + 1)
+                on_done(done + 1)
         return world
 
     try:
@@ -221,7 +221,7 @@ def _text_of(takes: Takes) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep what the processes log off the terminal: a run is told by its journal."""
+    """Keep what the processes log off the terminal: a run is described by its journal."""
     before = structlog.get_config()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), cache_logger_on_first_use=False)
     try:

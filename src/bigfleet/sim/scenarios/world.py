@@ -46,7 +46,7 @@ SHARD = "shard-0"
 _TURN_SECONDS = 0.2
 #: Before the first cycle: sessions open, roll-ups arrive.
 _OPENING_SECONDS = 5.0
-#: A cluster that reports when it is told to reports by itself this seldom.
+#: A cluster that reports on request reports by itself this seldom.
 _SELDOM_SECONDS = 1e9
 
 #: A source of ids knows this many seeds; worlds that share one differ in every other stream.

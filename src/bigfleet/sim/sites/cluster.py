@@ -53,7 +53,7 @@ SESSION = SessionSettings(rollup_interval_seconds=10.0, rollup_gap_seconds=0.5)
 _NODE_STATES: Final = (MachineState.CONFIGURED, MachineState.DRAINING)
 _END_KINDS = {"ABORTED": EndKind.REPLACED, "PERMISSION_DENIED": EndKind.DENIED}
 #: Earlier roll-ups that a stale or replayed one repeats.
-_KEPT_MAX = 5
+_STORED_MAX = 5
 
 
 class LyingCluster(SimulatedCluster):
@@ -123,7 +123,7 @@ class ClusterSite:
         clock: Clock,
         make_rng: Callable[[str], Random],
         evidence: Observations,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         hidden_cpu_milli: int = 0,
     ) -> None:
         """`hidden_cpu_milli` is what something that the operator does not report takes of every node."""
@@ -148,7 +148,7 @@ class ClusterSite:
         self._make_rng = make_rng
         self._rng = make_rng(f"cluster {name}")
         self.evidence = evidence
-        self._tell = tell
+        self._on_event = on_event
         self._earlier: list[RollUp] = []
 
     def start(self) -> None:
@@ -227,7 +227,7 @@ class ClusterSite:
             return 0
         stranded = len(self.pods.do_not_fit(drain.machine_id)) if is_voluntary(drain) else 0
         if stranded:
-            self._tell(Stranded(self.name, drain, stranded))
+            self._on_event(Stranded(self.name, drain, stranded))
         else:
             self._lost(drain.machine_id, cause_of(drain), self.pods.drain(drain.machine_id))
         return stranded
@@ -235,12 +235,12 @@ class ClusterSite:
     def _lost(self, machine_id: str, cause: Cause, displaced: Displaced) -> None:
         if displaced.pods:
             now_seconds = self._clock.monotonic_seconds()
-            self._tell(Evicted(Eviction(now_seconds, self.name, machine_id, cause, *displaced)))
+            self._on_event(Evicted(Eviction(now_seconds, self.name, machine_id, cause, *displaced)))
 
     def reported(self, truth: RollUp) -> RollUp:
         """Return what is sent in the place of a true roll-up."""
         lie = next((lie for lie in LIES if lie in self.lies), "")
-        self._earlier = [*self._earlier[-_KEPT_MAX:], truth]
+        self._earlier = [*self._earlier[-_STORED_MAX:], truth]
         match lie:
             case "rollup-empty":
                 return replace(truth, needs=())
@@ -269,7 +269,7 @@ class _Dialer:
 
     @asynccontextmanager
     async def dial(self) -> AsyncIterator[SessionStream]:
-        """Open a stream; entering it raises nothing, its first frame tells whether anybody is there."""
+        """Open a stream; entering it raises nothing, its first frame shows whether a server is there."""
         server = self._shard.process
         connection = self._network.connect(self._process, server)
         if server.is_alive:

@@ -37,7 +37,7 @@ from bigfleet.sim.sites.etcd import DurableEtcd, EtcdWire
 
 LEASE_SECONDS: Final = 10
 #: Earlier answers of one process that may come again.
-_KEPT_MAX = 4
+_STORED_MAX = 4
 _TWICE_SHARE, _AGAIN_SHARE = 0.3, 0.3
 
 
@@ -180,7 +180,7 @@ class RemoteCoordinators:
         self._rng = rng
         self._faults = faults
         self._on_answer = on_answer
-        self._earlier: deque[bytes] = deque(maxlen=_KEPT_MAX)
+        self._earlier: deque[bytes] = deque(maxlen=_STORED_MAX)
 
     async def addresses(self, name: str) -> Sequence[str]:
         """Return the name: there is no resolver."""

@@ -48,7 +48,7 @@ class ShardFleet:
         clock: Clock,
         make_rng: Callable[[str], Random],
         evidence: Observations,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self.plan = plan
         self.network = Network(clock, make_rng("network of the coordinator"))
@@ -59,11 +59,11 @@ class ShardFleet:
         self.faults: set[str] = set()
         self._clock = clock
         self._evidence = evidence
-        self._tell = tell
+        self._on_event = on_event
         self._admin = Process(ADMIN)
         names = [shard_name(number) for number in range(plan.shards)]
         self.disks = {name: self._disk(name) for name in names} if plan.shards > 1 else {}
-        evidence.moves.titles = {name: disk.title for name, disk in self.disks.items()}
+        evidence.moves.ownerships = {name: disk.ownership for name, disk in self.disks.items()}
         evidence.moves.cooldown_nanos = int(COOLDOWN_REPORT_CYCLES * plan.report_seconds * NANOS_PER_SECOND)
         rng = make_rng("store of the coordinator")
         self.replicas = [
@@ -97,8 +97,8 @@ class ShardFleet:
         own = [zone_domain(zone) for zone, shard in self.wanted.items() if shard == name and self.plan.is_settled]
 
         def changed(before: OwnershipRecord, after: OwnershipRecord) -> None:
-            self._evidence.moves.titles[name] = after
-            self._tell(OwnershipChanged(name, before, after))
+            self._evidence.moves.ownerships[name] = after
+            self._on_event(OwnershipChanged(name, before, after))
 
         return ShardDisk(
             name,
@@ -144,9 +144,9 @@ class ShardFleet:
             listed = pb.ListDomainAssignmentsResponse.FromString(content).assignments
             rows = {Domain(row.topology_key, row.topology_value): row for row in listed}
             for zone, shard in sorted(self.wanted.items()):
-                await self._square(zone_domain(zone), shard, rows.get(zone_domain(zone)))
+                await self._reassign(zone_domain(zone), shard, rows.get(zone_domain(zone)))
 
-    async def _square(self, domain: Domain, wanted: ShardId, row: "pb.DomainAssignment | None") -> None:
+    async def _reassign(self, domain: Domain, wanted: ShardId, row: "pb.DomainAssignment | None") -> None:
         key, value = domain
         if row is None:
             given = pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=wanted)

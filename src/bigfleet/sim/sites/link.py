@@ -1,7 +1,7 @@
 """Runs a shard's real link in the world, watched, in the shard's process or beside it.
 
 docs/spec/coordinator.md §8. Beside it, it draws from streams of its own and runs after everything else of a moment, so
-that a run with a link that nobody answers can be held against a run without one. The watch notes what is told and how
+that a run with a link that nobody answers can be held against a run without one. The watch notes what is sent and how
 it ends, and must never change either.
 """
 
@@ -50,7 +50,9 @@ class WatchedHandover:
         """Carry an instruction out."""
         busy = self._evidence.moves.busy
         busy.add(self._shard_id)
-        self._evidence.note("instruct", self._shard_id, f"{instruction.instruction_id} {_told(instruction)}")
+        self._evidence.note(
+            "instruct", self._shard_id, f"{instruction.instruction_id} {_instruction_text(instruction)}"
+        )
         self._on_instruction()
         try:
             return await self._handover.carry_out(instruction)
@@ -135,7 +137,7 @@ class ShardLink:
         )
 
 
-def _told(instruction: Instruction) -> str:
+def _instruction_text(instruction: Instruction) -> str:
     payload = instruction.payload
     if payload is None:
         return "unknown"

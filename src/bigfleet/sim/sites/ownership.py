@@ -39,9 +39,9 @@ class OwnershipRecord:
         return frozenset(m for m, row in self.owned.rows.items() if row.kind is RowKind.RELEASED)
 
 
-def owners(titles: Mapping[ShardId, OwnershipRecord], machine: Machine, assigned_shard: str) -> list[ShardId]:
+def owners(ownerships: Mapping[ShardId, OwnershipRecord], machine: Machine, assigned_shard: str) -> list[ShardId]:
     """Return the shards whose disks say that the machine is theirs."""
-    return [shard_id for shard_id, title in titles.items() if title.owns(shard_id, machine, assigned_shard)]
+    return [shard_id for shard_id, ownership in ownerships.items() if ownership.owns(shard_id, machine, assigned_shard)]
 
 
 class HeldFile(OwnershipFile):
@@ -86,7 +86,7 @@ class ShardDisk:
         self._on_change = on_change
         self._on_full = on_full
         self._connection = _fresh(domains)
-        self.title = self._read()
+        self.ownership = self._read()
 
     def open(self) -> HeldFile:
         """Return the disk for another process, and take it from the one before; its epoch is the next."""
@@ -110,9 +110,9 @@ class ShardDisk:
             raise OwnershipNotWritten(f"{_PATH}: the simulated disk is full")
 
     def written(self) -> None:
-        """Read what stands there now, and tell."""
-        before, self.title = self.title, self._read()
-        self._on_change(before, self.title)
+        """Read what stands there now, and report the change."""
+        before, self.ownership = self.ownership, self._read()
+        self._on_change(before, self.ownership)
 
     def _read(self) -> OwnershipRecord:
         file = OwnershipFile(self._connection, _PATH)

@@ -38,7 +38,7 @@ from bigfleet.sim.sites.stores import DurableStore, HostListener, WatchedBook
 
 PROVIDER = "provider"
 #: Earlier answers that a stale List may repeat.
-_KEPT_MAX = 6
+_STORED_MAX = 6
 
 
 class ProviderSite:
@@ -121,7 +121,7 @@ class ProviderSite:
         try:
             await core.start()
             await core.loaded()
-        except Exception as error:  # a start that is refused ends the process, and the world tells why
+        except Exception as error:  # a start that is refused ends the process, and the world reports why
             self.fault = error
             self._evidence.breach("S0", f"the provider did not start: {type(error).__name__}: {error}")
 
@@ -138,7 +138,7 @@ class ProviderSite:
         answer = provider_pb2.MachineList.FromString(joined).SerializeToString(deterministic=True)
         if since:
             return self._without_cursor(answer) if "cursor-lost" in self.lies else answer
-        self._answers = [*self._answers[-_KEPT_MAX:], answer]
+        self._answers = [*self._answers[-_STORED_MAX:], answer]
         if "list-stale" in self.lies and self._rng.random() < 0.5:
             self._evidence.mark("a stale List")
             return self._rng.choice(self._answers)
@@ -151,18 +151,18 @@ class ProviderSite:
         message = provider_pb2.MachineList.FromString(answer)
         message.ClearField("tombstones")
         del message.removed_ids[:]
-        kept = [machine_to_wire(record.machine, record.metadata) for record in self.store.records.values()]
+        machines = [machine_to_wire(record.machine, record.metadata) for record in self.store.records.values()]
         del message.machines[:]
-        message.machines.extend(kept)
+        message.machines.extend(machines)
         self._evidence.mark("a lost cursor")
         return message.SerializeToString(deterministic=True)
 
     def _bent(self, answer: bytes) -> bytes:
         message = provider_pb2.MachineList.FromString(answer)
         if "list-partial" in self.lies and self._rng.random() < 0.5:
-            kept = [machine for machine in message.machines if self._rng.random() < 0.6]
+            retained = [machine for machine in message.machines if self._rng.random() < 0.6]
             del message.machines[:]
-            message.machines.extend(kept)
+            message.machines.extend(retained)
             self._evidence.mark("a partial List")
         if "records-mangled" in self.lies:
             for machine in message.machines:

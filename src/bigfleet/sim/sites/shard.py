@@ -1,7 +1,7 @@
 """Runs the real `Shard` with its session servicer, watched, in a process that dies and restarts.
 
 Only its disk outlives it: its epoch and, with several shards, what it owns. Work runs inline. The watch reads what the
-shard tells (cycle reports, outcomes of roll-ups, audit lines) and must never decide or change anything.
+shard reports (cycle reports, outcomes of roll-ups, audit lines) and must never decide or change anything.
 """
 
 import asyncio
@@ -51,11 +51,11 @@ from bigfleet.sim.sites.stores import DurableAudit
 class WatchedShard(ObservedShard):
     """One shard process."""
 
-    tell: Callable[[Event], None]
+    on_event: Callable[[Event], None]
     evidence: Observations
 
     async def step(self, *, is_timer: bool = True) -> CycleReport:
-        """Run one cycle, and tell of it."""
+        """Run one cycle, and report it."""
         memory = self.evidence.memory(self)
         if is_timer:
             memory.reclaims.clear()
@@ -76,7 +76,7 @@ class WatchedShard(ObservedShard):
             )
         self._note_caps(report)
         self._note_excess(report)
-        self.tell(Cycled(self, report, actions))
+        self.on_event(Cycled(self, report, actions))
         return report
 
     def _note_caps(self, report: CycleReport) -> None:
@@ -118,7 +118,7 @@ class WatchedShard(ObservedShard):
             memory.baseline, memory.suspicious_in_a_row = rows, 0
             memory.in_force = content_of(rows)
         self.evidence.note("roll-up", session.cluster, f"{outcome.value} {'' if rows is None else len(rows)}")
-        self.tell(event)
+        self.on_event(event)
 
     def is_held_until_restart(self) -> bool:
         """Say whether the shard waits for a person with any machine (docs/spec/shard.md §9.6)."""
@@ -137,11 +137,11 @@ class ShardSite:
         clock: Clock,
         make_ids: Callable[[str], IdSource],
         evidence: Observations,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         disk: ShardDisk | None = None,
         link: ShardLink | None = None,
     ) -> None:
-        """Without a disk all is the shard's and only its epoch is kept; without a link it knows no coordinator."""
+        """Without a disk all is the shard's and only its epoch is stored; without a link it knows no coordinator."""
         self.name = name
         self.epoch = 0
         self.disk = disk
@@ -155,7 +155,7 @@ class ShardSite:
         self._clock = clock
         self._make_ids = make_ids
         self._evidence = evidence
-        self._tell = tell
+        self._on_event = on_event
         self._link = link
 
     def start(self, settings: ShardSettings) -> None:
@@ -177,7 +177,7 @@ class ShardSite:
         """Say whether a machine is this shard's by its disk; without one everything is."""
         if self.disk is None:
             return True
-        return self.disk.title.owns(self.name, machine, assigned_shard)
+        return self.disk.ownership.owns(self.name, machine, assigned_shard)
 
     async def _run(self, settings: ShardSettings, epoch: int, file: HeldFile | None) -> None:
         shard: WatchedShard
@@ -185,7 +185,7 @@ class ShardSite:
 
         def on_line(line: bytes) -> None:
             record = msgspec.json.decode(line, type=AuditRecord)
-            self._tell(Audited(shard, record))
+            self._on_event(Audited(shard, record))
             if record.token_sequence:
                 self._evidence.memory(shard).audited[record.token_sequence] += 1
 
@@ -212,7 +212,7 @@ class ShardSite:
             ownership_file=file,
             on_rollup=on_rollup,
         )
-        shard.number, shard.tell, shard.evidence = epoch, self._tell, self._evidence
+        shard.number, shard.on_event, shard.evidence = epoch, self._on_event, self._evidence
         self.shard = shard
         process.on_death = lambda: self._died(shard)
         if self._link is not None and file is not None:
@@ -224,7 +224,7 @@ class ShardSite:
 
     def _died(self, shard: WatchedShard) -> None:
         called = self._evidence.memory(shard).called
-        self._tell(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
+        self._on_event(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
         self._evidence.moves.busy.discard(self.name)
 
     def _called(self, shard: WatchedShard, call: ObservedCall, answer: str) -> None:
@@ -235,7 +235,7 @@ class ShardSite:
             memory.open_calls.discard(call.sequence)
             self._evidence.mark(f"a call answered {answer}")
             return
-        self._tell(Called(call))
+        self._on_event(Called(call))
         memory.calls[call.sequence] = call
         memory.open_calls.add(call.sequence)
 

@@ -85,7 +85,7 @@ class DurableStore:
 
 
 class WatchedBook(MemoryHostBook):
-    """The cloud's book; tells each change of a host."""
+    """The cloud's book; reports each change of a host."""
 
     def __init__(self, on_host: HostListener) -> None:
         """`on_host` hears (machine, host before, host after)."""

@@ -190,8 +190,8 @@ def run_plan(plan: WorldPlan) -> WorldResult:
         return result
     pairs = zip(result.journal.entries, alone.journal.entries, strict=False)
     ours, theirs = next((pair for pair in pairs if pair[0] != pair[1]), (result.journal.entries[-1], None))
-    told = f"{ours.line!r}, and {'the end' if theirs is None else repr(theirs.line)}"
-    breach = Violation("S12", ours.at_nanos, f"{SILENCE_CHANGES_NOTHING} With a silent one and with none: {told}")
+    difference = f"{ours.line!r}, and {'the end' if theirs is None else repr(theirs.line)}"
+    breach = Violation("S12", ours.at_nanos, f"{SILENCE_CHANGES_NOTHING} With a silent one and with none: {difference}")
     return replace(result, violations=(breach, *result.violations))
 
 
@@ -224,7 +224,7 @@ def _run(plan: WorldPlan) -> WorldResult:
 
     def watch(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
         if event.get("exc_info") and worlds:
-            worlds[-1].evidence.unexpected.append(_told(event))
+            worlds[-1].evidence.unexpected.append(_event_text(event))
         raise structlog.DropEvent
 
     before = structlog.get_config()
@@ -243,7 +243,7 @@ def _run(plan: WorldPlan) -> WorldResult:
             structlog.configure(**before)
 
 
-def _told(event: MutableMapping[str, Any]) -> str:
+def _event_text(event: MutableMapping[str, Any]) -> str:
     error = event["exc_info"]
     if error is True:
         error = sys.exc_info()[1]

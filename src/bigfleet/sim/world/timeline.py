@@ -1,7 +1,7 @@
 """Draws one run as an HTML page: machines by state over time, short rows, actions, faults, violations.
 
 Plain SVG in HTML without scripts and without anything from elsewhere, so that it can be attached to a report. It draws
-what the result holds and must never compute anything that a run should have told.
+what the result holds and must never compute anything that a run should have recorded.
 """
 
 from collections.abc import Iterator, Sequence

@@ -74,7 +74,9 @@ class World:
         fixed = {offer.slot.id for offer in self.provider.offers if offer.slot.fixed}
         self.evidence.fixed.update(fixed)
         self.evidence.records = self.provider.store.records
-        self.fleet = ShardFleet(plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, tell=self.observe)
+        self.fleet = ShardFleet(
+            plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, on_event=self.observe
+        )
         names = [shard_name(number) for number in range(plan.shards)]
         self.shards = [
             ShardSite(
@@ -84,7 +86,7 @@ class World:
                 clock=self.clock,
                 make_ids=streams.ids,
                 evidence=self.evidence,
-                tell=self.observe,
+                on_event=self.observe,
                 disk=self.fleet.disks.get(name),
                 link=self.fleet.links.get(name),
             )
@@ -98,7 +100,7 @@ class World:
                 clock=self.clock,
                 make_rng=streams.of,
                 evidence=self.evidence,
-                tell=self.observe,
+                on_event=self.observe,
                 hidden_cpu_milli=plan.hidden_cpu_milli,
             )
             for number in range(len(plan.clusters))

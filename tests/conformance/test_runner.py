@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bigfleet.conformance.behaviour import Behaviour
-from bigfleet.conformance.calls import CALLS_KEPT_MAX
+from bigfleet.conformance.calls import CALLS_RETAINED_MAX
 from bigfleet.conformance.catalogue import BY_ID
 from bigfleet.conformance.draws import BehaviourDraws
 from bigfleet.conformance.expecting import Broken
@@ -142,7 +142,7 @@ def test_the_call_log_is_bounded() -> None:
     report = certified(plan, making=Making(clients=bent(TakesOne)))
 
     (failed,) = [result for result in report.results if result.outcome is BehaviourOutcome.FAILED]
-    assert len(failed.calls) == CALLS_KEPT_MAX
+    assert len(failed.calls) == CALLS_RETAINED_MAX
 
 
 def drawn(plan: Plan) -> list[str]:

@@ -1,6 +1,6 @@
 """Remembers the calls of one behaviour with their answers, the last of them, for the report of a failure.
 
-Metadata and blobs are told by size. Nothing here may change a call.
+Metadata and blobs are shown by size. Nothing here may change a call.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from bigfleet.conformance.ports import (
 )
 from bigfleet.model.clock import Clock
 
-CALLS_KEPT_MAX = 50
+CALLS_RETAINED_MAX = 50
 #: A client has deadlines of its own; this one ends a call that no client ends.
 CALL_SECONDS_MAX = 30.0
 LIST_SECONDS_MAX = 120.0
@@ -35,7 +35,7 @@ class CallLog:
         self._connections = connections
         self._clock = clock
         self._started_seconds = clock.monotonic_seconds()
-        self._lines: deque[str] = deque(maxlen=CALLS_KEPT_MAX)
+        self._lines: deque[str] = deque(maxlen=CALLS_RETAINED_MAX)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -54,12 +54,12 @@ class CallLog:
         ended_seconds = self._clock.monotonic_seconds()
         self._lines.append(
             f"{started_seconds - self._started_seconds:9.3f} s +{(ended_seconds - started_seconds) * 1000:.1f} ms "
-            f"#{via} {_told_request(request)} → {_told_answer(answer)}"
+            f"#{via} {_request_text(request)} → {_answer_text(answer)}"
         )
         return answer
 
 
-def _told_request(request: Request) -> str:
+def _request_text(request: Request) -> str:
     name = type(request).__name__
     if isinstance(request, List):
         states = "|".join(state.name for state in request.states) or "any"
@@ -67,36 +67,36 @@ def _told_request(request: Request) -> str:
         return f"List(states={states}, max={request.results_max}, since={since})"
     if isinstance(request, Get):
         return f"Get({shown(request.machine_id)})"
-    told = f"{name}({shown(request.machine_id)}"
+    text = f"{name}({shown(request.machine_id)}"
     if isinstance(request, Configure):
         size_bytes = sum(len(k.encode()) + len(v.encode()) for k, v in request.metadata.items())
-        told += f", cluster={shown(request.cluster)}, metadata={len(request.metadata)} keys {size_bytes} B"
-        told += f", blob={len(request.blob)} B"
+        text += f", cluster={shown(request.cluster)}, metadata={len(request.metadata)} keys {size_bytes} B"
+        text += f", blob={len(request.blob)} B"
     elif isinstance(request, Drain):
-        told += f", grace={request.grace_seconds} s"
-    return f"{told}, token={_told_token(request.token)})"
+        text += f", grace={request.grace_seconds} s"
+    return f"{text}, token={_token_text(request.token)})"
 
 
-def _told_token(token: CallToken) -> str:
+def _token_text(token: CallToken) -> str:
     return f"{token.shard_id}:{token.epoch}:{token.sequence}" if token != CallToken() else "absent"
 
 
-def _told_answer(answer: Answer) -> str:
+def _answer_text(answer: Answer) -> str:
     if not answer.is_ok:
         return shown(how(answer))
     if answer.listing is not None:
         return f"OK {len(answer.listing.machines)} machines, {len(answer.listing.removed_ids)} removed"
-    told = f"OK {answer.operation_id}".rstrip()
-    return f"{told} {machine_text(answer.machine)}" if answer.machine is not None else told
+    text = f"OK {answer.operation_id}".rstrip()
+    return f"{text} {machine_text(answer.machine)}" if answer.machine is not None else text
 
 
 def machine_text(machine: MachineSeen) -> str:
     """Return a machine in some words."""
-    told = f"{machine.id} {machine.state.name}"
+    text = f"{machine.id} {machine.state.name}"
     if machine.host is not None:
-        told += f" host={shown('/'.join(machine.host))}"
+        text += f" host={shown('/'.join(machine.host))}"
     if machine.cluster or machine.metadata:
-        told += f" cluster={shown(machine.cluster)} metadata={len(machine.metadata)} keys"
+        text += f" cluster={shown(machine.cluster)} metadata={len(machine.metadata)} keys"
     if machine.last_error:
-        told += f" last_error={shown(machine.last_error)}"
-    return told
+        text += f" last_error={shown(machine.last_error)}"
+    return text

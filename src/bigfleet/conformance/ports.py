@@ -1,6 +1,6 @@
 """Defines the six requests of the suite, their answers, and the Protocols that carry them.
 
-docs/spec/wire.md §6. Answers are kept as they came, without judging them: a status that was not foreseen and a record
+docs/spec/wire.md §6. Answers are stored as they came, without judging them: a status that was not foreseen and a record
 that breaks every rule are what the suite is there to see. Nothing here may raise for what a provider answers.
 """
 

@@ -122,7 +122,7 @@ class Listener(Protocol):
 
 
 class Silent:
-    """A listener that tells nobody."""
+    """A listener that ignores everything."""
 
     def begins(self, behaviour: Behaviour) -> None:
         """Do nothing."""
@@ -152,13 +152,13 @@ class Runner:
         self._listener = listener or Silent()
         self._targets: dict[Lane, str] = {}
         self._faults: dict[Lane, str] = {}
-        #: A behaviour was run, so that there is something to tell.
+        #: A behaviour was run, so that there is something to report.
         self._has_run = False
 
     async def run(self) -> ConformanceReport:
         """Run everything and return what came of it.
 
-        A lane whose provider cannot be set up is told in the report, and the others are run. Raises SiteFault when the
+        A lane whose provider cannot be set up is named in the report, and the others are run. Raises SiteFault when the
         first one cannot: then nothing would be lost. An open site is closed whatever happens.
         """
         behaviours = behaviours_of(self._plan.profiles)
@@ -184,7 +184,8 @@ class Runner:
                 raise
             self._faults[lane] = str(fault)
             return [
-                self._told(Result(behaviour=b, outcome=BehaviourOutcome.NOT_RUN, reason=str(fault))) for b in behaviours
+                self._report(Result(behaviour=b, outcome=BehaviourOutcome.NOT_RUN, reason=str(fault)))
+                for b in behaviours
             ]
 
     def _is_wanted(self, behaviour: Behaviour) -> bool:
@@ -195,13 +196,13 @@ class Runner:
             site = await self._sites.open(lane)
         except SiteMissing as missing:
             return [
-                self._told(Result(behaviour=b, outcome=BehaviourOutcome.SKIPPED, reason=str(missing)))
+                self._report(Result(behaviour=b, outcome=BehaviourOutcome.SKIPPED, reason=str(missing)))
                 for b in behaviours
             ]
         try:
             self._targets[lane] = site.address
             slots = await self._found_slots(site, behaviours)
-            return [self._told(await self._run_one(behaviour, site, slots)) for behaviour in behaviours]
+            return [self._report(await self._run_one(behaviour, site, slots)) for behaviour in behaviours]
         finally:
             await site.close()
 
@@ -219,7 +220,7 @@ class Runner:
         check_enough(slots, slots_min(profiles, self._plan.scale_count), site.address)
         return slots
 
-    def _told(self, result: Result) -> Result:
+    def _report(self, result: Result) -> Result:
         self._listener.ended(result)
         return result
 

@@ -1,7 +1,7 @@
 """Lends free slots to behaviours, each to one at a time.
 
-Slots with a `conformance.fault/…` label belong to the fault area. A machine whose host cannot be deleted is kept for
-behaviours that ask for an idle one. Nothing here may lend a machine that was not SPECULATIVE before the run.
+Slots with a `conformance.fault/…` label belong to the fault area. A machine whose host cannot be deleted is reserved
+for behaviours that ask for an idle one. Nothing here may lend a machine that was not SPECULATIVE before the run.
 """
 
 from collections.abc import Iterable, Mapping

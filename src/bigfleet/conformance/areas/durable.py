@@ -64,8 +64,8 @@ async def bindings_survive(lab: Lab) -> None:
     await lab.site.restart()
     for machine in before:
         for reading in (await lab.get(machine.id), await lab.listed(machine.id)):
-            told = machine_text(reading)
-            expect(reading.cluster == machine.cluster, f"after a kill the cluster is {machine.cluster}", told)
+            text = machine_text(reading)
+            expect(reading.cluster == machine.cluster, f"after a kill the cluster is {machine.cluster}", text)
             expect_same_map(reading.metadata, machine.metadata, "after a kill")
 
 
@@ -79,8 +79,8 @@ async def machines_survive(lab: Lab) -> None:
     now = {machine.id: machine for machine in (await lab.list_machines()).machines}
     expect(now.keys() == ids, "after a kill List names the same ids", sorted(now.keys() ^ ids)[:3])
     for machine in before:
-        told = machine_text(now[machine.id])
-        expect(now[machine.id].state is machine.state, f"after a kill {machine.id} is {machine.state.name}", told)
+        text = machine_text(now[machine.id])
+        expect(now[machine.id].state is machine.state, f"after a kill {machine.id} is {machine.state.name}", text)
     seen = {machine.id: machine for machine in before}
     for machine_id in lent:
         expect_unchanged(await lab.get(machine_id), seen[machine_id], "a kill")

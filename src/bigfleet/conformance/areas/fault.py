@@ -1,6 +1,6 @@
 """Checks FAULT: what becomes of a machine whose operation fails (docs/spec/provider.md §6, §7, §14, §20).
 
-The provider is told to fail by the slot that is created and by the cluster that is bound. Nothing here may wait for a
+The provider is made to fail by the slot that is created and by the cluster that is bound. Nothing here may wait for a
 machine to leave FAILED: no call ends it.
 """
 

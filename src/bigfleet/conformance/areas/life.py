@@ -59,9 +59,9 @@ async def no_resting_state_is_skipped(lab: Lab) -> None:
         seen += (await lab.way_of(machine_id, ack)).states
     passing = (_S.CREATING, _S.CONFIGURING, _S.DRAINING)
     resting = [state for place, state in enumerate(seen) if state not in passing and state is not seen[place - 1]]
-    told = " → ".join(state.name for state in seen)
+    text = " → ".join(state.name for state in seen)
     expected = [_S.SPECULATIVE, _S.IDLE, _S.CONFIGURED, _S.IDLE]
-    expect(resting == expected, "the resting states are SPECULATIVE, IDLE, CONFIGURED, IDLE, in this order", told)
+    expect(resting == expected, "the resting states are SPECULATIVE, IDLE, CONFIGURED, IDLE, in this order", text)
 
 
 @AREA.behaviour(5, ConformanceProfile.CORE)

@@ -1,6 +1,7 @@
 """Checks LIST: filters, caps, cursors and the deltas between them (docs/spec/provider.md §10).
 
-A cursor is opaque: it is kept, altered and handed back, never read. Nothing here may depend on the order of an answer.
+A cursor is opaque: it is stored, altered and handed back, never read. Nothing here may depend on the order of an
+answer.
 """
 
 from collections import Counter
@@ -158,7 +159,7 @@ async def _expect_full(lab: Lab, cursor: bytes, wanted: set[str], what: str) -> 
 async def listed_by_pages(lab: Lab, cap: int, since: bytes, machines_max: int) -> list[MachineSeen]:
     """Return what pages under a cap show from a cursor on, each page's cursor handed to the next, until a short one.
 
-    Raises Broken for a page that is too long, and for a walk that shows more than `machines_max`.
+    Raises Broken for a page that is too long, and for pages that show more than `machines_max`.
     """
     machines: list[MachineSeen] = []
     cursor = since
@@ -166,7 +167,7 @@ async def listed_by_pages(lab: Lab, cap: int, since: bytes, machines_max: int) -
         page = await lab.list_machines(List(results_max=cap, since=cursor))
         expect(len(page.machines) <= cap, f"a page holds at most {cap}", len(page.machines))
         machines += page.machines
-        # Every page but the last is full, so a walk that goes on for ever gets here.
+        # Every page but the last is full, so a list that never ends gets here.
         expectation = f"a walk in pages of {cap} shows at most the {machines_max} machines that there are"
         expect(len(machines) <= machines_max, expectation, len(machines))
         if len(page.machines) < cap:
@@ -182,14 +183,14 @@ async def pages_neither_repeat_nor_lose(lab: Lab) -> None:
     full = await lab.list_machines()
     wanted = ids_of(full.machines, "the full list")
     for cap in (_PAGE, len(wanted) // 2):
-        walk = await listed_by_pages(lab, cap, b"", len(wanted))
-        expect_ids(ids_of(walk, f"a walk in pages of {cap}"), wanted, f"a walk in pages of {cap} is the full list")
+        listed = await listed_by_pages(lab, cap, b"", len(wanted))
+        expect_ids(ids_of(listed, f"a walk in pages of {cap}"), wanted, f"a walk in pages of {cap} is the full list")
     for machine_id in machine_ids:
         await lab.configure(machine_id)
     for cap in _CAPS:
-        walk = await listed_by_pages(lab, cap, full.revision, len(wanted))
+        listed = await listed_by_pages(lab, cap, full.revision, len(wanted))
         expectation = f"a delta in pages of {cap} is the {_CHANGES} machines that changed"
-        expect_ids(ids_of(walk, f"a delta in pages of {cap}"), {*machine_ids}, expectation)
+        expect_ids(ids_of(listed, f"a delta in pages of {cap}"), {*machine_ids}, expectation)
 
 
 @AREA.behaviour(8, ConformanceProfile.DELTA)

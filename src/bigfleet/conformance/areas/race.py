@@ -193,9 +193,9 @@ async def acks_of_a_burst(lab: Lab) -> None:
     for answer in answers:
         if answer.machine is None:
             broken("an ack shows the machine")
-        told = machine_text(answer.machine)
-        expect(answer.machine.state in (_S.CONFIGURING, _S.CONFIGURED), "an ack shows CONFIGURING or CONFIGURED", told)
-        expect(answer.machine.cluster == cluster, f"an ack shows cluster {cluster}", told)
+        text = machine_text(answer.machine)
+        expect(answer.machine.state in (_S.CONFIGURING, _S.CONFIGURED), "an ack shows CONFIGURING or CONFIGURED", text)
+        expect(answer.machine.cluster == cluster, f"an ack shows cluster {cluster}", text)
 
 
 @AREA.behaviour(9, ConformanceProfile.CLOUD)

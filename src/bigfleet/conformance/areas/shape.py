@@ -93,16 +93,16 @@ def expect_fitting(machine: MachineSeen) -> None:
     """Raise Broken unless host and cluster fit the state; FAILED keeps whatever there was."""
     if machine.state is _S.FAILED:
         return
-    name, told = machine.state.name, machine_text(machine)
+    name, text = machine.state.name, machine_text(machine)
     if machine.state in _HOSTLESS:
-        expect(machine.host is None, f"{name} has no host", told)
+        expect(machine.host is None, f"{name} has no host", text)
     else:
         is_hosted = machine.host is not None and bool(machine.host.provider and machine.host.ref)
-        expect(is_hosted, f"{name} names provider and ref of a host", told)
+        expect(is_hosted, f"{name} names provider and ref of a host", text)
     if machine.state in _UNBOUND:
-        expect(not machine.cluster and not machine.metadata, f"{name} has no cluster and no metadata", told)
+        expect(not machine.cluster and not machine.metadata, f"{name} has no cluster and no metadata", text)
     else:
-        expect(machine.cluster != "", f"{name} has a cluster", told)
+        expect(machine.cluster != "", f"{name} has a cluster", text)
 
 
 @AREA.behaviour(1, ConformanceProfile.CORE)

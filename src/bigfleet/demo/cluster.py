@@ -2,7 +2,7 @@
 
 The roll-up builder and the session flow are the operator's own (`bigfleet.operator`); only what a Kubernetes API server
 would hold is simulated here: the requests, the nodes, and how long a drain takes. Demand comes from
-`bigfleet.demo.workload` or `bigfleet.demo.trace`. A cluster never drains what it was not told to drain, and never says
+`bigfleet.demo.workload` or `bigfleet.demo.trace`. A cluster never drains what it was not asked to drain, and never says
 less than its whole demand.
 """
 
@@ -37,7 +37,7 @@ class ClusterStatistics:
 
     connected: bool
     requests: int
-    #: Machines by state, as the shard last told them.
+    #: Machines by state, as the shard last sent them.
     machines: Mapping[MachineState, int]
     drains_running: int
     drains_done_total: int
@@ -73,7 +73,7 @@ class SimulatedCluster:
         self._pods: dict[str, CapacityRequest] = {}
         #: State of each machine that the shard has named and that is still the cluster's.
         self._machines: dict[str, MachineState] = {}
-        #: All and only the nodes of machines that are Configured or Draining, as the shard was told.
+        #: All and only the nodes of machines that are Configured or Draining, as the shard was sent.
         self._nodes: dict[str, NodeStatus] = {}
         #: Drains that run, by machine.
         self._draining: dict[str, asyncio.Task[None]] = {}
@@ -215,7 +215,7 @@ class SimulatedCluster:
         self._verdict = update
 
     def drain_started(self, drain: DrainRecord) -> None:
-        """Begin to drain, or hasten; a machine without a node here is told as not found at once."""
+        """Begin to drain, or hasten; a machine without a node here is reported as not found at once."""
         running = self._draining.pop(drain.machine_id, None)
         if running is not None:
             running.cancel()

@@ -35,7 +35,7 @@ class DemoFleet(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    #: In the simulated provider's built-in catalogue, which knows the price and lets that of spot walk.
+    #: In the simulated provider's built-in catalogue, which knows the price and lets that of spot follow a random walk.
     instance_type: str
     allocatable: dict[str, str]
     labels: dict[str, str]

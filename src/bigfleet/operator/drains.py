@@ -107,8 +107,8 @@ class DrainTable:
 
     def forget_all_but(self, machine_ids: Iterable[str]) -> list[DrainRecord]:
         """End the drains of machines that a resync did not name; return them in machine order."""
-        kept = frozenset(machine_ids)
-        return [self._by_machine.pop(machine_id) for machine_id in sorted(self._by_machine.keys() - kept)]
+        retained = frozenset(machine_ids)
+        return [self._by_machine.pop(machine_id) for machine_id in sorted(self._by_machine.keys() - retained)]
 
     def results(self) -> list[DrainResult]:
         """Return the results of the drains that are not over yet, in machine order."""

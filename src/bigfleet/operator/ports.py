@@ -1,4 +1,4 @@
-"""Defines what an operator's session needs, as Protocols: a shard to talk to, and a cluster to speak for.
+"""Defines what an operator's session needs, as Protocols: a shard to talk to, and a cluster to report for.
 
 gRPC and the Kubernetes API stand behind these in production, values in tests and the simulation. Nothing here does I/O.
 """
@@ -65,7 +65,7 @@ class SessionDialer(Protocol):
 class ClusterAgent(Protocol):
     """The cluster behind a session.
 
-    Every method but `bootstrap` notes what it is told and returns: it is called by the receive loop, which never waits.
+    Every method but `bootstrap` notes what it is sent and returns: it is called by the receive loop, which never waits.
     Work that takes time belongs into a task of the agent's own.
     """
 
@@ -94,7 +94,7 @@ class ClusterAgent(Protocol):
         ...
 
     def resynced(self, machine_ids: frozenset[str]) -> None:
-        """Hear that every bound machine has been told since the session opened, and which were named."""
+        """Hear that every bound machine has been sent since the session opened, and which were named."""
         ...
 
     def node_statuses(self) -> Iterable[NodeStatus]:
@@ -112,7 +112,7 @@ class ClusterAgent(Protocol):
     def drain_started(self, drain: DrainRecord) -> None:
         """Hear of a drain to begin, or of an earlier deadline for one that runs.
 
-        Its result is told to `SessionClient.drain_finished`, a node that cannot be found at once.
+        Its result is reported to `SessionClient.drain_finished`, a node that cannot be found at once.
         """
         ...
 

@@ -88,7 +88,7 @@ class SessionClient:
 
     @property
     def drains_running(self) -> int:
-        """How many machines the cluster was told to drain and that are not over."""
+        """How many machines the cluster was asked to drain and that are not over."""
         return len(self._drains)
 
     def demand_changed(self) -> None:
@@ -101,7 +101,7 @@ class SessionClient:
             self._outbox.put(status)
 
     def drain_finished(self, result: DrainResult) -> None:
-        """Note how a drain ended, and tell the shard now or when the next session opens."""
+        """Note how a drain ended, and report it to the shard now or when the next session opens."""
         if self._drains.finish(result) and frames.CAPABILITY_DRAIN_RESULT in (self._shard_capabilities or ()):
             self._outbox.put(result)
 
@@ -270,7 +270,7 @@ class SessionClient:
 
 
 def _first(group: BaseExceptionGroup[SessionEnded]) -> SessionEnded:
-    """Return the most telling end of a group: a refusal or a replacement before a mere loss."""
+    """Return the most informative end of a group: a refusal or a replacement before a mere loss."""
     ends = _flatten(group)
     return next((end for end in ends if end.kind is not EndKind.LOST), ends[0])
 

@@ -48,9 +48,9 @@ def admit(prepared: Prepared) -> Prepared:
     for p in np.flatnonzero(short):
         missing[core.parts[p].shape] = missing.get(core.parts[p].shape, 0) + int(short[p])
     unhosted = (*prepared.unhosted, *(Unhosted(shape, count, reason) for shape, count in missing.items()))
-    kept = [p for p in range(len(core.parts)) if admitted[p]]
+    places = [p for p in range(len(core.parts)) if admitted[p]]
     return replace(
-        prepared, core=core.with_parts(kept, admitted), unhosted=tuple(sorted(unhosted, key=lambda each: each.shape))
+        prepared, core=core.with_parts(places, admitted), unhosted=tuple(sorted(unhosted, key=lambda each: each.shape))
     )
 
 

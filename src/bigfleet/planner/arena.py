@@ -1,7 +1,7 @@
 """Defines how pods are simulated.
 
 The queue is sorted by priority and follows a hash within a priority. A machine is feasible when the profile matches,
-the request fits and `max_per_machine` is kept. Among the feasible machines the mean over the scored dimensions of the
+the request fits and `max_per_machine` holds. Among the feasible machines the mean over the scored dimensions of the
 share that is free (least-allocated) or used (most-allocated) after the placement decides, rounded down to
 whole points. Ties are broken by a hash of less than one point, as kube-scheduler breaks them by chance.
 """

@@ -79,7 +79,7 @@ class Effort:
             # A round over few pods is cheap, and needed: one machine more or less is a large part of a small fleet.
             rounds=min(self.rounds, max(self.rounds * part // _WHOLE_EFFORT, _SMALL_ROUNDS // max(pods, 1))),
             proposals=max(8, self.proposals * part // _WHOLE_EFFORT),
-            # So is one lost pod: more orders tell luck from slack.
+            # So is one lost pod: more orders separate luck from slack.
             orders=min(2 * self.orders, self.orders * _WHOLE_EFFORT // part),
             final_orders=self.final_orders * _WHOLE_EFFORT // part,
         )

@@ -183,17 +183,17 @@ class _State:
         gone, come = rows_of(delta.gone), rows_of(delta.come)
         if len(come) != len(delta.ids):
             raise ValueError("as many new rows as ids are expected")
-        is_kept = np.ones(len(self._ids), np.bool_)
-        is_kept[gone] = False
-        kept = int(is_kept.sum())
-        is_old = np.ones(kept + len(come), np.bool_)
+        is_retained = np.ones(len(self._ids), np.bool_)
+        is_retained[gone] = False
+        retained = int(is_retained.sum())
+        is_old = np.ones(retained + len(come), np.bool_)
         is_old[come] = False
         former: Any = np.array([*self._ids, None], object)[:-1]
         ids: Any = np.empty(len(is_old), object)
         ids[come] = np.array([*delta.ids, None], object)[:-1]
-        ids[is_old] = former[is_kept]
+        ids[is_old] = former[is_retained]
         columns = Columns.empty(len(is_old))
-        columns.put(is_old, self._columns, is_kept)
+        columns.put(is_old, self._columns, is_retained)
         self._ids, self._columns = ids.tolist(), columns
         self._layout += 1
         self._history.clear()
@@ -222,8 +222,8 @@ class _State:
         if len(come) != len(delta.rows):
             raise ValueError("as many new places as rows are expected")
         left = set(gone)
-        kept = iter([need for place, need in enumerate(self._demand) if place not in left])
+        retained = iter([need for place, need in enumerate(self._demand) if place not in left])
         new = dict(zip(come, (need_of(row, self._profiles[row.profile]) for row in delta.rows), strict=True))
         size = len(self._demand) - len(left) + len(new)
-        listed = [new[place] if place in new else next(kept) for place in range(size)]
+        listed = [new[place] if place in new else next(retained) for place in range(size)]
         return self._demand.followed_by(listed, gone=gone, come=come)

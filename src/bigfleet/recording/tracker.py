@@ -94,10 +94,10 @@ class Tracker:
 
     def _renumber(self, gone: Rows, come: Rows, size: int) -> None:
         columns = Columns.empty(size)
-        is_old, is_kept = np.ones(size, np.bool_), np.ones(len(self._ids), np.bool_)
+        is_old, is_retained = np.ones(size, np.bool_), np.ones(len(self._ids), np.bool_)
         is_old[come] = False
-        is_kept[gone] = False
-        columns.put(is_old, self._columns, is_kept)
+        is_retained[gone] = False
+        columns.put(is_old, self._columns, is_retained)
         self._columns = columns
 
     def _differing(self, columns: Columns, rows: Rows | None) -> Rows:
@@ -211,8 +211,8 @@ def _places(before: Sequence[Need], listed: Sequence[Need]) -> tuple[Rows, Rows]
         return np.array(listed.gone, np.int64), np.array(listed.come, np.int64)
     old = np.fromiter(map(id, before), np.int64, len(before))
     new = np.fromiter(map(id, listed), np.int64, len(listed))
-    is_kept, is_old = np.isin(old, new), np.isin(new, old)
-    if not np.array_equal(old[is_kept], new[is_old]):
+    is_retained, is_old = np.isin(old, new), np.isin(new, old)
+    if not np.array_equal(old[is_retained], new[is_old]):
         return np.arange(len(before)), np.arange(len(listed))
-    gone, come = np.flatnonzero(~is_kept), np.flatnonzero(~is_old)
+    gone, come = np.flatnonzero(~is_retained), np.flatnonzero(~is_old)
     return gone, come

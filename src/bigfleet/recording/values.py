@@ -156,7 +156,7 @@ _ClassEntry = tuple[str, str, int, float, float, tuple[tuple[str, str], ...], _A
 
 
 class TargetEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A target composition; classes are told once and numbered."""
+    """A target composition; classes are written once and numbered."""
 
     classes: tuple[_ClassEntry, ...]
     #: (class, machines).

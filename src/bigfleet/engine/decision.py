@@ -133,7 +133,7 @@ class Options:
     reported: frozenset[str]
     #: Machines that missed the join gate: no supply, no victim (docs/spec/model.md §1).
     unjoined: frozenset[str] = frozenset()
-    #: Machines kept for another shard (docs/spec/model.md §1).
+    #: Machines reserved for another shard (docs/spec/model.md §1).
     reserved: frozenset[str] = frozenset()
     #: Pools without stock: their Speculative machines are no candidates (docs/spec/model.md §1).
     sold_out: frozenset[CapacityPool] = frozenset()
@@ -141,7 +141,7 @@ class Options:
     probes: frozenset[str] = frozenset()
     #: Idle machines that failed to bootstrap and are no candidates for now (docs/spec/model.md §1).
     set_aside: frozenset[str] = frozenset()
-    #: Seconds that an Idle machine is kept before it is released; a type that is absent or ≤ 0 is never released.
+    #: Seconds that an Idle machine is held before it is released; a type that is absent or ≤ 0 is never released.
     hold_seconds: Mapping[CapacityType, float] = field(default_factory=lambda: DEFAULT_HOLD_SECONDS)
     weights: Weights = field(default_factory=Weights)
     drain_seconds: float = 30.0
@@ -199,7 +199,7 @@ class RowResult:
     deficit: Vector = field(default_factory=lambda: vector.ZERO)
     #: Same rows: the chosen domain, "" for none; other rows "".
     domain: str = ""
-    #: Whether a domain was chosen: a label may be empty, so `domain` alone cannot tell.
+    #: Whether a domain was chosen: a label may be empty, so `domain` alone cannot show it.
     has_domain: bool = False
     #: Whether the domain's machines could cover a Same row; False without a domain; True for other rows.
     satisfiable: bool = True
@@ -247,5 +247,5 @@ class Decision:
     actions: Sequence[Action]
     #: One per row after folding, in list order.
     rows: Sequence[RowResult]
-    #: What it was made of; no part of the answer. None when nobody kept it.
+    #: What it was made of; no part of the answer. None when it was not stored.
     basis: Basis | None = field(default=None, compare=False, repr=False)

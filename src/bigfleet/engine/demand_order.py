@@ -17,7 +17,7 @@ class ListedRows(tuple[Need, ...]):
     without those at `come`. Without a former listing both are empty and mean nothing.
     """
 
-    #: Tells this listing from every other one; a listing itself is not kept for that.
+    #: Distinguishes this listing from every other one; a listing itself is not stored for that.
     moment: object
     #: Moment of the former listing, None where nothing is known of it.
     since: object | None

@@ -28,7 +28,7 @@ class FleetEngine:
         """Make an engine that knows nothing yet.
 
         With `verify_every_cycles` above 0 every so many decisions of each kind are made a second time from nothing; if
-        the two differ, `on_divergence` is told and the second is the answer.
+        the two differ, `on_divergence` is called and the second is the answer.
         """
         self._over_aggregates = ColumnarEngine(
             is_incremental=is_incremental, verify_every_cycles=verify_every_cycles, on_divergence=on_divergence

@@ -61,7 +61,7 @@ def is_foldable(folded: Need, pool: CandidatePool) -> bool:
 
 
 def fold(demand: Sequence[Need], pool: CandidatePool) -> list[FoldedRow]:
-    """Return the folded list: list order is kept, a folded row stands where its first member stood.
+    """Return the folded list: list order is preserved, a folded row stands where its first member stood.
 
     Folded rows join when cluster, folded fingerprint and aggregate are equal; they never join plain rows.
     """

@@ -42,7 +42,7 @@ def next_ages(ages: Mapping[ParkingKey, int], results: Iterable[RowResult], *, a
     A class is stalled when it has an unsatisfied row and none of its unsatisfied rows acquired a machine, had a
     satisfiable domain, or has a machine that drains for it, picked now or before (docs/adr/0112). Its age rises by
     one per cycle, however many rows share it; with `advance` False (a woken cycle, docs/spec/shard.md §3) ages are
-    only kept or forgotten.
+    only retained or forgotten.
     """
     stalled: dict[ParkingKey, bool] = {}
     for result in results:
@@ -52,7 +52,7 @@ def next_ages(ages: Mapping[ParkingKey, int], results: Iterable[RowResult], *, a
         is_awaiting = result.unresolved != result.deficit
         has_hope = result.acquired > 0 or result.satisfiable or is_awaiting
         stalled[key] = stalled.get(key, True) and not has_hope
-    kept = (key for key, is_stalled in stalled.items() if is_stalled)
+    parked = (key for key, is_stalled in stalled.items() if is_stalled)
     if advance:
-        return {key: ages.get(key, 0) + 1 for key in kept}
-    return {key: ages[key] for key in kept if key in ages}
+        return {key: ages.get(key, 0) + 1 for key in parked}
+    return {key: ages[key] for key in parked if key in ages}

@@ -1,6 +1,6 @@
 """Turns columns back into the objects that the reference engine reads.
 
-Used to replay a decision, and for inputs that do not fit the columns' integers. What no decision reads is not kept in
+Used to replay a decision, and for inputs that do not fit the columns' integers. What no decision reads is not stored in
 columns: host, node name and last error are placeholders here, which is why nothing may report such a machine to anybody
 but an engine.
 """

@@ -17,7 +17,7 @@ from bigfleet.model.ids import MachineId
 
 #: Ids that are halved for before their rows are noted: together they take as long as noting half a million.
 HALVED_MAX: Final = 4096
-#: The bits of a hash that are kept, and how many of them each further place leaves out.
+#: The bits of a hash that are used, and how many of them each further place leaves out.
 _HASH: Final = (1 << 32) - 1
 _SHIFTS: Final = (0, 6, 12)
 
@@ -42,11 +42,16 @@ class Finder:
         return cls([], np.zeros(0, np.uint32))
 
     def merged(
-        self, ids: list[MachineId], *, kept: Any, is_kept: npt.NDArray[np.bool_], new_rows: npt.NDArray[np.int64]
+        self,
+        ids: list[MachineId],
+        *,
+        retained: Any,
+        is_retained: npt.NDArray[np.bool_],
+        new_rows: npt.NDArray[np.int64],
     ) -> "Finder":
         """Return the rows of the next layout: some rows of this one at new places, and new ones."""
         hashes = np.empty(len(ids), np.uint32)
-        hashes[is_kept] = self._hashes[kept]
+        hashes[is_retained] = self._hashes[retained]
         hashes[new_rows] = [hash(ids[row]) & _HASH for row in new_rows.tolist()]
         return Finder(ids, hashes)
 

@@ -514,8 +514,8 @@ class ColumnStore:
         """Give waiting machines their rows and drop removed ones; every row is numbered anew."""
         self._write()
         # A slice where all stay: most merges drop nobody, and a slice copies nothing.
-        kept: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)
-        old_ids = [self._ids[row] for row in kept.tolist()] if self._removed else self._ids
+        retained: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)
+        old_ids = [self._ids[row] for row in retained.tolist()] if self._removed else self._ids
         waiting = sorted(self._waiting)
         places = [bisect_left(old_ids, machine_id) for machine_id in waiting]
         self._ids = _merged_ids(old_ids, waiting, places)
@@ -523,18 +523,18 @@ class ColumnStore:
         is_old = np.ones(len(self._ids), np.bool_)
         is_old[new_rows] = False
         columns = Columns.empty(len(self._ids))
-        columns.put(is_old, self._columns, kept)
+        columns.put(is_old, self._columns, retained)
         columns.fill(new_rows, [self._waiting[machine_id] for machine_id in waiting])
         if len(self._notes) or self._waiting_notes:
             notes = np.zeros((len(self._ids), 2), np.uint64)
             if len(self._notes):
-                notes[is_old] = self._notes[kept]
+                notes[is_old] = self._notes[retained]
             for row, machine_id in zip(new_rows.tolist(), waiting, strict=True):
                 if content := self._waiting_notes.get(machine_id):
                     notes[row] = np.frombuffer(content, np.uint64)
             self._notes = notes
         self._columns = columns
-        self._finder = self._finder.merged(self._ids, kept=kept, is_kept=is_old, new_rows=new_rows)
+        self._finder = self._finder.merged(self._ids, retained=retained, is_retained=is_old, new_rows=new_rows)
         self._waiting.clear()
         self._waiting_notes.clear()
         self._dirty.clear()

@@ -31,7 +31,7 @@ TakenRecord = Callable[[Machine, Vector], RowRecord]
 
 
 class CandidateScan:
-    """One stage of one row: the machines in walking order, what the row wanted before, and what it took."""
+    """One stage of one row: the machines in scan order, what the row wanted before, and what it took."""
 
     def __init__(
         self, row: DemandRow, stage: Stage, machines: Sequence[Machine], *, start: Vector, taken: Collection[Machine]
@@ -46,66 +46,66 @@ class CandidateScan:
 
 
 class TraceEmitter:
-    """Turns walks into records for one reporter."""
+    """Turns scans into records for one reporter."""
 
-    def __init__(self, reporter: Reporter, options: Options, book: Allocations) -> None:
+    def __init__(self, reporter: Reporter, options: Options, allocations: Allocations) -> None:
         self._reporter = reporter
-        self._rejections = Rejections(options, book)
+        self._rejections = Rejections(options, allocations)
 
     def wants(self, row: DemandRow) -> bool:
         """Say whether the reporter wants records about the row."""
         return self._reporter.wants_row(ref(row))
 
-    def emit(self, walk: CandidateScan, *, order_key: OrderKey, taken_record: TakenRecord) -> None:
-        """Report every machine of a walk that takes whatever helps, in walking order."""
-        remaining, position = walk.start, 0
-        for machine in walk.machines:
-            if machine.id in walk.taken_ids:
-                self._taken(walk, machine, position, order_key, remaining, taken_record)
+    def emit(self, scan: CandidateScan, *, order_key: OrderKey, taken_record: TakenRecord) -> None:
+        """Report every machine of a scan that takes whatever helps, in scan order."""
+        remaining, position = scan.start, 0
+        for machine in scan.machines:
+            if machine.id in scan.taken_ids:
+                self._taken(scan, machine, position, order_key, remaining, taken_record)
                 remaining = vector.subtract(remaining, machine.supply)
                 position += 1
                 continue
-            why = self._rejections.reason(walk.row, walk.stage, machine, remaining)
+            why = self._rejections.reason(scan.row, scan.stage, machine, remaining)
             if why is None or why[0] in LATE_REASONS:
-                self._considered(walk, machine, position, order_key)
+                self._considered(scan, machine, position, order_key)
                 position += 1
             if why is not None:
-                self._rejected(walk, machine, *why)
+                self._rejected(scan, machine, *why)
 
     def emit_spread(
-        self, walk: CandidateScan, picks: Sequence[SpreadPick], *, order_key: OrderKey, taken_record: TakenRecord
+        self, scan: CandidateScan, picks: Sequence[SpreadPick], *, order_key: OrderKey, taken_record: TakenRecord
     ) -> None:
-        """Report the picks of a strict spread in pick order, then the others in walking order.
+        """Report the picks of a strict spread in pick order, then the others in scan order.
 
-        `walk.row` holds the picks already; the counts of a `skew` rejection are those after the last pick.
+        `scan.row` holds the picks already; the counts of a `skew` rejection are those after the last pick.
         """
-        remaining, position = walk.start, 0
+        remaining, position = scan.start, 0
         for pick in picks:
-            self._taken(walk, pick.machine, position, order_key, remaining, taken_record)
+            self._taken(scan, pick.machine, position, order_key, remaining, taken_record)
             remaining = vector.subtract(remaining, pick.machine.supply)
             position += 1
-        counts = self._counts(walk)
-        for machine in walk.machines:
-            if machine.id in walk.taken_ids:
+        counts = self._counts(scan)
+        for machine in scan.machines:
+            if machine.id in scan.taken_ids:
                 continue
-            why = self._rejections.reason(walk.row, walk.stage, machine, remaining)
-            why = why or (Rejection.SKEW, _skew_detail(walk.row, machine, counts))
+            why = self._rejections.reason(scan.row, scan.stage, machine, remaining)
+            why = why or (Rejection.SKEW, _skew_detail(scan.row, machine, counts))
             if why[0] in LATE_REASONS:
-                self._considered(walk, machine, position, order_key)
+                self._considered(scan, machine, position, order_key)
                 position += 1
-            self._rejected(walk, machine, *why)
+            self._rejected(scan, machine, *why)
 
-    def candidates(self, walk: CandidateScan) -> list[Machine]:
-        """Return the machines that could have been taken when the walk began, in walking order."""
+    def candidates(self, scan: CandidateScan) -> list[Machine]:
+        """Return the machines that could have been taken when the scan began, in scan order."""
         return [
             machine
-            for machine in walk.machines
-            if machine.id in walk.taken_ids
-            or (walk.start and self._rejections.reason(walk.row, walk.stage, machine, walk.start) is None)
+            for machine in scan.machines
+            if machine.id in scan.taken_ids
+            or (scan.start and self._rejections.reason(scan.row, scan.stage, machine, scan.start) is None)
         ]
 
-    def _counts(self, walk: CandidateScan) -> Counter[str]:
-        row = walk.row
+    def _counts(self, scan: CandidateScan) -> Counter[str]:
+        row = scan.row
         spread = row.need.profile.strict_spread
         assert spread is not None, "only a strict spread counts"
         held = [*row.claimed, *row.coming, *row.victims]
@@ -114,37 +114,37 @@ class TraceEmitter:
             value = machine.attribute(spread.topology_key)
             if value is not None:
                 counts[value] += 1
-        domains = (machine.attribute(spread.topology_key) for machine in self.candidates(walk))
+        domains = (machine.attribute(spread.topology_key) for machine in self.candidates(scan))
         counts.update({value: 0 for value in domains if value is not None})
         return counts
 
     def _taken(
         self,
-        walk: CandidateScan,
+        scan: CandidateScan,
         machine: Machine,
         position: int,
         order_key: OrderKey,
         remaining: Vector,
         taken_record: TakenRecord,
     ) -> None:
-        # Asked before the record is made: finding the runner-up of each of thousands costs more than the walk.
+        # Asked before the record is made: finding the runner-up of each of thousands costs more than the scan.
         if self._reporter.wants_machine(machine.id):
-            self._considered(walk, machine, position, order_key)
+            self._considered(scan, machine, position, order_key)
             self._report(machine, taken_record(machine, remaining))
 
-    def _considered(self, walk: CandidateScan, machine: Machine, position: int, order_key: OrderKey) -> None:
+    def _considered(self, scan: CandidateScan, machine: Machine, position: int, order_key: OrderKey) -> None:
         record = CandidateConsidered(
-            row=ref(walk.row),
-            stage=walk.stage,
+            row=ref(scan.row),
+            stage=scan.stage,
             machine=machine.id,
             position=position,
             order_key=order_key(machine),
         )
         self._report(machine, record)
 
-    def _rejected(self, walk: CandidateScan, machine: Machine, reason: Rejection, detail: Detail) -> None:
+    def _rejected(self, scan: CandidateScan, machine: Machine, reason: Rejection, detail: Detail) -> None:
         record = CandidateRejected(
-            row=ref(walk.row), stage=walk.stage, machine=machine.id, reason=reason, detail=detail
+            row=ref(scan.row), stage=scan.stage, machine=machine.id, reason=reason, detail=detail
         )
         self._report(machine, record)
 
@@ -162,10 +162,10 @@ def _skew_detail(row: DemandRow, machine: Machine, counts: Counter[str]) -> Deta
 
 
 class RunnersUp:
-    """Finds what a walk that takes whatever helps would have taken in a machine's place."""
+    """Finds what a scan that takes whatever helps would have taken in a machine's place."""
 
-    def __init__(self, walk: CandidateScan, candidates: Sequence[Machine]) -> None:
-        """Add up once what the walk took; `candidates` are in walking order."""
+    def __init__(self, scan: CandidateScan, candidates: Sequence[Machine]) -> None:
+        """Add up once what the scan took; `candidates` are in scan order."""
         #: Candidates that were not taken, each with how many were taken before it.
         self._others: list[Machine] = []
         self._before: list[int] = []
@@ -173,7 +173,7 @@ class RunnersUp:
         self._offered: list[Vector] = [vector.ZERO]
         self._place: dict[str, int] = {}
         for machine in candidates:
-            if machine.id in walk.taken_ids:
+            if machine.id in scan.taken_ids:
                 self._place[machine.id] = len(self._offered) - 1
                 self._offered.append(vector.add(self._offered[-1], machine.supply))
             else:
@@ -181,9 +181,9 @@ class RunnersUp:
                 self._before.append(len(self._offered) - 1)
 
     def of(self, machine: Machine, remaining: Vector) -> Machine | None:
-        """Return the first machine that the walk did not take as it was; `remaining` was wanted on the turn.
+        """Return the first machine that the scan did not take as it was; `remaining` was wanted on the turn.
 
-        What the walk took behind the machine it would have taken then, too, and in whatever order it comes, it leaves
+        What the scan took behind the machine it would have taken then, too, and in whatever order it comes, it leaves
         of each dimension what the sum leaves: so each of the others is looked at against that.
         """
         place = self._place[machine.id]
@@ -199,21 +199,21 @@ class RunnersUp:
 
 
 def spread_runner_up(
-    walk: CandidateScan,
+    scan: CandidateScan,
     candidates: Sequence[Machine],
     machine: Machine,
     *,
     held: Sequence[Machine],
     preference: Callable[[Machine, str], Preference],
 ) -> Machine | None:
-    """Return what a spread would have picked in the machine's place; `held` is what the row held before the walk."""
-    spread = walk.row.need.profile.strict_spread
+    """Return what a spread would have picked in the machine's place; `held` is what the row held before the scan."""
+    spread = scan.row.need.profile.strict_spread
     assert spread is not None, "the row has no strict spread"
     picks = spread_picks(
         (candidate for candidate in candidates if candidate is not machine),
         spread=spread,
         held=held,
-        remaining=walk.start,
+        remaining=scan.start,
         preference=preference,
     )
-    return next((pick.machine for pick in picks if pick.machine.id not in walk.taken_ids), None)
+    return next((pick.machine for pick in picks if pick.machine.id not in scan.taken_ids), None)

@@ -1,6 +1,6 @@
 """Stores a finished decision in columns: the holder of each machine, the order of rows and of machines.
 
-docs/adr/0121-explain-one-row.md. Made of what a cycle decided on and what it came to, so that one row can be retold
+docs/adr/0121-explain-one-row.md. Made of what a cycle decided on and what it came to, so that one row can be replayed
 without deciding all others again. An array that is by machine has one entry per row of the view, removed ones included.
 Nothing here decides, and nothing here makes an object per machine.
 """
@@ -185,12 +185,14 @@ class DecidedFleet:
 
     def of_state(self, state: MachineState) -> Ints:
         """Return the machines of a state, ids ascending."""
-        return self._kept(state, lambda: np.flatnonzero(self.state == state))
+        return self._cached(state, lambda: np.flatnonzero(self.state == state))
 
     def by_price(self) -> Ints:
         """Return the Idle machines: price, id."""
         rows = self.of_state(MachineState.IDLE)
-        return self._kept("price", lambda: rows[np.argsort(self._prices[self.view.columns.offer[rows]], kind="stable")])
+        return self._cached(
+            "price", lambda: rows[np.argsort(self._prices[self.view.columns.offer[rows]], kind="stable")]
+        )
 
     def by_cost(self, penalty_dollars: float) -> Ints:
         """Return the Speculative machines: effective cost, id."""
@@ -200,7 +202,7 @@ class DecidedFleet:
             costs = [machine.effective_cost_usd_per_hour(penalty_dollars) for machine in self._offers()]
             return rows[np.argsort(np.array([*costs, 0.0])[self.view.columns.offer[rows]], kind="stable")]
 
-        return self._kept(("cost", penalty_dollars), order)
+        return self._cached(("cost", penalty_dollars), order)
 
     def by_keep_priority(self, cluster: str, state: MachineState) -> Ints:
         """Return a cluster's machines of a state: price, reclamation dollars descending, id."""
@@ -209,10 +211,10 @@ class DecidedFleet:
 
         def order() -> Ints:
             rows = np.flatnonzero((self.state == state) & (columns.cluster == number)) if number > 0 else _NONE
-            kept = -self._stamped("reclamation_dollars")[columns.stamp[rows]]
-            return rows[np.lexsort((rows, kept, self._prices[columns.offer[rows]]))]
+            negated_penalty = -self._stamped("reclamation_dollars")[columns.stamp[rows]]
+            return rows[np.lexsort((rows, negated_penalty, self._prices[columns.offer[rows]]))]
 
-        return self._kept(("keep", cluster, state), order)
+        return self._cached(("keep", cluster, state), order)
 
     def by_score(self, priority: int) -> Ints:
         """Return the Configured machines: victim score for a row of that priority descending, id."""
@@ -232,12 +234,12 @@ class DecidedFleet:
                 scores.append(terms[0] + terms[1] + terms[2] + terms[3])
             return rows[np.argsort(-np.array([*scores, 0.0])[self.view.columns.stamp[rows]], kind="stable")]
 
-        return self._kept(("score", priority), order)
+        return self._cached(("score", priority), order)
 
     @property
     def assigned_priority(self) -> Ints:
         """The priority that each machine was bound with."""
-        priorities = self._kept("priority", lambda: self._stamped("priority").astype(np.int64))
+        priorities = self._cached("priority", lambda: self._stamped("priority").astype(np.int64))
         return priorities[self.view.columns.stamp]
 
     def stamped(self, is_meant: Callable[[Stamp], bool]) -> Mask:
@@ -264,7 +266,7 @@ class DecidedFleet:
                 interruption_probability=offer.interruption_probability,
             )
 
-    def _kept(self, key: object, make: Callable[[], Ints]) -> Ints:
+    def _cached(self, key: object, make: Callable[[], Ints]) -> Ints:
         known = self._orders.get(key)
         if known is None:
             known = self._orders[key] = make()
@@ -293,6 +295,6 @@ def first_of_each(rows: Ints, kinds: Ints, counts: Ints) -> Ints:
     sorted_kinds = kinds[order]
     starts = np.flatnonzero(np.diff(sorted_kinds, prepend=sorted_kinds[0] - 1))
     places = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
-    kept = np.zeros(len(rows), np.bool_)
-    kept[order] = places < counts[order]
-    return rows[kept]
+    is_chosen = np.zeros(len(rows), np.bool_)
+    is_chosen[order] = places < counts[order]
+    return rows[is_chosen]

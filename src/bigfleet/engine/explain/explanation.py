@@ -54,7 +54,7 @@ from bigfleet.model.vector import covers, is_useful, subtract
 
 #: Machines, or rows, that a count of rejections names.
 SAMPLE_MAX = 5
-#: Rows that are asked about one machine: each costs a walk over the fleet.
+#: Rows that are asked about one machine: each costs a scan of the fleet.
 ROWS_ASKED_MAX = 20
 #: Machines taken, of one kind, that an explanation describes one by one; the rest is counted.
 DESCRIBED_MAX = 10
@@ -64,7 +64,7 @@ _MACHINE_RECORDS = (MachineKept, MachineReclaimed, MachineSpared, MachineRelease
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedOver:
-    """One machine that a row's walk passed over."""
+    """One machine that a row's scan passed over."""
 
     row: RowRef
     machine: str
@@ -74,12 +74,12 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectionCount:
-    """How often one reason kept a machine from a row in one walk."""
+    """How often one reason rejected a machine for a row in one scan."""
 
     stage: Stage
     reason: Rejection
     count: int
-    #: The first few, in walking order.
+    #: The first few, in scan order.
     sample: tuple[PassedOver, ...]
 
 
@@ -142,7 +142,7 @@ class NeedExplanation:
     #: The first few of those preempted, in pick order.
     victims: tuple[Victim, ...] = ()
     unresolved: RowUnresolved | None = None
-    #: By walk, then reason.
+    #: By scan, then reason.
     rejections: tuple[RejectionCount, ...] = ()
     #: Short rows: the smallest priority at which one more machine that helps might be preempted, and which; only
     #: `explain` knows it, for it takes the machines themselves.
@@ -161,7 +161,7 @@ class MachineExplanation:
     victim: Victim | None = None
     coming: VictimComing | None = None
     earmarked: Earmarked | None = None
-    #: The rows that did not take it, by walk, then reason.
+    #: The rows that did not take it, by scan, then reason.
     rejections: tuple[RejectionCount, ...] = ()
     #: Rows of less urgency, or that it fits less, which were not asked.
     rows_left_out: int = 0
@@ -172,7 +172,7 @@ Explanation = NeedExplanation | MachineExplanation
 
 @dataclass(slots=True)
 class _Rejections:
-    """Counts rejections by walk and reason and keeps the first few of each."""
+    """Counts rejections by scan and reason and keeps the first few of each."""
 
     counts: dict[tuple[Stage, Rejection], int] = field(default_factory=dict)
     samples: dict[tuple[Stage, Rejection], list[PassedOver]] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class NeedStory:
             case VictimComing():
                 self._coming += 1
             case CandidateConsidered():
-                pass  # a place in a walk says nothing that its taking or its rejection does not say better
+                pass  # a place in a scan says nothing that its taking or its rejection does not say better
             case _:
                 self._one[type(record)] = record
 
@@ -312,7 +312,7 @@ class MachineStory:
             case (
                 RowFolded() | RowNotFolded() | DomainsRanked() | RowFinished() | RowUnresolved() | CandidateConsidered()
             ):
-                pass  # about rows, or a mere place in a walk
+                pass  # about rows, or a mere place in a scan
             case _:
                 if record.machine != self._machine:
                     return
@@ -384,11 +384,11 @@ def explain(
     asked = rows_to_ask(rows, snapshot.machines[MachineId(machine)])
     story = MachineStory(machine, weights=options.weights, positions=asked)
     decide(snapshot, demand, options, story)
-    told = story.explanation()
-    acquired = told.acquired
+    explanation = story.explanation()
+    acquired = explanation.acquired
     if acquired is not None:
         acquired = _with_machines(acquired, rows[acquired.record.row.position], snapshot)
-    return replace(told, acquired=acquired, rows_left_out=len(rows) - len(asked))
+    return replace(explanation, acquired=acquired, rows_left_out=len(rows) - len(asked))
 
 
 def rows_to_ask(rows: Sequence[RowResult], machine: Machine) -> frozenset[int]:
@@ -415,11 +415,11 @@ def explain_needs(
     explained = []
     for place in places:
         position = position_of[id(demand[place])]
-        told, row = stories.told(position), decision.rows[position]
+        explanation, row = stories.explanation_at(position), decision.rows[position]
         explained.append(
             replace(
-                told,
-                acquired=tuple(_with_machines(taken, row, snapshot) for taken in told.acquired),
+                explanation,
+                acquired=tuple(_with_machines(taken, row, snapshot) for taken in explanation.acquired),
                 victim_priority=_victim_priority(row, snapshot, options, holders),
             )
         )
@@ -459,14 +459,14 @@ class _StoriesByRow:
             row = record.row
             self._stories.setdefault(row.position, NeedStory(row, weights=self._weights)).report(record)
 
-    def told(self, position: int) -> NeedExplanation:
+    def explanation_at(self, position: int) -> NeedExplanation:
         explanation = self._stories[position].explanation()
         assert explanation is not None, "every row of the demand has its turn"
         return explanation
 
 
 def _with_machines(taken: AcquiredMachine, row: RowResult, snapshot: Snapshot) -> AcquiredMachine:
-    """Add what the machines tell and the records do not."""
+    """Add what the machines show and the records do not."""
     flip = penalty_flip(taken.record, snapshot.machines)
     others = subtract(row.held, snapshot.machines[MachineId(taken.record.machine)].supply)
     return replace(
@@ -557,7 +557,7 @@ def _asked(decision: Decision, subject: Need | RowKey, demand: Sequence[Need]) -
     def is_meant(need: Need) -> bool:
         return need == subject if isinstance(subject, Need) else need.key == subject
 
-    # Equal rows are told apart by identity, so the object that was given goes before any that equals it.
+    # Equal rows are distinguished by identity, so the object that was given goes before any that equals it.
     given = next((need for need in demand if need is subject), None)
     given = given or next((need for need in demand if is_meant(need)), None)
     given = given or next((row.members[0] for row in decision.rows if is_meant(row.need)), None)

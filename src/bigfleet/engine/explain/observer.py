@@ -1,7 +1,7 @@
 """Reports to a listener what Phases 1 and 2 did to each row, in decision order (docs/spec/aggregates.md §8).
 
 `decide` makes an observer only when it has a reporter, and calls it after each step. It reads the same allocations as
-the phases; a decision is the same with and without it. What happens to machines in Phase 3 is told by
+the phases; a decision is the same with and without it. What happens to machines in Phase 3 is reported by
 `bigfleet.engine.explain.outcomes`.
 """
 
@@ -64,14 +64,14 @@ class Observer:
     """Reports the steps of one decision."""
 
     def __init__(
-        self, reporter: Reporter, *, snapshot: Snapshot, options: Options, book: Allocations, victims: Victims
+        self, reporter: Reporter, *, snapshot: Snapshot, options: Options, allocations: Allocations, victims: Victims
     ) -> None:
         self._reporter = reporter
         self._snapshot = snapshot
-        self._book = book
-        self._pool = book.pool
+        self._allocations = allocations
+        self._pool = allocations.pool
         self._victims = victims
-        self._teller = TraceEmitter(reporter, options, book)
+        self._emitter = TraceEmitter(reporter, options, allocations)
         #: Domains among which each Same row chose.
         self._domains: dict[DemandRow, Sequence[DomainOffer]] = {}
 
@@ -118,7 +118,7 @@ class Observer:
 
     def row_started(self, row: DemandRow, rank: int) -> None:
         """Report that a row's turn in the credit pass has come; `rank` is its place in processing order."""
-        if not self._teller.wants(row):
+        if not self._emitter.wants(row):
             return
         profile = row.need.profile
         mode = Mode.SPREAD if profile.strict_spread is not None else Mode.SAME if row.is_same else Mode.PLAIN
@@ -138,38 +138,38 @@ class Observer:
     # ---- credit ------------------------------------------------------------------------------------------------
 
     def credited_plain(self, row: DemandRow) -> None:
-        """Report the credit walk of a row without Same."""
-        if self._teller.wants(row):
-            self._tell_credit(row, self._credit_order(row))
+        """Report the credit scan of a row without Same."""
+        if self._emitter.wants(row):
+            self._report_credit(row, self._credit_order(row))
 
     def credited_same(self, row: DemandRow, candidates: Candidates) -> None:
         """Report how a Same row chose its domain, what it was credited with and what it earmarked."""
         self._domains[row] = candidates.domains
-        if not self._teller.wants(row):
+        if not self._emitter.wants(row):
             return
         aggregate = row.need.aggregate
         seen: list[Machine] = [*self._credit_order(row)]
         if not row.need.parked:
             seen += [*self._state_order(row, MachineState.IDLE), *self._state_order(row, MachineState.SPECULATIVE)]
         among = CandidateScan(row, Stage.DOMAIN, seen, start=aggregate, taken=())
-        self._teller.emit(among, order_key=self._order_key(row), taken_record=self._credited(row))
+        self._emitter.emit(among, order_key=self._order_key(row), taken_record=self._credited(row))
         self._report_domains(row, candidates)
         if row.domain is None:
             return
-        chosen = incumbents_first(row, self._book, candidates)
+        chosen = incumbents_first(row, self._allocations, candidates)
         chosen_ids = {machine.id for machine in chosen}
         others = [machine for machine in candidates.creditable if machine.id not in chosen_ids]
-        self._tell_credit(row, [*chosen, *others])
+        self._report_credit(row, [*chosen, *others])
         remaining = row.remaining
         for machine in candidates.acquirable:
-            if self._book.earmarks.get(machine.id) is row:
+            if self._allocations.earmarks.get(machine.id) is row:
                 remaining = vector.subtract(remaining, machine.supply)
                 if self._reporter.wants_machine(machine.id):
                     self._reporter.report(Earmarked(row=ref(row), machine=machine.id, remaining=remaining))
 
-    def _tell_credit(self, row: DemandRow, machines: Sequence[Machine]) -> None:
-        walk = CandidateScan(row, Stage.CREDIT, machines, start=row.need.aggregate, taken=row.claimed)
-        self._teller.emit(walk, order_key=self._order_key(row), taken_record=self._credited(row))
+    def _report_credit(self, row: DemandRow, machines: Sequence[Machine]) -> None:
+        scan = CandidateScan(row, Stage.CREDIT, machines, start=row.need.aggregate, taken=row.claimed)
+        self._emitter.emit(scan, order_key=self._order_key(row), taken_record=self._credited(row))
 
     def _credited(self, row: DemandRow) -> TakenRecord:
         def record(machine: Machine, before: Vector) -> Credited:
@@ -195,32 +195,32 @@ class Observer:
     # ---- acquisition and the end of Phase 1 --------------------------------------------------------------------
 
     def acquired(self, row: DemandRow, state: MachineState, *, before: Vector, picks: Sequence[SpreadPick]) -> None:
-        """Report the walk over one state; `before` is what the row wanted when it began."""
-        if not self._teller.wants(row):
+        """Report the scan of one state; `before` is what the row wanted when it began."""
+        if not self._emitter.wants(row):
             return
         held_before = [machine for machine in row.claimed if machine.state is not state]
         taken = [machine for machine in row.claimed if machine.state is state]
-        walk = CandidateScan(row, _STAGE_OF_STATE[state], self._state_order(row, state), start=before, taken=taken)
-        candidates = self._teller.candidates(walk) if taken else []
-        runners_up = RunnersUp(walk, candidates)
+        scan = CandidateScan(row, _STAGE_OF_STATE[state], self._state_order(row, state), start=before, taken=taken)
+        candidates = self._emitter.candidates(scan) if taken else []
+        runners_up = RunnersUp(scan, candidates)
         order_key = self._order_key(row)
 
         def record(machine: Machine, remaining: Vector) -> Acquired:
             if row.need.profile.strict_spread is None:
                 second = runners_up.of(machine, remaining)
             else:
-                second = spread_runner_up(walk, candidates, machine, held=held_before, preference=cheapest_domain)
+                second = spread_runner_up(scan, candidates, machine, held=held_before, preference=cheapest_domain)
             pick = next((pick for pick in picks if pick.machine is machine), None)
             return _acquired(row, machine, vector.subtract(remaining, machine.supply), second, order_key, pick)
 
         if row.need.profile.strict_spread is None:
-            self._teller.emit(walk, order_key=order_key, taken_record=record)
+            self._emitter.emit(scan, order_key=order_key, taken_record=record)
         else:
-            self._teller.emit_spread(walk, picks, order_key=order_key, taken_record=record)
+            self._emitter.emit_spread(scan, picks, order_key=order_key, taken_record=record)
 
     def row_finished(self, row: DemandRow) -> None:
         """Report what Phase 1 gave the row, and for a short row what there would be to match."""
-        if not self._teller.wants(row):
+        if not self._emitter.wants(row):
             return
         is_short = bool(row.deficit)
         self._reporter.report(
@@ -266,10 +266,10 @@ class Observer:
 
     def coming_counted(self, row: DemandRow, *, before: Vector) -> None:
         """Report what drains for the row already; `before` is its deficit."""
-        if not self._teller.wants(row):
+        if not self._emitter.wants(row):
             return
         draining = [m for m in self._snapshot.of_state(MachineState.DRAINING) if m.preempted_for is not None]
-        walk = CandidateScan(row, Stage.COMING, draining, start=before, taken=row.coming)
+        scan = CandidateScan(row, Stage.COMING, draining, start=before, taken=row.coming)
 
         def record(machine: Machine, remaining: Vector) -> VictimComing:
             return VictimComing(
@@ -279,23 +279,23 @@ class Observer:
                 remaining=vector.subtract(remaining, machine.supply),
             )
 
-        self._teller.emit(walk, order_key=lambda machine: (), taken_record=record)
+        self._emitter.emit(scan, order_key=lambda machine: (), taken_record=record)
 
     def victims_picked(self, row: DemandRow, *, before: Vector, picks: Sequence[SpreadPick]) -> None:
         """Report who could be preempted for the row and who is; `before` is what was wanted when it began."""
-        if not self._teller.wants(row):
+        if not self._emitter.wants(row):
             return
         priority = row.need.profile.priority
         everyone = sorted(
             self._snapshot.of_state(MachineState.CONFIGURED),
             key=lambda machine: (-self._victims.score(priority, machine), machine.id),
         )
-        walk = CandidateScan(row, Stage.VICTIM, everyone, start=before, taken=row.victims)
-        candidates = self._teller.candidates(walk)
+        scan = CandidateScan(row, Stage.VICTIM, everyone, start=before, taken=row.victims)
+        candidates = self._emitter.candidates(scan)
         if before:
             ranked = tuple(self._ranked_victim(row, machine) for machine in candidates)
             self._reporter.report(VictimsRanked(row=ref(row), victims=ranked))
-        runners_up = RunnersUp(walk, candidates)
+        runners_up = RunnersUp(scan, candidates)
         place = {machine.id: position for position, machine in enumerate(candidates)}
 
         def record(machine: Machine, remaining: Vector) -> VictimPicked:
@@ -303,7 +303,7 @@ class Observer:
                 second = runners_up.of(machine, remaining)
             else:
                 second = spread_runner_up(
-                    walk,
+                    scan,
                     candidates,
                     machine,
                     held=[*row.claimed, *row.coming],
@@ -315,13 +315,13 @@ class Observer:
             return (self._victims.score(priority, machine),)
 
         if row.need.profile.strict_spread is None:
-            self._teller.emit(walk, order_key=order_key, taken_record=record)
+            self._emitter.emit(scan, order_key=order_key, taken_record=record)
         else:
-            self._teller.emit_spread(walk, picks, order_key=order_key, taken_record=record)
+            self._emitter.emit_spread(scan, picks, order_key=order_key, taken_record=record)
 
     def row_unresolved(self, row: DemandRow) -> None:
         """Report a row that Phase 2 left short."""
-        if self._teller.wants(row):
+        if self._emitter.wants(row):
             self._reporter.report(
                 RowUnresolved(
                     row=ref(row), deficit=row.remaining, victims=len(row.victims), freed=supply_of(row.victims)
@@ -329,7 +329,7 @@ class Observer:
             )
 
     def _claimed_by(self, machine: Machine) -> RowRef | None:
-        holder = self._book.claims.get(machine.id)
+        holder = self._allocations.claims.get(machine.id)
         return None if holder is None else ref(holder)
 
     def _ranked_victim(self, row: DemandRow, machine: Machine) -> RankedVictim:
@@ -362,10 +362,10 @@ class Observer:
             score_difference=None if second is None else difference(self._victims.score(priority, second), score),
         )
 
-    # ---- orders of the walks -----------------------------------------------------------------------------------
+    # ---- orders of the scans -----------------------------------------------------------------------------------
 
     def _credit_order(self, row: DemandRow) -> list[Machine]:
-        """Return everything that the credit walk could have looked at, what the pool hides included."""
+        """Return everything that the credit scan could have looked at, what the pool hides included."""
         cluster = row.need.cluster
         own = self._pool.own_creating(row.need)
         own_ids = {machine.id for machine in own}

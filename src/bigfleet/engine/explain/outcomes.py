@@ -1,7 +1,7 @@
 """Reports to a listener what Phase 3 did with every Configured and Idle machine (docs/spec/aggregates.md §7).
 
-It reports why a machine is kept, reclaimed, spared, released or held, from the allocations of Phases 1 and 2. It must
-never be asked whether something happens: that is `bigfleet.engine.reference.reclaim`'s answer.
+It reports why a machine is retained, reclaimed, spared, released or held, from the allocations of Phases 1 and 2. It
+must never be asked whether something happens: that is `bigfleet.engine.reference.reclaim`'s answer.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ def report_outcomes(
     *,
     snapshot: Snapshot,
     options: Options,
-    book: Allocations,
+    allocations: Allocations,
     rows: Sequence[DemandRow],
     short: Mapping[RowKey, DemandRow],
 ) -> None:
@@ -47,10 +47,10 @@ def report_outcomes(
     for row in rows:
         rows_of[row.need.cluster].append(row)
     for cluster in clusters_with_machines(snapshot):
-        _report_cluster(reporter, cluster, snapshot, options, book, rows_of[cluster], short)
+        _report_cluster(reporter, cluster, snapshot, options, allocations, rows_of[cluster], short)
     for machine in snapshot.of_state(MachineState.IDLE):
         if reporter.wants_machine(machine.id):
-            reporter.report(idle_record(machine, snapshot, options, book))
+            reporter.report(idle_record(machine, snapshot, options, allocations))
 
 
 def _report_cluster(
@@ -58,15 +58,15 @@ def _report_cluster(
     cluster: str,
     snapshot: Snapshot,
     options: Options,
-    book: Allocations,
+    allocations: Allocations,
     rows: Sequence[DemandRow],
     short: Mapping[RowKey, DemandRow],
 ) -> None:
     last_kept: Machine | None = None
     for position, machine in enumerate(snapshot.of_cluster(cluster, MachineState.CONFIGURED)):
         record: MachineRecord
-        holder = book.claims.get(machine.id)
-        if machine.id in book.taken:
+        holder = allocations.claims.get(machine.id)
+        if machine.id in allocations.taken:
             record = MachineSpared(machine=machine.id, cluster=cluster, reason=SparedReason.PREEMPTED)
         elif holder is not None:
             last_kept = machine
@@ -78,7 +78,7 @@ def _report_cluster(
         elif (short_row := short_row_of(machine, options, short)) is not None:
             record = spared_for(machine, short_row)
         else:
-            reason = reclaim_reason(machine, options, book, rows)
+            reason = reclaim_reason(machine, options, allocations, rows)
             record = reclaimed_record(machine, position, reason, last_kept)
         if reporter.wants_machine(machine.id):
             reporter.report(record)
@@ -95,11 +95,13 @@ def spared_for(machine: Machine, row: DemandRow) -> MachineSpared:
     )
 
 
-def reclaim_reason(machine: Machine, options: Options, book: Allocations, rows: Sequence[DemandRow]) -> ReclaimReason:
+def reclaim_reason(
+    machine: Machine, options: Options, allocations: Allocations, rows: Sequence[DemandRow]
+) -> ReclaimReason:
     """Return why a machine is given back; `rows` are those of its cluster."""
     if machine.id in options.unjoined:
         return ReclaimReason.UNJOINED
-    shape = book.pool.shapes.of[machine.id]
+    shape = allocations.pool.shapes.of[machine.id]
     fitting = [row for row in rows if shape in row.fit.shapes]
     for row in fitting:
         key = row.need.profile.same_key
@@ -124,9 +126,9 @@ def reclaimed_record(
     )
 
 
-def idle_record(machine: Machine, snapshot: Snapshot, options: Options, book: Allocations) -> MachineRecord:
-    """Return what becomes of an Idle machine; the snapshot tells since when it is Idle, the book who claims it."""
-    if machine.id in book.claims:
+def idle_record(machine: Machine, snapshot: Snapshot, options: Options, allocations: Allocations) -> MachineRecord:
+    """Return what becomes of an Idle machine: `snapshot` has since when it is Idle, `allocations` who claims it."""
+    if machine.id in allocations.claims:
         return MachineHeld(machine=machine.id, reason=HeldReason.CLAIMED)
     if machine.id in options.reserved:
         return MachineHeld(machine=machine.id, reason=HeldReason.RESERVED)

@@ -20,7 +20,7 @@ from bigfleet.model.vector import Vector
 MATCHING_COUNT_MAX = 256
 #: Domains that a short Same row's record names.
 BEST_DOMAINS_MAX = 6
-#: Records that a log keeps unless it is told otherwise.
+#: Records that a log keeps by default.
 LOG_RECORDS_MAX = 100_000
 
 
@@ -40,7 +40,7 @@ class RowRef(NamedTuple):
 
 
 class Stage(StrEnum):
-    """The walk in which a machine was looked at."""
+    """The scan in which a machine was looked at."""
 
     CREDIT = "credit"
     DOMAIN = "domain"
@@ -157,7 +157,7 @@ class CandidateConsidered:
     row: RowRef
     stage: Stage
     machine: str
-    #: Place among the candidates considered in this walk, from 0.
+    #: Place among the candidates considered in this scan, from 0.
     position: int
     #: Idle: (price). Speculative: (cost). Bound: (price, reclamation dollars). Victims: (score). By id alone: ().
     order_key: tuple[float, ...]
@@ -165,7 +165,7 @@ class CandidateConsidered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateRejected:
-    """A machine that a walk passed over, with the first reason that applies."""
+    """A machine that a scan passed over, with the first reason that applies."""
 
     row: RowRef
     stage: Stage
@@ -234,7 +234,7 @@ class Acquired:
     penalty_dollars: float
     cost: float
     remaining: Vector
-    #: The machine of the same walk that would have replaced this one, "" for none, and its order key.
+    #: The machine of the same scan that would have replaced this one, "" for none, and its order key.
     runner_up: str = ""
     runner_up_cost: float | None = None
     cost_difference: float | None = None
@@ -363,7 +363,7 @@ class MachineReclaimed:
     position: int
     #: (price, reclamation dollars).
     keep_key: tuple[float, float]
-    #: The last machine kept before it in that order, "" for none, and the reclaimed one's price less that one's.
+    #: The last machine retained before it in that order, "" for none, and the reclaimed one's price less that one's.
     last_kept: str = ""
     price_difference: float | None = None
 
@@ -437,7 +437,7 @@ class Reporter(Protocol):
 
 
 class RecordLog:
-    """A reporter that keeps what it is told, up to a bound; the rest is counted."""
+    """A reporter that stores the records it receives, up to a bound; the rest is counted."""
 
     def __init__(
         self,

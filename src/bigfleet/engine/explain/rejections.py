@@ -29,11 +29,11 @@ def ref(row: DemandRow) -> RowRef:
 
 
 class Rejections:
-    """Finds the reason for one machine of one walk."""
+    """Finds the reason for one machine of one scan."""
 
-    def __init__(self, options: Options, book: Allocations) -> None:
+    def __init__(self, options: Options, allocations: Allocations) -> None:
         self._options = options
-        self._book = book
+        self._allocations = allocations
         self._checks: tuple[Callable[[DemandRow, Stage, Machine], Reason | None], ...] = (
             self._hidden,
             self._not_own,
@@ -90,15 +90,15 @@ class Rejections:
 
     def _held(self, row: DemandRow, stage: Stage, machine: Machine) -> Reason | None:
         if stage in _FREE_STAGES:
-            holder = self._book.claims.get(machine.id)
+            holder = self._allocations.claims.get(machine.id)
             if holder is not None and holder is not row:
                 return Rejection.CLAIMED, {"row": ref(holder)}
         if stage is Stage.DOMAIN:
-            holder = self._book.earmarks.get(machine.id)
+            holder = self._allocations.earmarks.get(machine.id)
             if holder is not None and holder is not row:
                 return Rejection.EARMARKED, {"row": ref(holder)}
         if stage in _DRAIN_STAGES:
-            holder = self._book.taken.get(machine.id)
+            holder = self._allocations.taken.get(machine.id)
             if holder is not None and holder is not row:
                 return Rejection.TAKEN, {"row": ref(holder)}
         return None
@@ -109,7 +109,7 @@ class Rejections:
         priority = row.need.profile.priority
         if machine.assigned_priority >= priority:
             return Rejection.ASSIGNED_PRIORITY, {"assigned": machine.assigned_priority, "row": priority}
-        holder = self._book.claims.get(machine.id)
+        holder = self._allocations.claims.get(machine.id)
         if holder is not None and holder.need.profile.precedence >= row.need.profile.precedence:
             return Rejection.CLAIMED_BY_PEER, {"row": ref(holder), "precedence": holder.need.profile.precedence}
         return None

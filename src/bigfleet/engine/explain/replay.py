@@ -53,7 +53,7 @@ class ExplainMismatch(Exception):
 
 
 class _RowAgain:
-    """One row on its way through the phases once more. Phases are retold in order, each once."""
+    """One row on its way through the phases once more. Phases are replayed in order, each once."""
 
     def __init__(
         self, scope: RowScope, reporter: Reporter, *, heads: int, listed: int, also: Iterable[int] = ()
@@ -61,20 +61,20 @@ class _RowAgain:
         fleet = scope.fleet
         rows = np.union1d(scope.machines(heads=heads, listed=listed), np.array(list(also), np.int64)).astype(np.int64)
         self._fleet, self._scope = fleet, scope
-        self._kept = rows
+        self._rows = rows
         self._machines = {int(row): fleet.view.ids[row] for row in rows.tolist()}
         snapshot = fleet.objects(rows)
         self._snapshot = snapshot
         self._pool = CandidatePool(snapshot, fleet.options)
-        self._book = Allocations(self._pool)
+        self._allocations = Allocations(self._pool)
         self._victims = Victims(self._pool, drain_seconds=fleet.options.drain_seconds, weights=fleet.options.weights)
         self._observer = Observer(
-            reporter, snapshot=snapshot, options=fleet.options, book=self._book, victims=self._victims
+            reporter, snapshot=snapshot, options=fleet.options, allocations=self._allocations, victims=self._victims
         )
         self._reporter = reporter
         self._others: dict[int, DemandRow] = {}
         self.row = self._row_at(scope.place, scope.result)
-        #: What the row wanted when each of its walks began.
+        #: What the row wanted when each of its scans began.
         self.starts: dict[Stage, Vector] = {
             Stage.DOMAIN: self.row.need.aggregate,
             Stage.CREDIT: self.row.need.aggregate,
@@ -94,7 +94,7 @@ class _RowAgain:
         )
 
     def _other(self, place: int) -> DemandRow:
-        """Return a row that only stands in the book."""
+        """Return a row that only stands in the allocations."""
         known = self._others.get(place)
         if known is None:
             need = self._fleet.needs[place]
@@ -109,32 +109,32 @@ class _RowAgain:
             )
         return known
 
-    def _fill(self, book: dict[str, DemandRow], rows: Ints, places: Ints) -> None:
+    def _fill(self, allocations: dict[str, DemandRow], rows: Ints, places: Ints) -> None:
         for row in rows.tolist():
             place = int(places[row])
             if place >= 0 and place != self.row.position:
-                book[self._machines[row]] = self._other(place)
+                allocations[self._machines[row]] = self._other(place)
 
     # ---- the phases ----------------------------------------------------------------------------------------------
 
-    def tell_fold(self, places: Mapping[int, int]) -> None:
-        """Retell what became of the row in folding; `places` is each member's place in the demand by identity."""
+    def replay_fold(self, places: Mapping[int, int]) -> None:
+        """Replay what became of the row in folding; `places` is each member's place in the demand by identity."""
         row = self.row
         self._observer.row_folded(FoldedRow(row.need, list(row.members), folded=row.folded), row.position, places)
 
     def credit(self) -> None:
-        """Retell the row's turn in the credit pass."""
-        fleet, rows, rank = self._fleet, self._kept, self._scope.rank
+        """Replay the row's turn in the credit pass."""
+        fleet, rows, rank = self._fleet, self._rows, self._scope.rank
         credited = rows[~fleet.is_free[rows] & (fleet.holder_rank[rows] < rank)]
-        self._fill(self._book.claims, credited, fleet.holder)
-        self._fill(self._book.earmarks, rows, self._scope.earmarked_by)
+        self._fill(self._allocations.claims, credited, fleet.holder)
+        self._fill(self._allocations.earmarks, rows, self._scope.earmarked_by)
         self._observer.row_started(self.row, rank)
         if self.row.is_same:
             candidates = self._candidates()
-            credit_domain(self.row, self._book, candidates)
+            credit_domain(self.row, self._allocations, candidates)
             self._observer.credited_same(self.row, candidates)
         else:
-            credit_plain(self.row, self._book)
+            credit_plain(self.row, self._allocations)
             self._observer.credited_plain(self.row)
 
     def _candidates(self) -> Candidates:
@@ -145,28 +145,30 @@ class _RowAgain:
             Counter({number_of[shape]: count for shape, count in counted.items() if shape in number_of})
             for counted in self._scope.domain_counts()
         ]
-        return candidates_of(self.row, self._book, counts)
+        return candidates_of(self.row, self._allocations, counts)
 
     def acquire(self) -> None:
-        """Retell the row's turn in acquisition."""
-        fleet, rows, row = self._fleet, self._kept, self.row
+        """Replay the row's turn in acquisition."""
+        fleet, rows, row = self._fleet, self._rows, self.row
         is_free, holder_rank = fleet.is_free[rows], fleet.holder_rank[rows]
         credited_later = rows[~is_free & (holder_rank > self._scope.rank)]
-        self._fill(self._book.claims, credited_later, fleet.holder)
-        self._fill(self._book.claims, rows[is_free & (holder_rank < self._scope.rank)], fleet.holder)
+        self._fill(self._allocations.claims, credited_later, fleet.holder)
+        self._fill(self._allocations.claims, rows[is_free & (holder_rank < self._scope.rank)], fleet.holder)
         self.starts[Stage.IDLE] = row.remaining
         idle = fleet.rows_of(self._scope.result.bootstraps)
         self.starts[Stage.SPECULATIVE] = vector.subtract(row.remaining, fleet.supply(idle))
-        acquire_row(row, self._book, self._observer)
+        acquire_row(row, self._allocations, self._observer)
 
     def preempt(self) -> None:
-        """Retell the row's turn in preemption, then check that it came to what the decision says."""
-        fleet, rows, row, scope = self._fleet, self._kept, self.row, self._scope
-        self._fill(self._book.claims, rows[fleet.is_free[rows] & (fleet.holder_rank[rows] > scope.rank)], fleet.holder)
-        self._fill(self._book.taken, rows[fleet.taker_rank[rows] < scope.rank], fleet.taker)
+        """Replay the row's turn in preemption, then check that it came to what the decision says."""
+        fleet, rows, row, scope = self._fleet, self._rows, self.row, self._scope
+        self._fill(
+            self._allocations.claims, rows[fleet.is_free[rows] & (fleet.holder_rank[rows] > scope.rank)], fleet.holder
+        )
+        self._fill(self._allocations.taken, rows[fleet.taker_rank[rows] < scope.rank], fleet.taker)
         self._count_what_came_before()
         self.starts[Stage.COMING] = row.deficit
-        preempt_row(row, self._book, self._victims, self._observer)
+        preempt_row(row, self._allocations, self._victims, self._observer)
         self._check()
 
     def _count_what_came_before(self) -> None:
@@ -178,7 +180,7 @@ class _RowAgain:
                 earlier = self._row_at(place, other)
                 earlier.remaining = other.deficit
                 earlier.shapes = self._allowed(earlier, other)
-                count_coming(earlier, self._book)
+                count_coming(earlier, self._allocations)
                 scope.coming_taken = np.concatenate(
                     [scope.coming_taken, fleet.rows_of(machine.id for machine in earlier.coming)]
                 )
@@ -209,8 +211,8 @@ class _RowAgain:
         if came_to != said:
             raise ExplainMismatch(f"row {row.need.key} came to {came_to}, the decision says {said}")
 
-    def tell_kept(self) -> None:
-        """Retell which Configured machines stay because the row holds them."""
+    def report_retained(self) -> None:
+        """Report which Configured machines stay because the row holds them."""
         fleet, row_ref = self._fleet, ref(self.row)
         for row in fleet.by_keep_priority(self.row.need.cluster, MachineState.CONFIGURED).tolist():
             if fleet.holder[row] == self.row.position and fleet.taker[row] < 0:
@@ -231,7 +233,7 @@ class _RowAgain:
         return left
 
     def position(self, stage: Stage, machine: int) -> int:
-        """Return how many candidates a walk considered before a machine that it considered."""
+        """Return how many candidates a scan considered before a machine that it considered."""
         row = self.row
         match stage:
             case Stage.DOMAIN:
@@ -265,15 +267,15 @@ def replay_row(
 ) -> int:
     """Report what the reference would report of the row at a place of the folded list; return its possible victims.
 
-    Every record comes but those of machines behind the first `heads` that a walk passes over, and a list of possible
-    victims holds the first `listed` at least. Raises NotRetold.
+    Every record comes but those of machines behind the first `heads` that a scan passes over, and a list of possible
+    victims holds the first `listed` at least. Raises ExplainMismatch.
     """
     again = _RowAgain(RowScope(fleet, place, EarmarkReplay(fleet)), reporter, heads=heads, listed=listed)
-    again.tell_fold({id(need): number for number, need in enumerate(demand)})
+    again.replay_fold({id(need): number for number, need in enumerate(demand)})
     again.credit()
     again.acquire()
     again.preempt()
-    again.tell_kept()
+    again.report_retained()
     return again.possible_victims()
 
 
@@ -305,7 +307,7 @@ class _OneMachine:
 def replay_machine(fleet: DecidedFleet, machine_id: str, reporter: Reporter) -> None:
     """Report what the reference would report of a machine from the rows that have most to say, and its outcome.
 
-    Records of rows come as far as they name machines that matter to them. Raises NotRetold.
+    Records of rows come as far as they name machines that matter to them. Raises ExplainMismatch.
     """
     (machine,) = fleet.rows_of([machine_id]).tolist()
     ear = _OneMachine(machine_id, machine, reporter)
@@ -347,12 +349,12 @@ def _outcome(fleet: DecidedFleet, machine: int) -> MachineRecord | None:
     """Return what became of a Configured or Idle machine, None in other states."""
     snapshot = fleet.objects(np.array([machine]))
     (one,) = snapshot.machines.values()
-    book = Allocations(CandidatePool(snapshot, fleet.options))
+    allocations = Allocations(CandidatePool(snapshot, fleet.options))
     holder = int(fleet.holder[machine])
     if one.state is MachineState.IDLE:
         if holder >= 0:
-            book.claims[one.id] = _standing(fleet, holder, book)
-        return idle_record(one, snapshot, fleet.options, book)
+            allocations.claims[one.id] = _standing(fleet, holder, allocations)
+        return idle_record(one, snapshot, fleet.options, allocations)
     if one.state is not MachineState.CONFIGURED or not one.cluster:
         return None
     if fleet.taker[machine] >= 0:
@@ -361,23 +363,25 @@ def _outcome(fleet: DecidedFleet, machine: int) -> MachineRecord | None:
         return MachineKept(machine=one.id, cluster=one.cluster, row=RowRef.of(fleet.needs[holder], holder))
     if one.cluster not in fleet.options.reported:
         return MachineSpared(machine=one.id, cluster=one.cluster, reason=SparedReason.CLUSTER_NOT_REPORTED)
-    rows = [_standing(fleet, place, book) for place in fleet.in_order if fleet.needs[place].cluster == one.cluster]
+    rows = [
+        _standing(fleet, place, allocations) for place in fleet.in_order if fleet.needs[place].cluster == one.cluster
+    ]
     short_row = short_row_of(one, fleet.options, rows_by_stamp_when_short(rows))
     if short_row is not None:
         return spared_for(one, short_row)
     order = fleet.by_keep_priority(one.cluster, MachineState.CONFIGURED)
     position = int(np.flatnonzero(order == machine)[0])
     before = order[:position]
-    kept = before[(fleet.holder[before] >= 0) & (fleet.taker[before] < 0)]
-    last_kept = next(iter(fleet.objects(kept[-1:]).machines.values())) if len(kept) else None
-    return reclaimed_record(one, position, reclaim_reason(one, fleet.options, book, rows), last_kept)
+    held = before[(fleet.holder[before] >= 0) & (fleet.taker[before] < 0)]
+    last_kept = next(iter(fleet.objects(held[-1:]).machines.values())) if len(held) else None
+    return reclaimed_record(one, position, reclaim_reason(one, fleet.options, allocations, rows), last_kept)
 
 
-def _standing(fleet: DecidedFleet, place: int, book: Allocations) -> DemandRow:
+def _standing(fleet: DecidedFleet, place: int, allocations: Allocations) -> DemandRow:
     """Return a row as it stood when everybody had been served."""
     result = fleet.results[place]
     need = result.need
-    fit = book.pool.shapes.fit(need.profile, need.min_unit)
+    fit = allocations.pool.shapes.fit(need.profile, need.min_unit)
     return DemandRow(
         need=need,
         members=result.members,

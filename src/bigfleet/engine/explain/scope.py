@@ -124,7 +124,7 @@ class RowScope:
         return kinds
 
     def _misplaced(self, stage: Stage) -> Mask:
-        """By shape: whether its machines lie where the walk takes none."""
+        """By shape: whether its machines lie where the scan takes none."""
         misplaced = np.zeros(len(self.fleet.supply_of_shape), np.bool_)
         if stage is Stage.DOMAIN:
             return misplaced
@@ -135,7 +135,7 @@ class RowScope:
             misplaced |= self._domains[0] != self._domain
         return misplaced
 
-    # ---- walks ---------------------------------------------------------------------------------------------------
+    # ---- scans ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def _own(self) -> Mask:
@@ -155,7 +155,7 @@ class RowScope:
 
     @cached_property
     def _credit_parts(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """What the credit walk looks at: Configured, Configuring, own in creation, other ones in creation."""
+        """What the credit scan looks at: Configured, Configuring, own in creation, other ones in creation."""
         own = self._own_creating(self.need)
         creating = self.fleet.of_state(MachineState.CREATING)
         cluster = self.need.cluster
@@ -184,7 +184,7 @@ class RowScope:
 
     @cached_property
     def _incumbents_first(self) -> Ints:
-        """A gang's creditable machines in the order of its credit walk: own of the domain, others of it, the rest."""
+        """A gang's creditable machines in the order of its credit scan: own of the domain, others of it, the rest."""
         rows = self.creditable
         is_member = (self._domains[0] == self._domain)[self.fleet.shape[rows]]
         own = self._own[rows]
@@ -235,7 +235,7 @@ class RowScope:
     # ---- the machines that matter --------------------------------------------------------------------------------
 
     def machines(self, *, heads: int, listed: int) -> Ints:
-        """Return the machines that matter: with the first `heads` of every walk and `listed` possible victims."""
+        """Return the machines that matter: with the first `heads` of every scan and `listed` possible victims."""
         parts = [
             self.fleet.rows_of((*self.result.claimed, *self.result.victims)),
             *self._of_credit(heads),
@@ -256,7 +256,7 @@ class RowScope:
             is_own = self._own[rows]
             for group in (is_member & is_own, is_member & ~is_own, ~is_member):
                 yield rows[group][:heads]
-            # The sums of all domains are told, so every shape needs somebody to stand for it.
+            # The sums of all domains are reported, so every shape needs somebody to stand for it.
             for among in (rows, self.acquirable):
                 yield first_of_each(among, self.fleet.shape[among].astype(np.int64), np.ones(len(among), np.int64))
             kinds = kinds * 2 + is_own
@@ -286,7 +286,7 @@ class RowScope:
         yield first_of_each(
             rows, self._kinds[self.fleet.shape[rows]], self._use(self.result.deficit)[self.fleet.shape[rows]]
         )
-        # What helps is told by the dimensions of a supply: the first of each set hold the first of those that help.
+        # What helps shows in the dimensions of a supply: the first of each set hold the first of those that help.
         yield first_of_each(rows, self.fleet.dimensions_of_shape[self.fleet.shape[rows]], np.full(len(rows), listed))
 
     def _of_folding(self) -> Iterator[Ints]:
@@ -318,14 +318,14 @@ class RowScope:
         use: Ints = np.array([min(count, _USE_MAX) for count in counts], np.int64)[self.fleet.supply_of_shape]
         return use
 
-    # ---- places in a walk ----------------------------------------------------------------------------------------
+    # ---- places in a scan ----------------------------------------------------------------------------------------
 
     def position(self, stage: Stage, machine: int, *, start: Vector, taken: Sequence[int]) -> int:
-        """Return how many candidates a walk considered before a machine that it considered.
+        """Return how many candidates a scan considered before a machine that it considered.
 
-        `start` is what the row wanted when the walk began, `taken` what it took, in the order taken.
+        `start` is what the row wanted when the scan began, `taken` what it took, in the order taken.
         """
-        order, is_open = self._walk(stage)
+        order, is_open = self._scan(stage)
         spread = self.need.profile.strict_spread
         if spread is not None and stage in (Stage.IDLE, Stage.SPECULATIVE, Stage.VICTIM):
             # Picks come first, in their order, then the others as the last pick left them.
@@ -346,14 +346,14 @@ class RowScope:
         return count + self._considered(before[begin:], is_open, stage, remaining)
 
     def _considered(self, rows: Ints, is_open: Mask, stage: Stage, remaining: Vector) -> int:
-        """Count those that the walk considers while so much remains: open ones, but for useful ones that lie wrong."""
+        """Count those that the scan considers while so much remains: open ones, but for useful ones that lie wrong."""
         passed = self._misplaced(stage)
         if remaining:
             passed = passed & self.fleet.useful(remaining)
         return int(np.count_nonzero(is_open[rows] & ~passed[self.fleet.shape[rows]]))
 
-    def _walk(self, stage: Stage) -> tuple[Ints, Mask]:
-        """Return a walk's machines in order, and by machine whether it was open to the row."""
+    def _scan(self, stage: Stage) -> tuple[Ints, Mask]:
+        """Return a scan's machines in order, and by machine whether it was open to the row."""
         match stage:
             case Stage.CREDIT if self.is_gang:
                 return self._incumbents_first, self._open

@@ -89,34 +89,34 @@ def sentences(explanation: Explanation, *, row_name: RowName = default_row_name)
     return _machine_sentences(explanation, row_name)
 
 
-def shortfall_sentences(told: NeedExplanation, *, row_name: RowName = default_row_name) -> list[str]:
+def shortfall_sentences(explanation: NeedExplanation, *, row_name: RowName = default_row_name) -> list[str]:
     """Return only what says why a row stays short: what there is, what there would be, and why it is not taken."""
     found = []
-    if told.domain is not None and told.domain.chosen is None:
-        found += _domain_sentences(told.domain)
-    if told.started.mode is Mode.PARKED:
+    if explanation.domain is not None and explanation.domain.chosen is None:
+        found += _domain_sentences(explanation.domain)
+    if explanation.started.mode is Mode.PARKED:
         found.append(_PARKED)
-    if told.finished.matching is not None:
-        found.append(_matching_sentence(told.finished.matching))
-    found += _best_domains(told)
-    telling = [count for count in told.rejections if _tells_why_short(count, told)]
-    # What nearly fitted tells more than what never could, of which there is often most.
-    telling.sort(key=lambda count: (list(Stage).index(count.stage), count.reason is Rejection.PROFILE))
-    found += [rejection_sentence(count, row_name) for count in telling]
-    return found + _victim_priority(told)
+    if explanation.finished.matching is not None:
+        found.append(_matching_sentence(explanation.finished.matching))
+    found += _best_domains(explanation)
+    informative = [count for count in explanation.rejections if _explains_shortfall(count, explanation)]
+    # What nearly fitted says more than what never could, of which there is often most.
+    informative.sort(key=lambda count: (list(Stage).index(count.stage), count.reason is Rejection.PROFILE))
+    found += [rejection_sentence(count, row_name) for count in informative]
+    return found + _victim_priority(explanation)
 
 
-def _tells_why_short(count: RejectionCount, told: NeedExplanation) -> bool:
-    if count.stage is Stage.DOMAIN and told.domain is not None and told.domain.chosen is not None:
-        return False  # the walks in the chosen domain say it again
-    if count.reason in _WHATEVER_FITS and _fitting(count.stage, told.finished.matching) == 0:
+def _explains_shortfall(count: RejectionCount, explanation: NeedExplanation) -> bool:
+    if count.stage is Stage.DOMAIN and explanation.domain is not None and explanation.domain.chosen is not None:
+        return False  # the scans in the chosen domain say it again
+    if count.reason in _WHATEVER_FITS and _fitting(count.stage, explanation.finished.matching) == 0:
         return False  # of machines none of which would do, it does not matter who holds them
     # That a machine was not needed for what was covered says nothing about what was not.
     return count.reason not in (Rejection.COVERED, Rejection.NOT_OWN)
 
 
 def _fitting(stage: Stage, matching: MatchingCounts | None) -> int | None:
-    """Return how many machines of a walk fit the row, whoever holds them; None when it is not known."""
+    """Return how many machines of a scan fit the row, whoever holds them; None when it is not known."""
     if matching is None:
         return None
     return {Stage.IDLE: matching.idle, Stage.SPECULATIVE: matching.speculative, Stage.VICTIM: matching.configured}.get(
@@ -127,39 +127,39 @@ def _fitting(stage: Stage, matching: MatchingCounts | None) -> int | None:
 # ---- a row -------------------------------------------------------------------------------------------------------
 
 
-def _need_sentences(told: NeedExplanation, row_name: RowName) -> list[str]:
+def _need_sentences(explanation: NeedExplanation, row_name: RowName) -> list[str]:
     return [
-        *_row_intro(told, row_name),
-        *([] if told.domain is None else _domain_sentences(told.domain)),
-        *_credit_sentences(told),
+        *_row_intro(explanation, row_name),
+        *([] if explanation.domain is None else _domain_sentences(explanation.domain)),
+        *_credit_sentences(explanation),
         *(
             sentence
-            for group in _acquired_groups(told.acquired)
+            for group in _acquired_groups(explanation.acquired)
             for sentence in _acquired_sentences(group, "It", row_name)
         ),
-        *_more_taken(told),
-        *_finish_sentences(told),
-        *_victim_sentences(told, row_name),
-        *(rejection_sentence(count, row_name) for count in told.rejections),
+        *_more_taken(explanation),
+        *_finish_sentences(explanation),
+        *_victim_sentences(explanation, row_name),
+        *(rejection_sentence(count, row_name) for count in explanation.rejections),
     ]
 
 
-def _row_intro(told: NeedExplanation, row_name: RowName) -> list[str]:
-    start = told.started
+def _row_intro(explanation: NeedExplanation, row_name: RowName) -> list[str]:
+    start = explanation.started
     least = f", at least {amounts_text(start.min_unit)} on each machine," if start.min_unit else ""
     intro = (
         f"{row_name(start.row)} wants {amounts_text(start.aggregate)}{least} at priority {start.priority:,}; "
         f"{counted(start.rank, 'row was', 'rows were')} served before it."
     )
     found = [intro]
-    if told.folded is not None:
-        count, proof = len(told.folded.members), told.folded.proof_machine
+    if explanation.folded is not None:
+        count, proof = len(explanation.folded.members), explanation.folded.proof_machine
         found.append(
             f"It stands for {counted(count, 'gang, which needs', 'gangs, which need')} no common domain, because "
             f"{proof} alone could host {'it' if count == 1 else 'any one of them'} whole."
         )
-    if told.not_folded is not None:
-        small = told.not_folded.matching_machines
+    if explanation.not_folded is not None:
+        small = explanation.not_folded.matching_machines
         least = "at least " if small >= MATCHING_COUNT_MAX else ""
         matching = (
             f"; {least}{counted(small, 'machine matches but is', 'machines match but are')} too small" if small else ""
@@ -210,12 +210,12 @@ def _rule_sentence(choice: DomainChoice, first: RankedDomain, second: RankedDoma
     )
 
 
-def _credit_sentences(told: NeedExplanation) -> list[str]:
-    if not told.credited:
+def _credit_sentences(explanation: NeedExplanation) -> list[str]:
+    if not explanation.credited:
         return []
-    names = [f"{record.machine} ({record.state.label})" for record in told.credited_sample]
-    count = counted(told.credited, "machine counts", "machines count")
-    return [f"{count} for it already: {listed(names, told.credited)}."]
+    names = [f"{record.machine} ({record.state.label})" for record in explanation.credited_sample]
+    count = counted(explanation.credited, "machine counts", "machines count")
+    return [f"{count} for it already: {listed(names, explanation.credited)}."]
 
 
 def _acquired_groups(acquired: Sequence[AcquiredMachine]) -> list[list[AcquiredMachine]]:
@@ -318,18 +318,18 @@ def _flip_sentence(flip: Flip) -> str:
             )
 
 
-def _more_taken(told: NeedExplanation) -> list[str]:
-    rest = told.bootstraps + told.provisions - len(told.acquired)
+def _more_taken(explanation: NeedExplanation) -> list[str]:
+    rest = explanation.bootstraps + explanation.provisions - len(explanation.acquired)
     if rest <= 0:
         return []
     return [
         f"It takes {counted(rest, 'more machine', 'more machines')} in the same way: in all "
-        f"{told.bootstraps:,} idle and {told.provisions:,} to be made."
+        f"{explanation.bootstraps:,} idle and {explanation.provisions:,} to be made."
     ]
 
 
-def _finish_sentences(told: NeedExplanation) -> list[str]:
-    finish = told.finished
+def _finish_sentences(explanation: NeedExplanation) -> list[str]:
+    finish = explanation.finished
     if finish.satisfied:
         return ["With these it has everything it wants."]
     lacks = amounts_text(finish.deficit)
@@ -337,11 +337,11 @@ def _finish_sentences(told: NeedExplanation) -> list[str]:
     found = [f"{then} {lacks}."]
     if finish.matching is not None:
         found.append(_matching_sentence(finish.matching))
-    return found + _best_domains(told)
+    return found + _best_domains(explanation)
 
 
-def _best_domains(told: NeedExplanation) -> list[str]:
-    domains = told.finished.best_domains
+def _best_domains(explanation: NeedExplanation) -> list[str]:
+    domains = explanation.finished.best_domains
     if not domains:
         return []
     best = ", ".join(f"{domain.value or '(no name)'} {domain.coverage_per_mille / 10:.4g}%" for domain in domains)
@@ -356,26 +356,26 @@ def _matching_sentence(matching: MatchingCounts) -> str:
     )
 
 
-def _victim_sentences(told: NeedExplanation, row_name: RowName) -> list[str]:
+def _victim_sentences(explanation: NeedExplanation, row_name: RowName) -> list[str]:
     found = []
-    if told.coming:
-        found.append(f"{counted(told.coming, 'machine is', 'machines are')} being drained for it already.")
-    if told.preempted:
+    if explanation.coming:
+        found.append(f"{counted(explanation.coming, 'machine is', 'machines are')} being drained for it already.")
+    if explanation.preempted:
         found.append(
-            f"Of {counted(told.possible_victims, 'machine', 'machines')} of lower priority "
-            f"it preempts {told.preempted:,}."
+            f"Of {counted(explanation.possible_victims, 'machine', 'machines')} of lower priority "
+            f"it preempts {explanation.preempted:,}."
         )
-    for victim in told.victims:
+    for victim in explanation.victims:
         found += _victim_of(victim, "It", row_name)
-    if told.unresolved is not None:
-        found.append(f"What nothing covers is its shortfall: {amounts_text(told.unresolved.deficit)}.")
-    return found + _victim_priority(told)
+    if explanation.unresolved is not None:
+        found.append(f"What nothing covers is its shortfall: {amounts_text(explanation.unresolved.deficit)}.")
+    return found + _victim_priority(explanation)
 
 
-def _victim_priority(told: NeedExplanation) -> list[str]:
-    if told.victim_priority is None:
+def _victim_priority(explanation: NeedExplanation) -> list[str]:
+    if explanation.victim_priority is None:
         return []
-    priority, machine = told.victim_priority
+    priority, machine = explanation.victim_priority
     return [f"At a priority of {priority:,} or more it could ask for {machine} too."]
 
 
@@ -402,29 +402,32 @@ def _victim_of(victim: Victim, subject: str, row_name: RowName) -> list[str]:
 # ---- a machine ---------------------------------------------------------------------------------------------------
 
 
-def _machine_sentences(told: MachineExplanation, row_name: RowName) -> list[str]:
+def _machine_sentences(explanation: MachineExplanation, row_name: RowName) -> list[str]:
     found: list[str] = []
     # That a machine that is taken is not released goes without saying.
-    is_plain = isinstance(told.outcome, MachineHeld) and told.outcome.reason is HeldReason.CLAIMED
-    if told.outcome is not None and not (is_plain and told.acquired is not None):
-        found.append(_outcome_sentence(told.outcome, row_name))
-    if told.credited is not None:
+    is_plain = isinstance(explanation.outcome, MachineHeld) and explanation.outcome.reason is HeldReason.CLAIMED
+    if explanation.outcome is not None and not (is_plain and explanation.acquired is not None):
+        found.append(_outcome_sentence(explanation.outcome, row_name))
+    if explanation.credited is not None:
         found.append(
-            f"{told.machine} counts for {row_name(told.credited.row)} with {amounts_text(told.credited.supply)}."
+            f"{explanation.machine} counts for {row_name(explanation.credited.row)} "
+            f"with {amounts_text(explanation.credited.supply)}."
         )
-    if told.acquired is not None:
-        found += _acquired_sentences([told.acquired], "", row_name)
-    if told.victim is not None:
-        found += _victim_of(told.victim, "", row_name)
-    if told.coming is not None:
-        found.append(f"{told.machine} is being drained for {row_name(told.coming.row)}.")
-    if told.earmarked is not None:
-        found.append(f"{row_name(told.earmarked.row)} counted on {told.machine} when it chose its domain.")
-    found += [not_taken_sentence(count, row_name) for count in told.rejections]
-    if told.rows_left_out:
-        rows = counted(told.rows_left_out, "more row was", "more rows were")
+    if explanation.acquired is not None:
+        found += _acquired_sentences([explanation.acquired], "", row_name)
+    if explanation.victim is not None:
+        found += _victim_of(explanation.victim, "", row_name)
+    if explanation.coming is not None:
+        found.append(f"{explanation.machine} is being drained for {row_name(explanation.coming.row)}.")
+    if explanation.earmarked is not None:
+        found.append(
+            f"{row_name(explanation.earmarked.row)} counted on {explanation.machine} when it chose its domain."
+        )
+    found += [not_taken_sentence(count, row_name) for count in explanation.rejections]
+    if explanation.rows_left_out:
+        rows = counted(explanation.rows_left_out, "more row was", "more rows were")
         found.append(f"{rows} not asked about it: less urgent, or no match for it.")
-    return found or [f"Nothing was decided about {told.machine}, and no row looked at it."]
+    return found or [f"Nothing was decided about {explanation.machine}, and no row looked at it."]
 
 
 _RECLAIM_REASONS: Final[Mapping[ReclaimReason, str]] = {

@@ -20,7 +20,7 @@ _FINE_DOLLARS_MAX: Final = 10
 #: Says which row is meant.
 RowName = Callable[[RowRef], str]
 
-#: What the machines of a walk are, one of them and all.
+#: What the machines of a scan are, one of them and all.
 _MACHINES_OF: Final[Mapping[Stage, tuple[str, str]]] = {
     Stage.CREDIT: ("a machine that is bound or being made", "the machines that are bound or being made"),
     Stage.DOMAIN: ("a part of a domain", "the machines that might make up a domain"),

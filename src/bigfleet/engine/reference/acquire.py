@@ -19,26 +19,26 @@ def may_acquire(row: DemandRow) -> bool:
     return not row.need.parked and not (row.is_same and row.domain is None)
 
 
-def acquire_from(row: DemandRow, book: Allocations, state: MachineState) -> list[SpreadPick]:
+def acquire_from(row: DemandRow, allocations: Allocations, state: MachineState) -> list[SpreadPick]:
     """Claim machines of one state, Idle or Speculative, until nothing remains; returns the picks of a strict spread."""
-    fitting = book.pool.idle_fitting if state is MachineState.IDLE else book.pool.speculative_fitting
+    fitting = allocations.pool.idle_fitting if state is MachineState.IDLE else allocations.pool.speculative_fitting
     if row.need.profile.strict_spread is not None:
-        return _acquire_spread(row, book, fitting(row.fit))
-    _acquire_plain(row, book, fitting(row.fit))
+        return _acquire_spread(row, allocations, fitting(row.fit))
+    _acquire_plain(row, allocations, fitting(row.fit))
     return []
 
 
-def _acquire_plain(row: DemandRow, book: Allocations, machines: Sequence[Machine]) -> None:
-    shape_of = book.pool.shapes.of
+def _acquire_plain(row: DemandRow, allocations: Allocations, machines: Sequence[Machine]) -> None:
+    shape_of = allocations.pool.shapes.of
     for machine in machines:
         if not row.remaining:
             return
         if (
-            machine.id not in book.claims
+            machine.id not in allocations.claims
             and shape_of[machine.id] in row.shapes
             and vector.is_useful(machine.supply, row.remaining)
         ):
-            book.claim(row, machine)
+            allocations.claim(row, machine)
 
 
 def cheapest_domain(machine: Machine, domain: str) -> tuple[float, str]:
@@ -46,16 +46,16 @@ def cheapest_domain(machine: Machine, domain: str) -> tuple[float, str]:
     return (machine.price_usd_per_hour, domain)
 
 
-def _acquire_spread(row: DemandRow, book: Allocations, machines: Sequence[Machine]) -> list[SpreadPick]:
+def _acquire_spread(row: DemandRow, allocations: Allocations, machines: Sequence[Machine]) -> list[SpreadPick]:
     spread = row.need.profile.strict_spread
     assert spread is not None, "the row has no strict spread"
     picks = spread_picks(
-        (machine for machine in machines if machine.id not in book.claims),
+        (machine for machine in machines if machine.id not in allocations.claims),
         spread=spread,
         held=row.claimed,
         remaining=row.remaining,
         preference=cheapest_domain,
     )
     for pick in picks:
-        book.claim(row, pick.machine)
+        allocations.claim(row, pick.machine)
     return picks

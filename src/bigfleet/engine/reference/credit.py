@@ -16,17 +16,17 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.vector import Vector
 
 
-def credit_plain(row: DemandRow, book: Allocations) -> None:
+def credit_plain(row: DemandRow, allocations: Allocations) -> None:
     """Claim what is bound to the cluster, then the row's own machines in creation, while something remains."""
-    _claim_useful(row, book, book.pool.creditable(row.need, row.fit))
+    _claim_useful(row, allocations, allocations.pool.creditable(row.need, row.fit))
 
 
-def _claim_useful(row: DemandRow, book: Allocations, machines: Iterable[Machine]) -> None:
+def _claim_useful(row: DemandRow, allocations: Allocations, machines: Iterable[Machine]) -> None:
     for machine in machines:
         if not row.remaining:
             return
-        if machine.id not in book.claims and vector.is_useful(machine.supply, row.remaining):
-            book.claim(row, machine)
+        if machine.id not in allocations.claims and vector.is_useful(machine.supply, row.remaining):
+            allocations.claim(row, machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ def is_own(row: DemandRow, machine: Machine) -> bool:
     return machine.assigned_need_fingerprint == row.need.fingerprint and machine.assigned_group == row.need.group
 
 
-def credit_same(row: DemandRow, book: Allocations) -> Candidates:
+def credit_same(row: DemandRow, allocations: Allocations) -> Candidates:
     """Choose the row's domain, claim its creditable members, own first, and earmark what the row will still want.
 
     Returns what the choice was made among. Without a domain nothing is recorded or claimed.
     """
-    candidates = candidates_of(row, book)
-    credit_domain(row, book, candidates)
+    candidates = candidates_of(row, allocations)
+    credit_domain(row, allocations, candidates)
     return candidates
 
 
-def credit_domain(row: DemandRow, book: Allocations, candidates: Candidates) -> None:
+def credit_domain(row: DemandRow, allocations: Allocations, candidates: Candidates) -> None:
     """Serve a Same row from the best of its domains: claim, and earmark what it will still want."""
     if not candidates.domains:
         row.satisfiable = False
@@ -67,44 +67,44 @@ def credit_domain(row: DemandRow, book: Allocations, candidates: Candidates) -> 
     row.domain = best.value
     row.satisfiable = vector.covers(best.total, row.need.aggregate)
     row.shapes = frozenset(n for n, value in candidates.value_of.items() if value == best.value)
-    _claim_useful(row, book, incumbents_first(row, book, candidates))
+    _claim_useful(row, allocations, incumbents_first(row, allocations, candidates))
     if row.remaining and not row.need.parked:
-        _earmark(row, book, candidates)
+        _earmark(row, allocations, candidates)
 
 
-def incumbents_first(row: DemandRow, book: Allocations, candidates: Candidates) -> list[Machine]:
+def incumbents_first(row: DemandRow, allocations: Allocations, candidates: Candidates) -> list[Machine]:
     """Return the chosen domain's creditable members: the row's own, then the others, each in credit order.
 
     A machine that just finished configuring can therefore never push out one that serves the gang already.
     """
-    shape_of = book.pool.shapes.of
+    shape_of = allocations.pool.shapes.of
     members = [machine for machine in candidates.creditable if shape_of[machine.id] in row.shapes]
     return sorted(members, key=lambda machine: not is_own(row, machine))
 
 
-def candidates_of(row: DemandRow, book: Allocations, counts: Sequence[Counter[int]] | None = None) -> Candidates:
+def candidates_of(row: DemandRow, allocations: Allocations, counts: Sequence[Counter[int]] | None = None) -> Candidates:
     """Return what a Same row chooses among on its turn.
 
     `counts` says how many machines of each shape there are, creditable, acquirable, and creditable with the row's
-    stamps, where the book's pool holds only some of them.
+    stamps, where the allocations' pool holds only some of them.
     """
-    pool, shape_of = book.pool, book.pool.shapes.of
+    pool, shape_of = allocations.pool, allocations.pool.shapes.of
     key = row.need.profile.same_key
     assert key is not None, "only a Same row has domains"
     value_of = pool.shapes.values(pool.shapes.useful(row.fit.shapes, row.need.aggregate), key)
     creditable = [
         machine
         for machine in pool.creditable(row.need, row.fit)
-        if shape_of[machine.id] in value_of and machine.id not in book.claims
+        if shape_of[machine.id] in value_of and machine.id not in allocations.claims
     ]
     acquirable: list[Machine] = []
     if not row.need.parked:
         free = (*pool.idle_fitting(row.fit), *pool.speculative_fitting(row.fit))
-        acquirable = [m for m in free if shape_of[m.id] in value_of and m.id not in book.earmarks]
+        acquirable = [m for m in free if shape_of[m.id] in value_of and m.id not in allocations.earmarks]
     if counts is None:
         own = [machine for machine in creditable if is_own(row, machine)]
         counts = [Counter(shape_of[machine.id] for machine in group) for group in (creditable, acquirable, own)]
-    domains = _sum_by_domain(counts[0], counts[1], counts[2], value_of, book)
+    domains = _sum_by_domain(counts[0], counts[1], counts[2], value_of, allocations)
     return Candidates(creditable, acquirable, rank_domains(row.need.aggregate, domains), value_of)
 
 
@@ -113,7 +113,7 @@ def _sum_by_domain(
     acquirable: Mapping[int, int],
     own: Mapping[int, int],
     value_of: Mapping[int, str],
-    book: Allocations,
+    allocations: Allocations,
 ) -> list[DomainOffer]:
     """Sum supply by domain from counts by shape: there are far fewer shapes than machines."""
 
@@ -121,7 +121,7 @@ def _sum_by_domain(
         sums: defaultdict[str, Vector] = defaultdict(lambda: vector.ZERO)
         for shape, count in counts.items():
             value = value_of[shape]
-            sums[value] = vector.add(sums[value], vector.scale(book.pool.shapes.examples[shape].supply, count))
+            sums[value] = vector.add(sums[value], vector.scale(allocations.pool.shapes.examples[shape].supply, count))
         return sums
 
     held, free, stamped = supplies(creditable), supplies(acquirable), supplies(own)
@@ -141,12 +141,12 @@ def _sum_by_domain(
     ]
 
 
-def _earmark(row: DemandRow, book: Allocations, candidates: Candidates) -> None:
-    shape_of = book.pool.shapes.of
+def _earmark(row: DemandRow, allocations: Allocations, candidates: Candidates) -> None:
+    shape_of = allocations.pool.shapes.of
     remaining = row.remaining
     for machine in candidates.acquirable:
         if not remaining:
             return
         if shape_of[machine.id] in row.shapes and vector.is_useful(machine.supply, remaining):
-            book.earmarks[machine.id] = row
+            allocations.earmarks[machine.id] = row
             remaining = vector.subtract(remaining, machine.supply)

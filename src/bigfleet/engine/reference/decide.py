@@ -50,11 +50,11 @@ def decide(
     action.
     """
     pool = CandidatePool(snapshot, options)
-    book = Allocations(pool)
+    allocations = Allocations(pool)
     victims = Victims(pool, drain_seconds=options.drain_seconds, weights=options.weights)
     observer = None
     if reporter is not None:
-        observer = Observer(reporter, snapshot=snapshot, options=options, book=book, victims=victims)
+        observer = Observer(reporter, snapshot=snapshot, options=options, allocations=allocations, victims=victims)
 
     folded = fold(demand, pool)
     if observer is not None:
@@ -62,19 +62,21 @@ def decide(
     on_phase(Phase.FOLD)
     rows = _rows(folded, pool, options)
     in_order = processing_order(rows)
-    _assign(in_order, book, observer)
+    _assign(in_order, allocations, observer)
     on_phase(Phase.ASSIGN)
-    _preempt(in_order, book, victims, observer)
+    _preempt(in_order, allocations, victims, observer)
     on_phase(Phase.PREEMPT)
     short = rows_by_stamp_when_short(rows)
     if reporter is not None:
-        report_outcomes(reporter, snapshot=snapshot, options=options, book=book, rows=in_order, short=short)
+        report_outcomes(
+            reporter, snapshot=snapshot, options=options, allocations=allocations, rows=in_order, short=short
+        )
 
     actions = [
         *(action for row in in_order for action in _acquisitions(row)),
         *(action for row in in_order for action in _preemptions(row)),
-        *reclaims(snapshot, options, book, short),
-        *releases(snapshot, options, book),
+        *reclaims(snapshot, options, allocations, short),
+        *releases(snapshot, options, allocations),
     ]
     decision = Decision(
         actions=tuple(actions),
@@ -109,33 +111,33 @@ def _rows(folded: Sequence[FoldedRow], pool: CandidatePool, options: Options) ->
     return rows
 
 
-def _assign(in_order: Sequence[DemandRow], book: Allocations, observer: Observer | None) -> None:
+def _assign(in_order: Sequence[DemandRow], allocations: Allocations, observer: Observer | None) -> None:
     """Phase 1: credit every row, then let every row acquire; no claim is ever taken back."""
     for rank, row in enumerate(in_order):
         if observer is not None:
             observer.row_started(row, rank)
-        credit_row(row, book, observer)
+        credit_row(row, allocations, observer)
     for row in in_order:
-        acquire_row(row, book, observer)
+        acquire_row(row, allocations, observer)
 
 
-def credit_row(row: DemandRow, book: Allocations, observer: Observer | None) -> None:
+def credit_row(row: DemandRow, allocations: Allocations, observer: Observer | None) -> None:
     """Claim what serves the row already."""
     if row.is_same:
-        candidates = credit_same(row, book)
+        candidates = credit_same(row, allocations)
         if observer is not None:
             observer.credited_same(row, candidates)
     else:
-        credit_plain(row, book)
+        credit_plain(row, allocations)
         if observer is not None:
             observer.credited_plain(row)
 
 
-def acquire_row(row: DemandRow, book: Allocations, observer: Observer | None) -> None:
+def acquire_row(row: DemandRow, allocations: Allocations, observer: Observer | None) -> None:
     """Take from Idle, then from Speculative, however cheap that is, if the row may; what remains is its deficit."""
     for state in (MachineState.IDLE, MachineState.SPECULATIVE) if may_acquire(row) else ():
         before = row.remaining
-        picks = acquire_from(row, book, state) if before else []
+        picks = acquire_from(row, allocations, state) if before else []
         if observer is not None:
             observer.acquired(row, state, before=before, picks=picks)
     row.deficit = row.remaining
@@ -143,20 +145,22 @@ def acquire_row(row: DemandRow, book: Allocations, observer: Observer | None) ->
         observer.row_finished(row)
 
 
-def _preempt(in_order: Sequence[DemandRow], book: Allocations, victims: Victims, observer: Observer | None) -> None:
+def _preempt(
+    in_order: Sequence[DemandRow], allocations: Allocations, victims: Victims, observer: Observer | None
+) -> None:
     """Phase 2: what drains for a short row counts first, then victims are picked until nothing remains."""
     for row in in_order:
-        preempt_row(row, book, victims, observer)
+        preempt_row(row, allocations, victims, observer)
 
 
-def preempt_row(row: DemandRow, book: Allocations, victims: Victims, observer: Observer | None) -> None:
+def preempt_row(row: DemandRow, allocations: Allocations, victims: Victims, observer: Observer | None) -> None:
     """Count what drains for a short row and pick its victims, if it may have any."""
     if row.deficit and may_preempt(row):
-        count_coming(row, book)
+        count_coming(row, allocations)
         if observer is not None:
             observer.coming_counted(row, before=row.deficit)
         before = row.remaining
-        picks = pick_victims(row, book, victims)
+        picks = pick_victims(row, allocations, victims)
         if observer is not None:
             observer.victims_picked(row, before=before, picks=picks)
     if row.remaining and observer is not None:

@@ -40,7 +40,7 @@ class CandidatePool:
     """The candidates of every stage. All sequences are complete and ordered; claims are the caller's business."""
 
     def __init__(self, snapshot: Snapshot, options: Options) -> None:
-        """Sort what every row needs; what depends on a row is worked out on first use and kept for the call."""
+        """Sort what every row needs; what depends on a row is worked out on first use and cached for the call."""
         self._snapshot = snapshot
         self._options = options
         #: Shapes of every machine of the snapshot.

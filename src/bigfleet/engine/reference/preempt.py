@@ -89,29 +89,29 @@ def may_preempt(row: DemandRow) -> bool:
     return not row.need.parked and not (row.is_same and row.domain is None)
 
 
-def count_coming(row: DemandRow, book: Allocations) -> None:
+def count_coming(row: DemandRow, allocations: Allocations) -> None:
     """Subtract what drains for the row already: it only reduces what Phase 2 still looks for."""
-    shapes = _allowed_shapes(row, book)
-    for machine in book.pool.coming(row.need):
+    shapes = _allowed_shapes(row, allocations)
+    for machine in allocations.pool.coming(row.need):
         if (
-            machine.id not in book.taken
-            and book.pool.shapes.of[machine.id] in shapes
+            machine.id not in allocations.taken
+            and allocations.pool.shapes.of[machine.id] in shapes
             and vector.is_useful(machine.supply, row.remaining)
         ):
-            book.take(row, machine, row.coming)
+            allocations.take(row, machine, row.coming)
 
 
-def pick_victims(row: DemandRow, book: Allocations, victims: Victims) -> list[SpreadPick]:
+def pick_victims(row: DemandRow, allocations: Allocations, victims: Victims) -> list[SpreadPick]:
     """Take victims until nothing remains or none is left; returns the spread's picks, empty for other rows."""
     spread = row.need.profile.strict_spread
     if spread is None:
-        for machine in possible_victims(row, book, victims):
+        for machine in possible_victims(row, allocations, victims):
             if not row.remaining:
                 break
             if vector.is_useful(machine.supply, row.remaining):
-                book.take(row, machine, row.victims)
+                allocations.take(row, machine, row.victims)
         return []
-    ranked = list(possible_victims(row, book, victims))
+    ranked = list(possible_victims(row, allocations, victims))
     place = {machine.id: position for position, machine in enumerate(ranked)}
     picks = spread_picks(
         ranked,
@@ -121,24 +121,24 @@ def pick_victims(row: DemandRow, book: Allocations, victims: Victims) -> list[Sp
         preference=lambda machine, domain: (place[machine.id], domain),
     )
     for pick in picks:
-        book.take(row, pick.machine, row.victims)
+        allocations.take(row, pick.machine, row.victims)
     return picks
 
 
-def possible_victims(row: DemandRow, book: Allocations, victims: Victims) -> Iterator[Machine]:
+def possible_victims(row: DemandRow, allocations: Allocations, victims: Victims) -> Iterator[Machine]:
     """Yield, best first, what the row may take: allowed, not taken, and held by nobody whom it may not disturb."""
-    shapes, shape_of = _allowed_shapes(row, book), book.pool.shapes.of
+    shapes, shape_of = _allowed_shapes(row, allocations), allocations.pool.shapes.of
     precedence = row.need.profile.precedence
     for machine in victims.ranked(row.fit):
-        if shape_of[machine.id] not in shapes or machine.id in book.taken:
+        if shape_of[machine.id] not in shapes or machine.id in allocations.taken:
             continue
-        holder = book.claims.get(machine.id)
+        holder = allocations.claims.get(machine.id)
         if holder is None or holder.need.profile.precedence < precedence:
             yield machine
 
 
-def _allowed_shapes(row: DemandRow, book: Allocations) -> frozenset[int]:
+def _allowed_shapes(row: DemandRow, allocations: Allocations) -> frozenset[int]:
     spread = row.need.profile.strict_spread
     if spread is None:
         return row.shapes
-    return frozenset(book.pool.shapes.values(row.shapes, spread.topology_key))
+    return frozenset(allocations.pool.shapes.values(row.shapes, spread.topology_key))

@@ -53,7 +53,7 @@ def short_row_of(machine: Machine, options: Options, short: Mapping[RowKey, Dema
 
 
 def reclaims(
-    snapshot: Snapshot, options: Options, book: Allocations, short: Mapping[RowKey, DemandRow]
+    snapshot: Snapshot, options: Options, allocations: Allocations, short: Mapping[RowKey, DemandRow]
 ) -> Iterator[Action]:
     """Yield a Reclaim for each Configured machine that no row holds, in clusters that have reported.
 
@@ -66,7 +66,7 @@ def reclaims(
         if cluster not in options.reported:
             continue
         for machine in snapshot.of_cluster(cluster, MachineState.CONFIGURED):
-            if machine.id in book.claims or machine.id in book.taken:
+            if machine.id in allocations.claims or machine.id in allocations.taken:
                 continue
             if short_row_of(machine, options, short) is not None:
                 continue
@@ -79,10 +79,10 @@ def reclaims(
             )
 
 
-def releases(snapshot: Snapshot, options: Options, book: Allocations) -> Iterator[Action]:
+def releases(snapshot: Snapshot, options: Options, allocations: Allocations) -> Iterator[Action]:
     """Yield a Delete for each Idle machine that nobody claims and whose hold is over, by id."""
     for machine in snapshot.of_state(MachineState.IDLE):
-        if machine.id in book.claims or machine.id in options.reserved:
+        if machine.id in allocations.claims or machine.id in options.reserved:
             continue
         seconds_left = hold_seconds_left(machine, snapshot, options)
         if seconds_left is not None and seconds_left <= 0:
@@ -90,7 +90,7 @@ def releases(snapshot: Snapshot, options: Options, book: Allocations) -> Iterato
 
 
 def hold_seconds(machine: Machine, options: Options) -> float | None:
-    """Return how long the machine is kept while Idle, None for ever."""
+    """Return how long the machine is held while Idle, None for ever."""
     seconds = options.hold_seconds.get(machine.capacity_type, 0.0)
     return seconds if machine.capacity_type in RELEASABLE and seconds > 0 else None
 

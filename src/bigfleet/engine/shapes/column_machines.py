@@ -1,6 +1,6 @@
 """Holds the machines of a decision in columns, updated from view to view at the cost of what changed.
 
-Machines become objects when a phase looks at them. Everything that is kept only saves work.
+Machines become objects when a phase looks at them. Everything that is stored only saves work.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -42,7 +42,7 @@ class HostOrder(NamedTuple):
 
     state: int
     fleet_cost: float
-    kept_penalty: float
+    keep_penalty: float
     id: str
 
 
@@ -62,7 +62,7 @@ class ChoiceNote:
 
 
 class Rooms:
-    """What machines of each shape offer a cluster: supply less overheads. What is kept only saves work."""
+    """What machines of each shape offer a cluster: supply less overheads. What is cached only saves work."""
 
     def __init__(self, machines: Machines, options: Options, dimensions: Dimensions) -> None:
         self._machines, self._overheads, self._dimensions = machines, options.overheads, dimensions
@@ -102,7 +102,7 @@ class DecisionState:
     clusters: dict[str, ClusterState] = field(default_factory=dict)
     #: Clusters whose rows were complete in an earlier decision and that nothing touched since, by id; they are only
     #: looked at for victims.
-    kept: Mapping[str, ClusterState] = field(default_factory=dict)
+    unchanged: Mapping[str, ClusterState] = field(default_factory=dict)
     #: Rows of `clusters` in processing order.
     rows: list[RowState] = field(default_factory=list)
     offers: list[OfferState]
@@ -364,7 +364,7 @@ def _order(host: HostState, wanted: Mapping[int, int]) -> HostOrder:
     return HostOrder(
         state=HELD.index(machine.state) if machine.state in HELD else len(HELD),
         fleet_cost=fleet_cost(machine.price_usd_per_hour, host.total, wanted),
-        kept_penalty=-machine.assigned_reclamation_penalty_dollars,
+        keep_penalty=-machine.assigned_reclamation_penalty_dollars,
         id=machine.id,
     )
 

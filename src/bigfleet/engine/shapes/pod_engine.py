@@ -1,8 +1,8 @@
 """Decides over pods in each cycle, and recomputes only clusters that changed or are short.
 
 A cluster whose rows are complete on what it holds is decided by its own rows, machines, overheads and target alone.
-While none of these changes, its rows keep their results. The answer equals that of `decide` on the same input: what is
-kept only saves work.
+While none of these changes, its rows keep their results. The answer equals that of `decide` on the same input: stored
+results only save work.
 """
 
 from collections.abc import Hashable, Mapping, Sequence, Set
@@ -27,14 +27,14 @@ _Needs = Sequence[tuple[int, Need]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CompleteCluster:
     """A cluster whose rows were complete on what it holds."""
 
     cluster: ClusterState
     needs: tuple[Need, ...]
     #: In the order of `needs`.
     results: tuple[RowResult, ...]
-    #: Its machines that nothing keeps, in keep-priority order.
+    #: Its machines that nothing needs, in keep-priority order.
     excess: Sequence[Machine]
     overheads: tuple[Overhead, ...]
     target: Target | None
@@ -63,7 +63,7 @@ class PodEngine:
         self._options: Options | None = None
         self._known: frozenset[int] = frozenset()
         self._most: list[int] = []
-        self._kept: dict[str, _Kept] = {}
+        self._previous: dict[str, _CompleteCluster] = {}
         #: What searches of small clusters found in the last two decisions: a cluster that stays short asks the same.
         self._searched: tuple[dict[Hashable, Searched], dict[Hashable, Searched]] = ({}, {})
         #: Machines of the clusters that want nothing.
@@ -72,32 +72,32 @@ class PodEngine:
     @property
     def retained(self) -> Set[str]:
         """The clusters whose results stand until something touches them."""
-        return self._kept.keys()
+        return self._previous.keys()
 
     def decide(
         self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener = unheard
     ) -> Decision:
         """Decide one cycle: equal to `bigfleet.engine.shapes.decide` on the same machines, rows and options."""
-        kept, unwanted = self._kept, self._unwanted
+        previous, unwanted = self._previous, self._unwanted
         # A failure from here on must leave nothing that a later decision could use.
-        self._kept, self._unwanted = {}, {}
+        self._previous, self._unwanted = {}, {}
         touched = self._follow(view, options)
         machines, asked = self._machines, self._arranged(demand, options)
         assert machines is not None, "following made the machines"
         is_same_fleet = self._look(machines, options)
         if touched is None or not is_same_fleet:
-            kept, unwanted = {}, {}
+            previous, unwanted = {}, {}
         else:
-            kept = {c: one for c, one in kept.items() if c not in touched and self._holds(one, asked, options)}
+            previous = {c: one for c, one in previous.items() if c not in touched and self._holds(one, asked, options)}
             unwanted = {c: one for c, one in unwanted.items() if c not in touched and c not in asked.by_cluster}
-        return self._decided(view, demand, options, kept, unwanted, on_phase)
+        return self._decided(view, demand, options, previous, unwanted, on_phase)
 
     def _decided(
         self,
         view: ColumnSnapshot,
         demand: Sequence[Need],
         options: Options,
-        kept: dict[str, _Kept],
+        previous: dict[str, _CompleteCluster],
         unwanted: dict[str, Sequence[Machine]],
         on_phase: PhaseListener,
     ) -> Decision:
@@ -111,17 +111,17 @@ class PodEngine:
             options=options,
             dimensions=dimensions,
             rooms=rooms,
-            kept={name: one.cluster for name, one in kept.items()},
+            unchanged={name: one.cluster for name, one in previous.items()},
             offers=machines.offers(),
             orphans=machines.orphans(),
             searched=self._searches(),
         )
-        add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in kept})
-        excess = {name: one.excess for name, one in kept.items()}
+        add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in previous})
+        excess = {name: one.excess for name, one in previous.items()}
         answer = conclude(fleet, {**excess, **unwanted}, on_phase)
-        rows = self._rows(asked, kept, answer)
+        rows = self._rows(asked, previous, answer)
         if self._is_incremental:
-            self._keep(fleet, asked, answer, kept)
+            self._store(fleet, asked, answer, previous)
         self._options = options
         return Decision(
             actions=tuple(answer.actions),
@@ -138,7 +138,7 @@ class PodEngine:
         self._searched = (newer, known.asked)
         return known
 
-    # ---- what is kept --------------------------------------------------------------------------------------------
+    # ---- stored results ------------------------------------------------------------------------------------------
 
     def _follow(self, view: ColumnSnapshot, options: Options) -> set[str] | None:
         """Have the machines of the view; return the clusters whose machines changed, None when all may have."""
@@ -161,7 +161,7 @@ class PodEngine:
         return asked
 
     def _look(self, machines: ColumnMachines, options: Options) -> bool:
-        """Bring up to date what all clusters share; return whether kept clusters may still hold."""
+        """Bring up to date what all clusters share; return whether stored clusters may still hold."""
         asked, last = self._asked, self._options
         assert asked is not None, "the demand was arranged before"
         if self._dimensions is None or self._dimensions.names != asked.names:
@@ -178,17 +178,19 @@ class PodEngine:
         self._most = most
         return is_same
 
-    def _holds(self, kept: _Kept, asked: _Asked, options: Options) -> bool:
+    def _holds(self, known_cluster: _CompleteCluster, asked: _Asked, options: Options) -> bool:
         """Return whether the cluster is asked for the same, and can host the same."""
-        name = kept.cluster.id
+        name = known_cluster.cluster.id
         needs = asked.by_cluster.get(name, ())
-        if len(needs) != len(kept.needs) or any(
-            need is not known for (_, need), known in zip(needs, kept.needs, strict=True)
+        if len(needs) != len(known_cluster.needs) or any(
+            need is not known for (_, need), known in zip(needs, known_cluster.needs, strict=True)
         ):
             return False
-        if kept.overheads != options.overheads.get(name, ()) or kept.target is not options.targets.get(name):
+        if known_cluster.overheads != options.overheads.get(
+            name, ()
+        ) or known_cluster.target is not options.targets.get(name):
             return False
-        return self._can_host_the_same(kept.cluster)
+        return self._can_host_the_same(known_cluster.cluster)
 
     def _can_host_the_same(self, cluster: ClusterState) -> bool:
         machines, rooms = self._machines, self._rooms
@@ -208,22 +210,26 @@ class PodEngine:
             row.known = machines.known_shapes
         return True
 
-    def _rows(self, asked: _Asked, kept: Mapping[str, _Kept], answer: Conclusion) -> tuple[RowResult, ...]:
+    def _rows(
+        self, asked: _Asked, previous: Mapping[str, _CompleteCluster], answer: Conclusion
+    ) -> tuple[RowResult, ...]:
         results = dict(answer.results)
-        for name, one in kept.items():
+        for name, one in previous.items():
             for (position, _need), result in zip(asked.by_cluster[name], one.results, strict=True):
                 results[position] = result
         return tuple(results[position] for position in range(len(results)))
 
-    def _keep(self, fleet: DecisionState, asked: _Asked, answer: Conclusion, kept: dict[str, _Kept]) -> None:
-        """Keep the clusters that are complete, and the excess of all that will not be decided on again."""
+    def _store(
+        self, fleet: DecisionState, asked: _Asked, answer: Conclusion, previous: dict[str, _CompleteCluster]
+    ) -> None:
+        """Store the clusters that are complete, and the excess of all that will not be decided on again."""
         for name, cluster in fleet.clusters.items():
             if not _is_complete(cluster, fleet):
                 continue
             needs = asked.by_cluster[name]
             for row in cluster.rows:
                 row.known = fleet.machines.known_shapes
-            kept[name] = _Kept(
+            previous[name] = _CompleteCluster(
                 cluster=cluster,
                 needs=tuple(need for _, need in needs),
                 results=tuple(answer.results[position] for position, _ in needs),
@@ -231,7 +237,7 @@ class PodEngine:
                 overheads=fleet.options.overheads.get(name, ()),
                 target=fleet.options.targets.get(name),
             )
-        self._kept = kept
+        self._previous = previous
         self._unwanted = {c: found for c, found in answer.excess.items() if c not in asked.by_cluster}
 
 

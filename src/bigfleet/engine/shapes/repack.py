@@ -285,7 +285,7 @@ def _feasible(wanted: dict[PodGroup, int], hosts: Sequence[HostState]) -> dict[P
                 continue
             if group.limit and counts[group][h] >= group.limit:
                 continue
-            # Pods of pinned rows, which are placed later, tell machines apart that can be interrupted.
+            # Pods of pinned rows, which are placed later, distinguish machines that can be interrupted.
             is_risky = host.machine.interruption_probability > 0
             alike = (host.shape, is_risky, tuple(room), counts[group][h])
             if alike in tried:

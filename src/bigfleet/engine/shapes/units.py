@@ -106,8 +106,8 @@ def _is_outdated(name: str, units: ClusterUnits, fleet: DecisionState) -> bool:
 
 
 def _machines_of(name: str, fleet: DecisionState) -> ClusterUnits:
-    """Return the cluster's machines, with the units that it kept."""
-    cluster = fleet.clusters.get(name) or fleet.kept.get(name)
+    """Return the cluster's machines, with its stored units."""
+    cluster = fleet.clusters.get(name) or fleet.unchanged.get(name)
     if cluster is not None and cluster.units is not None:
         return cluster.units
     hosts = _hosts_without_demand(name, fleet) if cluster is None else _hosts_of(cluster)

@@ -153,7 +153,7 @@ async def test_a_hang_up_reads_it_again_and_a_fault_keeps_the_last_good_one(tmp_
         await asyncio.to_thread(wait_until, lambda: reads() >= count, f"{count} reads that are {result}")
         return world.shard.policies.plan_settings("a").order
 
-    async with shard_process._files_kept(PolicyFile(path), None, SystemClock(), world.shard):
+    async with shard_process._files_maintained(PolicyFile(path), None, SystemClock(), world.shard):
         assert world.shard.policies.plan_settings("a").order is MOST
         assert await hang_up("clusters: {a: {scheduler: x}}", "refused", 1) is MOST
         assert await hang_up("clusters: {a: {scheduler: least-allocated}}", "ok", 1) is LEAST

@@ -79,7 +79,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
+    """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is reported in one line."""
     run_program(app, "bigfleet")
 
 

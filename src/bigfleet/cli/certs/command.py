@@ -74,7 +74,7 @@ def dev(
         _check_names(flag, names)
     asked_hosts = host or []
     hosts = _hosts(asked_hosts)
-    kept = CertificateFolder(folder, now=datetime.now(UTC), days=days, is_forced=force)
+    credentials = CertificateFolder(folder, now=datetime.now(UTC), days=days, is_forced=force)
     holders = [
         *(
             (f"shard-{name}", _identified(PeerIdentity(PeerRole.SHARD, name), hosts), _shard_call(name))
@@ -89,14 +89,16 @@ def dev(
         ("admin", _identified(PeerIdentity(PeerRole.ADMIN)), "people and tools that may change the fleet"),
         ("readonly", _identified(PeerIdentity(PeerRole.READONLY)), "dashboards and tools that only read"),
     ]
-    told = []
+    lines = []
     for name, bearer, who in holders:
         must_serve = asked_hosts if bearer.hosts else []
-        told.append(_words(who, bearer, kept.keep(quote(name, safe=""), bearer, must_serve), kept.authority_path))
-    typer.echo(f"authority until {kept.authority_expires:%Y-%m-%d}: {kept.authority_path}")
-    for words in told:
+        lines.append(
+            _words(who, bearer, credentials.keep(quote(name, safe=""), bearer, must_serve), credentials.authority_path)
+        )
+    typer.echo(f"authority until {credentials.authority_expires:%Y-%m-%d}: {credentials.authority_path}")
+    for words in lines:
         typer.echo(words)
-    typer.echo(f"\n{kept.authority_path.with_suffix('.key')} can make anybody: keep it off every other machine.")
+    typer.echo(f"\n{credentials.authority_path.with_suffix('.key')} can make anybody: keep it off every other machine.")
 
 
 def _check_names(flag: str, names: list[str]) -> None:
@@ -149,9 +151,9 @@ def _provider_call(name: str) -> str:
     return f"bigfleet provider simulated --provider {shlex.quote(name)}"
 
 
-def _words(who: str, bearer: "Bearer", kept: "StoredCredential", authority: Path) -> str:
+def _words(who: str, bearer: "Bearer", credential: "StoredCredential", authority: Path) -> str:
     identity = ", ".join(bearer.uris) or f"no identity, serves as {', '.join(bearer.hosts)}"
-    files = (("--tls-cert", kept.certificate), ("--tls-key", kept.key), ("--tls-ca", authority))
+    files = (("--tls-cert", credential.certificate), ("--tls-key", credential.key), ("--tls-ca", authority))
     flags = " ".join(f"{flag} {shlex.quote(str(path))}" for flag, path in files)
-    made = "new" if kept.is_new else "kept"
-    return f"\n{who}  ({identity}; {made}, until {kept.expires:%Y-%m-%d})\n  {flags}"
+    made = "new" if credential.is_new else "kept"
+    return f"\n{who}  ({identity}; {made}, until {credential.expires:%Y-%m-%d})\n  {flags}"

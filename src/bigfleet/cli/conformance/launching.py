@@ -105,11 +105,11 @@ class LaunchedSite:
         try:
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
-                raise SiteFault(f"{self._arguments[0]} ended with {ending.result()}{self._told_log()}")
+                raise SiteFault(f"{self._arguments[0]} ended with {ending.result()}{self._log_text()}")
             try:
                 serving.result()
             except SiteFault as fault:
-                raise SiteFault(f"{fault}{self._told_log()}") from fault
+                raise SiteFault(f"{fault}{self._log_text()}") from fault
         finally:
             serving.cancel()
             ending.cancel()
@@ -123,7 +123,7 @@ class LaunchedSite:
         except OSError as error:
             raise SiteFault(f"{self._arguments[0]}: {error.strerror}; name a program that can be run") from error
 
-    def _told_log(self) -> str:
+    def _log_text(self) -> str:
         tail = " ".join(self._log.read_text(errors="replace")[-_LOG_TAIL_CHARACTERS_MAX:].split())
         return f"; its last words: {tail}" if tail else "; it said nothing"
 

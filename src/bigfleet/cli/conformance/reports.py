@@ -34,7 +34,7 @@ def write_reports(report: ConformanceReport, out: Path) -> None:
 
 
 def record_of(report: ConformanceReport) -> dict[str, object]:
-    """Return the run as report.json tells it."""
+    """Return the run as report.json shows it."""
     return {
         "verdict": report.verdict.value,
         "target": next(iter(report.targets.values()), ""),

@@ -19,9 +19,9 @@ from bigfleet.conformance.runner import Runner, Verdict
 
 
 async def run_conformance(settings: ConformanceSettings, console: Console) -> int:
-    """Run, tell, write the reports, and return 0 for CERTIFIED, else 1.
+    """Run, print, write the reports, and return 0 for CERTIFIED, else 1.
 
-    Raises UsageFault for a provider that cannot be set up; what others had shown before is told and written first.
+    Raises UsageFault for a provider that cannot be set up; what others had shown before is printed and written first.
     """
     if settings.out is not None:
         prepare(settings.out)

@@ -71,10 +71,10 @@ def print_summary(report: ConformanceReport, console: Console) -> None:
         console.print(f"skipped: {reason}", style="yellow", markup=False, highlight=False)
     console.print(_table(report))
     verdict = report.verdict
-    told = ", ".join(
+    counts = ", ".join(
         f"{report.count(outcome)} {outcome.value}" for outcome in BehaviourOutcome if report.count(outcome)
     )
-    console.print(Text.assemble((verdict.value, _VERDICT_STYLES[verdict]), f": {told or 'nothing ran'}"))
+    console.print(Text.assemble((verdict.value, _VERDICT_STYLES[verdict]), f": {counts or 'nothing ran'}"))
 
 
 def _print_failure(result: Result, seed: int, console: Console) -> None:

@@ -122,7 +122,7 @@ def _grpc_server(
 
 async def _run_until(stop: asyncio.Event, replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
     running = asyncio.create_task(replica.run(), name="replica")
-    publisher = asyncio.create_task(_tell_health(replica, server, clock), name="health")
+    publisher = asyncio.create_task(_report_health(replica, server, clock), name="health")
     collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -135,17 +135,17 @@ async def _run_until(stop: asyncio.Event, replica: Replica, server: GrpcServer, 
         raise RunFault(f"the coordinator stopped by itself: {failure}") from failure
 
 
-async def _tell_health(replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
+async def _report_health(replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
     """Keep the health of the service as readiness is, and say when nobody leads."""
     was_ready: bool | None = None
     since_seconds = clock.monotonic_seconds()
-    has_told = False
+    has_warned = False
     while True:
         if replica.is_ready is not was_ready:
-            was_ready, since_seconds, has_told = replica.is_ready, clock.monotonic_seconds(), False
+            was_ready, since_seconds, has_warned = replica.is_ready, clock.monotonic_seconds(), False
             await server.set_service(coordinator_server.SERVICE_NAME, serving=was_ready)
-        if not was_ready and not has_told and clock.monotonic_seconds() - since_seconds > _LEADERLESS_SECONDS:
-            has_told = True
+        if not was_ready and not has_warned and clock.monotonic_seconds() - since_seconds > _LEADERLESS_SECONDS:
+            has_warned = True
             advice = "shards continue by themselves; transfers and membership wait for the store"
             _log.warning("coordinator.leader_missing", advice=advice)
         await clock.sleep(HEALTH_SECONDS)

@@ -1,7 +1,7 @@
 """Runs all engines on the same input and shows where they first differ.
 
-Decisions are compared in every field and, on request, the records that a reporter is told (docs/spec/aggregates.md §8).
-The default engine is what the others are compared with. Nothing here says which of two answers is right.
+Decisions are compared in every field and, on request, the records that a reporter receives (docs/spec/aggregates.md
+§8). The default engine is what the others are compared with. Nothing here says which of two answers is right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ def first_difference(expected: object, actual: object) -> tuple[str, object, obj
 
 
 def _parts(expected: Any, actual: Any) -> list[tuple[str, Any, Any]]:
-    """Return the parts of two values by which they can be told apart; none for values without parts."""
+    """Return the parts of two values by which they differ; none for values without parts."""
     if is_dataclass(expected) and type(expected) is type(actual):
         names = [field.name for field in fields(expected) if field.compare]
         return [(f".{name}", getattr(expected, name), getattr(actual, name)) for name in names]

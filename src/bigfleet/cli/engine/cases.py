@@ -1,7 +1,7 @@
 """Reads engine cases from YAML and turns their short names into model values (tests/cases/engine/README.md).
 
 Machines and needs come from `machine_of` and `need_of`, whole fleets from `bigfleet.cli.engine.case_fleet`. Nothing
-here decides or compares anything, and a file that is no list of cases is told by name, never skipped in silence.
+here decides or compares anything, and a file that is no list of cases is reported by name, never skipped in silence.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

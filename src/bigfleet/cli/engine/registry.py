@@ -22,7 +22,7 @@ Decide = Callable[["Snapshot", "Sequence[Need]", "Options"], "Decision"]
 
 
 class NamedEngine(Protocol):
-    """Decides one cycle, and tells a reporter when there is one."""
+    """Decides one cycle, and notifies a reporter when there is one."""
 
     def __call__(
         self,

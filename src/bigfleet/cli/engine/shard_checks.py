@@ -80,15 +80,15 @@ def _row(group: str) -> Need:
     return need_of({"group": group, "agg": {"cpu": "1"}})
 
 
-def _rails(case: Case, decide: Decide) -> None:
+def _check_safety_limits(case: Case, decide: Decide) -> None:
     data: dict[str, Any] = dict(case.data)
     actions = [_action(text) for text in data["actions"]]
-    posture = safety_limits.disposition(paused=data.get("paused", False), dry_run=data.get("dry_run", False))
+    disposition = safety_limits.disposition(paused=data.get("paused", False), dry_run=data.get("dry_run", False))
     expect = data["expect"]
-    if posture is not safety_limits.Disposition.EXECUTE:
+    if disposition is not safety_limits.Disposition.EXECUTE:
         expect_equal(expect["executed"], [], "executed")
         expect_equal(expect["suppressed"], dict(Counter(action.kind.label for action in actions)), "suppressed")
-        expect_equal(expect["outcome"], posture.value, "outcome")
+        expect_equal(expect["outcome"], disposition.value, "outcome")
         return
     capped = safety_limits.cap_reclaims(
         actions, fraction=data.get("fraction", 0.05), configured_by_cluster=data["configured"], spent={}
@@ -116,5 +116,5 @@ SHARD_CHECKS: Final[Mapping[str, Check]] = {
     "inventory": _inventory,
     "needs_table": _needs_table,
     "guard": _guard,
-    "rails": _rails,
+    "rails": _check_safety_limits,
 }

@@ -56,13 +56,13 @@ def need(
     name = cluster_id(cluster)
 
     def ask(reader: "ShardReader") -> "Record":
-        told = reader.explain_need(_row_meant(reader, name, need_id))
+        explained = reader.explain_need(_row_meant(reader, name, need_id))
         return {
-            "cycle": told.cycle,
-            "computedAt": time_text(told.computed_at_unix_nanos),
-            "need": need_record(told.need),
-            "events": [event_record(event) for event in told.events],
-            "truncated": told.truncated,
+            "cycle": explained.cycle,
+            "computedAt": time_text(explained.computed_at_unix_nanos),
+            "need": need_record(explained.need),
+            "events": [event_record(event) for event in explained.events],
+            "truncated": explained.truncated,
         }
 
     _explain(asking, ask, show_need)
@@ -80,13 +80,13 @@ def machine(
     from bigfleet.rpc.wire.gen import shardread_pb2
 
     def ask(reader: "ShardReader") -> "Record":
-        told = reader.explain_machine(shardread_pb2.ExplainMachineRequest(machine_id=machine_id))
+        explained = reader.explain_machine(shardread_pb2.ExplainMachineRequest(machine_id=machine_id))
         return {
-            "cycle": told.cycle,
-            "computedAt": time_text(told.computed_at_unix_nanos),
-            "machine": machine_record(told.machine),
-            "events": [event_record(event) for event in told.events],
-            "actions": [action_record(action) for action in told.actions],
+            "cycle": explained.cycle,
+            "computedAt": time_text(explained.computed_at_unix_nanos),
+            "machine": machine_record(explained.machine),
+            "events": [event_record(event) for event in explained.events],
+            "actions": [action_record(action) for action in explained.actions],
         }
 
     _explain(asking, ask, show_machine)
@@ -105,15 +105,15 @@ def _explain(
 
     address, tls, form = asking.address(), asking.tls(), output_form(asking.output)
     with connected(address, tls) as reader:
-        told = ask(reader)
+        explained = ask(reader)
     with quiet_when_unread():
         if form == "json":
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+            sys.stdout.write(msgspec.json.format(msgspec.json.encode(explained), indent=2).decode() + "\n")
         elif form == "yaml":
-            yaml.safe_dump(told, sys.stdout, sort_keys=False, allow_unicode=True)
+            yaml.safe_dump(explained, sys.stdout, sort_keys=False, allow_unicode=True)
         else:
             console = Console(highlight=False)
-            show(console if console.is_terminal else Console(width=WIDTH, highlight=False), told)
+            show(console if console.is_terminal else Console(width=WIDTH, highlight=False), explained)
 
 
 def _row_meant(reader: "ShardReader", cluster: str, asked: str) -> "shardread_pb2.ExplainNeedRequest":

@@ -16,7 +16,7 @@ from bigfleet.cli.get.columns import ACTIONS, NOTHING, age_text, amounts, plain,
 from bigfleet.cli.get.output import TableWriter, print_trimmed
 from bigfleet.cli.get.records import Record, unix_seconds
 
-#: Actions that a page shows; `-o json` has all that the shard told.
+#: Actions that a page shows; `-o json` has all that the shard sent.
 ACTIONS_MAX: Final = 20
 #: Machines that are named of those about which the same is to be said.
 ALIKE_MAX: Final = 3
@@ -26,9 +26,9 @@ STAMP_CHARACTERS_MAX: Final = 80
 _OF_CANDIDATES: Final = ("candidate_rejected", "candidate_considered")
 
 
-def show_need(console: Console, told: Record) -> None:
+def show_need(console: Console, explained: Record) -> None:
     """Print why a row got what it got."""
-    need = told["need"]
+    need = explained["need"]
     state = "met" if need["satisfied"] else f"short: {plain(need['reason'])}" + (", parked" if need["parked"] else "")
     facts = [
         ("need", f"{need['need']} of {plain(need['cluster'])}"),
@@ -42,15 +42,15 @@ def show_need(console: Console, told: Record) -> None:
         ("domain", plain(need["domain"])),
         ("reported", _ago(need["firstReported"])),
         ("unmet for", f"{need['unmetCycles']} cycles" if need["unmetCycles"] else NOTHING),
-        ("cycle", _cycle(told)),
+        ("cycle", _cycle(explained)),
     ]
     _show_facts(console, facts)
-    _show_events(console, told["events"], truncated=told["truncated"])
+    _show_events(console, explained["events"], truncated=explained["truncated"])
 
 
-def show_machine(console: Console, told: Record) -> None:
+def show_machine(console: Console, explained: Record) -> None:
     """Print why a machine serves whom it serves, and what was done with it."""
-    machine = told["machine"]
+    machine = explained["machine"]
     flags = [name for name in ("joined", "unjoined", "stuck", "held") if machine[name]]
     price = NOTHING if machine["priceUsdPerHour"] is None else f"${machine['priceUsdPerHour']:.4g}/h"
     facts = [
@@ -63,15 +63,15 @@ def show_machine(console: Console, told: Record) -> None:
         ("flags", ", ".join(flags) or NOTHING),
         ("under way", plain(machine["pendingAction"])),
         ("error", plain(machine["lastError"])),
-        ("cycle", _cycle(told)),
+        ("cycle", _cycle(explained)),
     ]
     _show_facts(console, facts)
-    _show_events(console, told["events"], truncated=False)
-    if told["actions"]:
+    _show_events(console, explained["events"], truncated=False)
+    if explained["actions"]:
         console.print()
         console.print(Text("What was done with it, newest first", style="bold"))
-        TableWriter(console, ACTIONS, now_seconds=time.time()).write(told["actions"][:ACTIONS_MAX])
-        rest = len(told["actions"]) - ACTIONS_MAX
+        TableWriter(console, ACTIONS, now_seconds=time.time()).write(explained["actions"][:ACTIONS_MAX])
+        rest = len(explained["actions"]) - ACTIONS_MAX
         if rest > 0:
             console.print(Text(f"{rest:,} older ones: -o json shows them", style="dim"))
 
@@ -139,5 +139,5 @@ def _ago(moment: str | None) -> str:
     return NOTHING if moment is None else f"{_for(moment)} ago"
 
 
-def _cycle(told: Record) -> str:
-    return f"{told['cycle']}, {_ago(told['computedAt'])}"
+def _cycle(explained: Record) -> str:
+    return f"{explained['cycle']}, {_ago(explained['computedAt'])}"

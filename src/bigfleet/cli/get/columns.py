@@ -96,14 +96,14 @@ def _state_style(record: Record) -> str:
 
 def _flags(record: Record, _now: float) -> str:
     """Return what is unusual about a machine, the action under way included."""
-    told = [name for name in ("stuck", "unjoined", "held") if record[name]]
+    notes = [name for name in ("stuck", "unjoined", "held") if record[name]]
     if record["reservedForShard"]:
-        told.append(f"reserved:{plain(record['reservedForShard'])}")
+        notes.append(f"reserved:{plain(record['reservedForShard'])}")
     if record["reclaimDelayedReason"]:
-        told.append(f"reclaim-delayed:{plain(record['reclaimDelayedReason'].partition(':')[0])}")
+        notes.append(f"reclaim-delayed:{plain(record['reclaimDelayedReason'].partition(':')[0])}")
     if record["pendingAction"]:
-        told.append(record["pendingAction"].lower())
-    return ",".join(told) or NOTHING
+        notes.append(record["pendingAction"].lower())
+    return ",".join(notes) or NOTHING
 
 
 def _alarm(name: str, style: str = "bold red") -> Callable[[Record], str]:

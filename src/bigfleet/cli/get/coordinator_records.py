@@ -103,7 +103,7 @@ def _instruction(status: coordinator_pb2.InstructionStatus) -> Record:
     payload: Any = getattr(instruction, kind) if kind else None
     selector = getattr(payload, "selector", None)
     ids = list(getattr(payload, "machine_ids", ()))
-    # A drain is told to its donor and names the requester alone.
+    # A drain is sent to its donor and names the requester alone.
     giver = status.shard_id if kind == "cross_shard_drain" else getattr(payload, "from_shard_id", "")
     domain = f"{payload.topology_key}={payload.topology_value}" if hasattr(payload, "topology_key") else None
     return {

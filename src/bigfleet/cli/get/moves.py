@@ -1,7 +1,7 @@
 """Shows machines on their way between shards: donor, receiver, reason, progress.
 
-A move is what the donor was told and, once it has given, what the recipient was told; both halves carry one id, and a
-person is shown them as one. Nothing here asks a coordinator or changes anything.
+A move is the donor's instruction and, once it has released, the recipient's instruction; both halves carry one id, and
+a person is shown them as one. Nothing here asks a coordinator or changes anything.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ _DRY_RUN: Final = "dry-run"
 class MoveState(Enum):
     """How far a move is."""
 
-    #: By a dry run: nobody is told.
+    #: By a dry run: no instruction is sent.
     PROPOSED = "proposed"
     ASKED = "asked"
     #: Machines of tier 3: they are drained, and another move hands over what becomes free.
@@ -32,7 +32,8 @@ class MoveState(Enum):
     CANCELLED = "cancelled"
 
 
-#: What is told to a donor, by how the coordinator calls it; a transfer of named machines hands over what was drained.
+#: What a donor is instructed, by how the coordinator calls it; a transfer of named machines hands over what was
+#: drained.
 TIERS: Final[Mapping[str, str]] = {
     "transfer_ownership": "idle",
     "reassign_speculative": "speculative",
@@ -48,7 +49,7 @@ _ENDS: Final[Mapping[int, MoveState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One move as a coordinator tells it."""
+    """One move as a coordinator reports it."""
 
     #: The id of the donor's instruction.
     move_id: str
@@ -73,7 +74,7 @@ class Move:
 
 
 def moves_in(answer: coordinator_pb2.ListInstructionsResponse) -> Iterator[Move]:
-    """Return the moves that an answer tells of, each once, by term and sequence of the donor's instruction."""
+    """Return the moves in an answer, each once, by term and sequence of the donor's instruction."""
     asked: dict[str, coordinator_pb2.InstructionStatus] = {}
     adoptions: dict[str, coordinator_pb2.InstructionStatus] = {}
     for status in answer.instructions:
@@ -104,7 +105,7 @@ def _payload(status: coordinator_pb2.InstructionStatus) -> Any:
 
 
 def _giver(status: coordinator_pb2.InstructionStatus) -> str:
-    # A drain is told to its donor and names the requester alone.
+    # A drain is sent to its donor and names the requester alone.
     return str(status.shard_id if _kind(status) == "cross_shard_drain" else _payload(status).from_shard_id)
 
 

@@ -175,12 +175,12 @@ def print_trimmed(console: Console, shown: RenderableType) -> None:
 
 def footer(count: int, noun: str, hidden: Sequence[str], *, below: int = 0) -> str:
     """Return the line below a table on a terminal, where `below` of the rows are not to be seen."""
-    told = f"{count:,} {noun if count == 1 else plural(noun)}"
+    text = f"{count:,} {noun if count == 1 else plural(noun)}"
     if below:
-        told += f", {below:,} of them below the edge"
+        text += f", {below:,} of them below the edge"
     if hidden:
-        told += f"; no room for {', '.join(hidden)} (a wider terminal or -o json shows them)"
-    return told
+        text += f"; no room for {', '.join(hidden)} (a wider terminal or -o json shows them)"
+    return text
 
 
 def plural(noun: str) -> str:

@@ -1,7 +1,7 @@
 """Reads what a shard counts of its operators' sessions over all clusters, from its metrics (docs/spec/shard.md §14).
 
 Who is connected now is `ShardRead`'s to say; what became of sessions since the process started is counted only. Nothing
-here speaks gRPC.
+here uses gRPC.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from bigfleet.cli.runtime.failures import RunFault
 READ_SECONDS_MAX: Final = 10.0
 METRICS_BYTES_MAX: Final = 64 * 1024 * 1024
 _PREFIX: Final = "bigfleet_shard_"
-#: What is shown of each series: the sample's name, the label that tells its rows apart, and what they count.
+#: What is shown of each series: the sample's name, the label that distinguishes its rows, and what they count.
 _SHOWN: Final[tuple[tuple[str, str, str], ...]] = (
     ("active_sessions", "", "operators connected now"),
     ("clusters_silent", "", "clusters with demand or machines and no operator for too long"),
@@ -82,9 +82,9 @@ def _read(address: str) -> str:
         response = connection.getresponse()
         body = response.read(METRICS_BYTES_MAX)
     except (OSError, HTTPException) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else "nobody speaks HTTP there"
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else "nobody speaks HTTP there"
         raise RunFault(
-            f"cannot read http://{address}/metrics: {told.lower()}; check that the shard runs and that --metrics-addr "
+            f"cannot read http://{address}/metrics: {cause.lower()}; check that the shard runs and that --metrics-addr "
             "or BIGFLEET_SHARD_METRICS_ADDR names the address of its --metrics-addr"
         ) from error
     finally:

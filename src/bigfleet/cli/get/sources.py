@@ -1,8 +1,8 @@
 """Asks a shard for what a command shows, and says in one line why there is nothing to show.
 
-docs/spec/shard.md §12. Records are handed on as they arrive; only the sums of `get clusters` are kept, one per cluster.
-An empty answer is told apart: a shard that has decided nothing yet, a cluster that it does not know, and nothing that
-matches. Nothing here prints.
+docs/spec/shard.md §12. Records are handed on as they arrive; only the sums of `get clusters` are stored, one per
+cluster. The cause of an empty answer is distinguished: a shard that has decided nothing yet, a cluster that it does not
+know, and nothing that matches. Nothing here prints.
 """
 
 from collections.abc import Callable, Iterator

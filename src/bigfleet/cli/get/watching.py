@@ -64,7 +64,7 @@ def watch(shown: Shown, console: Console, *, interval_seconds: float) -> None:
         if shown.form == "table" and console.is_terminal:
             _redraw(shown, console, interval_seconds)
         else:
-            _tell_changes(shown, console, interval_seconds)
+            _show_changes(shown, console, interval_seconds)
     except KeyboardInterrupt:
         return
 
@@ -90,12 +90,12 @@ def _screen(shown: Shown, console: Console) -> RenderableType:
     rows = list(islice(records, max(1, console.height - _FRAME_LINES)))
     rest = sum(1 for _record in records)
     drawn = table.table(rows) if rows else Text("")
-    told = footer(len(rows) + rest, shown.noun, table.hidden, below=rest) if rows else f"no {plural(shown.noun)} found"
-    below = Text(f"{_clock_text()} {told}", style="dim", no_wrap=True, overflow="ellipsis")
+    text = footer(len(rows) + rest, shown.noun, table.hidden, below=rest) if rows else f"no {plural(shown.noun)} found"
+    below = Text(f"{_clock_text()} {text}", style="dim", no_wrap=True, overflow="ellipsis")
     return Group(drawn, Text(""), below)
 
 
-def _tell_changes(shown: Shown, console: Console, interval_seconds: float) -> None:
+def _show_changes(shown: Shown, console: Console, interval_seconds: float) -> None:
     last = b""
     complaint: str | None = ""
     while True:

@@ -68,7 +68,7 @@ def main() -> None:
     # What is read lives until the end: looking for cycles in it would take a fifth of the time.
     gc.disable()
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
-        sys.exit(1)  # started with one of them closed: there is nobody to tell
+        sys.exit(1)  # started with one of them closed: there is nowhere to write to
     try:
         code = run("hail-dedicated", sys.argv[1:], stdin=sys.stdin.buffer, stdout=sys.stdout.buffer, stderr=sys.stderr)
     except KeyboardInterrupt:

@@ -235,7 +235,7 @@ def _json_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
         try:
             entry = decoder.decode(line)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise UsageFault(f"{place}: {_told(error)}") from error
+            raise UsageFault(f"{place}: {_error_text(error)}") from error
         yield place, machine_given(entry, place)
 
 
@@ -299,7 +299,7 @@ def _cells_converted(cells: Mapping[str, Any], place: str) -> MachineEntry:
     try:
         return msgspec.convert(cells, MachineEntry, strict=False)
     except msgspec.MsgspecError as error:
-        raise UsageFault(f"{place}: {_told(error)}") from error
+        raise UsageFault(f"{place}: {_error_text(error)}") from error
 
 
 def _cell_map(text: str, place: str) -> dict[str, str]:
@@ -486,7 +486,7 @@ def read_document(path: Path) -> Any:
         return load_yaml(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
-        raise UsageFault(f"{path}: not {kind} ({_told(error)})") from error
+        raise UsageFault(f"{path}: not {kind} ({_error_text(error)})") from error
 
 
 def converted(value: object, kind: type[T], place: str) -> T:
@@ -494,10 +494,10 @@ def converted(value: object, kind: type[T], place: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise UsageFault(f"{place}: {_told(error)}") from error
+        raise UsageFault(f"{place}: {_error_text(error)}") from error
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())
 
 

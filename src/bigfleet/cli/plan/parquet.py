@@ -1,7 +1,7 @@
 """Reads the rows of a Parquet file, nested values in the plain forms that JSON lines have (docs/planning.md).
 
 A map, a struct and a list of pairs all become a mapping; text stays text. What the columns mean is for
-`bigfleet.cli.plan.inputs`. Nothing is guessed here: a file, a column or a cell that cannot be read is told by name.
+`bigfleet.cli.plan.inputs`. Nothing is guessed here: a file, a column or a cell that cannot be read is reported by name.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -33,13 +33,13 @@ def parquet_rows(path: Path, *, known: Collection[str], required: str) -> Iterat
                     yield f"{path} row {number}", {name: cell for name, cell in row.items() if cell not in (None, "")}
                 first += len(rows)
     except pyarrow.ArrowException as error:
-        raise UsageFault(f"{path}: not a Parquet file that can be read ({_told(error)})") from error
+        raise UsageFault(f"{path}: not a Parquet file that can be read ({_error_text(error)})") from error
     except UnicodeDecodeError as error:
         raise UsageFault(f"{path}: a text is not UTF-8 ({error.reason})") from error
     except OSError as error:
         # pyarrow raises bare ones for broken metadata; those of the system have a number.
-        told = _told(error) if error.errno is None else ""
-        why = f"not a Parquet file that can be read ({told})" if told else f"{error.strerror}; name a Parquet file"
+        text = _error_text(error) if error.errno is None else ""
+        why = f"not a Parquet file that can be read ({text})" if text else f"{error.strerror}; name a Parquet file"
         raise UsageFault(f"{path}: {why}") from error
 
 
@@ -96,5 +96,5 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())

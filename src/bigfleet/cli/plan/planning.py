@@ -328,8 +328,8 @@ def _shortfalls(
     short.sort(key=lambda entry: entry[1].need.profile.precedence, reverse=True)
     unresolved = [row for _name, row in short if row.unresolved]
     asked = unresolved[:SHORTFALLS_EXPLAINED_MAX] if has_records else []
-    told = explain_needs(snapshot, demand, options, [row.members[0] for row in asked]) if asked else []
-    explained = {id(row): explanation for row, explanation in zip(asked, told, strict=True)}
+    explanations = explain_needs(snapshot, demand, options, [row.members[0] for row in asked]) if asked else []
+    explained = {id(row): explanation for row, explanation in zip(asked, explanations, strict=True)}
     return tuple(
         PlannedShortfall(need_id=name, row=row, waits_for=row.victims, explanation=explained.get(id(row)))
         for name, row in short

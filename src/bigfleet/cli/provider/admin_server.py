@@ -1,6 +1,6 @@
 """Serves the admin socket of a provider: HTTP over a Unix socket beside the state file, for its owner alone.
 
-docs/spec/provider.md §14, docs/adr/0116-the-admin-socket.md. Who calls is told by the kernel (SO_PEERCRED), never by
+docs/spec/provider.md §14, docs/adr/0116-the-admin-socket.md. The kernel names the caller (SO_PEERCRED), never by
 the caller. Nothing here decides anything: `bigfleet.provider.kit.administration` does.
 """
 

@@ -183,7 +183,7 @@ async def _start(core: CapacityCore) -> None:
     finally:
         gc.freeze()
         gc.enable()
-    # Now, as what is loaded once would only fragment what is to be kept.
+    # Now, as what is loaded once would only fragment what is to be retained.
     keep_large_memory()
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: How long functions of a backend that are on their way may take to return when the provider stops.
 _THREADS_SECONDS_MAX = 1.0
-#: Slots of a fake that was not told how many.
+#: Default number of slots of a fake.
 FAKE_SEED_COUNT = 256
 
 
@@ -33,7 +33,7 @@ def run(backend: "Backend", *, readiness: "Ready | ConfigureWaits") -> NoReturn:
     """Be the whole main program of a provider: command line, gRPC, TLS, health, reflection, metrics, signals.
 
     `readiness` is a checker, or CONFIGURE_WAITS (docs/spec/provider.md §7). Ends the process: 0 after a clean stop, 1
-    for a failure while running, 2 for a wrong call or file, which is told in one line.
+    for a failure while running, 2 for a wrong call or file, which is reported in one line.
     """
     program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     program.command(cls=ProviderCommand, help=f"Serve the {backend.provider} provider.")(_command(backend, readiness))

@@ -1,6 +1,6 @@
 """Reads what is to be different in a replay: weights of victims, hold times, the time of a drain, the engine.
 
-docs/replay.md. A setting that is what it was is told, for a replay that silently did not change would be believed.
+docs/replay.md. A setting that does not change is reported, for a replay that silently did not change would be believed.
 Nothing here decides.
 """
 

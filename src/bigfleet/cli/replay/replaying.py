@@ -47,7 +47,7 @@ class ReplayVerdict(Enum):
 
 
 def new_engine(name: str) -> Decide:
-    """Return an engine by its name: columnar, as a shard runs it but without what it kept, or reference."""
+    """Return an engine by its name: columnar, as a shard runs it but without its stored state, or reference."""
     if name == "reference":
         return lambda view, demand, options: plain_engine.decide(snapshot_of(view), demand, options)
     engine = FleetEngine(is_incremental=False)

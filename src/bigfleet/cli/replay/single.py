@@ -26,7 +26,7 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.recording.reader import RecordedCycle
 
-#: Names that an ambiguous beginning is told with.
+#: Names that the message for an ambiguous beginning lists.
 _NAMED_MAX = 5
 
 
@@ -105,7 +105,7 @@ def _named(recorded: RecordedCycle) -> list[NeedGiven]:
     for need in recorded.demand:
         name = f"{need.cluster}/{need_id(need.fingerprint, need.group)}"
         found[name] += 1
-        # Equal rows of one cluster are told apart by their order.
+        # Equal rows of one cluster are distinguished by their order.
         named.append(NeedGiven(id=name if found[name] == 1 else f"{name}#{found[name]}", need=need))
     return named
 

@@ -60,15 +60,15 @@ def verdict_text(verdicts: Sequence[tuple[int, ReplayVerdict]], *, missed: int) 
     """Return one sentence about all cycles."""
     count = len(verdicts)
     differing = [cycle for cycle, verdict in verdicts if verdict is ReplayVerdict.DIFFERENT]
-    told = f"{count:,} {'cycle' if count == 1 else 'cycles'}"
+    text = f"{count:,} {'cycle' if count == 1 else 'cycles'}"
     if missed:
-        told += f" ({missed:,} more were not recorded: they came faster than they could be written)"
+        text += f" ({missed:,} more were not recorded: they came faster than they could be written)"
     if not differing:
-        return f"{told}: {'decided' if count == 1 else 'every one decided'} as it was recorded."
+        return f"{text}: {'decided' if count == 1 else 'every one decided'} as it was recorded."
     named = ", ".join(map(str, differing[:NAMED_MAX]))
     rest = f" and {len(differing) - NAMED_MAX:,} more" if len(differing) > NAMED_MAX else ""
     some = "it is" if count == 1 else f"{len(differing):,} {'is' if len(differing) == 1 else 'are'}"
-    return f"{told}: {some} DIFFERENT ({named}{rest}); --cycle {differing[0]} shows the decision."
+    return f"{text}: {some} DIFFERENT ({named}{rest}); --cycle {differing[0]} shows the decision."
 
 
 def changed_text(changes: Sequence[tuple[int, int]]) -> str:
@@ -124,8 +124,8 @@ def _digest(record: Record, _now: float) -> str:
     return NOTHING if record["digest"] is None else str(record["digest"][:DIGEST_CHARACTERS])
 
 
-def _what_if(tell: Callable[[Record], str]) -> Callable[[Record, float], str]:
-    return lambda record, _now: tell(record["what_if"]) if "what_if" in record else NOTHING
+def _what_if(describe: Callable[[Record], str]) -> Callable[[Record, float], str]:
+    return lambda record, _now: describe(record["what_if"]) if "what_if" in record else NOTHING
 
 
 def _dollars(value: float | str) -> str:

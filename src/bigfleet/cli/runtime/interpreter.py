@@ -39,7 +39,7 @@ def settle() -> None:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process has now; 0 where the system does not tell."""
+    """Return the memory that this process has now; 0 where the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:

@@ -1,7 +1,7 @@
 """Finds compiled kernels on disk, so that only the first start of a version compiles them.
 
 Looked for in this order: the directory in BIGFLEET_KERNELS, `kernels` beside the interpreter's prefix (as images ship
-it), the user's cache directory. The first two are only read. Without a directory that can be written nothing is kept,
+it), the user's cache directory. The first two are only read. Without a directory that can be written nothing is cached,
 and each process compiles for itself.
 """
 
@@ -25,7 +25,7 @@ _log = structlog.get_logger("bigfleet.cli.runtime.kernel_cache")
 
 
 def keep_kernels() -> Path | None:
-    """Have kernels that are compiled from now on kept on disk; return where, or None when no directory can be written.
+    """Cache kernels that are compiled from now on on disk; return where, or None when no directory can be written.
 
     Must be called before `bigfleet.engine.columnar.kernels.base` or `bigfleet.planner.compiled` is imported. A set that
     was shipped is used where it fits this process; if it does not, one line says why.
@@ -71,7 +71,7 @@ def shipped_directories() -> list[Path]:
 
 
 def user_directory(target: KernelTarget) -> Path:
-    """Return where this user's kernels for a target are kept: below NUMBA_CACHE_DIR, or the user's cache directory."""
+    """Return this user's directory of kernels for a target: below NUMBA_CACHE_DIR, or the user's cache directory."""
     named = os.environ.get("NUMBA_CACHE_DIR")
     base = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bigfleet"
     return base / f"kernels-{target.key}"

@@ -39,9 +39,9 @@ class KernelLocator:
         self._directory.mkdir(parents=True, exist_ok=True)
 
     def get_source_stamp(self) -> str:
-        """Return what a kept file must have been made from: a kernel inlines functions of other modules (ADR 0110)."""
+        """Return what a cached file must be made from: a kernel inlines functions of other modules (ADR 0110)."""
         return source_digest()
 
     def get_disambiguator(self) -> str:
-        """Return what tells functions of one name in one module apart."""
+        """Return what distinguishes functions of one name in one module."""
         return str(self._line)

@@ -12,13 +12,13 @@ from typing import Final
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 #: Answers up to this size reuse memory; that much of it may stay with the process when nobody asks.
-KEPT_BYTES_MAX: Final = 256 * 1024 * 1024
+RETAINED_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 def keep_large_memory() -> bool:
-    """Let allocations up to `KEPT_BYTES_MAX` come from memory that is kept; return False where malloc cannot."""
+    """Let allocations up to `RETAINED_BYTES_MAX` reuse retained memory; return False where malloc cannot."""
     try:
         change = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(change(_M_MMAP_THRESHOLD, KEPT_BYTES_MAX)) and bool(change(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX))
+    return bool(change(_M_MMAP_THRESHOLD, RETAINED_BYTES_MAX)) and bool(change(_M_TRIM_THRESHOLD, RETAINED_BYTES_MAX))

@@ -19,7 +19,7 @@ VALIDATE_VARIABLE: Final = "BIGFLEET_VALIDATE"
 
 
 def run_program(app: typer.Typer, name: str) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is told in one line."""
+    """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is reported in one line."""
     # gRPC's core reads both when it is first imported. It would print lines of its own beside ours; and it would start
     # its threads anew in every fork of ours, which now and then kills a child before it has become what it is to be.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -52,8 +52,8 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
 
 def _fail_usage(fault: typer.TyperException, name: str) -> NoReturn:
     # What click calls a usage error formats itself, with the option's name; its class is not public in typer.
-    tell = getattr(fault, "format_message", fault.__str__)
-    message = " ".join(tell().split()).rstrip(".")
+    describe = getattr(fault, "format_message", fault.__str__)
+    message = " ".join(describe().split()).rstrip(".")
     context = getattr(fault, "ctx", None)
     command = context.command_path if context is not None else name
     if message:  # a group without a command has printed its help, and that says it all

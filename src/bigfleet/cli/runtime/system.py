@@ -141,7 +141,7 @@ def http_application(registry: CollectorRegistry, readiness: Callable[[], str]) 
     """
 
     async def metrics(_request: Request) -> Response:
-        # Rendering walks every series; off the loop, so that a large registry never holds up a stream.
+        # Rendering reads every series; off the loop, so that a large registry never holds up a stream.
         body = await asyncio.to_thread(generate_latest, registry)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 

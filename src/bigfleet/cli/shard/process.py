@@ -105,7 +105,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         )
         recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
-        await stack.enter_async_context(_files_kept(place.cluster_policy, audit_file, clock, shard))
+        await stack.enter_async_context(_files_maintained(place.cluster_policy, audit_file, clock, shard))
         server = _grpc_server(shard, clock, registry, place.tls)
         try:
             bound = await server.start(*place.listen_address)
@@ -156,7 +156,7 @@ def _open_audit(place: ShardPlace) -> AuditFile | None:
 
 
 @asynccontextmanager
-async def _files_kept(
+async def _files_maintained(
     policy_file: PolicyFile | None, audit_file: AuditFile | None, clock: SystemClock, shard: Shard
 ) -> AsyncIterator[None]:
     """Keep the audit log on disk while the context lasts; on SIGHUP open it again and read the policies again."""

@@ -1,7 +1,7 @@
 """Defines `bigfleet sim`: runs, lists, replays and shrinks simulations (docs/spec/simulation.md).
 
 Exit 0 when everything held, 1 for a violation or another course than the trace's, 2 for a wrong call. Two equal calls
-print equal summaries; progress goes to standard error. It must never write a file that it was not told to write.
+print equal summaries; progress goes to standard error. It must never write a file that was not asked for.
 """
 
 import os
@@ -93,7 +93,7 @@ def list_scenarios() -> None:
     typer.echo(f"{FAULT_WORLD}: shards, coordinator, provider and clusters under faults that the seed draws")
     closed_loops = _closed_loops()
     for name in closed_loops:
-        typer.echo(f"{name}: {_told_of(name)}")
+        typer.echo(f"{name}: {_description_of(name)}")
     if not closed_loops:
         typer.echo(f"closed-loop scenarios: none here; {_WHERE_CLOSED_LOOPS_ARE}")
     typer.echo(f"\nfaults: {', '.join(ALL_FAULTS)}\n")
@@ -319,7 +319,7 @@ def _closed_loops() -> list[str]:
         return []
 
 
-def _told_of(scenario: str) -> str:
+def _description_of(scenario: str) -> str:
     """Return the first sentence of what a closed-loop scenario says of itself, or what is wrong with its file."""
     from bigfleet.sim.scenarios.runner import scenario_of
     from bigfleet.sim.scenarios.scenario_file import ScenarioFault

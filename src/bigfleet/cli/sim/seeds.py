@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from bigfleet.sim.plan_generator import WorldPlan
     from bigfleet.sim.world.run import WorldResult
 
-#: Failing seeds that are told one by one; the others are counted.
+#: Failing seeds that are reported one by one; the others are counted.
 FAILED_KEPT_MAX = 10
 
 
 class SeedRun(NamedTuple):
-    """What is kept of one seed's run."""
+    """Summary of one seed's run."""
 
     seed: int
     trace_hash: str
@@ -82,7 +82,7 @@ def run_seed(seed: int, steps: int | None = None) -> SeedRun:
 
 
 def seed_run(result: "WorldResult") -> SeedRun:
-    """Return what is kept of a run."""
+    """Return the summary of a run."""
     return SeedRun(
         seed=result.plan.seed,
         trace_hash=result.trace_hash,

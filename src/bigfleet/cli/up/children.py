@@ -153,7 +153,7 @@ def _spec(
 
 
 def reclaim_after(settings: UpSettings) -> str:
-    """Return how long excess is kept: far shorter than a shard's default, so that a run shows reclaims."""
+    """Return how long excess is held: far shorter than a shard's default, so that a run shows reclaims."""
     return "2s" if settings.trace is None else "0s"
 
 

@@ -22,7 +22,7 @@ CALL_SECONDS_MAX: Final = 5.0
 LOOK_SECONDS_MAX: Final = 1.0
 #: Shards register with their first report, and hear of their zone with a later one.
 ASSIGN_SECONDS_MAX: Final = 60.0
-#: Moves that are kept; the oldest go.
+#: Moves that are stored; the oldest go.
 MOVES_MAX: Final = 1000
 _POLL_SECONDS: Final = 0.2
 
@@ -37,7 +37,7 @@ class MoveTally:
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """The moves that are kept, oldest first."""
+        """The stored moves, oldest first."""
         return tuple(self._moves.values())
 
     def take(self, answer: coordinator_pb2.ListInstructionsResponse) -> list[Move]:
@@ -62,7 +62,7 @@ class MoveTally:
 
 
 class CoordinatorWatch:
-    """Reads one coordinator; what was seen is kept while it is away."""
+    """Reads one coordinator; what was seen is stored while it is away."""
 
     def __init__(self, address: str, clock: Clock, *, moved_before: int = 0) -> None:
         """`moved_before` are the machines that former runs have seen move."""
@@ -70,7 +70,7 @@ class CoordinatorWatch:
         self._channel = child_channel(address)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.tally = MoveTally(moved_before=moved_before)
-        #: Moves that are new or have got further, for somebody who tells them one by one; at most `MOVES_MAX`.
+        #: Moves that are new or have got further, for a caller that prints them one by one; at most `MOVES_MAX`.
         self.news: list[Move] = []
         #: False while the last read failed.
         self.answers = False

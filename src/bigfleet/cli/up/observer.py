@@ -30,7 +30,7 @@ COUNTED_MAX: Final = 50_000
 RUNNING: Final = "running"
 #: The kind of an action that creates a machine.
 PROVISION: Final = "Provision"
-#: An action whose shard died before it told how it ended.
+#: An action whose shard died before it reported how it ended.
 LOST: Final = "lost"
 
 
@@ -71,7 +71,7 @@ class FleetFigures:
 
     #: 0: the shard has not decided yet, and nothing else here means anything.
     cycle: int = 0
-    #: When the shard took the view of demand that the figures tell.
+    #: When the shard took the view of demand that the figures show.
     computed_at_unix_nanos: int = 0
     #: Every cluster of the run, in its order, with or without demand.
     clusters: Mapping[str, ClusterFigures] = field(default_factory=dict)
@@ -256,7 +256,7 @@ def child_channel(address: str) -> aio.Channel:
 
 
 class ShardObserver:
-    """Reads one shard; the last good answer is kept."""
+    """Reads one shard; the last good answer is stored."""
 
     def __init__(self, shard_address: str, clusters: Sequence[str], clock: Clock) -> None:
         self._clock = clock

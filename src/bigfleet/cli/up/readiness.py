@@ -1,6 +1,7 @@
 """Waits until a run may begin: the shard has read its machines and can decide.
 
-A wait that is longer than usual is told, and is no part of the run. Nothing here judges a shard that was ready once.
+A wait that is longer than usual is reported, and is no part of the run. Nothing here judges a shard that was ready
+once.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from bigfleet.model.clock import Clock
 
 #: Reading a fleet takes this long on no machine that could run one.
 READY_SECONDS_MAX: Final = 600.0
-#: A shard is usually ready within this; only a longer wait is told.
+#: A shard is usually ready within this; only a longer wait is reported.
 QUIET_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.1
 _ASK_SECONDS_MAX: Final = 5.0
@@ -26,19 +27,19 @@ WAITING: Final = "waiting until the shard has read its machines …"
 async def until_ready(
     is_ready: Callable[[], Awaitable[bool]], clock: Clock, console: Console, *, log: str, waiting: str = WAITING
 ) -> None:
-    """Return when the shard says that it is ready; tell the console what it waits for when that takes long.
+    """Return when the shard says that it is ready; print what it waits for when that takes long.
 
     Raises RunFault naming `log` when it takes longer than anything can.
     """
     started_seconds = clock.monotonic_seconds()
     with ExitStack() as publisher:
-        has_told = False
+        has_reported = False
         while not await is_ready():
             waited_seconds = clock.monotonic_seconds() - started_seconds
             if waited_seconds > READY_SECONDS_MAX:
                 raise RunFault(f"the shard is not ready after {READY_SECONDS_MAX:g} s (log: {log})")
-            if waited_seconds >= QUIET_SECONDS and not has_told:
-                has_told = True
+            if waited_seconds >= QUIET_SECONDS and not has_reported:
+                has_reported = True
                 if console.is_terminal:
                     publisher.enter_context(console.status(waiting))
                 else:

@@ -194,10 +194,10 @@ def fitted_table(
     """Return a table that drops the columns `less`, one after the other, until it fits; `last` is a row of its own."""
 
     def without(dropped: Sequence[str]) -> Table:
-        kept = [place for place, head in enumerate(heads) if head not in dropped]
-        table = empty_table(title, *(heads[place] for place in kept))
+        shown = [place for place, head in enumerate(heads) if head not in dropped]
+        table = empty_table(title, *(heads[place] for place in shown))
         for cells in rows:
-            table.add_row(*(cells[place] for place in kept))
+            table.add_row(*(cells[place] for place in shown))
         if last:
             table.add_row(Text(last, style="dim"))
         return table

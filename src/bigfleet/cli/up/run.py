@@ -38,7 +38,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.operator.session import SessionSettings
 from bigfleet.rpc.clients.session import GrpcSessionDialer
 
-#: The world's durations shrink with the speed, down to what a process can still tell apart.
+#: The world's durations shrink with the speed, down to what a process can still distinguish.
 TIME_SCALE_MIN: Final = 0.001
 LOOK_SECONDS: Final = 1.0
 PLAIN_LINE_SECONDS: Final = 5.0
@@ -48,7 +48,7 @@ OTHERS: Final = "waiting for the other shards …"
 #: Thirty reports of a shard are enough on any machine.
 ZONES_SECONDS_MAX: Final = 60.0
 ZONES_ASSIGNED: Final = "the coordinator gives each shard its zone …"
-#: Ends of sessions are told to a person by the view; dialling again is quick, as the shard is on this machine.
+#: The view shows ends of sessions; dialling again is quick, as the shard is on this machine.
 SESSION: Final = SessionSettings(rollup_interval_seconds=5.0, rollup_gap_seconds=0.1)
 
 
@@ -289,7 +289,7 @@ async def _get_zones(parts: _Parts, watch: CoordinatorWatch, console: Console) -
 
 
 async def _while_children_live(parts: _Parts, waiting: Coroutine[Any, Any, None]) -> None:
-    """Wait for something; raises RunFault as soon as a child cannot be kept alive."""
+    """Wait for something; raises RunFault as soon as a child cannot be restarted."""
     tasks = (asyncio.create_task(waiting), asyncio.create_task(parts.supervisor.watch()))
     try:
         done, _running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -321,7 +321,7 @@ async def _show(parts: _Parts, console: Console) -> None:
     while True:
         await parts.clock.sleep(PLAIN_LINE_SECONDS)
         for move in parts.watch.take_news() if parts.watch is not None else ():
-            # What was given arrives, or is told when it does not; the line between would say little.
+            # What was given arrives, or is reported when it does not; the line between would say little.
             if move.state is not MoveState.GIVEN:
                 console.print(move_line(move), highlight=False, markup=False, soft_wrap=True)
         console.print(view.plain_line(), highlight=False, markup=False, soft_wrap=True)

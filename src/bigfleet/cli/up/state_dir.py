@@ -132,7 +132,7 @@ class StateDir:
     def ports(self, names: Sequence[str]) -> dict[str, int]:
         """Return a loopback port for each name: those of the last run as long as all are free, else fresh ones.
 
-        They are kept, so that a child that is restarted listens where it did before.
+        They are stored, so that a child that is restarted listens where it did before.
         """
         with contextlib.suppress(OSError, msgspec.ValidationError, msgspec.DecodeError):
             known = msgspec.json.decode((self.path / _PORTS).read_bytes(), type=dict[str, int])
@@ -187,7 +187,7 @@ class StateDir:
             raise UsageFault(f"--state-dir: {file} cannot be read ({error}); --fresh starts over") from error
         if marker.format != FORMAT:
             raise UsageFault(f"--state-dir: {self.path} was made by another version; --fresh starts over")
-        # How many clusters there are may follow from the number of shards: what was given is told first.
+        # How many clusters there are may follow from the number of shards: what was given is reported first.
         for field, value in sorted(wanted.items(), key=lambda item: item[0] not in _FORMER):
             known = marker.identity.get(field, _FORMER.get(field))
             if known == value:

@@ -190,7 +190,7 @@ class Supervisor:
                 keeper.result()
 
     async def watch(self) -> None:
-        """Return never before `stop`; raises RunFault when a child cannot be kept alive.
+        """Return never before `stop`; raises RunFault when a child cannot be restarted.
 
         Cancelling it stops nothing but the watching.
         """

@@ -179,8 +179,8 @@ class LiveView:
         has_ids = len(status.children) <= _CHILDREN_WITH_IDS_MAX
         grid.add_row(Fitted([_process_line(status, with_ids) for with_ids in ((True, False) if has_ids else (False,))]))
         grid.add_row(Text(check_line(status.check, status.check_age_seconds), no_wrap=True, overflow="ellipsis"))
-        told = "all shards" if self._observer.figures.shards else "the shard"
-        stale = "" if self._observer.answers else f"the figures below are the last that {told} told"
+        reporters = "all shards" if self._observer.figures.shards else "the shard"
+        stale = "" if self._observer.answers else f"the figures below are the last that {reporters} told"
         words = "; ".join(filter(None, (stale, short_words(self._observer.figures))))
         if words:
             grid.add_row(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))

@@ -80,7 +80,7 @@ def disputes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return replay
 
     def counting(self: Pass) -> tuple[Work, object, object]:
-        counted["kept"] += self.kept is not None
+        counted["kept"] += self.previous is not None
         result = run_round(self)
         counted["settled"] += bool((result[0].disputed == SETTLED).any())
         counted["unsettled"] += bool((result[0].disputed == UNSETTLED).any())

@@ -65,7 +65,7 @@ class BoundMachines(NamedTuple):
     """
 
     machines: Int32s  # P
-    shapes: Int32s  # P: walking along is what keeps a walk fast
+    shapes: Int32s  # P: sequential access is what keeps a scan fast
     pairs: Int32s  # P: number of (fingerprint, group) of the stamps
     held: Int32s  # P: place of the holder among its cluster's rows, FREE or HIDDEN
     place_of: Int32s  # N: place of the machine, -1 for what is neither bound nor in creation
@@ -81,7 +81,7 @@ class Rows(NamedTuple):
     mode: Bytes  # R
     parked: Bytes  # R
     fit: Int32s  # R
-    listing: Int32s  # R: number of the (cluster, fit) listing, -1 for rows that walk their cluster's segment
+    listing: Int32s  # R: number of the (cluster, fit) listing, -1 for rows that scan their cluster's segment
     cluster: Int32s  # R
     row_start: Int64s  # C: first row of the cluster
     pair: Int32s  # R
@@ -102,7 +102,7 @@ class Listings(NamedTuple):
     """Places of bound machines that fit, per (cluster, fit), in the order of the segment."""
 
     places: Int32s
-    is_shared: Bytes  # L: 1 when the listing is written down; 0 when its only row walks the segment itself
+    is_shared: Bytes  # L: 1 when the listing is written down; 0 when its only row scans the segment itself
     start: Int64s  # L: into `places`, or into the segment
     length: Int64s  # L: shrinks as claimed machines are dropped
 
@@ -145,7 +145,7 @@ class Replay(NamedTuple):
 
     members: Int64s  # cells: as in Gangs, in the last decision
     total: Int64s  # cells x D
-    place_then: Int64s  # R: the kept row's place in the order of the last decision
+    place_then: Int64s  # R: the unchanged row's place in the order of the last decision
     then_place: Int64s  # earmarks of the last decision, in order: place of the row
     then_shape: Int32s  # and shape of the machine
     now_place: Int64s  # the same of this decision, as far as it has come
@@ -168,7 +168,7 @@ class Work(NamedTuple):
     domain: Int32s  # R
     satisfiable: Bytes  # R
     is_open: Bytes  # R: whether free machines have a say in the gang's choice of a domain
-    credited: Int32s  # machines in the order of their claims, kept from decision to decision
+    credited: Int32s  # machines in the order of their claims, stored from decision to decision
     credit_from: Int64s  # R: the row's machines in `credited`, from and to
     credit_to: Int64s  # R
     acquired: Int32s  # free machines in the order of their claims
@@ -180,7 +180,7 @@ class Work(NamedTuple):
     lengths: Int64s  # [credited, acquired, taken, places of `credited` that fresh rows may need]
     cursor_idle: Int64s  # F
     cursor_speculative: Int64s  # buckets x F
-    disputed: Bytes  # C: whether a kept choice no longer held: SETTLED when the rest was credited anew at once
+    disputed: Bytes  # C: whether a stored choice no longer held: SETTLED when the rest was credited anew at once
 
 
 class Scratch(NamedTuple):

@@ -1,7 +1,7 @@
 """Compares two answers by their columns, without making an action or a row.
 
 For the check that a shard makes of its own decisions while it serves: the objects of half a million machines would keep
-the interpreter for seconds. True means equal in every field; False may also mean that the columns cannot tell.
+the interpreter for seconds. True means equal in every field; False may also mean that the columns cannot decide it.
 """
 
 from collections.abc import Iterator

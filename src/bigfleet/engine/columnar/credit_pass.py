@@ -1,8 +1,8 @@
 """Runs the credit pass: recomputes changed clusters and reuses the others (docs/spec/aggregates.md §5.2, §5.3).
 
-A kept gang that today's free machines would send to another domain ends the keeping for its cluster's later rows. Where
-there is no room for it the pass is run again with the whole cluster fresh, and after a few such rounds with all of
-them. Nothing here may acquire.
+An unchanged gang that today's free machines would send to another domain ends the reuse for its cluster's later rows.
+Where there is no room for it the pass is run again with the whole cluster fresh, and after a few such rounds with all
+of them. Nothing here may acquire.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class Pass:
     hidden: Int64s
     #: Clusters to be credited from the start; grows while the pass runs.
     fresh: Flags
-    kept: IncrementalState | None
+    previous: IncrementalState | None
     #: The row's number in the last decision, for rows of clusters that are not fresh.
     source: Int64s
     memo_room: int
@@ -70,8 +70,8 @@ class Pass:
     def run(self) -> tuple[Work, Memo, Earmarks]:
         """Credit all rows; returns what was written, the memos of open gangs, and what was earmarked."""
         for round_number in range(ROUNDS_MAX + 1):
-            if self.kept is None or round_number == ROUNDS_MAX or not self._has_room(self.kept):
-                self.kept = None
+            if self.previous is None or round_number == ROUNDS_MAX or not self._has_room(self.previous):
+                self.previous = None
                 self.fresh[:] = True
             work, memo, replay = self._round()
             self.fresh |= work.disputed != 0
@@ -79,8 +79,8 @@ class Pass:
                 return work, memo, earmarks_of(replay, self.gangs, self.rows, self.order, self.fits_version)
         raise AssertionError("a pass over fresh clusters disputes nothing")
 
-    def _has_room(self, kept: IncrementalState) -> bool:
-        return kept.credited_used + self._claims_max() <= len(kept.credited)
+    def _has_room(self, previous: IncrementalState) -> bool:
+        return previous.credited_used + self._claims_max() <= len(previous.credited)
 
     def _claims_max(self) -> int:
         """Return how many machines fresh clusters can be credited with, those recorded for no cluster included."""
@@ -98,7 +98,7 @@ class Pass:
         rows.listing[fresh] = listing
         work, memo = self._start(is_fresh)
         gangs, order, scratch = again(self.gangs), self.order, self.scratch
-        earmarks = None if self.kept is None else self.kept.earmarks
+        earmarks = None if self.previous is None else self.previous.earmarks
         replay = start_replay(earmarks, gangs, rows, self.source, order, self.fits_version)
         place = 0
         while True:
@@ -111,24 +111,24 @@ class Pass:
         return work, memo, replay
 
     def _start(self, is_fresh: Flags) -> tuple[Work, Memo]:
-        """Make room for what is written; rows of kept clusters begin where credit left them."""
-        fleet, rows, kept = self.fleet, self.rows, self.kept
+        """Make room for what is written; rows of unchanged clusters begin where credit left them."""
+        fleet, rows, previous = self.fleet, self.rows, self.previous
         machines, size, fits = len(fleet.shape), len(rows.mode), len(fleet.fits)
         memo_start, memo_stop = np.zeros((2, size), np.int64)
         fresh = np.flatnonzero(is_fresh)
-        credits = self._uncredited(slice(None)) if len(fresh) == size else self._kept_credits(fresh)
-        if kept is None:
+        credits = self._uncredited(slice(None)) if len(fresh) == size else self._previous_credits(fresh)
+        if previous is None:
             used, credited = 0, np.empty(2 * self.segments.used + 1, np.int32)
             memo = self._new_memo(memo_start, memo_stop)
         else:
             if len(fresh) < size:
                 memo_start, memo_stop = (
-                    kept.memo.start.take(self.source, mode="clip"),
-                    kept.memo.stop.take(self.source, mode="clip"),
+                    previous.memo.start.take(self.source, mode="clip"),
+                    previous.memo.stop.take(self.source, mode="clip"),
                 )
                 memo_start[fresh] = memo_stop[fresh] = 0
-            used, credited = kept.credited_used, kept.credited
-            memo = kept.memo._replace(start=memo_start, stop=memo_stop, size=kept.memo.size.copy())
+            used, credited = previous.credited_used, previous.credited
+            memo = previous.memo._replace(start=memo_start, stop=memo_stop, size=previous.memo.size.copy())
         free = len(fleet.idle) + fleet.speculative.shape[1]
         work = Work(
             status=statuses(machines, self.hidden),
@@ -149,11 +149,11 @@ class Pass:
         )
         return work, memo
 
-    def _kept_credits(self, fresh: Int64s) -> Credits:
+    def _previous_credits(self, fresh: Int64s) -> Credits:
         """Return what the rows begin with when only some are credited from the start."""
-        assert self.kept is not None, "without anything kept every row is fresh"
+        assert self.previous is not None, "without anything kept every row is fresh"
         # Numbers of fresh rows mean nothing: what they take is put right behind.
-        credits = Credits._make(column.take(self.source, axis=0, mode="clip") for column in self.kept.credits)
+        credits = Credits._make(column.take(self.source, axis=0, mode="clip") for column in self.previous.credits)
         uncredited = self._uncredited(fresh)
         for name in Credits._fields:
             getattr(credits, name)[fresh] = getattr(uncredited, name)

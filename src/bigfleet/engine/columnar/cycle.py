@@ -68,7 +68,7 @@ from bigfleet.engine.parking import is_parked_age
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Cycle:
-    """What one decision is made of. `keeps` and `memo_room` are for the next one once `decide` has returned."""
+    """What one decision is made of. `next_state` and `memo_room` are for the next one once `decide` has returned."""
 
     view: ColumnSnapshot
     options: Options
@@ -79,10 +79,10 @@ class Cycle:
     orders: Orders
     #: Clusters that must be folded and credited anew.
     fresh: Flags
-    kept: IncrementalState | None
+    previous: IncrementalState | None
     memo_room: int
     on_phase: PhaseListener
-    keeps: IncrementalState | None = None
+    next_state: IncrementalState | None = None
     _is_tied: bool = field(init=False)
     _hidden: Int64s = field(init=False)
     _values: list[list[str]] = field(init=False)
@@ -110,34 +110,36 @@ class Cycle:
 
     def _entries_expected(self) -> int:
         """Return room for some more free machines by class of gangs than there were in the last decision."""
-        return 0 if self.kept is None else 2 * len(self.kept.earmarks.gangs.machines)
+        return 0 if self.previous is None else 2 * len(self.previous.earmarks.gangs.machines)
 
     # ---- what changed --------------------------------------------------------------------------------------------
 
     def _mark(self) -> None:
-        """Mark the clusters that cannot keep their credits; without anything kept these are all."""
+        """Mark the clusters that cannot keep their credits; without a previous state these are all."""
         tables, demand, bound = self.tables, self.demand, self.orders.segments.bound
         self._hidden = hidden_rows(self.view, self.options)
         self._values = [tables.attribute(key).values for key in demand.keys]
         # Machines in creation for no cluster may be credited to any: their claims tie clusters to each other, in this
         # decision and in what it would leave for the next.
         self._is_tied = bool(bound.creating[0] < bound.stop[0])
-        if self.kept is not None and (self._is_tied or not self.kept.holds_for(self._values, tables.scale_version)):
-            self.kept = None
+        if self.previous is not None and (
+            self._is_tied or not self.previous.holds_for(self._values, tables.scale_version)
+        ):
+            self.previous = None
         self._arranged = self._arrange()
         self._by_free = self._proofs_by_free()
-        if self.kept is None:
+        if self.previous is None:
             self.fresh[:] = True
         else:
-            mark_changed_rows(self.kept, self._arranged, demand.followed, self.fresh)
-            mark_changed_proofs(self.kept, self._by_free, self._arranged, demand, self.fresh)
-            mark_changed_visibility(self.kept, self._hidden, self.orders.segments, self.fresh)
+            mark_changed_rows(self.previous, self._arranged, demand.followed, self.fresh)
+            mark_changed_proofs(self.previous, self._by_free, self._arranged, demand, self.fresh)
+            mark_changed_visibility(self.previous, self._hidden, self.orders.segments, self.fresh)
         clear(self.orders.segments, self.fresh, self._hidden)
 
     def _arrange(self) -> Arranged:
-        kept, clusters = self.kept, len(self.fresh)
-        if kept is not None and kept.numbers is self.numbers and len(kept.arranged.size) == clusters:
-            return kept.arranged
+        previous, clusters = self.previous, len(self.fresh)
+        if previous is not None and previous.numbers is self.numbers and len(previous.arranged.size) == clusters:
+            return previous.arranged
         return arrange(self.numbers, self.demand, clusters)
 
     def _proofs_by_free(self) -> Bytes:
@@ -162,10 +164,10 @@ class Cycle:
             part = fold(part, questions, folds, demand, tables)
             demand.vectors.follow()
         starts = row_starts(part, clusters)
-        if self.kept is None:
+        if self.previous is None:
             self._spliced = Spliced(part, starts, np.arange(len(part.local)))
         else:
-            self._spliced = splice(self.kept, part, starts, self.fresh)
+            self._spliced = splice(self.previous, part, starts, self.fresh)
 
     def _park(self) -> None:
         """Stamp the gangs whose class is parked by its age; mark clusters in which that changed as fresh."""
@@ -181,9 +183,9 @@ class Cycle:
             keys = folded.cluster.astype(np.int64) << 32 | folded.pair
             self._newly_parked[:] = np.isin(keys, np.array(due, np.int64)) & is_same & (folded.parked == 0)
         self._parked = folded.parked | self._newly_parked
-        if self.kept is not None:
-            known = np.flatnonzero(self._spliced.source < len(self.kept.parked))
-            changed = self._parked[known] != self.kept.parked[self._spliced.source[known]]
+        if self.previous is not None:
+            known = np.flatnonzero(self._spliced.source < len(self.previous.parked))
+            changed = self._parked[known] != self.previous.parked[self._spliced.source[known]]
             self.fresh[folded.cluster[known[changed]]] = True
 
     def _rows(self) -> tuple[Rows, Int64s]:
@@ -211,23 +213,25 @@ class Cycle:
             order=order,
             hidden=self._hidden,
             fresh=self.fresh,
-            kept=self.kept,
+            previous=self.previous,
             source=self._spliced.source,
             memo_room=self.memo_room,
             fits_version=self.tables.fits_version,
             choose_exactly=lambda row, gangs, work: self._choose_exactly(row, fleet, rows, gangs, work),
         )
         work, memo, earmarks = credit_pass.run()
-        kept_excess = None if self.kept is None else self.kept.excess
-        excess = followed_excess(kept_excess, self.orders.segments.bound, self.fresh)
-        self._keep(work, memo, earmarks, excess, is_volatile=credit_pass.is_volatile)
+        previous_excess = None if self.previous is None else self.previous.excess
+        excess = followed_excess(previous_excess, self.orders.segments.bound, self.fresh)
+        self._store_state(work, memo, earmarks, excess, is_volatile=credit_pass.is_volatile)
         return work, excess
 
-    def _keep(self, work: Work, memo: Memo, earmarks: Earmarks, excess: ExcessMachines, *, is_volatile: bool) -> None:
+    def _store_state(
+        self, work: Work, memo: Memo, earmarks: Earmarks, excess: ExcessMachines, *, is_volatile: bool
+    ) -> None:
         if memo.size[1]:
             self.memo_room = 2 * len(memo.domain)
         elif not (is_volatile or self._is_tied):
-            self.keeps = IncrementalState(
+            self.next_state = IncrementalState(
                 numbers=self.numbers,
                 arranged=self._arranged,
                 hidden=self._hidden,

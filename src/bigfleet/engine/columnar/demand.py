@@ -234,14 +234,14 @@ class ColumnarDemand:
         self.need_columns = NeedColumns._make(np.zeros(0, dtype) for dtype in NEED_TYPES)
 
     def is_stale(self, rows: int) -> bool:
-        """Say whether most of what is kept belongs to rows that are gone; then a new object is cheaper to keep."""
+        """Say whether most of what is stored belongs to rows that are gone; then a new object is cheaper to keep."""
         return len(self._needs) > 2 * rows + STALE_NEEDS_MAX
 
     def numbers_of(self, demand: Sequence[Need]) -> Int64s:
         """Return the number of every need, in the order given; the same array while the objects are the same."""
         rows = self.rows
         if demand is not rows and not (len(demand) == len(rows) and all(map(operator.is_, demand, rows))):
-            # What is kept here keeps the objects alive, so that their ids stay their own.
+            # What is stored here keeps the objects alive, so that their ids stay their own.
             self._last_numbers = self._numbers_after(demand)
             self.rows = demand if isinstance(demand, tuple) else list(demand)
         self.vectors.follow()

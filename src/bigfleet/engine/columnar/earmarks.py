@@ -60,12 +60,12 @@ def start_replay(
     )
     if last is None or last.fits_version != fits_version or not _is_same_classes(last.gangs, gangs):
         return replay
-    kept = order[rows.is_fresh[order] == 0]
-    then = last.place_of[source[kept]]
-    if (np.diff(then) < 0).any() or not np.array_equal(rows.gang[kept], last.gang[source[kept]]):
+    unchanged = order[rows.is_fresh[order] == 0]
+    then = last.place_of[source[unchanged]]
+    if (np.diff(then) < 0).any() or not np.array_equal(rows.gang[unchanged], last.gang[source[unchanged]]):
         return replay
     place_then = np.zeros(len(order), np.int64)
-    place_then[kept] = then
+    place_then[unchanged] = then
     replay.state[2] = 1
     replay = replay._replace(
         members=last.gangs.members.copy(),

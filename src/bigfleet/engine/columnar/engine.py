@@ -44,7 +44,7 @@ class ColumnarEngine:
 
         Without `is_incremental` every decision credits every cluster anew. With `verify_every_cycles` above 0 every
         so many decisions are made a second time by an engine that knows nothing; if the two differ, `on_divergence` is
-        told, the second is the answer, and what the first was built on is forgotten.
+        called, the second is the answer, and what the first was built on is forgotten.
         """
         self._verified = Verified(
             lambda: _Knowledge(is_incremental=is_incremental),
@@ -79,7 +79,7 @@ class _Knowledge:
         self._tables: VocabularyTables | None = None
         self._demand: ColumnarDemand | None = None
         self._orders: Orders | None = None
-        self._kept: IncrementalState | None = None
+        self._previous: IncrementalState | None = None
         self._memo_room = 0
         #: What the last call was given and came to.
         self._last: tuple[ColumnSnapshot, Int64s, Options, ColumnarAnswer] | None = None
@@ -104,14 +104,14 @@ class _Knowledge:
     ) -> ColumnarAnswer:
         # Whatever fails from here on leaves nothing behind that a later decision could build on.
         last, self._last = self._last, None
-        kept, self._kept = self._kept, None
+        previous, self._previous = self._previous, None
         tables, demand, is_known = self._follow(view, len(needs))
         numbers = demand.numbers_of(needs)
         if is_known and self._orders is not None and last is not None:
             same_but_time = replace(last[2], now_seconds=options.now_seconds) == options
             if self._is_incremental and last[0] is view and last[1] is numbers and same_but_time:
                 # Time decides about releases alone.
-                self._last, self._kept = last, kept
+                self._last, self._previous = last, previous
                 for phase in (Phase.FOLD, Phase.ASSIGN, Phase.PREEMPT):
                     on_phase(phase)
                 released = releases(view, last[3].work, self._orders, tables, options)
@@ -119,7 +119,7 @@ class _Knowledge:
         fresh: Flags = np.zeros(len(tables.clusters), np.bool_)
         orders, is_followed = self._orders_of(view, tables, fresh)
         if not (is_known and is_followed and self._is_incremental):
-            kept = None
+            previous = None
         cycle = Cycle(
             view=view,
             options=options,
@@ -128,19 +128,19 @@ class _Knowledge:
             demand=demand,
             orders=orders,
             fresh=fresh,
-            kept=kept,
+            previous=previous,
             memo_room=self._memo_room,
             on_phase=on_phase,
         )
         answer = cycle.decide()
-        self._kept, self._memo_room = cycle.keeps, cycle.memo_room
+        self._previous, self._memo_room = cycle.next_state, cycle.memo_room
         self._last = (view, numbers, options, answer)
         return answer
 
     def _follow(self, view: ColumnSnapshot, rows: int) -> tuple[VocabularyTables, ColumnarDemand, bool]:
         """Return tables that know the view's vocabulary, and whether they are those of the last decision.
 
-        What is kept stays in proportion to what is current.
+        What is stored stays in proportion to what is current.
         """
         tables, demand, is_known = self._tables, self._demand, True
         if tables is None or tables.vocabulary is not view.vocabulary or tables.is_overgrown:

@@ -76,12 +76,12 @@ class ExcessMachines:
         self.start, self.stop = np.concatenate([self.start, missing]), np.concatenate([self.stop, missing])
 
 
-def mark_changed_rows(kept: IncrementalState, arranged: Arranged, followed: Followed | None, fresh: Flags) -> None:
+def mark_changed_rows(previous: IncrementalState, arranged: Arranged, followed: Followed | None, fresh: Flags) -> None:
     """Mark the clusters whose rows are not, object for object and in the same order, those of the last decision."""
-    old = kept.arranged
+    old = previous.arranged
     if arranged is old:
         return
-    if followed is not None and followed.before is kept.numbers:
+    if followed is not None and followed.before is previous.numbers:
         fresh[followed.clusters] = True
         return
     clusters = len(arranged.size)
@@ -96,26 +96,26 @@ def mark_changed_rows(kept: IncrementalState, arranged: Arranged, followed: Foll
 
 
 def mark_changed_proofs(
-    kept: IncrementalState, by_free: Bytes, arranged: Arranged, demand: ColumnarDemand, fresh: Flags
+    previous: IncrementalState, by_free: Bytes, arranged: Arranged, demand: ColumnarDemand, fresh: Flags
 ) -> None:
     """Mark the clusters with gangs whose fold free machines prove now and did not, or the other way round."""
-    known = min(len(by_free), len(kept.by_free))
+    known = min(len(by_free), len(previous.by_free))
     changed = np.zeros(len(by_free) + 1, np.bool_)
-    changed[:known] = by_free[:known] != kept.by_free[:known]
+    changed[:known] = by_free[:known] != previous.by_free[:known]
     if changed.any():
         # The last entry answers for NO_ASK, which is -1.
         fresh[arranged.cluster[changed[demand.need_columns.folded_ask[arranged.numbers]]]] = True
 
 
-def mark_changed_visibility(kept: IncrementalState, hidden: Int64s, segments: Segments, fresh: Flags) -> None:
+def mark_changed_visibility(previous: IncrementalState, hidden: Int64s, segments: Segments, fresh: Flags) -> None:
     """Mark the clusters whose machines came into sight or left it."""
-    if not np.array_equal(hidden, kept.hidden):
-        places = segments.bound.place_of[np.setxor1d(hidden, kept.hidden)]
+    if not np.array_equal(hidden, previous.hidden):
+        places = segments.bound.place_of[np.setxor1d(hidden, previous.hidden)]
         fresh[segments.clusters_at(places[places >= 0])] = True
 
 
 class Spliced(NamedTuple):
-    """Rows of clusters that are kept and of clusters that were folded anew, and where the kept ones stood."""
+    """Rows of retained clusters and of clusters that were folded anew, and where the retained ones stood."""
 
     folded: Folded
     row_start: Int64s
@@ -123,16 +123,16 @@ class Spliced(NamedTuple):
     source: Int64s
 
 
-def splice(kept: IncrementalState, part: Folded, part_start: Int64s, fresh: Flags) -> Spliced:
+def splice(previous: IncrementalState, part: Folded, part_start: Int64s, fresh: Flags) -> Spliced:
     """Return the rows of all clusters: `part` has those of the fresh ones."""
     clusters = len(fresh)
-    old_rows = len(kept.folded.local)
-    old_size = np.bincount(kept.folded.cluster, minlength=clusters)
-    missing = np.zeros(clusters - len(kept.row_start), np.int64)
+    old_rows = len(previous.folded.local)
+    old_size = np.bincount(previous.folded.cluster, minlength=clusters)
+    missing = np.zeros(clusters - len(previous.row_start), np.int64)
     size = np.where(fresh, np.bincount(part.cluster, minlength=clusters), old_size)
-    start = np.where(fresh, old_rows + part_start, np.concatenate([kept.row_start, missing]))
+    start = np.where(fresh, old_rows + part_start, np.concatenate([previous.row_start, missing]))
     source = spans(start, size)
     row_start = np.cumsum(size) - size
     if not fresh.any():
-        return Spliced(kept.folded, row_start, source)
-    return Spliced(kept.folded.followed_by(part).taken(source), row_start, source)
+        return Spliced(previous.folded, row_start, source)
+    return Spliced(previous.folded.followed_by(part).taken(source), row_start, source)

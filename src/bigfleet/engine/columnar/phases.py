@@ -170,7 +170,7 @@ def reclaims(
 ) -> Int32s:
     """Return the machines that are reclaimed: by cluster id, then keep-priority (§7).
 
-    `short` is the result of `short_stamps`: what is kept between decisions knows nothing of it.
+    `short` is the result of `short_stamps`: what is stored between decisions knows nothing of it.
     """
     sizes = excess.stop - excess.start
     names = list(tables.clusters.of)
@@ -193,10 +193,10 @@ def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: Vocabular
     """Return the Idle machines whose hold is over, by id (§7)."""
     columns = view.columns
     holds = capacity_holds({int(kind): seconds for kind, seconds in options.hold_seconds.items()})
-    is_kept = ~(_IS_RELEASABLE & (holds > 0))
-    if is_kept[tables.offer_capacity_type].all():
+    is_held = ~(_IS_RELEASABLE & (holds > 0))
+    if is_held[tables.offer_capacity_type].all():
         return np.zeros(0, np.int32)
-    hold_of_offer = np.where(is_kept, np.inf, holds)[tables.offer_capacity_type]
+    hold_of_offer = np.where(is_held, np.inf, holds)[tables.offer_capacity_type]
     machines = np.empty(len(orders.idle), np.int32)
     since, now = columns.idle_since_seconds, options.now_seconds
     found = list_over(orders.idle, work.status, columns.offer, hold_of_offer, since, now, machines)

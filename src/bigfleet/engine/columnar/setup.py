@@ -170,7 +170,7 @@ def processing_order(rows_in_list: Int64s, folded: Folded, demand: ColumnarDeman
 def make_listings(fleet: FleetArrays, bound: BoundMachines, rows: Rows, fresh: Int64s) -> tuple[Listings, Int32s]:
     """List the bound machines that fit, once per (cluster, fit) of the fresh rows; also return each such row's listing.
 
-    What one row alone walks once is walked where it is, in its segment.
+    What one row alone scans once is scanned where it is, in its segment.
     """
     key = rows.cluster[fresh].astype(np.int64) * (len(fleet.fits) + 1) + rows.fit[fresh]
     _, first, listing, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)

@@ -18,13 +18,13 @@ from bigfleet.model import labels as keys
 from bigfleet.model.profile import Requirement
 from bigfleet.model.vector import Vector
 
-#: Dimension 0 stands for every resource that no machine has; bits of an int64 tell dimensions apart.
+#: Dimension 0 stands for every resource that no machine has; bits of an int64 distinguish dimensions.
 NOWHERE: Final = 0
 DIMENSIONS_MAX: Final = 60
 #: Pairs of fingerprint and group, and questions of matching, that tables keep: ten times what a large shard has.
 PAIRS_MAX: Final = 5_000_000
 QUESTIONS_MAX: Final = 500_000
-#: Masks are forgotten when more than this many bytes of them are kept.
+#: Masks are forgotten when more than this many bytes of them are stored.
 FITS_BYTES_MAX: Final = 256 * 2**20
 
 

@@ -1,7 +1,7 @@
 """Verifies an incremental decision against a decision computed from scratch.
 
-Whoever runs in production can have every so many decisions checked; what differs is told in words and figures. Nothing
-here may change a decision.
+Whoever runs in production can have every so many decisions checked; what differs is reported in words and figures.
+Nothing here may change a decision.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options, PhaseListener
 from bigfleet.model.need import Need
 
-#: Differing entries that are told.
+#: Differing entries that are reported.
 SAMPLE_MAX = 5
 
 
@@ -53,8 +53,8 @@ class Verified:
     ) -> None:
         """`make` returns one that remembers nothing. With `every_cycles` 0 no decision is made twice.
 
-        If the two decisions differ, `on_divergence` is told, the second is the answer, and what the first was built on
-        is forgotten.
+        If the two decisions differ, `on_divergence` is called, the second is the answer, and what the first was built
+        on is forgotten.
         """
         self._make = make
         self._every_cycles = every_cycles
@@ -81,27 +81,27 @@ class Verified:
         return full
 
 
-def divergence(kept: Decision, full: Decision, decisions: int) -> Divergence | None:
+def divergence(incremental: Decision, full: Decision, decisions: int) -> Divergence | None:
     """Return what differs between the two decisions, None when nothing does.
 
-    Where the columns of both say the same, no action and no row is made; to tell a difference, every one may be.
+    Where the columns of both say the same, no action and no row is made; to report a difference, every one may be.
     """
-    mine, theirs = _answer_of(kept), _answer_of(full)
+    mine, theirs = _answer_of(incremental), _answer_of(full)
     if mine is not None and theirs is not None and are_alike(mine, theirs):
         return None
-    actions = _differing(kept.actions, full.actions)
-    rows = _differing(kept.rows, full.rows)
+    actions = _differing(incremental.actions, full.actions)
+    rows = _differing(incremental.rows, full.rows)
     if not actions and not rows:
         return None
-    place, kept_text, full_text = (actions or rows)[0]
+    place, incremental_text, full_text = (actions or rows)[0]
     kind = "action" if actions else "row"
     return Divergence(
         decisions=decisions,
-        difference=f"{kind} {place}: kept {kept_text}, full {full_text}",
+        difference=f"{kind} {place}: kept {incremental_text}, full {full_text}",
         evidence={
-            "actions_kept": len(kept.actions),
+            "actions_kept": len(incremental.actions),
             "actions_full": len(full.actions),
-            "rows_kept": len(kept.rows),
+            "rows_kept": len(incremental.rows),
             "rows_full": len(full.rows),
             "actions": [_entry(*entry) for entry in actions],
             "rows": [_entry(*entry) for entry in rows],
@@ -117,9 +117,9 @@ def _answer_of(decision: Decision) -> ColumnarAnswer | None:
     return None
 
 
-def _differing(kept: Sequence[object], full: Sequence[object]) -> list[tuple[int, str, str]]:
+def _differing(incremental: Sequence[object], full: Sequence[object]) -> list[tuple[int, str, str]]:
     found = []
-    for place, (mine, theirs) in enumerate(zip_longest(kept, full)):
+    for place, (mine, theirs) in enumerate(zip_longest(incremental, full)):
         if mine != theirs:
             found.append((place, repr(mine), repr(theirs)))
             if len(found) == SAMPLE_MAX:
@@ -127,5 +127,5 @@ def _differing(kept: Sequence[object], full: Sequence[object]) -> list[tuple[int
     return found
 
 
-def _entry(place: int, kept: str, full: str) -> dict[str, object]:
-    return {"place": place, "kept": kept, "full": full}
+def _entry(place: int, incremental: str, full: str) -> dict[str, object]:
+    return {"place": place, "kept": incremental, "full": full}

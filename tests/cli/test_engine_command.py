@@ -120,6 +120,7 @@ def test_decide_writes_the_recorded_decisions_once(tmp_path: Path, engine: str) 
     assert written == [{"seed": fleet["seed"], "decision": fleet["decision"]} for fleet in load_fleets()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "fault"),
     [

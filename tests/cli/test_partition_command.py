@@ -197,6 +197,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "partitioned-hosts.md"
 EXAMPLES = re.compile(r"```console\n\$ bigfleet ([^\n]*)\n(.*?)```\n", re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "shown"), EXAMPLES.findall(PAGE.read_text(encoding="utf-8")))
 def test_an_example_of_the_page_prints_what_the_page_shows(tmp_path: Path, command: str, shown: str) -> None:
     (tmp_path / "message.json").write_bytes((CASES / "001-design-quarter.json").read_bytes())

@@ -101,6 +101,7 @@ def test_a_failure_is_told_in_full(tmp_path: Path) -> None:
     assert len(list(suite.iter("failure"))) == len(report["behaviours"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -20,6 +20,7 @@ MUTANTS = (*KIT, *CLIENT)
 KIT_MUTANTS_MIN = 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.breaks}: {mutant.name}")
 def test_a_broken_provider_fails(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     """It fails at least where it is broken; the area of that behaviour is run, and what else fails there is told."""

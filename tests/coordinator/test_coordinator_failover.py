@@ -82,6 +82,7 @@ async def test_a_follower_names_the_leader_and_takes_over_when_it_stops(member: 
         assert binding.cluster_id == "c1"
 
 
+@pytest.mark.slow
 async def test_without_a_quorum_known_shards_are_answered_until_the_lease_ends_and_then_nobody_is(
     three: Cluster,
 ) -> None:

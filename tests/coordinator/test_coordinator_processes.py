@@ -8,6 +8,7 @@ from pathlib import Path
 from queue import Queue
 
 import grpc
+import pytest
 
 from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 from bigfleet.rpc.wire.gen import coordinator_pb2_grpc
@@ -62,6 +63,7 @@ async def test_a_leader_that_is_stopped_in_order_leaves_at_once(member: Cluster,
         until_leading(second)
 
 
+@pytest.mark.slow
 async def test_a_leader_that_was_paused_beyond_its_lease_writes_nothing_when_it_goes_on(
     member: Cluster, tmp_path: Path
 ) -> None:

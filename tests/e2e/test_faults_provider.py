@@ -55,6 +55,7 @@ def assert_log_is_whole(shard: LiveShard) -> None:
     assert (said.returncode, said.stdout.startswith("OK: ")) == (0, True), said.stdout + said.stderr
 
 
+@pytest.mark.slow
 def test_a_provider_that_goes_and_comes_back(provider: LiveProvider, shard: LiveShard, operator: LiveOperator) -> None:
     """While it is away nothing is removed and demand stands; afterwards it is served, and bindings are as they were."""
     operator.report("7")
@@ -71,6 +72,7 @@ def test_a_provider_that_goes_and_comes_back(provider: LiveProvider, shard: Live
     assert_log_is_whole(shard)
 
 
+@pytest.mark.slow
 def test_a_provider_that_answers_late(provider: LiveProvider, shard: LiveShard, operator: LiveOperator) -> None:
     """A call without an answer in time may have been applied: it is looked up, and not made again."""
     provider.faults.late_seconds = {"create": 3.0, "configure": 3.0}
@@ -83,6 +85,7 @@ def test_a_provider_that_answers_late(provider: LiveProvider, shard: LiveShard, 
     assert_log_is_whole(shard)
 
 
+@pytest.mark.slow
 def test_a_provider_that_errs_after_the_effect(
     provider: LiveProvider, shard: LiveShard, operator: LiveOperator
 ) -> None:
@@ -100,6 +103,7 @@ def test_a_provider_that_errs_after_the_effect(
     assert_log_is_whole(shard)
 
 
+@pytest.mark.slow
 def test_a_provider_that_loses_its_cursors(provider: LiveProvider, shard: LiveShard, operator: LiveOperator) -> None:
     """It answers a cursor in full, and that is taken as the whole: nothing is removed, and new demand is served."""
     operator.report("7")

@@ -6,6 +6,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from bigfleet.rpc.wire.gen import provider_pb2
 from tests.e2e.fault_world import LiveOperator, LiveShard, live_provider, live_shard, until
 from tests.patience import PATIENCE_SECONDS
@@ -14,6 +16,7 @@ from tests.processes import bigfleet, run_bigfleet, serving
 CONFIGURED = "MACHINE_STATE_CONFIGURED"
 
 
+@pytest.mark.slow
 def test_of_two_shards_with_one_id_the_older_is_fenced_and_says_so(tmp_path: Path) -> None:
     """On two disks: the later start wins machine by machine, and the older one fails it in its own memory alone."""
     with live_provider(tmp_path) as provider, live_shard(tmp_path / "older", provider.address) as older:
@@ -41,6 +44,7 @@ def test_of_two_shards_with_one_id_the_older_is_fenced_and_says_so(tmp_path: Pat
             assert provider.backend.clusters == {bound: "c1"}
 
 
+@pytest.mark.slow
 def test_a_second_process_on_one_disk_is_told_who_holds_it(tmp_path: Path) -> None:
     """It exits with one line, and the first goes on."""
     with live_provider(tmp_path) as provider, live_shard(tmp_path / "shard", provider.address) as shard:
@@ -52,6 +56,7 @@ def test_a_second_process_on_one_disk_is_told_who_holds_it(tmp_path: Path) -> No
         assert len(shard.machines()) == 4
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_stopped_under_way_leaves_the_machine_to_the_next(tmp_path: Path) -> None:
     """SIGTERM while a call hangs: the call is not waited for, told as cancelled, read back and not bound again."""
     with live_provider(tmp_path) as provider:
@@ -117,6 +122,7 @@ def test_a_full_disk_under_the_audit_log_stops_nothing(tmp_path: Path) -> None:
             assert [event["error"] for event in shard.said("audit.write_failed")] == ["No space left on device"]
 
 
+@pytest.mark.slow
 def test_an_audit_log_that_was_moved_away_is_begun_anew_at_a_sighup(tmp_path: Path) -> None:
     """What a rotation from outside does: both files are one whole log, and the process goes on."""
     with live_provider(tmp_path) as provider, live_shard(tmp_path / "shard", provider.address) as shard:

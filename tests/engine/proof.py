@@ -1,7 +1,7 @@
 """How many examples the proofs of the engines run, and the counts that the terminal prints of them.
 
 One knob: BIGFLEET_HYPOTHESIS_EXAMPLES is the number of fleets on which the two engines are compared; every other proof
-runs in proportion. Nothing here generates or compares anything.
+runs in proportion. Without it the run is a quick look; CI sets it. Nothing here generates or compares anything.
 """
 
 import os
@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, settings
 
 RecordProperty = Callable[[str, object], None]
 
-#: Fleets of the comparison of engines when nobody says otherwise.
+#: Fleets of the comparison of engines in CI; the numbers of the other proofs are those that go with it.
 EQUALITY_EXAMPLES_USUAL = 2_000
-EQUALITY_EXAMPLES = int(os.environ.get("BIGFLEET_HYPOTHESIS_EXAMPLES", EQUALITY_EXAMPLES_USUAL))
+EQUALITY_EXAMPLES_QUICK = 250
+EQUALITY_EXAMPLES = int(os.environ.get("BIGFLEET_HYPOTHESIS_EXAMPLES", EQUALITY_EXAMPLES_QUICK))
 #: Below this share of the usual number a run is a quick look, and rare features need not turn up in it.
 ALL_FEATURES_SHARE = 0.25
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bigfleet.cli.engine.columns import decide_from_columns
@@ -36,10 +36,11 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import ZERO, parse_vector
+from tests.engine.proof import examples
 from tests.engine_cases import CaseFleet, Entry, fingerprints_of, need_of
 from tests.strategies import CLUSTERS, NOW_SECONDS, FleetInput, fleets, machines, needs
 
-EXAMPLES = settings(max_examples=70, deadline=None)
+EXAMPLES = examples(70)
 PLAIN = {"id": "n", "t": "P4", "cluster": "c1", "agg": {"cpu": "8"}}
 GANG = {"id": "g", "t": "SZ", "cluster": "k", "group": "g", "agg": {"gpu": "16"}}
 

@@ -21,9 +21,10 @@ from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
 from tests.engine.closed_loop import Pace, run
+from tests.engine.proof import examples
 from tests.strategies import CLUSTERS, HOST, NOW_SECONDS, FleetInput, fleets, machines, needs
 
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = examples(150)
 #: Cycles within which a small fleet must come to rest, and the quiet ones that show that it has.
 SETTLE_CYCLES_MAX = 120
 QUIET_CYCLES = 12

@@ -4,6 +4,8 @@ from itertools import permutations, product
 from random import Random
 from statistics import median
 
+import pytest
+
 from bigfleet.planner import MachineClass, PlannerShape, Problem, plan
 from tests.planner.building import kind, problem, shape
 from tests.planner.checking import faults
@@ -86,6 +88,7 @@ def first_fit(free: list[list[int]], pod: PlannerShape) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_tiny_problems_cost_little_more_than_the_best_fleet() -> None:
     """Over 300 problems the median is within 3 %, and the worst within 15 %, of the best of all fleets."""
     rng = Random(7)

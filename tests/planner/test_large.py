@@ -56,6 +56,7 @@ def multiplied(asked: Problem, factor: int) -> Problem:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("factor", [3, 12])
 def test_a_large_fleet_is_filled_by_a_simple_packer(seed: int, factor: int) -> None:

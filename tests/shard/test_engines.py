@@ -171,6 +171,7 @@ def sample(metrics: str, name: str) -> float:
     return next((float(line.split()[1]) for line in metrics.splitlines() if line.startswith(f"{name} ")), 0.0)
 
 
+@pytest.mark.slow
 def test_a_shard_without_kernels_decides_while_they_are_compiled(tmp_path: Path) -> None:
     """A real process with an empty cache is ready and has decided before its kernels are there; it stops when told to,
     and what compiles for it ends with it."""

@@ -10,6 +10,7 @@ from tests.shard.world import World, machine, need
 pytestmark = pytest.mark.virtual_time
 
 
+@pytest.mark.slow
 async def test_cycles_leave_no_circles_of_references() -> None:
     """An answer of the engine is large; in a circle each would stay until the next collection, minutes later."""
     world = World()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -159,6 +160,7 @@ class Story:
             assert known.cluster or not known.assigned_need_fingerprint or known.state is S.FAILED
 
 
+@pytest.mark.slow
 @given(mode=modes, synchronous=st.booleans(), story=st.lists(rounds, min_size=1, max_size=8))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_leaks_and_the_views_agree(mode: str, synchronous: bool, story: list[Any]) -> None:

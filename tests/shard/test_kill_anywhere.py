@@ -356,6 +356,7 @@ def owed(provider: FarProvider, logs: list[MemoryAuditLog]) -> int:
     return len(missing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("death", DEATHS)
 @pytest.mark.parametrize("synchronous", [False, True], ids=["asynchronous", "synchronous"])
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)

@@ -270,6 +270,7 @@ def test_a_stop_is_over_within_20_seconds() -> None:
     assert STOP_GRACE_SECONDS + STREAM_GRACE_SECONDS < 20
 
 
+@pytest.mark.slow
 async def test_a_stopped_process_has_let_go_of_its_files(tmp_path: Path, no_signals: asyncio.Event) -> None:
     """State file and audit log can be had by the next one at once; it gets the next epoch."""
     no_signals.set()

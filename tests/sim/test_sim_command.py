@@ -47,6 +47,7 @@ def test_the_list_names_the_world_its_faults_and_what_must_hold() -> None:
     assert "impossible-gang: One gang wants eight machines in one rack, and racks hold four.\n" in listed.output
 
 
+@pytest.mark.slow
 def test_of_many_seeds_some_run_twice_and_another_course_is_a_breach(monkeypatch: pytest.MonkeyPatch) -> None:
     """S19, of every second seed."""
     call = ["run", "--seeds", "2..3", "--steps", "2", "--twice-every", "2"]
@@ -62,6 +63,7 @@ def test_of_many_seeds_some_run_twice_and_another_course_is_a_breach(monkeypatch
     assert "A second run took another course" in other.output
 
 
+@pytest.mark.slow
 def test_two_processes_run_seeds_as_one_does() -> None:
     """In the order of the seeds, whichever is done first; those that run twice run beside each other."""
     call = ["run", "--seeds", "2..4", "--steps", "2"]

@@ -55,6 +55,7 @@ def test_a_second_run_in_the_same_directory_is_refused_in_one_line(tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)])
 def test_a_signal_stops_shard_then_provider_and_tells_the_summary(
     tmp_path: Path, name: signal.Signals, to_group: bool
@@ -81,6 +82,7 @@ def test_a_signal_stops_shard_then_provider_and_tells_the_summary(
     assert "Traceback" not in up.output
 
 
+@pytest.mark.slow
 def test_children_follow_a_parent_that_was_killed_and_the_next_run_resumes(tmp_path: Path) -> None:
     with UpProcess(tmp_path / "state", *SMALL) as up:
         children = started_children(up)
@@ -95,6 +97,7 @@ def test_children_follow_a_parent_that_was_killed_and_the_next_run_resumes(tmp_p
     assert sum(report["machines"].values()) == 10
 
 
+@pytest.mark.slow
 def test_a_demonstration_outlives_both_its_processes_and_ends_fully_bound(tmp_path: Path) -> None:
     with UpProcess(tmp_path / "state", "--for", "40s", "--clusters", "2", "--machines", "40") as up:
         started_children(up)
@@ -113,6 +116,7 @@ def test_a_demonstration_outlives_both_its_processes_and_ends_fully_bound(tmp_pa
         assert all(cluster["bound"].get(name, 0) >= amount for name, amount in cluster["demand"].items())
 
 
+@pytest.mark.slow
 async def test_a_child_that_cannot_run_is_given_up_with_its_last_word(tmp_path: Path) -> None:
     spec = ChildSpec(
         name="shard",

@@ -58,6 +58,7 @@ def assert_no_machine_changed_cluster_without_a_drain(provider_log: Iterable[dic
         assert kinds == expected, machine
 
 
+@pytest.mark.slow
 def test_the_sample_is_replayed_as_its_files_say(tmp_path: Path) -> None:
     with UpProcess(tmp_path / "state", "--for", "6s", *SAMPLE_FLAGS) as up:
         report = up.finish()
@@ -71,6 +72,7 @@ def test_the_sample_is_replayed_as_its_files_say(tmp_path: Path) -> None:
     assert seconds == [6000 * number // 60 for number in range(61)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["shard", "provider"])
 def test_a_replay_outlives_a_killed_process(tmp_path: Path, victim: str) -> None:
     with UpProcess(tmp_path / "state", "--for", "6s", *SAMPLE_FLAGS) as up:
@@ -92,6 +94,7 @@ def test_a_replay_outlives_a_killed_process(tmp_path: Path, victim: str) -> None
         assert_nothing_was_taken_before_its_cluster_spoke(life)
 
 
+@pytest.mark.slow
 def test_a_replay_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     with UpProcess(tmp_path / "state", "--for", "6s", *SAMPLE_FLAGS) as up:
         up.wait_until(lambda: up.samples() >= 10, "some samples")

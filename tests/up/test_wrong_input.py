@@ -1,11 +1,14 @@
 """What a person gets for a mistake: exit 2, or 1 for a run that cannot go on, and one line that says where."""
 
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 
+from bigfleet.cli.main import main
 from tests.up.up_process import run_command
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n"
@@ -98,27 +101,57 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_is_one_clear_line(arguments: list[str], said: str, cwd: Path, code: int = 2) -> None:
-    done = run_command(*arguments, cwd=cwd)
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
+Call = Callable[[list[str], Path], "tuple[int, str, str]"]
 
-    assert (done.returncode, len(lines)) == (code, 1), done.stderr
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """The command in this process: what is wrong is found before anything starts, and a process takes two seconds."""
+
+    def run(arguments: list[str], cwd: Path) -> tuple[int, str, str]:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["bigfleet", *arguments])
+        logging = structlog.get_config()
+        with pytest.raises(SystemExit) as end:
+            main()
+        structlog.configure(**logging)
+        return (int(end.value.code or 0), *capfd.readouterr())
+
+    return run
+
+
+def run_apart(arguments: list[str], cwd: Path) -> tuple[int, str, str]:
+    """The command in a process of its own."""
+    done = run_command(*arguments, cwd=cwd)
+    return done.returncode, done.stdout, done.stderr
+
+
+def assert_is_one_clear_line(call: Call, arguments: list[str], said: str, cwd: Path, code: int = 2) -> None:
+    exit_code, output, errors = call(arguments, cwd)
+    lines = [line for line in errors.splitlines() if line.strip()]
+
+    assert (exit_code, len(lines)) == (code, 1), errors
     assert said in lines[0]
     assert lines[0].startswith("bigfleet")
-    assert "Traceback" not in done.stdout + done.stderr
+    assert "Traceback" not in output + errors
 
 
 @pytest.mark.parametrize(("line", "said"), FLAGS, ids=[line for line, _said in FLAGS])
-def test_a_wrong_call_is_told_in_one_line(place: Path, line: str, said: str) -> None:
-    assert_is_one_clear_line(line.split(), said, place)
+def test_a_wrong_call_is_told_in_one_line(call: Call, place: Path, line: str, said: str) -> None:
+    assert_is_one_clear_line(call, line.split(), said, place)
+
+
+@pytest.mark.parametrize(("line", "said"), FLAGS[2::18], ids=[line for line, _said in FLAGS[2::18]])
+def test_a_process_of_its_own_says_the_same(place: Path, line: str, said: str) -> None:
+    assert_is_one_clear_line(run_apart, line.split(), said, place)
 
 
 @pytest.mark.parametrize(("nodes", "pods", "said"), FILES, ids=[said for _nodes, _pods, said in FILES])
-def test_a_wrong_trace_is_told_with_its_place(tmp_path: Path, nodes: str, pods: str, said: str) -> None:
+def test_a_wrong_trace_is_told_with_its_place(call: Call, tmp_path: Path, nodes: str, pods: str, said: str) -> None:
     (tmp_path / "nodes.csv").write_text(nodes)
     (tmp_path / "pods.csv").write_text(pods)
 
-    assert_is_one_clear_line(["up", "--nodes", "nodes.csv", "--pods", "pods.csv"], said, tmp_path)
+    assert_is_one_clear_line(call, ["up", "--nodes", "nodes.csv", "--pods", "pods.csv"], said, tmp_path)
     assert not (tmp_path / ".bigfleet").exists()
 
 
@@ -143,4 +176,4 @@ def test_a_port_in_use_is_a_failed_run(tmp_path: Path, command: Callable[[int], 
         holder.listen()
         port = holder.getsockname()[1]
 
-        assert_is_one_clear_line(command(port), str(port), tmp_path, code=1)
+        assert_is_one_clear_line(run_apart, command(port), str(port), tmp_path, code=1)

@@ -19,6 +19,7 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "shown"), examples(), ids=[command for command, _shown in examples()])
 def test_an_example_prints_what_the_page_shows(tmp_path: Path, command: str, shown: str) -> None:
     for name, text in FILES.findall(PAGE.read_text(encoding="utf-8")):

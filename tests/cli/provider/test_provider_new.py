@@ -36,6 +36,7 @@ def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass_the_conformance_suite_among_them(project: Path) -> None:
     done = run_in(project, "pytest", "-q", "-p", "no:cacheprovider")
 

@@ -39,6 +39,7 @@ WRONG_CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "text"), WRONG_CALLS)
 def test_a_wrong_call_or_file_exits_with_2_and_one_line(flags: tuple[str, ...], text: str, tmp_path: Path) -> None:
     body = document({"n": node("g"), "m": node("g")})

@@ -128,6 +128,7 @@ def test_a_kill_takes_nothing_back(folder: Path) -> None:
         assert "cluster" not in json.loads((folder / "machines" / f"{MACHINE}.json").read_text())
 
 
+@pytest.mark.slow
 def test_what_happens_to_files_by_hand_is_seen(folder: Path) -> None:
     with (
         toy(folder, "--reconcile-interval=100ms", "--failed-hold=10s") as (address, _process),
@@ -147,6 +148,7 @@ def test_what_happens_to_files_by_hand_is_seen(folder: Path) -> None:
         until(lambda: not (folder / "machines" / "stray.json").exists())
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_page_pass_and_satisfy_the_strict_type_checker(
     folder: Path, pytestconfig: pytest.Config
 ) -> None:

@@ -22,6 +22,7 @@ async def test_a_worker_comes_to_the_same_composition() -> None:
         assert await workers.plan(problem) == plan(problem)
 
 
+@pytest.mark.slow
 def test_a_worker_compiles_its_loops_before_the_first_problem() -> None:
     """The first plan of a new shard came ten seconds late, because the worker began to compile when it was asked."""
     script = textwrap.dedent("""
@@ -34,6 +35,7 @@ def test_a_worker_compiles_its_loops_before_the_first_problem() -> None:
     assert done.stdout == "True\n"
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_is_replaced() -> None:
     problem = tiny(random.Random(1))
     with ProcessPlanWorkers(1) as workers:

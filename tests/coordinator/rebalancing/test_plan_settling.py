@@ -3,6 +3,7 @@ same."""
 
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def crowded_fleets(draw: st.DrawFn) -> tuple[FleetView, Memory]:
     return FleetView(shards=tuple(shards), providers={"p": ProviderRow("p:1", "r")}, quotas=quotas), memory
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(crowded_fleets(), st.integers(0, 12))
 def test_many_at_once_and_one_by_one_give_the_same_moves(given_fleet: tuple[FleetView, Memory], drains: int) -> None:

@@ -179,6 +179,7 @@ def test_a_path_that_no_file_can_have_is_named(tmp_path: Path) -> None:
 # ---- etcd --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_store_that_comes_late_is_waited_for_with_longer_and_longer_pauses(
     member: Cluster, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ class StandingClock(SystemClock):
         return 1_000.0
 
 
+@pytest.mark.slow
 async def test_a_leader_beyond_a_partition_that_still_believes_has_its_writes_refused(three: Cluster) -> None:
     """Its own clock never tells it to step down; what it writes once the network is back fails at the guard."""
     proxy = Proxy(three.members[0].client_port)

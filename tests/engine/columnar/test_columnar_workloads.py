@@ -20,6 +20,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_both_engines_decide_a_workload_alike(name: str) -> None:
     workload = WORKLOADS[name]()

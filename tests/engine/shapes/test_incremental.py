@@ -117,6 +117,7 @@ def lives(first: int, count: int) -> Iterator[Life]:
         yield Life(fleet(seed), random.Random(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
 def test_memory_changes_no_decision(part: int) -> None:
     kept = 0

@@ -32,6 +32,7 @@ class Barren(FakeBackend):
         raise RuntimeError("no such machine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -116,6 +116,7 @@ def act(world: World, kind: str, subject: Any) -> None:
             ingest.fail(known, "broken here")
 
 
+@pytest.mark.slow
 @given(st.lists(steps, max_size=25), st.sampled_from([1, 2, 8192]))
 @settings(max_examples=100, deadline=None)
 def test_a_list_with_digests_comes_to_what_one_without_does(story: list[tuple[str, Any]], waiting_max: int) -> None:

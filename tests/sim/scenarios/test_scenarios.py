@@ -68,6 +68,7 @@ def test_a_fleet_that_never_rests_neither_loses_nor_strands_a_machine() -> None:
     assert_holds(run_scenario(msgspec.structs.replace(scenario, must_hold=tuple(lasting)), name="soak"))
 
 
+@pytest.mark.slow
 def test_a_handover_survives_the_death_of_each_process_in_the_middle() -> None:
     """The giving shard has let go, the taking one has not taken; one death of each, of all those of the slow run."""
     scenario = scenario_of("handover-crash-at-every-step")
@@ -96,6 +97,7 @@ def test_a_scenario_holds_for_other_seeds(name: str, seed: int) -> None:
     assert_holds(run(name, seed))
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_traces() -> None:
     """The journal is a function of the scenario and the seed."""
     first, second, other = (run_scenario(small_soak(), name="soak", seed=seed) for seed in (7, 7, 8))

@@ -39,6 +39,7 @@ def run(main: Callable[[KernelClock], Coroutine[Any, Any, T]]) -> T:
     return run_kernel(with_clock, random.Random(1))
 
 
+@pytest.mark.slow
 def test_machines_move_between_shards_and_every_invariant_holds() -> None:
     """The starving shard gets what the other can spare."""
     result = run_plan(fleet(1))
@@ -50,6 +51,7 @@ def test_machines_move_between_shards_and_every_invariant_holds() -> None:
     assert result.checks["S17"]
 
 
+@pytest.mark.slow
 def test_a_leader_changes_while_a_gang_is_preempted() -> None:
     """A seed that ends every lease while a machine is being taken from a gang: the next leader finds it half done."""
     plan = draw(1035)
@@ -61,6 +63,7 @@ def test_a_leader_changes_while_a_gang_is_preempted() -> None:
     assert result.reached["gang preempted during a leader change"]
 
 
+@pytest.mark.slow
 def test_shards_whose_coordinator_never_answers_take_the_course_of_those_that_have_none() -> None:
     """S12, to the nanosecond: the links ask and ask, and nothing else is moved by it."""
     asked = run_plan(fleet(2, "shard-crash", "partition", coordinator=GONE))

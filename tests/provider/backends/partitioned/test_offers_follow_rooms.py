@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,7 @@ class Run:
             assert record.machine.host.ref in {carved.ref for carved in provider.backend.ours.values()}
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(steps=STEPS)
 def test_offered_slots_are_the_vectors_counted_anew_and_the_choice_is_the_cheapest(

@@ -53,7 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     config.addinivalue_line("markers", "virtual_time: run the async test on a loop whose clock jumps to the next timer")
-    config.addinivalue_line("markers", "slow: many seconds of processor time, or processes that are killed; left to `make test-slow`")
+    config.addinivalue_line(
+        "markers", "slow: many seconds of processor time, or processes that are killed; left to `make test-slow`"
+    )
 
 
 def pytest_asyncio_loop_factories(

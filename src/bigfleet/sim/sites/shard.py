@@ -220,7 +220,10 @@ class ShardSite:
         try:
             await shard.run()
         except Exception as error:
-            self._evidence.breach("S0", f"the shard of epoch {epoch} ended by itself: {type(error).__name__}: {error}")
+            cause = error
+            while isinstance(cause, ExceptionGroup):
+                cause = cause.exceptions[0]
+            self._evidence.breach("S0", f"the shard of epoch {epoch} ended by itself: {type(cause).__name__}: {cause}")
 
     def _died(self, shard: WatchedShard) -> None:
         called = self._evidence.memory(shard).called

@@ -38,8 +38,7 @@ class Process:
         self.steps = 0
         #: The step before which it dies; None is never.
         self.dies_at_step: int | None = None
-        #: Called when it has died, in nobody's context.
-        self.on_death: Callable[[], None] = lambda: None
+        self._on_death: list[Callable[[], None]] = []
         #: Set when it has died.
         self.died = asyncio.Event()
         #: Callbacks that came while it was paused, in order.
@@ -52,6 +51,10 @@ class Process:
     def is_alive(self) -> bool:
         """Say whether it was not killed; a paused one is alive."""
         return self.life is not Life.DEAD
+
+    def add_death_callback(self, callback: Callable[[], None]) -> None:
+        """Call this when the process has died, in nobody's context, before what was added earlier."""
+        self._on_death.append(callback)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str = "") -> "asyncio.Task[T]":
         """Start a task of this process, whoever asks for it. A dead one never runs it."""
@@ -83,7 +86,8 @@ class Process:
         self.life = Life.DEAD
         self.parked.clear()
         self.died.set()
-        self.on_death()
+        for callback in reversed(self._on_death):
+            callback()
 
     def pause(self) -> None:
         """Let nothing of it run until `resume`."""

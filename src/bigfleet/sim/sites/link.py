@@ -94,13 +94,7 @@ class ShardLink:
             process.spawn(reporter.run(), name="link")
             return
         beside = Process(f"{process.name}-link", is_aside=True)
-        before = process.on_death
-
-        def end() -> None:
-            beside.kill()
-            before()
-
-        process.on_death = end
+        process.add_death_callback(beside.kill)
         beside.spawn(reporter.run(), name="link")
 
     def _reporter(self, shard: Shard, file: OwnershipFile) -> CoordinatorLink:

@@ -51,8 +51,10 @@ from bigfleet.sim.sites.stores import DurableAudit
 class WatchedShard(ObservedShard):
     """One shard process."""
 
-    on_event: Callable[[Event], None]
-    evidence: Observations
+    def __init__(self, *, number: int, on_event: Callable[[Event], None], evidence: Observations, **parts: Any) -> None:
+        """`number` counts the processes of the world; `parts` are those of any shard."""
+        super().__init__(**parts, on_rollup=self._note_rollup)
+        self.number, self.on_event, self.evidence = number, on_event, evidence
 
     async def step(self, *, is_timer: bool = True) -> CycleReport:
         """Run one cycle, and report it."""
@@ -97,7 +99,7 @@ class WatchedShard(ObservedShard):
         known = memory.excess_since_seconds
         memory.excess_since_seconds = {machine_id: known.get(machine_id, now_seconds) for machine_id in excess}
 
-    def note_rollup(self, session: Session, offer: RollUpOffer, outcome: RollUpOutcome) -> None:
+    def _note_rollup(self, session: Session, offer: RollUpOffer, outcome: RollUpOutcome) -> None:
         """Note what became of one roll-up."""
         if outcome is RollUpOutcome.MISROUTED:
             return
@@ -192,9 +194,6 @@ class ShardSite:
         def on_call(method: str, machine_id: str, token: FenceToken, answer: str) -> None:
             self._called(shard, ObservedCall(shard, method, machine_id, token.epoch, token.sequence), answer)
 
-        def on_rollup(session: Session, offer: RollUpOffer, outcome: RollUpOutcome) -> None:
-            shard.note_rollup(session, offer, outcome)
-
         log = DurableAudit(on_line)
         self.logs.append(log)
         shard = WatchedShard(
@@ -210,11 +209,12 @@ class ShardSite:
             registry=CollectorRegistry(),
             audit_log=log,
             ownership_file=file,
-            on_rollup=on_rollup,
+            number=epoch,
+            on_event=self._on_event,
+            evidence=self._evidence,
         )
-        shard.number, shard.on_event, shard.evidence = epoch, self._on_event, self._evidence
         self.shard = shard
-        process.on_death = lambda: self._died(shard)
+        process.add_death_callback(lambda: self._died(shard))
         if self._link is not None and file is not None:
             self._link.spawn(shard, file, process)
         try:

@@ -318,7 +318,7 @@ def test_the_machine_too_is_said_to_be_spare() -> None:
         "web takes s, which is idle at $1.00/h; the row's other machines would cover everything without it.",
     ]
     assert sentences(world.machine("z"), row_name=lambda row: "web") == [
-        "web takes z, which is idle at $1.00/h; no other machine of that walk would have replaced it.",
+        "web takes z, which is idle at $1.00/h; no other candidate would have replaced it.",
     ]
 
 

@@ -168,7 +168,7 @@ async def listed_by_pages(lab: Lab, cap: int, since: bytes, machines_max: int) -
         expect(len(page.machines) <= cap, f"a page holds at most {cap}", len(page.machines))
         machines += page.machines
         # Every page but the last is full, so a list that never ends gets here.
-        expectation = f"a walk in pages of {cap} shows at most the {machines_max} machines that there are"
+        expectation = f"a List in pages of {cap} shows at most the {machines_max} machines that there are"
         expect(len(machines) <= machines_max, expectation, len(machines))
         if len(page.machines) < cap:
             return machines
@@ -184,7 +184,7 @@ async def pages_neither_repeat_nor_lose(lab: Lab) -> None:
     wanted = ids_of(full.machines, "the full list")
     for cap in (_PAGE, len(wanted) // 2):
         listed = await listed_by_pages(lab, cap, b"", len(wanted))
-        expect_ids(ids_of(listed, f"a walk in pages of {cap}"), wanted, f"a walk in pages of {cap} is the full list")
+        expect_ids(ids_of(listed, f"a List in pages of {cap}"), wanted, f"a List in pages of {cap} is the full list")
     for machine_id in machine_ids:
         await lab.configure(machine_id)
     for cap in _CAPS:

@@ -76,7 +76,7 @@ async def pages_cover_the_fleet(lab: Lab) -> None:
     """Pages of 500 cover the fleet without repeats."""
     wanted = ids_of((await lab.list_machines()).machines, "the full list")
     listed = await listed_by_pages(lab, PAGE, b"", len(wanted))
-    expect_ids(ids_of(listed, f"a walk in pages of {PAGE}"), wanted, f"pages of {PAGE} cover the fleet")
+    expect_ids(ids_of(listed, f"a List in pages of {PAGE}"), wanted, f"pages of {PAGE} cover the fleet")
 
 
 @AREA.behaviour(4, ConformanceProfile.SCALE)

@@ -260,7 +260,7 @@ def _acquired_sentences(group: Sequence[AcquiredMachine], subject: str, row_name
     if group[0].is_spare:
         return [f"{how}; the row's other machines would cover everything without {'it' if one else 'any one of them'}."]
     if not record.runner_up or record.cost_difference is None:
-        return [f"{how}; no other machine of that walk would have replaced {'it' if one else 'them'}."]
+        return [f"{how}; no other candidate would have replaced {'it' if one else 'them'}."]
     second = _runner_up_sentence(record.runner_up, record.cost_difference)
     # At equal costs the runner-up's sentence says it all.
     flips = [flip for flip in group[0].flips if flip.change != 0]

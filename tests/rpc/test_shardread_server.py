@@ -14,7 +14,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model import labels, vector
 from bigfleet.model.frames import CAPABILITY_NODE_STATUS, UnmetReason
-from bigfleet.model.ids import MachineId
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.gen import provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.outcomes import ActionOutcome
@@ -24,7 +23,7 @@ from bigfleet.shard.status.views import CycleView, NeedView
 from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.live_shard import LiveShard, live_shard
-from tests.shard.world import ScriptedProvider, World, machine, need
+from tests.shard.world import ScriptedProvider, World, machine, need, note_pending
 
 S = MachineState
 Code = grpc.StatusCode
@@ -228,7 +227,7 @@ async def test_every_filter_narrows(live: LiveShard) -> None:
     live.world.provider.refusals["configure", "a"] = [RefusalKind.NOT_SUPPORTED]
     await live.world.cycle()
     await _hold(live, "a")
-    live.shard.actuator._ledger[MachineId("e")] = live.shard.actuator.history[0]
+    note_pending(live.shard, "e")
 
     assert await ids(live, cluster_id="c1") == ["b"]
     assert await ids(live, instance_type="t8") == ["c"]

@@ -19,7 +19,7 @@ from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, OwnershipFilte
 from bigfleet.sim.kernel.virtual_time import run_virtual
 from tests.shard.ownership.handover_shard import ME, OTHER, HandoverShard, adopt, idle, instruction, release
 from tests.shard.reconcile.test_unchanged_records import CountedRecords, digest_of
-from tests.shard.world import FakeOperator, RevisionedProvider, ScriptedProvider, machine, need
+from tests.shard.world import FakeOperator, RevisionedProvider, ScriptedProvider, machine, need, note_pending
 
 pytestmark = pytest.mark.virtual_time
 S = MachineState
@@ -195,7 +195,7 @@ async def test_a_free_machine_whose_last_action_ended_goes_though_its_record_say
     shard = make()
     await shown(shard, *idle("m"))
     shard.file.commit(replace(shard.owned, base=Base.DOMAINS, leaving=frozenset({ZA})))
-    shard.world.shard.actuator._ledger[MachineId("m")] = object()
+    note_pending(shard.world.shard, "m")
     await shown(shard, *idle("m"))
     assert shard.holds() == ["m"]
 

@@ -12,7 +12,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.shard.ports import ListedMachine, RefusalKind, ShardSettings
 from bigfleet.shard.reconcile.reconciler import REVISITS_AT_ONCE_MAX, REVISITS_PER_CYCLE_MAX
 from bigfleet.sim.kernel.virtual_time import LoopClock
-from tests.shard.world import RevisionedProvider, ScriptedProvider, World, machine, need
+from tests.shard.world import RevisionedProvider, ScriptedProvider, World, machine, need, note_pending
 
 pytestmark = pytest.mark.virtual_time
 
@@ -253,7 +253,7 @@ async def test_a_removal_told_while_its_machine_is_in_flight_is_not_lost() -> No
     await world.cycle()
     provider.settle()
     await world.cycle()
-    world.shard.actuator._ledger[MachineId("m1")] = world.shard.actuator.history[0]
+    note_pending(world.shard, "m1")
     del provider.records["m1"]
     await world.cycle()
     assert "m1" in world.shard.inventory

@@ -103,7 +103,6 @@ def need(cluster: str, cpu: str, *, priority: int = 100, group: str = "", **prof
     )
 
 
-@dataclass
 def note_pending(shard: Shard, machine_id: str) -> None:
     """Let a shard believe that an action of the machine runs, until its ledger is emptied."""
     known = MachineId(machine_id)
@@ -111,6 +110,7 @@ def note_pending(shard: Shard, machine_id: str) -> None:
     shard.actuator._ledger[known] = shard.actuator.record(action, cycle=0)
 
 
+@dataclass
 class ScriptedProvider:
     """Implements `bigfleet.shard.ports.Provider` in memory."""
 

@@ -52,9 +52,19 @@ def assert_holds(outcome: ScenarioOutcome) -> None:
     assert outcome.is_met, "\n".join([*outcome.faults, *outcome.journal[-3:]])
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if scenario_of(n).slow else []) for n in scenarios()]
-)
+#: Those that take ten seconds or more, beside those whose files say that they are slow.
+LONG_SCENARIOS = frozenset({"gang-scatter", "impossible-gang", "order-flip"})
+
+
+def scenario_params() -> list[Any]:
+    """Return the scenarios, those that take long marked."""
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if name in LONG_SCENARIOS or scenario_of(name).slow else [])
+        for name in scenarios()
+    ]
+
+
+@pytest.mark.parametrize("name", scenario_params())
 def test_a_scenario_holds(name: str) -> None:
     """What its file says must hold does, and no invariant is broken in any cycle."""
     assert_holds(run(name))

@@ -8,12 +8,14 @@ loop alone; other threads read immutable snapshots of it. It never sorts or copi
 
 import math
 from collections import Counter
-from collections.abc import Iterator, KeysView, Set
+from collections.abc import Iterator, KeysView, Sequence, Set
+from itertools import islice
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columns.objects import snapshot_of
+from bigfleet.engine.columns.objects import machine_at, resources_of, snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
@@ -21,6 +23,9 @@ from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.states import MachineState, is_legal_transition
 from bigfleet.model.validation import ensure
 from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord, Keeper, binding_of
+
+#: So many machines are assembled and compared at one validation; the indexes are compared as a whole.
+VALIDATED_MAX: Final = 50
 
 
 class InventoryRefusal(Exception):
@@ -50,6 +55,8 @@ class Inventory:
         self._store = ColumnStore()
         self._keeper = Keeper(self._store.vocabulary)
         self._changed: set[MachineId] = set()
+        #: Where the next validation goes on.
+        self._validated = 0
         #: The newest snapshot that was taken, perhaps older than the present; other threads may read it.
         self.latest_snapshot = self._store.snapshot()
 
@@ -227,24 +234,39 @@ class Inventory:
         self._changed.add(machine_id)
 
     def validate(self) -> None:
-        """Compare everything with the invariants. Raises InvariantBroken."""
-        machines = {machine.id: machine for machine in self}
-        for machine in machines.values():
-            fault = invariant_fault(machine)
-            ensure(fault is None, f"inventory: {machine.id}: {fault}")
-        idle = {machine.id for machine in machines.values() if machine.state is MachineState.IDLE}
-        ensure(self._idle_since_seconds.keys() == idle, "inventory: idle-since stamps are not those of Idle machines")
-        ensure(self._state_since_unix_nanos.keys() <= machines.keys(), "inventory: a state-since stamp of no machine")
-        members = Counter(machine.cluster for machine in machines.values() if machine.cluster)
+        """Compare with the invariants every index, and the values of `VALIDATED_MAX` machines, the next ones each time.
+
+        Raises InvariantBroken.
+        """
+        records, since = self._machines, self._idle_since_seconds
+        idle = {machine_id for machine_id, record in records.items() if record.state is MachineState.IDLE}
+        ensure(since.keys() == idle, "inventory: idle-since stamps are not those of Idle machines")
+        ensure(self._state_since_unix_nanos.keys() <= records.keys(), "inventory: a state-since stamp of no machine")
+        members = Counter(record.cluster for record in records.values() if record.cluster)
         ensure(self._members == members, f"inventory: counts {self._members}, and clusters carry {dict(members)}")
         self._store.validate()
-        ensure(len(self._store) == len(machines), "inventory: the columns hold other machines")
+        ensure(len(self._store) == len(records), "inventory: the columns hold other machines")
+        first = self._validated if self._validated < len(records) else 0
+        self._validated = first + VALIDATED_MAX
+        machines = [records[each].machine(each) for each in islice(records, first, first + VALIDATED_MAX)]
+        for machine in machines:
+            fault = invariant_fault(machine)
+            ensure(fault is None, f"inventory: {machine.id}: {fault}")
         if not self._changed:
-            # Columns hold what decisions read; what they leave out, such as hosts, is left out on both sides.
-            anew = ColumnStore.from_snapshot(Snapshot.of(machines.values(), self._idle_since_seconds)).snapshot()
-            shown = snapshot_of(self.latest_snapshot)
-            ensure(shown.machines == snapshot_of(anew).machines, "inventory: the columns hold other values")
-            ensure(shown.idle_since_seconds == self._idle_since_seconds, "inventory: the columns hold other stamps")
+            self._validate_columns(machines)
+
+    def _validate_columns(self, machines: Sequence[Machine]) -> None:
+        # Columns hold what decisions read; what they leave out, such as hosts, is left out on both sides.
+        anew = snapshot_of(ColumnStore.from_snapshot(Snapshot.of(machines, self._idle_since_seconds)).snapshot())
+        view = self.latest_snapshot
+        resources = resources_of(view.vocabulary)
+        for machine in machines:
+            row = view.rows[machine.id]
+            shown, stamp = machine_at(view, row, resources), float(view.columns.idle_since_seconds[row])
+            ensure(shown == anew.machines[machine.id], f"inventory: the columns hold other values: {shown}")
+            expected = self._idle_since_seconds.get(machine.id, math.nan)
+            is_equal = math.isnan(stamp) if math.isnan(expected) else stamp == expected
+            ensure(is_equal, f"inventory: the columns hold another stamp of {machine.id}: {stamp}, not {expected}")
 
     def _count(self, cluster: str, more: int) -> None:
         if cluster:

@@ -22,8 +22,8 @@ from bigfleet.sim.world.trace_files import TraceFileFault, first_difference, rea
 QUICK_SEEDS = [
     pytest.param(seed, marks=[pytest.mark.slow] if seed in (4, 5, 8, 9, 11, 12) else []) for seed in range(1, 13)
 ]
-#: 24 seeds in CI, which is what there is time for; `make soak` runs as many as it is given time for.
-SLOW_SEEDS = range(200, 200 + int(os.environ.get("BIGFLEET_WORLD_SEEDS", "24")))
+#: 16 seeds in CI, which is what there is time for; `make soak` runs as many as it is given time for.
+SLOW_SEEDS = range(200, 200 + int(os.environ.get("BIGFLEET_WORLD_SEEDS", "16")))
 #: Seeds that run in two processes: one for twenty of them, and four at least.
 TWICE_SEEDS = range(20, 20 + max(4, len(SLOW_SEEDS) // 20))
 #: Faults last ten minutes at most; `make soak` runs what seeds draw.

@@ -87,7 +87,7 @@ proto: $(STAMP) ## generate the Python code from proto/
 	$(BIN)/python tools/generate_proto.py
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
-lock: ## resolve the versions anew (needs uv)
+lock: ## resolve the versions again (needs uv)
 	$(COMPILE) --upgrade --group dev --extra uvloop --extra bound --extra parquet pyproject.toml \
 	  --output-file requirements-dev.lock
 	$(COMPILE) --constraints requirements-dev.lock --group build --extra uvloop pyproject.toml \

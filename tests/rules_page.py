@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RulesPage:
-    """One page of proofs, and the specification whose rules it proves; both are read anew each time."""
+    """One page of proofs, and the specification whose rules it proves; both are read again each time."""
 
     page: Path
     spec: Path

@@ -101,5 +101,5 @@ def metric(core: CapacityCore, name: str, **labels: str) -> float:
 
 
 def is_ready(core: CapacityCore) -> bool:
-    """Ask anew each time, where a type checker would believe the last answer."""
+    """Ask again each time, where a type checker would believe the last answer."""
     return core.is_ready

@@ -1,7 +1,7 @@
 """The kit against a model of a few dictionaries, with a crash before or after any write of the store.
 
 docs/spec/provider.md §2, §3, §5, §11, §12, on virtual time. A crash abandons the core where it stands; the file is what
-the commits so far made of it. After each step the provider must show the model exactly: to a reader that starts anew,
+the commits so far made of it. After each step the provider must show the model exactly: to a reader that starts again,
 to one that threads cursors across every crash, and to Get.
 """
 

@@ -122,7 +122,7 @@ async def test_hello_again_is_acked_and_another_name_ends_the_session(live: Live
 
 
 async def test_an_outbox_without_room_for_an_instruction_ends_the_session() -> None:
-    """What must be delivered is not dropped: the operator comes back and is told anew."""
+    """What must be delivered is not dropped: the operator comes back and is told again."""
     async with live_shard(World(settings=ShardSettings(outbox_frames_max=4))) as live:
         peer = await live.connect("c1")
         session = live.shard.sessions.of("c1")

@@ -144,9 +144,9 @@ def test_a_build_that_fails_is_told_and_the_shard_compiles_for_itself() -> None:
 
 def test_kernels_that_are_at_hand_are_used_at_once() -> None:
     """Nothing is built, and the gauge says that everything is there."""
-    directory = keep_kernels()
-    assert directory is not None
-    build_kernels(directory)
+    cache = keep_kernels()
+    assert cache is not None
+    build_kernels(cache.directory)
     registry = CollectorRegistry()
     made = ShardEngines(registry)
     engine = made.make(verify_every_cycles=0, on_divergence=lambda _divergence: None)

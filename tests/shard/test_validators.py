@@ -107,7 +107,7 @@ def test_validation_is_for_a_block_only(monkeypatch: pytest.MonkeyPatch) -> None
         def validate(self) -> None:
             raise InvariantBroken("broken")
 
-    validate(Broken(), None)
+    validate(Broken())
     with validating(), pytest.raises(InvariantBroken):
         validate(Broken())
     validate(Broken())

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bigfleet.coordinator.commands import Command, DropDomain, ReleaseDomain
-from bigfleet.coordinator.commands import SetDomainOwner as AssignDomainRow
+from bigfleet.coordinator.commands import Command, DropDomain, ReleaseDomain, SetDomainOwner
 from bigfleet.coordinator.tables import DomainRow, DomainState
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import (
@@ -139,7 +138,7 @@ def _reconcile_domains(view: OwnershipView, peers: PeerViews, done: OwnershipPla
         row = peers.domains.get(domain)
         if row is None:
             # The store was lost or restored: the shard knows better.
-            done.commands.append(AssignDomainRow(domain, me))
+            done.commands.append(SetDomainOwner(domain, me))
             if domain in reported.leaving:
                 done.commands.append(ReleaseDomain(domain))
         elif (row.shard_id != me or row.state is DomainState.RELEASING) and domain in assumed.domains:

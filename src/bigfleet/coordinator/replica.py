@@ -16,8 +16,7 @@ import structlog
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.leader_term import CoordinatorSettings, Term
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
-from bigfleet.coordinator.stores.protocol import LeaderInfo as Known
-from bigfleet.coordinator.stores.protocol import RevisedStore, StoreUnavailable
+from bigfleet.coordinator.stores.protocol import LeaderInfo, RevisedStore, StoreUnavailable
 from bigfleet.coordinator.stores.snapshot import SnapshotFault, TablesSnapshot, content_digest, export, snapshot_of
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 
@@ -35,7 +34,7 @@ T = TypeVar("T")
 class NotTheLeader(Exception):
     """This replica does not lead; it may know who does."""
 
-    def __init__(self, leader: Known | None) -> None:
+    def __init__(self, leader: LeaderInfo | None) -> None:
         super().__init__("this replica is not the leader" + (f"; {leader.replica} is" if leader is not None else ""))
         self.leader = leader
 

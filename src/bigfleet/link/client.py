@@ -53,7 +53,7 @@ class Client:
         *,
         on_redirect: Callable[[], None] = lambda: None,
     ) -> None:
-        """`names` are HOST:PORT, at least one. `on_redirect` hears of each follower that named another address."""
+        """`names` are HOST:PORT, at least one. `on_redirect` is called for each follower that named another address."""
         assert names, "a shard without a coordinator has no link"
         self._names = tuple(names)
         self._coordinators = coordinators

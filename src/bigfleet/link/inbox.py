@@ -49,7 +49,7 @@ class Inbox:
         accepted_term: int,
         on_answer: Callable[[Instruction, Ack], None] = lambda _instruction, _ack: None,
     ) -> None:
-        """`on_answer` hears of each instruction that was judged; of one that comes again and is known it does not."""
+        """`on_answer` is called for each instruction that was judged, and not for a repeated one that is known."""
         self._handler = handler
         self._on_answer = on_answer
         #: The highest term that was accepted; reports echo it.

@@ -78,7 +78,7 @@ class CoordinatorLink:
         on_report: Callable[[ReportOutcome], None] = lambda _outcome: None,
         on_sold_out: Callable[[Iterable[SoldOutPool]], None] = lambda _pools: None,
     ) -> None:
-        """`on_report` hears how each report ended, `on_sold_out` which pools other shards report as sold out."""
+        """`on_report` is called with the end of each report, `on_sold_out` with the pools that other shards report."""
         self._shard_id = shard_id
         self._epoch = epoch
         self._address = advertised_address

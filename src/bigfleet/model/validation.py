@@ -41,12 +41,11 @@ def validating() -> Iterator[None]:
         _is_on = before
 
 
-def validate(*states: Validated | None) -> None:
-    """Validate states, where validation is on; None is left out. Raises InvariantBroken."""
+def validate(*states: Validated) -> None:
+    """Validate states, where validation is on. Raises InvariantBroken."""
     if _is_on:
         for state in states:
-            if state is not None:
-                state.validate()
+            state.validate()
 
 
 def ensure(holds: object, fault: str) -> None:

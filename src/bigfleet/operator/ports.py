@@ -58,7 +58,7 @@ class SessionDialer(Protocol):
     """Opens streams to the shard that this cluster is bound to."""
 
     def dial(self) -> AbstractAsyncContextManager[SessionStream]:
-        """Open a stream with credentials read anew; entering or using it raises SessionEnded when that fails."""
+        """Open a stream with credentials read again; entering or using it raises SessionEnded when that fails."""
         ...
 
 

@@ -118,7 +118,7 @@ class Allocator:
     def restore(self, instance: Instance, *names: str) -> tuple[PartitionedHost, ...]:
         """Put an instance back where it is known to be, primary host first, whether it fits or not.
 
-        For an allocator that is made anew from a cluster's message, which does not count what was taken since. Raises
+        For an allocator that is made again from a cluster's message, which does not count what was taken since. Raises
         KeyError for a host that is not there, before anything changes.
         """
         hosts = tuple(self._by_name[name] for name in names)

@@ -61,7 +61,7 @@ class Tracker:
         return self._vocabulary is None
 
     def knows(self, view: ColumnSnapshot) -> bool:
-        """Say whether the view numbers what repeats as the one before; if not, everything is to be written anew."""
+        """Say whether the view numbers what repeats as the one before; if not, everything is to be written again."""
         return self._vocabulary is None or self._vocabulary is view.vocabulary
 
     # ---- machines --------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES
 from bigfleet.model.frames import DrainOutcome, UnmetReason
-from bigfleet.model.instructions import KIND_LABELS
-from bigfleet.model.instructions import InstructionOutcome as AckOutcome
+from bigfleet.model.instructions import KIND_LABELS, InstructionOutcome
 from bigfleet.model.machine import InvariantFault
 from bigfleet.model.ownership import RowKind
 from bigfleet.model.penalty import ORDINALS, bucket_label
@@ -195,7 +194,7 @@ class ShardMetrics:
             self.ownership_machines.labels(relation)
         for outcome in REPORT_OUTCOMES:
             self.reports.labels(outcome)
-        for kind, answer in product(INSTRUCTION_KINDS, AckOutcome):
+        for kind, answer in product(INSTRUCTION_KINDS, InstructionOutcome):
             self.instructions.labels(kind, answer.value)
 
     def _export_zeros(self) -> None:

@@ -10,8 +10,15 @@ from typing import Final
 import msgspec
 
 from bigfleet.coordinator.leader_term import CoordinatorSettings
-from bigfleet.provider.backends.simulated.world import Dwell, Dwells, Faults, Interruption, Pool, StockoutModel
-from bigfleet.provider.backends.simulated.world import WorldFile as CloudWorld
+from bigfleet.provider.backends.simulated.world import (
+    CloudWorld,
+    Dwell,
+    Dwells,
+    Faults,
+    Interruption,
+    Pool,
+    StockoutModel,
+)
 from bigfleet.shard.ownership.handover import COOLDOWN_REPORT_CYCLES
 from bigfleet.shard.ports import JoinGate, ShardSettings
 from bigfleet.sim.kernel.streams import Random, Streams

@@ -19,6 +19,7 @@ import pytest
 
 from bigfleet.cli.runtime import kernel_cache, kernel_set
 from bigfleet.cli.runtime.kernel_build import KernelBuildFault, build_kernels
+from bigfleet.cli.runtime.kernel_cache import KernelCache
 from bigfleet.cli.runtime.kernel_set import KERNELS, MANIFEST, KernelTarget, Manifest, current_target, examine
 from tests.patience import PATIENCE_SECONDS
 
@@ -160,8 +161,8 @@ def test_the_directory_is_named_by_what_kernels_depend_on(tmp_path: Path, monkey
 
     assert first is not None
     assert second is not None
-    assert first != second
-    assert str(second) == config.CACHE_DIR
+    assert first.directory != second.directory
+    assert str(second.directory) == config.CACHE_DIR
 
 
 def test_without_a_writable_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,12 +181,10 @@ def test_a_damaged_set_of_the_user_is_built_again(
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     place = kernel_cache.user_directory(current_target())
     shutil.copytree(own_set, place)
-    assert kernel_cache.keep_kernels() == place
-    assert kernel_cache.is_complete(place)
+    assert kernel_cache.keep_kernels() == KernelCache(place, is_complete=True)
 
     next(place.rglob("*.nbc")).write_bytes(b"")
-    assert kernel_cache.keep_kernels() == place
-    assert not kernel_cache.is_complete(place)
+    assert kernel_cache.keep_kernels() == KernelCache(place, is_complete=False)
     assert list(place.rglob("*.nb[ci]")) == []
 
 
@@ -197,7 +196,9 @@ def test_a_shipped_set_that_does_not_fit_is_passed_over(
     monkeypatch.setenv("BIGFLEET_KERNELS", str(copied))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
 
-    assert kernel_cache.keep_kernels() == kernel_cache.user_directory(current_target())
+    used = kernel_cache.keep_kernels()
+    assert used is not None
+    assert used.directory == kernel_cache.user_directory(current_target())
     assert list(copied.rglob("*.nbc"))
 
 

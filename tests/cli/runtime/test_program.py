@@ -31,7 +31,7 @@ run_program(app, "forks")
 
 
 def test_a_fork_is_one_thread_whatever_grpc_runs() -> None:
-    """gRPC's threads, started anew between fork and exec, killed one child of `bigfleet up` in ten."""
+    """gRPC's threads, started again between fork and exec, killed one child of `bigfleet up` in ten."""
     done = subprocess.run([sys.executable, "-c", FORKS_WHILE_IT_SERVES], capture_output=True, text=True, check=True)
 
     assert done.stdout == "1", done.stderr

@@ -1,6 +1,6 @@
 """What no donor and no requester may do (docs/spec/coordinator.md §7), against the rule as it is written.
 
-Each rule is stated here anew, in plain words over what is reported and what moves; nothing of the planner's own code
+Each rule is stated here again, in plain words over what is reported and what moves; nothing of the planner's own code
 says what is right.
 """
 

@@ -359,7 +359,7 @@ def test_a_note_stays_until_its_machine_changes(steps: list[tuple[str, Machine]]
             store.note(machine.id, notes[machine.id])
         if turn % 4 == 0:
             store.settle()
-            # A view may number the rows anew, and then the notes are others.
+            # A view may number the rows again, and then the notes are others.
             ids, told = list(store.snapshot().rows), store.notes()
             found = {ids[row]: told[row].tobytes() for row in range(len(told)) if told[row].any()}
             assert found == notes

@@ -21,7 +21,7 @@ from bigfleet.provider.backends.simulated.catalogue import load_catalogue
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import build_fleet
-from bigfleet.provider.backends.simulated.world import WorldFile, parse_world
+from bigfleet.provider.backends.simulated.world import CloudWorld, parse_world
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.refusal import Refused
@@ -57,12 +57,12 @@ faults: {create_error: 0.1, join_never: 0.1, error_after_effect: 0.1, effect_aft
 """
 
 
-def world_of(text: str) -> WorldFile:
+def world_of(text: str) -> CloudWorld:
     return parse_world(text.encode(), "world.yaml")
 
 
 def make_cloud(
-    world: WorldFile, *, seed: int = 1, book: HostBook | None = None, is_calm: bool = False, time_scale: float = 1.0
+    world: CloudWorld, *, seed: int = 1, book: HostBook | None = None, is_calm: bool = False, time_scale: float = 1.0
 ) -> SimulatedCloud:
     return SimulatedCloud(
         world=world,
@@ -168,7 +168,7 @@ class AuditedBook(MemoryHostBook):
 
 
 def _told(host: SimulatedHost | None) -> str:
-    """Return a host without the operation ids, which every run draws anew."""
+    """Return a host without the operation ids, which every run draws again."""
     if host is None:
         return "no host"
     fields = {name: getattr(host, name) for name in host.__struct_fields__}

@@ -18,7 +18,7 @@ from bigfleet.provider.backends.simulated.catalogue import load_catalogue
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import build_seed_fleet
-from bigfleet.provider.backends.simulated.world import WorldFile
+from bigfleet.provider.backends.simulated.world import CloudWorld
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.refusal import Code
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
@@ -43,7 +43,7 @@ virtual_time = pytest.mark.virtual_time
 
 @virtual_time
 async def test_prices_and_probabilities_of_the_default_world_are_as_stated() -> None:
-    cloud = make_cloud(WorldFile())
+    cloud = make_cloud(CloudWorld())
     catalogue = load_catalogue(None)
     now = LoopClock().unix_nanos()
     declared: dict[object, float] = {}
@@ -67,7 +67,7 @@ async def test_prices_and_probabilities_of_the_default_world_are_as_stated() -> 
 
 @virtual_time
 async def test_the_default_world_is_the_sample_mix() -> None:
-    core = await started(make_simulated(make_cloud(WorldFile())))
+    core = await started(make_simulated(make_cloud(CloudWorld())))
     machines = [record.machine for record in (await core.list()).records]
     counts = {kind: sum(m.capacity_type is kind for m in machines) for kind in CapacityType}
     assert len(machines) == 120
@@ -302,6 +302,6 @@ def test_seeded_slots_are_the_fake_mix() -> None:
 
 def test_declared_probabilities_are_monthly_rates_within_one_hour() -> None:
     """The default choices are the usual bands of interruption per month, so that costs are dollars per hour."""
-    monthly = [1 - (1 - each) ** 720 for each in WorldFile().interruption.probabilities]
+    monthly = [1 - (1 - each) ** 720 for each in CloudWorld().interruption.probabilities]
 
     assert monthly == pytest.approx([0.025, 0.075, 0.125, 0.175, 0.30], abs=0.005)

@@ -15,7 +15,7 @@ from bigfleet.provider.backends.simulated.backend import SimulatedBackend
 from bigfleet.provider.backends.simulated.book import MemoryHostBook, SimulatedHost
 from bigfleet.provider.backends.simulated.cloud import CallFailed, OutOfStock, PoolStatus, SimulatedCloud
 from bigfleet.provider.backends.simulated.life import LifeStage, stage_of
-from bigfleet.provider.backends.simulated.world import WorldFile
+from bigfleet.provider.backends.simulated.world import CloudWorld
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -163,7 +163,7 @@ async def test_half_are_hinted_and_two_in_a_hundred_are_not_noticed() -> None:
             assert warning is None or host.running_unix_nanos < warning <= host.dies_unix_nanos
 
 
-async def hazards(world: WorldFile) -> float:
+async def hazards(world: CloudWorld) -> float:
     """Return the mean time that spot hosts of a world last, in hours."""
     cloud = make_cloud(world)
     for name in cloud.offers:

@@ -9,8 +9,8 @@ from bigfleet.model.states import CapacityType
 from bigfleet.provider.backends.simulated.catalogue import CatalogueFault, load_catalogue, parse_catalogue
 from bigfleet.provider.backends.simulated.fleet import build_fleet
 from bigfleet.provider.backends.simulated.world import (
+    CloudWorld,
     WorldFault,
-    WorldFile,
     load_world,
     parse_capacity_type,
     parse_world,
@@ -189,8 +189,8 @@ def test_a_pool_may_say_everything_itself() -> None:
 def test_json_and_yaml_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text('{"rack_size": 3}')
     (tmp_path / "w.yaml").write_text("rack_size: 3")
-    assert load_world(tmp_path / "w.json") == load_world(tmp_path / "w.yaml") == WorldFile(rack_size=3)
-    assert load_world(None) == WorldFile()
+    assert load_world(tmp_path / "w.json") == load_world(tmp_path / "w.yaml") == CloudWorld(rack_size=3)
+    assert load_world(None) == CloudWorld()
     with pytest.raises(WorldFault, match="No such file"):
         load_world(tmp_path / "none.yaml")
 

@@ -90,7 +90,7 @@ def client_context(paths: TlsPaths) -> ssl.SSLContext:
 
 
 async def presented_by(port: int, paths: TlsPaths) -> int:
-    """Connect anew and return the serial number of the certificate that the server shows."""
+    """Connect again and return the serial number of the certificate that the server shows."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(paths))
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -175,7 +175,7 @@ async def test_a_server_must_be_the_host_that_was_dialled(certificates: Certific
 
 
 async def test_no_session_of_tls_is_resumed(certificates: Certificates, shard: SecureShard) -> None:
-    """Each connection shows its certificate anew, so that one that is over does not come back in."""
+    """Each connection shows its certificate again, so that one that is over does not come back in."""
     certificates.files(ADMIN)
     context = client_context(certificates.paths(ADMIN.name))
 

@@ -12,7 +12,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_checked_in_code_is_up_to_date(tmp_path: Path) -> None:
-    """Generating anew gives the checked-in files, byte for byte, no more and no fewer (`make proto` mends it)."""
+    """Generating again gives the checked-in files, byte for byte, no more and no fewer (`make proto` mends it)."""
     generate(tmp_path)
     fresh, kept = contents(tmp_path), contents(GEN_DIR)
 

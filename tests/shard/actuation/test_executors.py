@@ -228,7 +228,7 @@ async def test_the_hold_of_a_machine_that_is_gone_goes_with_it() -> None:
         await world.cycle()
     assert "m1" not in world.shard.inventory
 
-    assert world.shard.machine_backoff._machine_backoff == {}
+    assert world.shard.machine_backoff._refusals == {}
 
 
 async def test_only_actions_that_hold_a_slot_are_counted_in_flight() -> None:

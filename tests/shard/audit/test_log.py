@@ -270,7 +270,7 @@ def test_a_missing_file_is_a_gap() -> None:
 
 
 def test_what_was_cut_off_at_the_end_shows_against_a_head_that_was_noted() -> None:
-    """The lines alone cannot tell, nor whether somebody wrote all of them anew."""
+    """The lines alone cannot tell, nor whether somebody wrote all of them again."""
     lines = log_of(9)
     noted = head_of(lines)
     forged = log_of(9)[:3] + log_of(6, first=4, previous=head_of(lines[:3]).chain.replace("a", "b"))

@@ -92,7 +92,7 @@ def test_offers_claims_and_unmet_rows_equal_what_looking_at_each_finds(fleet: Fl
 
 
 def test_classes_follow_a_vocabulary_that_grows_and_one_that_is_made_anew() -> None:
-    """A requirement is asked again of the shapes that are new, and of all when they are numbered anew."""
+    """A requirement is asked again of the shapes that are new, and of all when they are numbered again."""
     store, kept = ColumnStore(), FleetClasses()
     ask = Ask.of(Need(cluster=machine("m", MachineState.IDLE).cluster, profile=_profile(), aggregate={}))
 

@@ -90,7 +90,7 @@ def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named_and_kept(tmp_path: Path) -> None:
-    """It is never made anew silently: its epoch may be the only one that outranks a process elsewhere."""
+    """It is never made again silently: its epoch may be the only one that outranks a process elsewhere."""
     epoch_of(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"this is no database, and it is long enough to be read as one" * 40)
 

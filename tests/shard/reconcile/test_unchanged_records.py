@@ -171,7 +171,7 @@ async def test_what_is_known_is_not_read_again() -> None:
 
 @pytest.mark.parametrize("waiting_max", [0, 2, 8192])
 async def test_new_machines_make_no_known_one_be_read(waiting_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not rows are numbered anew for them while the answer is applied."""
+    """Whether or not rows are numbered again for them while the answer is applied."""
     monkeypatch.setattr(store_module, "WAITING_MAX", waiting_max)
     world, shown = World(), fleet(50)
     await reconcile(world, listing_of(shown)[0])

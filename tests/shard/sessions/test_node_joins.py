@@ -105,7 +105,7 @@ async def test_a_node_seen_while_its_machine_is_configuring_has_joined() -> None
 
 
 async def test_a_status_of_a_former_binding_counts_for_nothing() -> None:
-    """A machine that comes back to the cluster starts anew."""
+    """A machine that comes back to the cluster starts again."""
     world = bound_world()
     operator = await connected(world)
     operator.saw("m0")

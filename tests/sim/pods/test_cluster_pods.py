@@ -1,4 +1,4 @@
-"""The pods of a simulated cluster: bound where there is room, made anew where they are lost, never more or fewer."""
+"""The pods of a simulated cluster: bound where there is room, made again where they are lost, never more or fewer."""
 
 from typing import Any
 

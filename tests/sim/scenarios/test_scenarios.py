@@ -320,7 +320,7 @@ TRUE = Expectation(measure=Measure.MACHINES, at_least=0)
 
 
 def test_a_reclaim_from_a_cluster_that_was_not_heard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that starts anew believes, without a report, that nobody wants anything."""
+    """A shard that starts again believes, without a report, that nobody wants anything."""
 
     def deaf_once_it_is_a_second_process(**arguments: Any) -> Shard:
         shard = with_engine(options=believing_all_reported)(**arguments)

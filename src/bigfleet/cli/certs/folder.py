@@ -1,7 +1,7 @@
 """Keeps the directory of a development authority: checks what is there, makes what is missing.
 
 Each holder has `NAME.crt` and `NAME.key`; keys are readable by their owner alone, and a file appears whole or not at
-all. Nothing here overwrites a file unless everything is to be made anew.
+all. Nothing here overwrites a file unless everything is to be made again.
 """
 
 import os

@@ -48,7 +48,7 @@ class RunningSite:
         return self._connections
 
     async def redial(self) -> None:
-        """Connect anew, to a provider that was started again."""
+        """Connect again, to a provider that was started again."""
         await asyncio.gather(*(connection.redial() for connection in self._connections))
 
     async def restart(self) -> None:

@@ -122,12 +122,12 @@ def _grpc_server(
 
 async def _run_until(stop: asyncio.Event, replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
     running = asyncio.create_task(replica.run(), name="replica")
-    publisher = asyncio.create_task(_report_health(replica, server, clock), name="health")
+    health = asyncio.create_task(_report_health(replica, server, clock), name="health")
     collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     await server.stop(CALL_GRACE_SECONDS)
-    tasks = (running, publisher, collecting, stopping)
+    tasks = (running, health, collecting, stopping)
     for task in tasks:
         task.cancel()
     failure, *_ = await asyncio.gather(*tasks, return_exceptions=True)

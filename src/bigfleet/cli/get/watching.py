@@ -34,7 +34,7 @@ _FRAME_LINES: Final = 4
 class Shown:
     """What is shown, and how."""
 
-    #: Asks the shard anew at each call. Raises CommandFault, also while it is read.
+    #: Asks the shard again at each call. Raises CommandFault, also while it is read.
     look: Callable[[], Iterator[Record]]
     columns: Sequence[TableColumn]
     #: In the singular.

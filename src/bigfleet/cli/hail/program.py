@@ -1,7 +1,7 @@
 """Runs `hail-dedicated`: reads one IAllocator message, prints one line of JSON, and ends.
 
-docs/spec/partition.md §1. It is started anew for each question of Ganeti's, so it imports what it needs and no more:
-not the other commands, and not the libraries that they stand on (docs/adr/0120-the-allocator-starts-anew.md). Exit
+docs/spec/partition.md §1. It is started again for each question of Ganeti's, so it imports what it needs and no more:
+not the other commands, and not the libraries that they stand on (docs/adr/0120-the-allocator-starts-again.md). Exit
 codes are those of `hail`: 0 with an answer, whatever it is; 1 with one line on standard error and nothing on standard
 output; 2 for an option that nobody knows. It never writes to anything but its two outputs.
 """

@@ -35,7 +35,7 @@ _ClassKey = tuple[str, str, frozenset[tuple[str, str]], frozenset[tuple[str, int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBound:
-    """What the machines that a plan takes anew cost, and what any answer costs at least."""
+    """What the machines that a plan newly takes cost, and what any answer costs at least."""
 
     #: Effective cost: prices and expected interruptions; for pinned rows the price alone.
     ours_usd_per_hour: float

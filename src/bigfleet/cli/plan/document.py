@@ -82,7 +82,7 @@ def difference_document(difference: Difference) -> dict[str, Any]:
 
 
 def bound_document(bound: CostBound) -> dict[str, Any]:
-    """Return the cost of what is taken anew, its bound and the gap as a share of the bound."""
+    """Return the cost of what is newly taken, its bound and the gap as a share of the bound."""
     return {
         "acquired_usd_per_hour": bound.ours_usd_per_hour,
         "least_usd_per_hour": bound.least_usd_per_hour,

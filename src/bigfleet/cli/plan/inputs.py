@@ -20,7 +20,7 @@ import yaml
 
 from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES, load_yaml
 from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_overhead, row_amounts
-from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault, one_line
 from bigfleet.demo.fleet import trace_fleet
 from bigfleet.demo.trace import TraceFault, read_nodes
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
@@ -235,7 +235,7 @@ def _json_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
         try:
             entry = decoder.decode(line)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise UsageFault(f"{place}: {_error_text(error)}") from error
+            raise UsageFault(f"{place}: {one_line(error)}") from error
         yield place, machine_given(entry, place)
 
 
@@ -299,7 +299,7 @@ def _cells_converted(cells: Mapping[str, Any], place: str) -> MachineEntry:
     try:
         return msgspec.convert(cells, MachineEntry, strict=False)
     except msgspec.MsgspecError as error:
-        raise UsageFault(f"{place}: {_error_text(error)}") from error
+        raise UsageFault(f"{place}: {one_line(error)}") from error
 
 
 def _cell_map(text: str, place: str) -> dict[str, str]:
@@ -486,7 +486,7 @@ def read_document(path: Path) -> Any:
         return load_yaml(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
-        raise UsageFault(f"{path}: not {kind} ({_error_text(error)})") from error
+        raise UsageFault(f"{path}: not {kind} ({one_line(error)})") from error
 
 
 def converted(value: object, kind: type[T], place: str) -> T:
@@ -494,11 +494,7 @@ def converted(value: object, kind: type[T], place: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise UsageFault(f"{place}: {_error_text(error)}") from error
-
-
-def _error_text(error: Exception) -> str:
-    return " ".join(str(error).split())
+        raise UsageFault(f"{place}: {one_line(error)}") from error
 
 
 def _text(path: Path) -> str:

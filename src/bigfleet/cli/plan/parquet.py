@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault, one_line
 
 #: Rows that are turned into objects at a time.
 BATCH_ROWS: Final = 10_000
@@ -33,12 +33,12 @@ def parquet_rows(path: Path, *, known: Collection[str], required: str) -> Iterat
                     yield f"{path} row {number}", {name: cell for name, cell in row.items() if cell not in (None, "")}
                 first += len(rows)
     except pyarrow.ArrowException as error:
-        raise UsageFault(f"{path}: not a Parquet file that can be read ({_error_text(error)})") from error
+        raise UsageFault(f"{path}: not a Parquet file that can be read ({one_line(error)})") from error
     except UnicodeDecodeError as error:
         raise UsageFault(f"{path}: a text is not UTF-8 ({error.reason})") from error
     except OSError as error:
         # pyarrow raises bare ones for broken metadata; those of the system have a number.
-        text = _error_text(error) if error.errno is None else ""
+        text = one_line(error) if error.errno is None else ""
         why = f"not a Parquet file that can be read ({text})" if text else f"{error.strerror}; name a Parquet file"
         raise UsageFault(f"{path}: {why}") from error
 
@@ -94,7 +94,3 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
             f"{path}: Parquet needs pyarrow, which is not installed; run: pip install 'bigfleet[parquet]'"
         ) from error
     return pyarrow, parquet
-
-
-def _error_text(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -125,7 +125,7 @@ def show_difference(console: Console, difference: Difference) -> None:
 
 
 def show_bound(console: Console, bound: CostBound) -> None:
-    """Print how far the cost of what is taken anew is from the least conceivable."""
+    """Print how far the cost of what is newly taken is from the least conceivable."""
     console.print()
     _title(console, "Bound")
     if not bound.rows:

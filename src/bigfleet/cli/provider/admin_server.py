@@ -1,7 +1,7 @@
 """Serves the admin socket of a provider: HTTP over a Unix socket beside the state file, for its owner alone.
 
-docs/spec/provider.md §14, docs/adr/0116-the-admin-socket.md. The kernel names the caller (SO_PEERCRED), never by
-the caller. Nothing here decides anything: `bigfleet.provider.kit.administration` does.
+docs/spec/provider.md §14, docs/adr/0116-the-admin-socket.md. The kernel says who calls (SO_PEERCRED); what a
+caller says of itself is not asked. Nothing here decides anything: `bigfleet.provider.kit.administration` does.
 """
 
 import asyncio

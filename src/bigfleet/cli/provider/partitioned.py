@@ -146,10 +146,10 @@ def _open_cloud(state_path: Path, asked: PartitionFlags, clock: "Clock") -> "Sim
     from bigfleet.provider.backends.simulated.book import SqliteHostBook
     from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
     from bigfleet.provider.backends.simulated.draws import KeyedDraws
-    from bigfleet.provider.backends.simulated.world import WorldFile
+    from bigfleet.provider.backends.simulated.world import CloudWorld
 
     return SimulatedCloud(
-        world=WorldFile(),
+        world=CloudWorld(),
         offers=(),
         draws=KeyedDraws(asked.seed),
         book=SqliteHostBook(state_path.with_name(f"{state_path.name}.cloud")),

@@ -16,7 +16,7 @@ from bigfleet.provider.backends.simulated.catalogue import CatalogueFault, load_
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import SimulatedOffer, build_fleet, build_seed_fleet
-from bigfleet.provider.backends.simulated.world import WorldFault, WorldFile, load_world
+from bigfleet.provider.backends.simulated.world import CloudWorld, WorldFault, load_world
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def open_simulated(place: ProviderPlace, simulation: SimulatedWorld) -> Substrat
     )
 
 
-def _read_world(place: ProviderPlace, simulation: SimulatedWorld) -> tuple[WorldFile, list[SimulatedOffer]]:
+def _read_world(place: ProviderPlace, simulation: SimulatedWorld) -> tuple[CloudWorld, list[SimulatedOffer]]:
     try:
         catalogue = load_catalogue(simulation.catalogue_path)
     except CatalogueFault as fault:

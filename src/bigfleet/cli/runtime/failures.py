@@ -21,3 +21,8 @@ class RunFault(CommandFault):
     """The command was right and could not do its work."""
 
     exit_code = 1
+
+
+def one_line(error: object) -> str:
+    """Return the text of another library's error, white space folded, so that it fits into a message of one line."""
+    return " ".join(str(error).split())

@@ -9,6 +9,7 @@ import fcntl
 import multiprocessing
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -40,8 +41,10 @@ KERNEL_MODULES: Final = (
     *(f"{_COLUMNAR}.{name}" for name in ("earmark_replay", "sweeps")),
     "bigfleet.recording.kernel",
 )
-#: Lets whatever decides on the same cores go first.
+#: Lets the engine that decides on the same cores go first.
 BACKGROUND_NICENESS: Final = 10
+#: For a build to end the processes that it started, before it is killed.
+_END_SECONDS_MAX: Final = 5.0
 
 
 class KernelBuildFault(Exception):
@@ -183,12 +186,15 @@ class BackgroundBuild:
         return sum(1 for _ in self.directory.glob("*/*.nbi"))
 
     def wait(self) -> bool:
-        """Wait for the end, in whatever thread; return whether the set is complete."""
+        """Wait for the end, in any thread; return whether the set is complete."""
         self._process.join()
         return self._process.exitcode == 0
 
     def stop(self) -> None:
         """End the process, if it runs."""
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(_END_SECONDS_MAX)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -196,8 +202,16 @@ class BackgroundBuild:
 
 def _build_in_background(directory: Path) -> None:
     end_with_parent()
+    signal.signal(signal.SIGTERM, _end)
     os.nice(BACKGROUND_NICENESS)
     try:
         build_kernels(directory)
     except KernelBuildFault as fault:
         raise SystemExit(f"kernels cannot be built: {fault}") from fault
+
+
+def _end(_signal: int, _frame: object) -> None:
+    """End at once. A build that is killed leaves semaphores, which Python reports on the shard's standard error."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    raise SystemExit(1)

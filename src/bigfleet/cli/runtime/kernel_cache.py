@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from bigfleet.cli.runtime.kernel_set import INCOMPLETE, KernelTarget, current_target, examine
@@ -24,7 +25,15 @@ SHIPPED_VARIABLE: Final = "BIGFLEET_KERNELS"
 _log = structlog.get_logger("bigfleet.cli.runtime.kernel_cache")
 
 
-def keep_kernels() -> Path | None:
+class KernelCache(msgspec.Struct, frozen=True):
+    """Where compiled kernels are found and stored."""
+
+    directory: Path
+    #: Whether it holds a whole set, so that nothing will be compiled.
+    is_complete: bool
+
+
+def keep_kernels() -> KernelCache | None:
     """Cache kernels that are compiled from now on on disk; return where, or None when no directory can be written.
 
     Must be called before `bigfleet.engine.columnar.kernels.base` or `bigfleet.planner.compiled` is imported. A set that
@@ -35,22 +44,17 @@ def keep_kernels() -> Path | None:
         found = examine(directory, wanted)
         if not isinstance(found, str):
             use_set(directory, found.target)
-            return directory
+            return KernelCache(directory, is_complete=True)
         _log.warning("kernels.set_rejected", directory=str(directory), reason=found, advice="kernels are compiled here")
     directory = user_directory(wanted)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _drop_damaged(directory, wanted)
+        is_complete = _is_sound(directory, wanted)
     except OSError:
         _config().CACHE_DIR = ""
         return None
     use_set(directory, wanted)
-    return directory
-
-
-def is_complete(directory: Path | None) -> bool:
-    """Say whether `keep_kernels` has found a whole set, so that nothing will be compiled."""
-    return directory is not None and not isinstance(examine(directory, current_target()), str)
+    return KernelCache(directory, is_complete)
 
 
 def use_set(directory: Path, target: KernelTarget) -> None:
@@ -77,13 +81,14 @@ def user_directory(target: KernelTarget) -> Path:
     return base / f"kernels-{target.key}"
 
 
-def _drop_damaged(directory: Path, wanted: KernelTarget) -> None:
-    """Remove the files of a set of our own that was complete and is damaged, as after a crash of the host."""
+def _is_sound(directory: Path, wanted: KernelTarget) -> bool:
+    """Say whether a directory of our own holds a whole set; remove a damaged one, as after a crash of the host."""
     found = examine(directory, wanted)
     if isinstance(found, str) and found != INCOMPLETE:
         _log.warning("kernels.set_damaged", directory=str(directory), reason=found, advice="kernels are compiled again")
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
+    return not isinstance(found, str)
 
 
 def _config() -> Any:

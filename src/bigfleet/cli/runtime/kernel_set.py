@@ -5,10 +5,12 @@ damaged file, other sources, another version of Python, Numba, LLVM or NumPy, an
 each make it unusable, with a reason. The manifest is written last.
 """
 
+import functools
 import hashlib
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -74,12 +76,12 @@ def current_target(cpu: str | None = None) -> KernelTarget:
     import llvmlite.binding
     import numba
     import numpy as np
-    from numba.core.codegen import get_host_cpu_features
 
     config: Any = numba.config
+    codegen: Any = import_module("numba.core.codegen")
     own_features = config.CPU_FEATURES
     if own_features is None:
-        own_features = get_host_cpu_features()  # type: ignore[no-untyped-call]
+        own_features = codegen.get_host_cpu_features()
     own_cpu = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
     return KernelTarget(
         sources=source_digest(),
@@ -191,8 +193,9 @@ def source_modules() -> dict[str, Traversable]:
     return found | {name: root.joinpath(*name.split("/")) for name in _MODULES}
 
 
+@functools.cache
 def source_digest() -> str:
-    """Return a digest of `source_modules`, names and contents."""
+    """Return a digest of `source_modules`, names and contents, as they were when this process asked first."""
     digest = hashlib.sha256()
     for name, module in sorted(source_modules().items()):
         digest.update(name.encode() + b"\0" + module.read_bytes() + b"\0")

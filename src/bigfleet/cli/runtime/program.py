@@ -14,14 +14,14 @@ import typer
 from bigfleet.cli.runtime.failures import CommandFault
 from bigfleet.model.validation import switch_validation_on
 
-#: Set to 1, states are compared with their invariants in every command; for whoever looks for a defect.
+#: Set to 1, states are compared with their invariants in every command, to look for a defect.
 VALIDATE_VARIABLE: Final = "BIGFLEET_VALIDATE"
 
 
 def run_program(app: typer.Typer, name: str) -> NoReturn:
     """Run the command line and exit: 0 done, 1 a run that failed, 2 a wrong call, which is reported in one line."""
     # gRPC's core reads both when it is first imported. It would print lines of its own beside ours; and it would start
-    # its threads anew in every fork of ours, which now and then kills a child before it has become what it is to be.
+    # its threads again in every fork of ours, which now and then kills a child before it has become what it is to be.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # A crash below Python leaves where each thread stood; sys.stderr may be no file when somebody calls this.

@@ -14,7 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge
 
 from bigfleet.cli.runtime.kernel_build import BackgroundBuild, KernelBuildFault
-from bigfleet.cli.runtime.kernel_cache import is_complete, keep_kernels
+from bigfleet.cli.runtime.kernel_cache import keep_kernels
 from bigfleet.cli.runtime.kernel_set import KERNELS
 from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot
@@ -29,7 +29,7 @@ from bigfleet.shard.cycle.engine_runner import DecisionEngine, EngineDivergence,
 PLAIN_MACHINES_MAX: Final = 2_000
 PLAIN_ROWS_MAX: Final = 500
 
-_log = structlog.get_logger("bigfleet.cli.shard.command")
+_log = structlog.get_logger("bigfleet.cli.shard.engines")
 
 
 class Build(Protocol):
@@ -98,7 +98,7 @@ class ShardEngines:
         """Look at nothing yet: finding the compiler takes a second."""
         ratio = Gauge(
             "bigfleet_shard_kernels_compiled_ratio",
-            "Share of the engine's kernels that are compiled",
+            "Share of the engine's kernels that are compiled; 1 when the compiled engine decides",
             registry=registry,
         )
         ratio.set_function(lambda: self.compiled / KERNELS)
@@ -116,13 +116,13 @@ class ShardEngines:
             self._is_ready = True
             return engine
 
-        directory = keep_kernels()
-        if directory is None:
+        cache = keep_kernels()
+        if cache is None:
             _log.warning("kernels.cache_failed", advice="set NUMBA_CACHE_DIR to a directory that can be written")
             return compiled()
-        if is_complete(directory):
+        if cache.is_complete:
             return compiled()
-        return self._begin(directory, compiled)
+        return self._begin(cache.directory, compiled)
 
     def _begin(self, directory: Path, compiled: Callable[[], DecisionEngine]) -> DecisionEngine:
         self._build = BackgroundBuild(directory)
@@ -140,10 +140,10 @@ class ShardEngines:
 
     @property
     def compiled(self) -> int:
-        """How many of the `KERNELS` are compiled."""
-        if self._build is None or self._is_ready:
-            return KERNELS if self._is_ready else 0
-        return min(KERNELS, self._build.compiled)
+        """How many of the `KERNELS` are compiled; all only when the compiled engine decides."""
+        if self._is_ready:
+            return KERNELS
+        return min(KERNELS - 1, self._build.compiled) if self._build is not None else 0
 
     def close(self) -> None:
         """End the build, if it runs."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bigfleet.sim.world.run import WorldResult
 
 #: Failing seeds that are reported one by one; the others are counted.
-FAILED_KEPT_MAX = 10
+FAILED_NAMED_MAX = 10
 
 
 class SeedRun(NamedTuple):
@@ -70,7 +70,7 @@ class Total:
         self.actions += run.actions
         self.checks += run.checks
         self.failures += bool(run.violations)
-        if run.violations and len(self.failed) < FAILED_KEPT_MAX:
+        if run.violations and len(self.failed) < FAILED_NAMED_MAX:
             self.failed.append(run)
 
 
@@ -120,7 +120,7 @@ def run_seeds(
         for seed, runs in zip(seeds, times, strict=False):
             yield compared(*(run_seed(seed, steps) for _ in range(runs)))
         return
-    # Processes that begin anew, so that each has a hash seed of its own.
+    # Processes that begin again, so that each has a hash seed of its own.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin) as pool:
         waiting: deque[tuple[Future[SeedRun], ...]] = deque()
         for seed, runs in zip(seeds, times, strict=False):

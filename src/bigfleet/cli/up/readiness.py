@@ -32,7 +32,7 @@ async def until_ready(
     Raises RunFault naming `log` when it takes longer than anything can.
     """
     started_seconds = clock.monotonic_seconds()
-    with ExitStack() as publisher:
+    with ExitStack() as status:
         has_reported = False
         while not await is_ready():
             waited_seconds = clock.monotonic_seconds() - started_seconds
@@ -41,7 +41,7 @@ async def until_ready(
             if waited_seconds >= QUIET_SECONDS and not has_reported:
                 has_reported = True
                 if console.is_terminal:
-                    publisher.enter_context(console.status(waiting))
+                    status.enter_context(console.status(waiting))
                 else:
                     console.print(waiting, highlight=False, markup=False)
             await clock.sleep(_POLL_SECONDS)

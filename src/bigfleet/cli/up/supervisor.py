@@ -19,7 +19,7 @@ from bigfleet.model.clock import Clock
 
 BACKOFF_FIRST_SECONDS: Final = 0.2
 BACKOFF_SECONDS_MAX: Final = 5.0
-#: A child that lived this long starts its back-off anew.
+#: A child that lived this long starts its back-off again.
 STEADY_SECONDS: Final = 10.0
 #: So many deaths in a row without ever listening mean that it cannot run at all.
 FALSE_STARTS_MAX: Final = 3

@@ -1,6 +1,6 @@
 """Draws the live view of a run: demand, supply, recent actions, and the state of the processes.
 
-On a terminal one screen that is drawn anew twice a second, otherwise one line every few seconds. The view reads what
+On a terminal one screen that is drawn again twice a second, otherwise one line every few seconds. The view reads what
 others counted and never waits for anything.
 """
 
@@ -180,7 +180,7 @@ class LiveView:
         grid.add_row(Fitted([_process_line(status, with_ids) for with_ids in ((True, False) if has_ids else (False,))]))
         grid.add_row(Text(check_line(status.check, status.check_age_seconds), no_wrap=True, overflow="ellipsis"))
         reporters = "all shards" if self._observer.figures.shards else "the shard"
-        stale = "" if self._observer.answers else f"the figures below are the last that {reporters} told"
+        stale = "" if self._observer.answers else f"the figures below are the last that {reporters} reported"
         words = "; ".join(filter(None, (stale, short_words(self._observer.figures))))
         if words:
             grid.add_row(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
@@ -249,13 +249,13 @@ def _process_line(status: RunStatus, with_ids: bool) -> Text:
 
 def look_words(shard_address: str) -> str:
     """Return how another terminal looks at the running fleet."""
-    return f"look at it: bigfleet get clusters --addr {shard_address}"
+    return f"Inspect it with: bigfleet get clusters --addr {shard_address}"
 
 
 def look_words_of_several(coordinator_address: str, shard_addresses: Mapping[str, str]) -> str:
     """Return the same for several shards, by id."""
     shards = ", ".join(f"{address} ({shard})" for shard, address in shard_addresses.items())
-    return f"look at it: bigfleet get moves --addr {coordinator_address}; bigfleet get clusters --addr {shards}"
+    return f"Inspect it with: bigfleet get moves --addr {coordinator_address}; bigfleet get clusters --addr {shards}"
 
 
 def short_words(figures: FleetFigures) -> str:

@@ -95,7 +95,7 @@ class Rows(NamedTuple):
     gang: Int32s  # R: gang class of Same rows, -1
     weight: Int64s  # R x D: common denominator over the aggregate, 0 where nothing is wanted
     is_exact: Bytes  # R: whether coverages fit the integers
-    is_fresh: Bytes  # R: whether the row is credited anew; the others keep their credit unless a dispute ends that
+    is_fresh: Bytes  # R: whether the row is credited again; the others keep their credit unless a dispute ends that
 
 
 class Listings(NamedTuple):
@@ -180,7 +180,7 @@ class Work(NamedTuple):
     lengths: Int64s  # [credited, acquired, taken, places of `credited` that fresh rows may need]
     cursor_idle: Int64s  # F
     cursor_speculative: Int64s  # buckets x F
-    disputed: Bytes  # C: whether a stored choice no longer held: SETTLED when the rest was credited anew at once
+    disputed: Bytes  # C: whether a stored choice no longer held: SETTLED when the rest was credited again at once
 
 
 class Scratch(NamedTuple):

@@ -34,7 +34,7 @@ from bigfleet.engine.columnar.kernels.credit import credit
 from bigfleet.engine.columnar.segments import Segments, spans
 from bigfleet.engine.columnar.setup import again, make_listings, statuses
 
-#: Rounds after which every cluster is credited anew.
+#: Rounds after which every cluster is credited again.
 ROUNDS_MAX: Final = 4
 #: Domains that a gang is expected to touch, for the room of memos.
 _MEMO_PER_GANG: Final = 16

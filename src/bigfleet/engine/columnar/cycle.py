@@ -77,7 +77,7 @@ class Cycle:
     tables: VocabularyTables
     demand: ColumnarDemand
     orders: Orders
-    #: Clusters that must be folded and credited anew.
+    #: Clusters that must be folded and credited again.
     fresh: Flags
     previous: IncrementalState | None
     memo_room: int

@@ -42,7 +42,7 @@ class ColumnarEngine:
     ) -> None:
         """Make an engine that knows nothing yet.
 
-        Without `is_incremental` every decision credits every cluster anew. With `verify_every_cycles` above 0 every
+        Without `is_incremental` every decision credits every cluster again. With `verify_every_cycles` above 0 every
         so many decisions are made a second time by an engine that knows nothing; if the two differ, `on_divergence` is
         called, the second is the answer, and what the first was built on is forgotten.
         """

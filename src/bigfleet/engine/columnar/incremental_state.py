@@ -115,11 +115,11 @@ def mark_changed_visibility(previous: IncrementalState, hidden: Int64s, segments
 
 
 class Spliced(NamedTuple):
-    """Rows of retained clusters and of clusters that were folded anew, and where the retained ones stood."""
+    """Rows of retained clusters and of clusters that were folded again, and where the retained ones stood."""
 
     folded: Folded
     row_start: Int64s
-    #: The row's number in the last decision; not below the number of its rows for those folded anew.
+    #: The row's number in the last decision; not below the number of its rows for those folded again.
     source: Int64s
 
 

@@ -16,7 +16,7 @@ from bigfleet.engine.columnar.tables import VocabularyTables, ranks
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.model.penalty import bucket_upper_dollars
 
-#: More changed rows than this share of all are cheaper to sort anew.
+#: More changed rows than this share of all are cheaper to sort again.
 _CHANGED_SHARE = 8
 
 

@@ -116,7 +116,7 @@ def excess_of(bound: BoundMachines, clusters: int) -> ExcessMachines:
 
 
 def followed_excess(excess: ExcessMachines | None, bound: BoundMachines, fresh: Flags) -> ExcessMachines:
-    """Return what no row holds after some clusters were credited anew."""
+    """Return what no row holds after some clusters were credited again."""
     if excess is None or fresh.all():
         return excess_of(bound, len(fresh))
     clusters = np.flatnonzero(fresh).astype(np.int32)

@@ -126,7 +126,7 @@ class Segments:
             )
 
     def _compact(self, dropped: npt.NDArray[np.integer], room: int) -> None:
-        """Lay the segments out anew without gaps, except for some clusters', and make room for more."""
+        """Lay the segments out again without gaps, except for some clusters', and make room for more."""
         old = self.bound
         sizes = old.stop - old.start
         sizes[dropped] = 0

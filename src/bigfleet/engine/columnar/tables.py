@@ -111,7 +111,7 @@ class VocabularyTables:
         self.scale: list[int] = [1]
         #: Rises when dimensions or scales change: scaled demand must be worked out again.
         self.scale_version = 0
-        #: Rises when fits are numbered anew.
+        #: Rises when fits are numbered again.
         self.fits_version = 0
         self.supply: Int64s = np.zeros((0, 1), np.int64)
         self.helps: Int64s = np.zeros(0, np.int64)

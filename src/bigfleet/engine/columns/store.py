@@ -29,7 +29,7 @@ from bigfleet.model.vector import Vector
 REMOVED: Final = 0
 #: Changed rows are remembered for so many views back; an older buffer is copied whole.
 HISTORY_MAX: Final = 8
-#: A vocabulary with more entries than this per machine, and this many, is made anew from what is still used.
+#: A vocabulary with more entries than this per machine, and this many, is made again from what is still used.
 VOCABULARY_PER_MACHINE_MAX: Final = 8
 VOCABULARY_SPARE: Final = 100_000
 #: New machines that wait for their rows; one more and all get theirs at once, some 30 ms of work in a large fleet.
@@ -511,7 +511,7 @@ class ColumnStore:
         return self._columns.copied()
 
     def _merge(self) -> None:
-        """Give waiting machines their rows and drop removed ones; every row is numbered anew."""
+        """Give waiting machines their rows and drop removed ones; every row is numbered again."""
         self._write()
         # A slice where all stay: most merges drop nobody, and a slice copies nothing.
         retained: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)

@@ -100,7 +100,7 @@ class DomainChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcquiredMachine:
-    """A machine taken anew, and what would have turned the choice."""
+    """A machine newly taken, and what would have turned the choice."""
 
     record: Acquired
     flips: tuple[Flip, ...]
@@ -132,7 +132,7 @@ class NeedExplanation:
     credited_sample: tuple[Credited, ...] = ()
     bootstraps: int = 0
     provisions: int = 0
-    #: The first few of those taken anew, in claim order.
+    #: The first few of those newly taken, in claim order.
     acquired: tuple[AcquiredMachine, ...] = ()
     earmarked: int = 0
     coming: int = 0

@@ -224,7 +224,7 @@ class Earmarked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquired:
-    """A machine taken anew."""
+    """A machine newly taken."""
 
     row: RowRef
     machine: str

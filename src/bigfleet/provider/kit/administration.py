@@ -116,7 +116,7 @@ class Administration:
         return list(machine_ids)
 
     async def reset_cursors(self, who: str) -> dict[str, str]:
-        """Give the store a new incarnation, so that every reader starts anew. Raises StoreDown."""
+        """Give the store a new incarnation, so that every reader starts again. Raises StoreDown."""
         before = self._ledger.view.incarnation.hex()
         await self._ledger.reset_cursors()
         after = self._ledger.view.incarnation.hex()

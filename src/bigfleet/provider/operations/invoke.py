@@ -89,7 +89,7 @@ class BackendAdapter:
     ) -> None:
         """Raises TypeError naming the method that cannot be called. `provider` None is the backend's own name.
 
-        `on_stray_ended` hears a machine's id when its last stray thread ended.
+        `on_stray_ended` is called with a machine's id when its last stray thread ended.
         """
         for name in _SIGNATURES:
             partner = _TOGETHER.get(name)

@@ -191,7 +191,7 @@ class Ledger:
         return await done
 
     async def commit_until_done(self, make: Callable[[], Change]) -> Record | None:
-        """Commit, and retry every second while the store is down; the change is made anew each time."""
+        """Commit, and retry every second while the store is down; the change is made again each time."""
         while True:
             try:
                 return await self.commit(make())

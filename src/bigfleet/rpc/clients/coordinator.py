@@ -53,7 +53,7 @@ class CoordinatorCaller:
         return self._at_the_leader(ask)
 
     def snapshot(self, take: Callable[[Iterator[coordinator_pb2.SnapshotSaveChunk]], T]) -> T:
-        """Return what `take` makes of the leader's snapshot, frame by frame; it is called anew at each replica."""
+        """Return what `take` makes of the leader's snapshot, frame by frame; it is called again at each replica."""
         return self._at_the_leader(lambda stub: take(iter(stub.SnapshotSave(coordinator_pb2.SnapshotSaveRequest()))))
 
     def _at_the_leader(self, ask: Callable[[coordinator_pb2_grpc.CoordinatorStub], T]) -> T:

@@ -82,7 +82,7 @@ class GrpcProvider:
     ) -> None:
         """Dial lazily, in plain text without `tls`.
 
-        `on_call` hears (method, status code, seconds) of each finished call, such as `Create`, `OK`.
+        `on_call` is called with (method, status code, seconds) of each finished call, such as `Create`, `OK`.
         """
         self._deadlines = deadlines or ProviderDeadlines()
         self._clock = clock

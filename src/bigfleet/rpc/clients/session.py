@@ -79,7 +79,7 @@ class GrpcSessionStream:
 
 
 class GrpcSessionDialer:
-    """Dials one shard; a fresh channel each time, so that credentials are read anew."""
+    """Dials one shard; a fresh channel each time, so that credentials are read again."""
 
     def __init__(self, shard_address: str, tls: TlsFiles | None = None) -> None:
         """Dial in plain text without `tls`."""

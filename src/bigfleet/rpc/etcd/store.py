@@ -253,7 +253,7 @@ class EtcdStore:
         raise StoreUnavailable(f"etcd: the rows of {type(command).__name__} kept changing; try again")
 
     async def _written(self, written: Sequence[Edit]) -> bool:
-        """Write edits, say whether all are in the store now; False after the rows were read anew."""
+        """Write edits, say whether all are in the store now; False after the rows were read again."""
         for start in range(0, len(written), _EDITS_MAX):
             part = written[start : start + _EDITS_MAX]
             try:

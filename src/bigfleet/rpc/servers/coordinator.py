@@ -67,7 +67,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         gate: Gate | None = None,
         on_refused: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_refused` hears of each report that was refused before the leader saw it."""
+        """`on_refused` is called for each report that was refused before the leader saw it."""
         self._replica = replica
         self._clock = clock
         self._gate = gate or Gate()

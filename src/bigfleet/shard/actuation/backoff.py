@@ -33,7 +33,7 @@ class MachineBackoff:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._machine_backoff: dict[str, int] = {}
+        self._refusals: dict[str, int] = {}
         self._holds: dict[str, _Hold] = {}
         self._hold_seconds: dict[str, float] = {}
 
@@ -43,13 +43,13 @@ class MachineBackoff:
 
     def accepted(self, machine_id: str) -> None:
         """A call was accepted: the count starts again."""
-        self._machine_backoff.pop(machine_id, None)
+        self._refusals.pop(machine_id, None)
         self._hold_seconds.pop(machine_id, None)
 
     def refused(self, machine_id: str) -> bool:
         """Count a refusal; return True for the one that makes the machine held."""
-        self._machine_backoff[machine_id] = self._machine_backoff.get(machine_id, 0) + 1
-        return self._machine_backoff[machine_id] >= REFUSALS_MAX
+        self._refusals[machine_id] = self._refusals.get(machine_id, 0) + 1
+        return self._refusals[machine_id] >= REFUSALS_MAX
 
     def hold(self, machine_id: str, provider_state: MachineState | None, *, until_restart: bool) -> None:
         """Keep a machine Failed: 30 min, doubled each time to 24 h, or for the life of the process."""
@@ -57,7 +57,7 @@ class MachineBackoff:
         self._hold_seconds[machine_id] = min(2 * seconds, HOLD_MAX_SECONDS)
         until = float("inf") if until_restart else self._clock.monotonic_seconds() + seconds
         self._holds[machine_id] = _Hold(until, provider_state)
-        self._machine_backoff.pop(machine_id, None)
+        self._refusals.pop(machine_id, None)
 
     def is_held(self, machine_id: str) -> bool:
         """Say whether the machine is held."""
@@ -87,7 +87,7 @@ class MachineBackoff:
 
     def forget(self, machine_id: str) -> None:
         """The machine is gone."""
-        for memory in (self._machine_backoff, self._holds, self._hold_seconds):
+        for memory in (self._refusals, self._holds, self._hold_seconds):
             memory.pop(machine_id, None)
 
 

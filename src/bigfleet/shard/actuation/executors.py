@@ -88,7 +88,7 @@ class Executors:
         note_drain: Callable[[MachineId, int], None],
         is_reserved: Callable[[MachineId], bool],
     ) -> None:
-        """`profile_of` finds a row that is still in demand; `note_drain` hears each drain's grace in seconds."""
+        """`profile_of` finds a row that is still in demand; `note_drain` takes each drain's grace in seconds."""
         self._settings = settings
         self._inventory = inventory
         self._ingest = ingest

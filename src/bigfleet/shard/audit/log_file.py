@@ -81,7 +81,7 @@ class AuditFile:
         self._needs_sync = True
 
     def reopen(self) -> None:
-        """Open the path anew when somebody has moved the file away; when that fails, go on with the old one."""
+        """Open the path again when somebody has moved the file away; when that fails, go on with the old one."""
         with suppress(OSError):
             if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
                 return

@@ -412,7 +412,7 @@ class Shard:
         self.demand_backoff.keep_only(self.intake.table.wants)
         self.stockouts.keep_only(self.intake.table.wants)
         self.waiting_growth.decided(decision.rows)
-        audience = Subscribers(
+        subscribers = Subscribers(
             demand=by_cluster,
             buckets=buckets,
             judged=judged,
@@ -429,7 +429,7 @@ class Shard:
             refused=self.demand_backoff.refused(),
             failing=self.stockouts.failing(),
         )
-        context, effects = await self._conclude(decision, context, audience, is_timer)
+        context, effects = await self._conclude(decision, context, subscribers, is_timer)
         self._refresh_overflowed_sessions()
         self.publisher.publish_hints(effects)
         timer.end("emit")
@@ -485,7 +485,7 @@ class Shard:
         return self.inventory.snapshot()
 
     async def _conclude(
-        self, decision: Decision, context: ViewContext, audience: Subscribers, is_timer: bool
+        self, decision: Decision, context: ViewContext, subscribers: Subscribers, is_timer: bool
     ) -> tuple[ViewContext, CycleEffects]:
         """Work out, off the loop, the ages after a decision and its effects to publish."""
         before = self._ages
@@ -497,7 +497,7 @@ class Shard:
                 before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
             )
             aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
-            return ages, aged, self.publisher.effects_of(decision, short, aged, audience)
+            return ages, aged, self.publisher.effects_of(decision, short, aged, subscribers)
 
         self._ages, aged, effects = await self._compute(conclude)
         return aged, effects

@@ -63,7 +63,7 @@ class EngineMaker(Protocol):
 def fleet_engine(*, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> DecisionEngine:
     """Return the engine for large fleets with its kernels loaded, compiled when no compiled form is at hand.
 
-    `on_divergence` hears, in the thread that decides, of a check that failed; the answer of the full pass is then used.
+    `on_divergence` is called in the thread that decides when a check fails; the answer of the full pass is then used.
     """
     # Importing it is what loads the kernels.
     from bigfleet.engine.columnar.engine import warm_up

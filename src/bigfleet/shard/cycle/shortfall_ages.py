@@ -48,7 +48,7 @@ def next_ages(
     """Return the ages after a cycle; they rise when `advance` is True (a timer cycle) and are only reset otherwise.
 
     `short_rows` are those of `short_of_cycle`. `refused` names the rows whose operator cannot bootstrap them: what such
-    a row was given anew does not count, and it is no shortfall of the fleet, because a machine from elsewhere would
+    a row was given again does not count, and it is no shortfall of the fleet, because a machine from elsewhere would
     meet the same operator. `failing` names the rows whose creations fail, by pool: what is being created there does not
     count either, and the row is a shortfall of the fleet.
     """

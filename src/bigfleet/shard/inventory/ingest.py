@@ -85,10 +85,10 @@ class Ingest:
     ) -> None:
         """`owns` says of each record, before anything else, whether the machine is ours.
 
-        `on_change` hears (before, after) of each change of state or binding; before is None for a machine that is new
-        here. `on_observed` hears the same of each other state that a provider shows of a known machine; after is None
-        for a machine that it shows no more. `on_remove` hears of each machine that is gone and the cluster that it
-        carried, `on_status` of each status that was stored and the machine that it names.
+        `on_change` takes (before, after) of each change of state or binding; before is None for a machine that
+        is new here. `on_observed` takes the same of each other state that a provider shows of a known machine;
+        after is None for a machine that it shows no more. `on_remove` is called with each machine that is gone and the
+        cluster that it served, `on_status` with each status that was stored and the machine that it names.
         """
         self._inventory = inventory
         self._sessions = sessions

@@ -176,7 +176,7 @@ class Inventory:
         return self._store.notes()
 
     def settle(self) -> None:
-        """Give every machine a row, which may number them all anew."""
+        """Give every machine a row, which may number them all again."""
         self._store.settle()
 
     @property

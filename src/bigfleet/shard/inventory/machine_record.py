@@ -15,7 +15,7 @@ from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import HostRef, Machine, PreemptedFor
 from bigfleet.model.states import CapacityType, MachineState
 
-#: Parts of each kind that are shared; beyond, sharing begins anew, which costs memory and nothing else.
+#: Parts of each kind that are shared; beyond, sharing begins again, which costs memory and nothing else.
 SHARED_MAX: Final = 262_144
 
 

@@ -24,7 +24,7 @@ Counts = npt.NDArray[np.int64]
 Prices = npt.NDArray[np.float64]
 #: Rows of a snapshot.
 MachineRows = npt.NDArray[np.int64]
-#: Requirements on one key whose answers are cached; over that all are worked out anew.
+#: Requirements on one key whose answers are cached; over that all are worked out again.
 REQUIREMENTS_MAX = 1024
 
 

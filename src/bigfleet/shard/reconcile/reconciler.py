@@ -107,7 +107,7 @@ class Reconciler:
         #: Ids whose removal a delta reported and the brake held back.
         self._held_removals: set[MachineId] = set()
         self._revisit = revisits
-        self._others = ForeignMachines(ownership_filter)
+        self._foreign = ForeignMachines(ownership_filter)
         self._ownership_filter = ownership_filter
         #: How often more became ours, and for how many of these times a full answer came since.
         self._widenings, self._widenings_read = 0, 0
@@ -121,7 +121,7 @@ class Reconciler:
         self._cycles_since_full += 1
         widenings = self._widenings
         cursor = self._cursor_to_use()
-        self._others.begin()
+        self._foreign.begin()
         mode = "delta" if cursor else "full"
         actuator.begin_view()
         try:
@@ -149,7 +149,7 @@ class Reconciler:
             self._revisit.update(MachineId(machine_id) for machine_id in self._machine_backoff.expired())
         if is_full:
             self._widenings_read = widenings
-        self._others.end(is_full=is_full)
+        self._foreign.end(is_full=is_full)
         await self._read_revisits(actuator)
         self._metrics.reconciles.labels(mode, "braked" if braked else "ok").inc()
         self._metrics.removals_braked.set(braked)
@@ -160,7 +160,7 @@ class Reconciler:
             removed=removed,
             braked=braked,
             unnamed=unnamed,
-            foreign=self._others.count if is_full else None,
+            foreign=self._foreign.count if is_full else None,
         )
 
     def _cursor_to_use(self) -> bytes:
@@ -183,13 +183,13 @@ class Reconciler:
         if not is_full:
             # Who reads deltas lists in full once in a while at most, and notes would be in vain.
             return _Shown(listing=listing, records=await self._records(listing, everything))
-        if self._others.must_read_all:
+        if self._foreign.must_read_all:
             return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
         recognised = await recognise(listing, self._inventory, self._clock)
         if recognised is None:
-            places = await self._others.left_of(listing.digests, everything, self._clock)
+            places = await self._foreign.left_of(listing.digests, everything, self._clock)
             return _Shown(listing=listing, records=await self._records(listing, places), places=places)
-        places = await self._others.left_of(listing.digests, recognised.unread, self._clock)
+        places = await self._foreign.left_of(listing.digests, recognised.unread, self._clock)
         records = await self._records(listing, places)
         unseen = set(recognised.unseen)
         if all(record.machine.id in unseen or record.machine.id not in self._inventory for record in records):
@@ -277,7 +277,7 @@ class Reconciler:
                 digests.append(digest)
                 continue
             self._let_go(record, moment)
-            self._others.note(machine_id, digest)
+            self._foreign.note(machine_id, digest)
         return ours, digests
 
     def _let_go(self, record: ListedMachine, moment: Moment) -> None:
@@ -291,13 +291,13 @@ class Reconciler:
 
     def _unnamed(self, seen: Set[MachineId], unseen: Set[MachineId]) -> frozenset[MachineId]:
         """Return the adopted machines that a full answer does not name."""
-        adopted = self._others.adopted_before
+        adopted = self._foreign.adopted_before
         return frozenset(m for m in adopted - seen if m in unseen or m not in self._inventory)
 
     def _marked(self, actuator: Actuator) -> Set[str]:
         """Return the machines whose records more is asked about than whether they say anything new."""
         asked = self._held_removals | self._executors.draining() | self._machine_backoff.held() | actuator.touched()
-        return asked | self._others.moved
+        return asked | self._foreign.moved
 
     def _one(self, record: ListedMachine, actuator: Actuator, moment: Moment) -> None:
         machine = record.machine

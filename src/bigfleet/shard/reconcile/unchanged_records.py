@@ -22,7 +22,7 @@ from bigfleet.shard.ports import Listing
 LOOKED_UP_PER_TURN_MAX: Final = 25_000
 #: Rounds of places that a digest is looked for in; a noted one that finds no place of its own is not recognised.
 ROUNDS_MAX: Final = 16
-#: Times that rows may be numbered anew under a look-up before all records are read.
+#: Times that rows may be numbered again under a look-up before all records are read.
 ATTEMPTS_MAX: Final = 3
 
 Rows = npt.NDArray[np.int64]
@@ -68,7 +68,7 @@ async def doubtful(recognised: UnchangedRecords, inventory: Inventory, marked: S
     places = np.flatnonzero(recognised.rows >= 0)
     rows, digests, layout = recognised.rows[places], recognised.digests[places], recognised.layout
     if inventory.layout != layout:
-        # The answer listed so many new machines that rows were numbered anew.
+        # The answer listed so many new machines that rows were numbered again.
         layout = inventory.layout
         rows = await _rows(inventory.noted(), digests, clock)
     found: list[int] = []

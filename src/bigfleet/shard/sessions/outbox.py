@@ -61,7 +61,7 @@ class Outbox:
     ) -> None:
         """Hold at most `frames_max` frames.
 
-        `on_overflow` hears that a frame that must be delivered found no room, `on_loss` that another one was dropped.
+        `on_overflow` is called if a frame that must be delivered finds no room, `on_loss` if another one is dropped.
         `waiting` holds this outbox for as long as frames wait in it.
         """
         self._frames_max = frames_max

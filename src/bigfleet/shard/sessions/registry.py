@@ -107,8 +107,8 @@ class Sessions:
     ) -> None:
         """`accepted_term` returns the coordinator's term that the shard has accepted, 0 before the first.
 
-        `on_open` hears of each session that opened, after its hello was acked. `on_node_status` hears each node status
-        and returns whether it names a machine of the session's cluster. `on_lifecycle` hears (event, session):
+        `on_open` is called for each session that opened, after its hello was acked. `on_node_status` takes each status
+        and returns whether it names a machine of the session's cluster. `on_lifecycle` is called with (event, session):
         installed, removed, replaced, overflowed, unresponsive.
         """
         self._epoch = epoch

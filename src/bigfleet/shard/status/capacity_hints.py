@@ -95,7 +95,7 @@ class HintOffers:
         changed: set[HintKey] = set()
         for cluster in self._rows.keys() - demand.keys():
             self._forget(cluster)
-        # Of thousands of clusters some have reported anew, which is seen without a step of Python for each.
+        # Of thousands of clusters some have reported again, which is seen without a step of Python for each.
         is_new = map(is_not, map(self._rows.get, demand), demand.values())
         for cluster in list(compress(demand, is_new)):
             rows = demand[cluster]

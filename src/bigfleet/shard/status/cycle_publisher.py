@@ -237,25 +237,25 @@ class CyclePublisher:
         return dict(self._judged)
 
     def effects_of(
-        self, decision: Decision, short: Sequence[RowResult], context: ViewContext, audience: Subscribers
+        self, decision: Decision, short: Sequence[RowResult], context: ViewContext, subscribers: Subscribers
     ) -> CycleEffects:
         """Work out what a decision means to those outside. It may run in any thread, for one caller at a time."""
-        taken = taken_rows(decision, context, audience.busy)
+        taken = taken_rows(decision, context, subscribers.busy)
         classes, fits = self._classes.of(context.snapshot, taken)
-        changed = self._offers.update(audience.demand, classes, fits)
+        changed = self._offers.update(subscribers.demand, classes, fits)
         unmet = unmet_rows(short, context, fits)
-        rows_by_cluster = statuses(unmet, audience.judged.keys(), audience.refusal_texts)
-        demand = claimed_machines(decision.rows, audience.buckets)
+        rows_by_cluster = statuses(unmet, subscribers.judged.keys(), subscribers.refusal_texts)
+        demand = claimed_machines(decision.rows, subscribers.buckets)
         if unmet:
             demand += missing_machines(unmet, live_prices(context.snapshot, classes), fits)
         is_over_pods = not isinstance(decision.rows, _KnowsClaims)
-        coming = coming_needs(decision.rows, context.snapshot, audience.judged.keys()) if is_over_pods else {}
+        coming = coming_needs(decision.rows, context.snapshot, subscribers.judged.keys()) if is_over_pods else {}
         due = self._verdicts.due(
             rows_by_cluster,
-            audience.judged,
+            subscribers.judged,
             coming_by_cluster=coming,
             context=context,
-            now_seconds=audience.now_seconds,
+            now_seconds=subscribers.now_seconds,
         )
         return CycleEffects(
             taken=taken,

@@ -28,7 +28,7 @@ class PhaseTimes:
     """Since when each machine on its way is in its state; bounded by the machines that are on their way."""
 
     def __init__(self, observe: Callable[[MachineState, float], None]) -> None:
-        """`observe` hears (state that was left, seconds in it) of each phase that ended where it should."""
+        """`observe` is called with (state that was left, seconds in it) of each phase that ended where it should."""
         self._observe = observe
         self._since_seconds: dict[str, float] = {}
 
@@ -54,10 +54,10 @@ class ProvisioningLatency:
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
-        """`observe` hears the seconds of each sample."""
+        """`observe` is called with the seconds of each sample."""
         self._observe = observe
         self._first_seen_seconds: dict[str, dict[str, float]] = {}
-        #: Answered since the last roll-up; the next one that still asks counts anew.
+        #: Answered since the last roll-up; the next one that still asks counts again.
         self._answered: dict[str, set[str]] = {}
         self._rows: dict[str, Sequence[Need]] = {}
         #: Fingerprints of the gangs behind a folded one, by cluster; made when a machine first asks.
@@ -76,7 +76,7 @@ class ProvisioningLatency:
             }
 
     def demand_repeated(self, cluster: str, now_seconds: float) -> None:
-        """Take a roll-up that changed nothing: what was answered and is still asked for starts anew."""
+        """Take a roll-up that changed nothing: what was answered and is still asked for starts again."""
         for fingerprint in self._answered.pop(cluster, ()):
             self._first_seen_seconds[cluster].setdefault(fingerprint, now_seconds)
 

@@ -86,7 +86,7 @@ def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Observations) -
 
 
 def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[MachineId, OwnershipRow]:
-    """Return the rows that a change made anew, by machine; one that only became disowned is no new one."""
+    """Return the rows that a change made again, by machine; one that only became disowned is no new one."""
     known = before.owned.rows
     return {
         machine_id: row

@@ -115,7 +115,7 @@ def observe(event: Event, evidence: Observations) -> None:
         case Evicted(eviction) if eviction.cause is Cause.RECLAIMED:
             evidence.mark("pods moved by a reclaim")
         case OwnershipChanged():
-            _titled(event, evidence)
+            _mark_moves(event, evidence)
         case Died(shard, in_flight):
             if in_flight:
                 evidence.mark("a shard died with actions under way")
@@ -123,7 +123,7 @@ def observe(event: Event, evidence: Observations) -> None:
                 evidence.mark("a shard died over an instruction")
 
 
-def _titled(event: OwnershipChanged, evidence: Observations) -> None:
+def _mark_moves(event: OwnershipChanged, evidence: Observations) -> None:
     before, after = event.before, event.after
     for machine_id, row in after.owned.rows.items():
         known = before.owned.rows.get(machine_id)

@@ -171,7 +171,7 @@ async def shard_disk_full(world: World) -> None:
 
 
 async def shard_disk_lost(world: World) -> None:
-    """A shard dies and its disk is lost: it begins anew, and owns nothing until it is instructed."""
+    """A shard dies and its disk is lost: it begins again, and owns nothing until it is instructed."""
     site = _shard(world)
     world.evidence.note("fault", "shard-disk-lost", site.name)
     site.lose_disk()
@@ -198,7 +198,7 @@ async def quarantine_over_handover(world: World) -> None:
 
 
 async def lease_lost_over_preemption(world: World) -> None:
-    """While a machine is being taken from a gang every lease ends, and somebody has to lead anew."""
+    """While a machine is being taken from a gang every lease ends, and somebody has to lead again."""
     moves = world.evidence.moves
     if await _comes(world, lambda: bool(moves.taken_from_gangs)):
         world.evidence.note("fault", LEASE_LOST_OVER_PREEMPTION)

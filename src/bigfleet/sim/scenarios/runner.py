@@ -103,7 +103,7 @@ def run(
     """Run a scenario to its end. Raises ScenarioFault for an unknown name and a wrong file.
 
     With `cycles_max` it ends after so many cycles of each arm, and its expectations are not asked: they are about the
-    end. `on_cycle` hears how many cycles are done, and of how many. Must not be called on a running event loop.
+    end. `on_cycle` takes how many cycles are done, and of how many. Must not be called on a running event loop.
     """
     scenario = scenario_of(name, folder)
     return run_scenario(scenario, name=name, seed=seed, cycles_max=cycles_max, on_cycle=on_cycle)

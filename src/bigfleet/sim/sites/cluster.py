@@ -152,7 +152,7 @@ class ClusterSite:
         self._earlier: list[RollUp] = []
 
     def start(self) -> None:
-        """Start an operator that reads the cluster anew."""
+        """Start an operator that reads the cluster again."""
         self.process = Process(f"operator-{self.name}")
         self.cluster = self._spawn(self.process, "")
 

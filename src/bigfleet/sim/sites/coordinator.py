@@ -173,7 +173,7 @@ class RemoteCoordinators:
         faults: set[str],
         on_answer: Callable[[ReportAnswer, bool], None],
     ) -> None:
-        """`faults` are those of the moment. `on_answer` hears of each answer, and whether it came before."""
+        """`faults` are those of the moment. `on_answer` is called for each answer, and whether it came before."""
         self._shard_id = shard_id
         self._sites = {site.name: site for site in sites}
         self._clock = clock

@@ -161,7 +161,7 @@ class EtcdWire(EtcdClient):
         on_lost: Callable[[], None],
         loses_answers: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_lost` hears of each commit whose answer was lost; `loses_answers`: some answers to commits are lost."""
+        """`on_lost` is called for each commit whose answer was lost; `loses_answers`: some answers are lost."""
         self._store = store
         self._network = network
         self._caller = caller

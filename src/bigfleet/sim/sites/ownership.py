@@ -2,7 +2,7 @@
 
 The tables are the real ones of `bigfleet.shard.ownership.ownership_file`, in memory; what a process has committed is
 what its successor finds. A disk has one holder: a process whose successor has started writes nothing more. After each
-commit the disk is read anew, so that what stands there counts, and not what its writer thinks.
+commit the disk is read again, so that what stands there counts, and not what its writer thinks.
 """
 
 import sqlite3
@@ -77,7 +77,7 @@ class ShardDisk:
         on_change: Callable[[OwnershipRecord, OwnershipRecord], None],
         on_full: Callable[[], None],
     ) -> None:
-        """`domains` are those that it holds at first. `on_change` hears what the disk said, and what it says now."""
+        """`domains` are those that it holds at first. `on_change` takes what the disk said, and what it says now."""
         self.shard_id = shard_id
         #: It takes nothing.
         self.is_full = False

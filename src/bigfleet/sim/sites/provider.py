@@ -18,7 +18,7 @@ from bigfleet.provider.backends.simulated.backend import SimulatedBackend, Simul
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import SimulatedOffer, build_fleet
-from bigfleet.provider.backends.simulated.world import WorldFile as CloudWorld
+from bigfleet.provider.backends.simulated.world import CloudWorld
 from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics

@@ -24,9 +24,9 @@ class DurableStore:
     def __init__(
         self, *, on_record: Callable[[Record | None, Record | None], None], on_mark: Callable[[Mark], None]
     ) -> None:
-        """`on_record` hears (record before, record after) of each change; either may be None.
+        """`on_record` is called with (record before, record after) of each change; either may be None.
 
-        `on_mark` hears each mark of a commit, before the records of the same commit.
+        `on_mark` is called with each mark of a commit, before the records of the same commit.
         """
         self.records: dict[str, Record] = {}
         self.is_down = False
@@ -88,7 +88,7 @@ class WatchedBook(MemoryHostBook):
     """The cloud's book; reports each change of a host."""
 
     def __init__(self, on_host: HostListener) -> None:
-        """`on_host` hears (machine, host before, host after)."""
+        """`on_host` is called with (machine, host before, host after)."""
         super().__init__()
         #: The host of each machine as it was last written.
         self.hosts: dict[str, SimulatedHost] = {}

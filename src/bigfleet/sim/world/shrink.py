@@ -29,7 +29,7 @@ def shrink(
 ) -> WorldResult:
     """Return the result of the smallest plan that was found to fail in the invariant in which `plan` fails first.
 
-    Raises NothingFails when the plan does not fail at all. `on_run` hears each attempt and whether it failed the same.
+    Raises NothingFails when the plan does not fail at all. `on_run` takes each attempt, and whether it failed the same.
     """
     best = run(plan)
     if not best.violations:

@@ -242,7 +242,7 @@ class Provider:
 
 
 def allocator_with(body: Mapping[str, Any], ours: Mapping[str, Carved]) -> Allocator:
-    """Return an allocator made anew, with our instances where they are."""
+    """Return an allocator made again, with our instances where they are."""
     allocator = Allocator(read_cluster(body))
     for carved in ours.values():
         allocator.restore(instance_of(carved.instance, carved.size), carved.host)

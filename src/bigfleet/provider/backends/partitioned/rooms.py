@@ -37,7 +37,7 @@ class RoomCounts:
             self._count(name)
 
     def _count(self, host: str) -> None:
-        """Count anew what fits on a host."""
+        """Count again what fits on a host."""
         allocator, place = self.fleet.allocator, self.fleet.hosts[host]
         lines = self._lines_of[place.group, place.zone]
         vector = allocator.vector(host)

@@ -27,7 +27,7 @@ class SlotNumbers:
     def __init__(self) -> None:
         self._offered: list[int] = []
         self._used: set[int] = set()
-        #: On their way out: not on offer, and not to be given anew yet.
+        #: On their way out: not on offer, and not to be given again yet.
         self._withheld: set[int] = set()
         #: Below `_top`; all and only the numbers that are nobody's, besides stale entries that `_is_free` skips.
         self._gaps: list[int] = []
@@ -105,7 +105,7 @@ class SlotNumbers:
         return number
 
     def withhold_highest(self) -> int:
-        """Take the highest number off, keep it from being given anew until `forget`, and return it."""
+        """Take the highest number off, keep it from being given again until `forget`, and return it."""
         number = self._offered.pop()
         self._withheld.add(number)
         return number

@@ -18,7 +18,7 @@ from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.economy import Economy
 from bigfleet.provider.backends.simulated.fleet import Market, SimulatedOffer, pool_name
 from bigfleet.provider.backends.simulated.life import LifeStage, billed_nanos, cluster_of, is_there, stage_of
-from bigfleet.provider.backends.simulated.world import Dwell, Faults, WorldFile
+from bigfleet.provider.backends.simulated.world import CloudWorld, Dwell, Faults
 
 
 class OutOfStock(Exception):
@@ -65,7 +65,7 @@ class SimulatedCloud:
     def __init__(
         self,
         *,
-        world: WorldFile,
+        world: CloudWorld,
         offers: Sequence[SimulatedOffer],
         draws: KeyedDraws,
         book: HostBook,

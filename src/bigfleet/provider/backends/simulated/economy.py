@@ -12,7 +12,7 @@ from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import Market, SimulatedOffer
-from bigfleet.provider.backends.simulated.world import Dwell, WorldFile, parse_capacity_type
+from bigfleet.provider.backends.simulated.world import CloudWorld, Dwell, parse_capacity_type
 
 _SECONDS_PER_HOUR = 3600.0
 #: The random walk of prices: how much of a deviation stays at the next step, and how strong one step is.
@@ -38,7 +38,7 @@ class Economy:
     """The world's own course."""
 
     def __init__(
-        self, world: WorldFile, draws: KeyedDraws, *, time_scale: float, is_calm: bool, began_unix_nanos: int
+        self, world: CloudWorld, draws: KeyedDraws, *, time_scale: float, is_calm: bool, began_unix_nanos: int
     ) -> None:
         self._world = world
         self._draws = draws

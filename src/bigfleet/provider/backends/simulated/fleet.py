@@ -14,7 +14,7 @@ from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.backends.fake import fake_slot
 from bigfleet.provider.backends.simulated.catalogue import InstanceType
-from bigfleet.provider.backends.simulated.world import Pool, WorldFault, WorldFile, parse_capacity_type
+from bigfleet.provider.backends.simulated.world import CloudWorld, Pool, WorldFault, parse_capacity_type
 from bigfleet.provider.records.validate import facts_fault
 from bigfleet.provider.storage.codec import intern_map
 
@@ -89,7 +89,7 @@ def default_pools(zones: Sequence[str], catalogue: Mapping[str, InstanceType]) -
     return tuple(pools)
 
 
-def build_fleet(world: WorldFile, catalogue: Mapping[str, InstanceType], provider: str) -> list[SimulatedOffer]:
+def build_fleet(world: CloudWorld, catalogue: Mapping[str, InstanceType], provider: str) -> list[SimulatedOffer]:
     """Return every machine of the world. Raises WorldFault with the path of a pool that cannot be offered."""
     pools = world.pools if world.pools is not None else default_pools(world.zones or DEFAULT_ZONES, catalogue)
     racks = _Racks(world.rack_size)
@@ -109,7 +109,7 @@ def build_fleet(world: WorldFile, catalogue: Mapping[str, InstanceType], provide
     return offers
 
 
-def _check_planned(world: WorldFile, offers: Sequence[SimulatedOffer]) -> None:
+def _check_planned(world: CloudWorld, offers: Sequence[SimulatedOffer]) -> None:
     """Refuse a wave or an outage that could never hit anything. Raises WorldFault with its path."""
     rules = world.interruption
     pools, zones = {offer.pool for offer in offers}, {offer.slot.zone for offer in offers}

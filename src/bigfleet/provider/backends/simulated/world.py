@@ -176,7 +176,7 @@ class Faults(_Section, frozen=True, kw_only=True):
     probability_over_1: float = 0.0
 
 
-class WorldFile(_Section, frozen=True, kw_only=True):
+class CloudWorld(_Section, frozen=True, kw_only=True):
     """The whole file."""
 
     region: str = "sim-1"
@@ -194,10 +194,10 @@ class WorldFile(_Section, frozen=True, kw_only=True):
     faults: Faults = Faults()
 
 
-def load_world(path: Path | None) -> WorldFile:
+def load_world(path: Path | None) -> CloudWorld:
     """Return the world of a YAML or JSON file, the default world for None. Raises WorldFault."""
     if path is None:
-        return WorldFile()
+        return CloudWorld()
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -205,11 +205,11 @@ def load_world(path: Path | None) -> WorldFile:
     return parse_world(content, str(path), is_json=path.suffix == ".json")
 
 
-def parse_world(content: bytes, file: str, *, is_json: bool = False) -> WorldFile:
+def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWorld:
     """Return the world of a file's content. Raises WorldFault naming file and path."""
     try:
         tree: Any = msgspec.json.decode(content) if is_json else yaml.load(content, _LOADER)  # noqa: S506 - a safe loader in C
-        world = msgspec.convert({} if tree is None else tree, WorldFile)
+        world = msgspec.convert({} if tree is None else tree, CloudWorld)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise WorldFault(f"{file}: {_path_first(str(error))}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -242,7 +242,7 @@ def _path_first(text: str) -> str:
 
 def _section_at(place: str) -> type[_Section]:
     """Return the section that a path leads to, such as `interruption.waves[0]`."""
-    section: type[_Section] = WorldFile
+    section: type[_Section] = CloudWorld
     for name in filter(None, re.sub(r"\[.*?\]", "", place).split(".")):
         field = next(field for field in msgspec.structs.fields(section) if field.name == name)
         section = next(kind for kind in _classes_in(field.type) if issubclass(kind, _Section))
@@ -257,7 +257,7 @@ def _classes_in(hint: Any) -> Iterator[type]:
         yield from _classes_in(part)
 
 
-def _faults(world: WorldFile) -> Iterator[str]:
+def _faults(world: CloudWorld) -> Iterator[str]:
     """Yield each bad value with its path."""
     if world.rack_size < 1:
         yield f"rack_size: {world.rack_size} must be at least 1"
@@ -270,7 +270,7 @@ def _faults(world: WorldFile) -> Iterator[str]:
     yield from _planned_faults(world)
 
 
-def _planned_faults(world: WorldFile) -> Iterator[str]:
+def _planned_faults(world: CloudWorld) -> Iterator[str]:
     """Check what is planned for a time; whether its zone and pool exist is checked against the fleet."""
     rules = world.interruption
     timed = {
@@ -290,7 +290,7 @@ def _planned_faults(world: WorldFile) -> Iterator[str]:
             yield f"stockouts[{number}].capacity_type: {planned.capacity_type!r} is unknown"
 
 
-def _pool_faults(world: WorldFile) -> Iterator[str]:
+def _pool_faults(world: CloudWorld) -> Iterator[str]:
     pools = world.pools or ()
     if len(pools) > POOLS_MAX:
         yield f"pools: {len(pools)} entries, at most {POOLS_MAX} are allowed"
@@ -306,7 +306,7 @@ def _pool_faults(world: WorldFile) -> Iterator[str]:
             yield f"{place}.zone: {pool.zone!r} is not among the zones"
 
 
-def _number_faults(world: WorldFile) -> Iterator[str]:
+def _number_faults(world: CloudWorld) -> Iterator[str]:
     """Check each number by what its name says it is."""
     for section in ("price", "interruption", "dwell", "stockout", "faults"):
         yield from _section_number_faults(section, getattr(world, section))

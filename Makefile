@@ -58,14 +58,15 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once. Proofs by examples run
 # an eighth of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long" $(ARGS)
 
 test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 2000
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
-	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n auto --dist worksteal -m slow $(ARGS)
+	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not long" $(ARGS)
 
-test-long: $(STAMP) ## prove the engines on many more random fleets: make test-long EXAMPLES=100000 ARGS="-n 2"
-	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine $(ARGS)
+test-long: kernels ## run the longest tests, and the engines' proofs on many fleets: make test-long EXAMPLES=100000
+	@BIGFLEET_HYPOTHESIS_EXAMPLES=2000 $(BIN)/python -m pytest -n auto --dist worksteal -m long $(ARGS)
+	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n auto --dist worksteal tests/engine $(ARGS)
 
 soak: $(STAMP) ## run the world of faults, seed after seed: make soak FOR=8h SEED=100000
 	@$(BIN)/bigfleet sim run --for $(FOR) --seed $(SEED) --jobs $$(nproc) --twice-every 20 --require-marks

@@ -56,6 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "slow: many seconds of processor time, or processes that are killed; left to `make test-slow`"
     )
+    config.addinivalue_line(
+        "markers", "long: minutes of processor time, more of what shorter tests show; left to `make test-long`"
+    )
 
 
 def pytest_asyncio_loop_factories(

@@ -84,7 +84,7 @@ def test_some_random_dedicated_messages_are_answered_as_hail_does(record_propert
     assert compare(QUICK_EXAMPLES, record_property).held > QUICK_EXAMPLES // 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_thousand_random_dedicated_messages_are_answered_as_hail_does(record_property: RecordProperty) -> None:
     proof = compare(EXAMPLES, record_property)
 

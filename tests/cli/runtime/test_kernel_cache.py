@@ -227,7 +227,7 @@ def test_a_complete_set_is_not_built_again(copied: Path) -> None:
     assert (manifest.count, built) == (KERNELS, [])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_files_that_nobody_vouches_for_are_compiled_again(copied: Path) -> None:
     """A build that was cut off has left a torn file: the next one ends with a sound set."""
     (copied / MANIFEST).unlink()

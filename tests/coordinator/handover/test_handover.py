@@ -5,6 +5,7 @@ The leader, the inbox and the rows are the real ones; chance, and three chosen c
 
 import os
 import random
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ M0, M1 = MachineId("m0"), MachineId("m1")
 S0, S1 = ShardId("s0"), ShardId("s1")
 STEPS = 300
 SEEDS_OF_A_MUTANT_MAX = 400
-#: Those of the slow suite (docs/spec/coordinator.md §13).
+#: Those of `make test-long` (docs/spec/coordinator.md §13); the slow tests run the first part.
 SEEDS = int(os.environ.get("BIGFLEET_HANDOVER_SEEDS", "10000"))
 SEEDS_OF_A_PART = 1_000
 
@@ -47,8 +48,13 @@ def test_no_machine_ever_has_two_owners_and_each_has_one_in_the_end(record_prope
     record_property("handovers", (seeds, seeds))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_A_PART))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=pytest.mark.long if first else pytest.mark.slow)
+        for first in range(0, SEEDS, SEEDS_OF_A_PART)
+    ],
+)
 def test_ten_thousand_seeds(first: int, record_property: RecordProperty) -> None:
     """In parts, so that workers share them."""
     seeds = range(first, min(first + SEEDS_OF_A_PART, SEEDS))
@@ -196,10 +202,22 @@ BUDGETS = {
     ),
     "a move, a lost disk and a crash": Budget(moves=[Move(M0, S0, S1)], lost_disks=1, crashes=1, lost_answers=1),
 }
+#: Three minutes of processor time, where the others take half a minute.
+LONG_BUDGETS = frozenset({"a move, an election, lost and late messages"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", BUDGETS.values(), ids=[name.replace(" ", "-") for name in BUDGETS])
+def budget_params() -> list[Any]:
+    return [
+        pytest.param(
+            budget,
+            id=name.replace(" ", "-"),
+            marks=pytest.mark.long if name in LONG_BUDGETS else pytest.mark.slow,
+        )
+        for name, budget in BUDGETS.items()
+    ]
+
+
+@pytest.mark.parametrize("budget", budget_params())
 def test_every_state_within_a_budget(budget: Budget, record_property: RecordProperty) -> None:
     states, _ = explore(first_state(budget), states_max=200_000)
     record_property("handover states", (states, states))

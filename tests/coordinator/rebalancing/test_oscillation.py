@@ -39,7 +39,7 @@ HOUR_SECONDS = 3_600.0
 #: Longer than any cooldown, reservation, retry or expiry: what stands still for so long stands still for ever.
 REST_SECONDS = 2_400.0
 REST_HOURS_MAX = 8
-#: Random fleets of the slow suite with constant demand; half as many have swinging demand.
+#: Random fleets of `make test-long` with constant demand; half as many have swinging demand.
 FLEETS = int(os.environ.get("BIGFLEET_OSCILLATION_FLEETS", "100"))
 
 
@@ -136,12 +136,12 @@ def test_with_swinging_demand_nothing_moves_before_its_cooldown_is_over(record_p
     record_property("swinging fleets", (len(moved), sum(moved)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_random_fleets_with_constant_demand_come_to_rest(record_property: RecordProperty) -> None:
     record_property("fleets at rest", told([check_rest(seed) for seed in range(FLEETS)]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_much_swinging_demand_nothing_moves_before_its_cooldown_is_over(record_property: RecordProperty) -> None:
     moved = [check_swing(seed) for seed in range(FLEETS // 2)]
     record_property("swinging fleets", (len(moved), sum(moved)))

@@ -53,15 +53,20 @@ def assert_holds(outcome: ScenarioOutcome) -> None:
 
 
 #: Those that take ten seconds or more, beside those whose files say that they are slow.
-LONG_SCENARIOS = frozenset({"gang-scatter", "impossible-gang", "order-flip"})
+SLOW_SCENARIOS = frozenset({"gang-scatter", "impossible-gang", "order-flip"})
+#: Those of which a shorter form is a test of its own.
+LONG_SCENARIOS = frozenset({"soak"})
 
 
 def scenario_params() -> list[Any]:
     """Return the scenarios, those that take long marked."""
-    return [
-        pytest.param(name, marks=[pytest.mark.slow] if name in LONG_SCENARIOS or scenario_of(name).slow else [])
-        for name in scenarios()
-    ]
+    return [pytest.param(name, marks=scenario_marks(name)) for name in scenarios()]
+
+
+def scenario_marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in LONG_SCENARIOS:
+        return [pytest.mark.long]
+    return [pytest.mark.slow] if name in SLOW_SCENARIOS or scenario_of(name).slow else []
 
 
 @pytest.mark.parametrize("name", scenario_params())

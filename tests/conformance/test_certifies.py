@@ -33,7 +33,7 @@ def faults_of(report: object) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("backend", [FakeBackend, StagedBackend], ids=["at once", "staged"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_kit_is_certified(backend: type[FakeBackend], seed: int) -> None:
     report = certified(plan_of(seed=seed), Making(backend=backend))
 

@@ -75,6 +75,7 @@ def test_a_scenario_holds(name: str) -> None:
     assert_holds(run(name))
 
 
+@pytest.mark.slow
 def test_a_fleet_that_never_rests_neither_loses_nor_strands_a_machine() -> None:
     """The soak over its first cycles."""
     scenario = shortened(scenario_of("soak"), SOAK_CYCLES)

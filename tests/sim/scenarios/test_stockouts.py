@@ -35,6 +35,7 @@ def test_what_a_stockout_costs_does_not_grow_with_the_slots(slots: int) -> None:
     assert first <= 1 + 2
 
 
+@pytest.mark.slow
 def test_without_another_type_one_probe_follows_each_back_off() -> None:
     """Ten Creates at first, then one after 3, 6, 12 and 24 minutes each; the row is short all the time."""
     probes = Expectation(measure=Measure.ACTIONS, kind="provision", exactly=WANTED + 4)

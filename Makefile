@@ -56,11 +56,11 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 	@$(BIN)/bigfleet kernels build
 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once. Proofs by examples run
-# an eighth of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
+# a quarter of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long" $(ARGS)
 
-test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 2000
+test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 1000
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
 	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not long" $(ARGS)
 

@@ -1,6 +1,7 @@
 """The house rules that no linter holds: room sizes, docstrings, and edges to rooms that may not even exist yet."""
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,20 +33,46 @@ def _is_generated(path: Path) -> bool:
     return path.is_relative_to(SOURCE / "rpc" / "wire" / "gen")
 
 
+def sources() -> list[Path]:
+    """Return every hand-written module of the package."""
+    return sorted(path for path in SOURCE.rglob("*.py") if not _is_generated(path))
+
+
 def modules() -> list[Path]:
     """Return every hand-written module of the package, its tools and its benchmarks."""
     roots = (SOURCE, ROOT / "tools", ROOT / "bench")
     return sorted(path for root in roots for path in root.rglob("*.py") if not _is_generated(path))
 
 
+@functools.cache
 def parsed(path: Path) -> ast.Module:
     """Return the module's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def name_of(path: Path) -> str:
-    """Return the path as a test's id."""
+    """Return the path as a failure names it."""
     return str(path.relative_to(ROOT))
+
+
+def of_each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Make a test of all paths from a check of one; the failure says what is wrong with each path."""
+
+    def decorate(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            faults = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as fault:
+                    faults.append(f"{name_of(path)}: {fault}")
+            assert faults == [], "\n".join(faults)
+
+        # Not functools.wraps: pytest would take the path for a fixture.
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -53,7 +80,7 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
+@of_each(modules())
 def test_a_module_is_a_small_room_with_a_story(path: Path) -> None:
     """A module has a docstring and at most 600 lines; a function at most 70."""
     text = path.read_text(encoding="utf-8")
@@ -73,9 +100,7 @@ def test_a_module_is_a_small_room_with_a_story(path: Path) -> None:
 VERB = re.compile(r"[A-Z][a-z]+s,?")
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)], ids=name_of
-)
+@of_each(sources())
 def test_a_module_docstring_says_what_the_module_does(path: Path) -> None:
     """The subject is the module; "What ...", "How ..." and a bare noun are titles, not sentences."""
     if path == SOURCE / "__init__.py":
@@ -85,7 +110,7 @@ def test_a_module_docstring_says_what_the_module_does(path: Path) -> None:
     assert VERB.fullmatch(first), f"begin with a verb in the third person in place of {first!r}"
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=name_of)
+@of_each(sorted(SOURCE.rglob("*.py")))
 def test_public_names_have_docstrings(path: Path) -> None:
     """Each public class and function at the top of a module states its facts."""
     if _is_generated(path):
@@ -125,13 +150,13 @@ def folders() -> list[Path]:
     return sorted({path.parent for path in SOURCE.rglob("*.py") if not _is_generated(path)})
 
 
-@pytest.mark.parametrize("folder", folders(), ids=name_of)
+@of_each(folders())
 def test_a_folder_holds_at_most_twenty_modules(folder: Path) -> None:
     """A larger folder has no shape: split it into sub-packages (docs/architecture.md)."""
     assert len(list(folder.glob("*.py"))) <= FOLDER_FILES_MAX
 
 
-@pytest.mark.parametrize("folder", folders(), ids=name_of)
+@of_each(folders())
 def test_a_folder_is_a_package(folder: Path) -> None:
     """A folder without __init__.py is not installed, and says nowhere what it is for."""
     assert (folder / "__init__.py").exists()
@@ -318,9 +343,7 @@ def retired_words(module: str, tree: ast.Module) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)], ids=name_of
-)
+@of_each(sources())
 def test_names_and_first_sentences_use_the_terms_of_the_glossary(path: Path) -> None:
     """Words that only this project used are retired; the failure names what to write."""
     module = path.parent.name if path.name == "__init__.py" else path.stem
@@ -388,9 +411,7 @@ def bad_log_events(source: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)], ids=name_of
-)
+@of_each(sources())
 def test_log_events_have_one_grammar(path: Path) -> None:
     """One pattern finds every event of a component; a sentence cannot be searched for or alerted on."""
     found = bad_log_events(path.read_text(encoding="utf-8"))
@@ -553,7 +574,7 @@ def test_the_loaded_profile_of_hypothesis_has_no_deadline() -> None:
     assert settings().deadline is None
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=name_of)
+@of_each(sorted(TESTS.rglob("*.py")))
 def test_no_test_depends_on_how_fast_the_machine_is(path: Path) -> None:
     """No deadline of examples, no stopwatch, no short wait on a real clock."""
     source = path.read_text(encoding="utf-8")

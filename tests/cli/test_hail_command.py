@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.engine.proof import in_proportion
 from tests.partition.messages import Object, broken_messages, dumped, endless_message, messages
 from tests.partition.real_hail import Said, we_say
 from tests.processes import run_bigfleet
@@ -206,7 +207,7 @@ def test_an_ordinary_allocator_that_is_ourselves_refuses_instead_of_asking_for_e
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
-USUAL = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+USUAL = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=in_proportion(150))
 
 
 def assert_orderly(said: Said) -> None:

@@ -27,6 +27,7 @@ from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, Sha
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.convert_coordinator import answer_from_wire, answer_to_wire, report_from_wire, report_to_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2
+from tests.engine.proof import in_proportion
 
 names = st.text("abcxyz-01", min_size=1, max_size=8)
 shards = names.map(ShardId)
@@ -154,7 +155,7 @@ reports = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=in_proportion(150))
 @given(reports)
 def test_a_report_comes_back_as_it_was_sent(report: ShardReport) -> None:
     received = coordinator_pb2.ShardReport.FromString(report_to_wire(report).SerializeToString())
@@ -164,7 +165,7 @@ def test_a_report_comes_back_as_it_was_sent(report: ShardReport) -> None:
     assert report_from_wire(received) == (replace(report, clusters=frozenset()) if is_told else report)
 
 
-@settings(max_examples=150)
+@settings(max_examples=in_proportion(150))
 @given(
     st.builds(
         ReportAnswer,

@@ -30,6 +30,11 @@ def examples(usual: int) -> settings:
     )
 
 
+def in_proportion(usual: int, *, least: int = 25) -> int:
+    """Return how many examples a property outside the engines runs where it usually runs so many."""
+    return max(least, usual * EQUALITY_EXAMPLES // EQUALITY_EXAMPLES_USUAL)
+
+
 class Proof:
     """Counts the examples of one property, and what they had in them."""
 

@@ -12,9 +12,10 @@ from bigfleet.partition.document import decode
 from bigfleet.partition.hosts import PartitionedHost, Role, as_primary
 from bigfleet.partition.instance import Instance
 from bigfleet.partition.policy import PolicyRefusal
+from tests.engine.proof import in_proportion
 from tests.partition.messages import Dice, Object, dice, dumped, host, instance, messages, policy
 
-USUAL = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+USUAL = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=in_proportion(150))
 
 
 def cluster_of(message: Object) -> GanetiCluster:

@@ -18,10 +18,11 @@ from bigfleet.partition.metric import (
     is_over_ratio,
     vcpus_allowed,
 )
+from tests.engine.proof import in_proportion
 from tests.partition.counting import counted_vector
 from tests.partition.messages import Object, dumped, messages
 
-USUAL = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+USUAL = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=in_proportion(150))
 
 
 def test_the_design_documents_own_table_is_reproduced() -> None:

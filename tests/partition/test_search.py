@@ -11,11 +11,14 @@ from bigfleet.partition.hosts import PartitionedHost
 from bigfleet.partition.instance import Instance
 from bigfleet.partition.policy import Policy
 from bigfleet.partition.search import SearchOutcome, choose_host, choose_pair
+from tests.engine.proof import in_proportion
 from tests.partition.counting import Tried, try_hosts, try_pairs
 from tests.partition.messages import Dice, Object, dice, dumped, instance, messages
 
 USUAL = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], max_examples=200
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    max_examples=in_proportion(200),
 )
 
 

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigfleet.partition.answer import AllocationOptions, answer
+from tests.engine.proof import in_proportion
 from tests.partition.messages import Dice, Object, dice, instance, messages, plain
 
 
@@ -48,7 +49,7 @@ def asked_again(message: dict[str, Any], several: list[dict[str, Any]]) -> list[
     return placed
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=in_proportion(150))
 @given(messages(), st.lists(dice(), min_size=1, max_size=6))
 def test_each_instance_goes_where_it_would_go_if_asked_for_by_itself(message: Object, several: list[Dice]) -> None:
     base = plain(message)

@@ -22,6 +22,7 @@ from bigfleet.planner import (
 )
 from bigfleet.planner.plain import PLAIN
 from bigfleet.planner.search import FleetCandidate, Search
+from tests.engine.proof import in_proportion
 from tests.planner.building import CLOUD, DIMENSIONS, DOLLAR, kind, problem, services, shape, small_problems
 from tests.planner.checking import faults, reasons
 
@@ -31,7 +32,7 @@ GPU = (*DIMENSIONS, "gpu")
 
 
 @given(small_problems())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 def test_claims_keep_every_rule(asked: Problem) -> None:
     """Every pod is hosted or named as not hosted, and every limit is kept, by the plan and by the closed form."""
     assert faults(asked, plan(asked, LITTLE)) == []

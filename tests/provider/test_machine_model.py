@@ -28,6 +28,7 @@ from bigfleet.provider.records.refusal import Refused, StoreDown
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import Batch, Loaded
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
+from tests.engine.proof import in_proportion
 from tests.provider.harness import make_core, settle
 from tests.provider.operations.test_restart import kill
 
@@ -477,6 +478,9 @@ class CrashingProvider(RuleBasedStateMachine):
 
 
 CrashingProvider.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=in_proportion(30, least=10),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestCrashingProvider = CrashingProvider.TestCase

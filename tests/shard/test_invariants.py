@@ -19,6 +19,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason
 from bigfleet.sim.kernel.virtual_time import run_virtual
+from tests.engine.proof import in_proportion
 from tests.shard.world import FakeOperator, RevisionedProvider, ScriptedProvider, World, machine, need
 
 S = MachineState
@@ -162,7 +163,7 @@ class Story:
 
 @pytest.mark.slow
 @given(mode=modes, synchronous=st.booleans(), story=st.lists(rounds, min_size=1, max_size=8))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=in_proportion(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_leaks_and_the_views_agree(mode: str, synchronous: bool, story: list[Any]) -> None:
     """No entry of the ledger, slot or waiter outlives its action, and one quiet hour makes both views one."""
 

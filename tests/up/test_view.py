@@ -164,7 +164,7 @@ def test_the_screen_tells_clusters_machines_decisions_and_restarts(width: int, h
         "on-demand/std.16x64/sim-1a/039",
         "shard 54321 restarted 1× (SIGKILL)",
         "43%",
-        "look at it: bigfleet get clusters --addr 127.0.0.1:45001",
+        "Inspect it with: bigfleet get clusters --addr 127.0.0.1:45001",
     ):
         assert expected in text
 

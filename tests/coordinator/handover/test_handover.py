@@ -194,6 +194,7 @@ def test_chosen_courses_end_well_and_only_because_of_their_rule(
         course(settled())
 
 
+@pytest.mark.slow
 def test_every_state_that_a_move_can_reach(record_property: RecordProperty) -> None:
     budget = Budget(moves=[Move(M0, S0, S1), Move(M0, S1, S0)], lost_answers=1, crashes=1)
     states, _ = explore(first_state(budget), states_max=20_000)

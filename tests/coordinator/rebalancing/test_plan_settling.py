@@ -16,6 +16,7 @@ from bigfleet.model.ids import Fingerprint, ShardId
 from bigfleet.model.ownership import Base
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shard_report import Shortfall
+from tests.engine.proof import in_proportion
 
 TYPES = {"small": {"cpu": 4_000}, "big": {"cpu": 16_000, "memory": 64_000}}
 NAMES = [("cpu",), ("cpu", "memory")]
@@ -70,7 +71,7 @@ def crowded_fleets(draw: st.DrawFn) -> tuple[FleetView, Memory]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=in_proportion(300))
 @given(crowded_fleets(), st.integers(0, 12))
 def test_many_at_once_and_one_by_one_give_the_same_moves(given_fleet: tuple[FleetView, Memory], drains: int) -> None:
     view, memory = given_fleet

@@ -23,6 +23,7 @@ from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.refusal import Code
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
+from tests.engine.proof import in_proportion
 from tests.provider.backends.simulated_world import (
     ON_DEMAND,
     ON_DEMAND_ID,
@@ -120,7 +121,7 @@ def test_a_world_is_the_same_to_the_nanosecond_whatever_the_hash_seed(hash_seed:
     assert ran.stdout.splitlines() == trace(5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=in_proportion(100), deadline=None)
 @given(st.integers(), st.text(max_size=5), st.text(max_size=5), st.integers(0, 2**40))
 def test_a_draw_depends_on_its_key_alone(seed: int, topic: str, subject: str, number: int) -> None:
     draws = KeyedDraws(seed)

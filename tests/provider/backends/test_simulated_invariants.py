@@ -15,6 +15,7 @@ from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import Refused
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
+from tests.engine.proof import in_proportion
 from tests.provider.backends.simulated_world import BUSY, AuditedBook, make_cloud, make_simulated, world_of
 from tests.provider.harness import started
 
@@ -106,7 +107,7 @@ class Run:
         assert billed == {pool: seconds for pool, seconds in self.book.billed_seconds().items() if seconds}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=in_proportion(20, least=8), deadline=None)
 @given(steps=STEPS, seed=st.integers(0, 1000))
 def test_hosts_are_single_owned_billed_and_gone_after_a_delete(steps: Steps, seed: int) -> None:
     async def main() -> None:

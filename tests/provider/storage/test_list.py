@@ -18,6 +18,7 @@ from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage.change_log import ChangeLog
 from bigfleet.provider.storage.cursor import CURSOR_BYTES, CursorRejection
 from bigfleet.provider.storage.view import TOMBSTONES_MAX, CommittedView, ListAnswer, ListKind, Tombstone, draw_places
+from tests.engine.proof import in_proportion
 
 S = MachineState
 INCARNATION = b"12345678"
@@ -108,7 +109,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 @given(CHANGES)
 def test_threading_cursors_tells_every_change_and_removal_exactly(
     changes: list[tuple[str, int, int]],
@@ -143,7 +144,7 @@ def test_threading_cursors_tells_every_change_and_removal_exactly(
     assert [r.revision for r in fleet.list().records] == sorted(truth.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=in_proportion(100), deadline=None)
 @given(st.integers(1, 5), st.integers(0, 20))
 def test_a_walk_by_pages_neither_repeats_nor_loses(size: int, count: int) -> None:
     fleet = Fleet()

@@ -22,6 +22,7 @@ from bigfleet.provider.storage.codec import decode_record, encode_operation, enc
 from bigfleet.provider.storage.sqlite import SCHEMA_VERSION, SqliteProviderStore
 from bigfleet.provider.storage.store import Batch
 from bigfleet.provider.storage.view import Tombstone
+from tests.engine.proof import in_proportion
 
 INCARNATION = b"incarnat"
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -81,7 +82,7 @@ def records(draw: st.DrawFn) -> Record:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 @given(records())
 def test_a_record_reads_back_as_it_was_written(record: Record) -> None:
     text, operation = encode_record(record), encode_operation(record.operation)

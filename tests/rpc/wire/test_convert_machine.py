@@ -11,6 +11,7 @@ from bigfleet.model.metadata import decode_metadata, encode_metadata
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
+from tests.engine.proof import in_proportion
 from tests.rpc.strategies import MACHINES, TEXT_MAPS
 
 
@@ -19,7 +20,7 @@ def sent(machine: Machine, metadata: dict[str, str]) -> provider_pb2.Machine:
     return provider_pb2.Machine.FromString(machine_to_wire(machine, metadata).SerializeToString())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 @given(MACHINES, TEXT_MAPS)
 def test_a_round_trip_loses_nothing(machine: Machine, metadata: dict[str, str]) -> None:
     """Every field that the wire knows comes back equal, and so does the metadata."""

@@ -39,6 +39,7 @@ from bigfleet.rpc.wire.convert_session import (
 )
 from bigfleet.rpc.wire.gen import capacity_pb2, shard_pb2
 from bigfleet.shard.sessions.registry import RollUpOffer
+from tests.engine.proof import in_proportion
 from tests.rpc.strategies import PLAIN_OPERATOR_FRAMES, SHARD_FRAMES, rollups
 
 WireRequirement = capacity_pb2.NodeSelectorRequirement
@@ -85,13 +86,13 @@ def fault(message: capacity_pb2.ClusterCapacityNeeds) -> MalformedMessage:
 class TestFrames:
     """Hello, acks, results and the shard's frames."""
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=in_proportion(100), deadline=None)
     @given(PLAIN_OPERATOR_FRAMES)
     def test_operator_frames_round_trip(self, frame: OperatorFrame) -> None:
         """What an operator sends is what its shard reads."""
         assert frame == received(frame)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=in_proportion(100), deadline=None)
     @given(SHARD_FRAMES)
     def test_shard_frames_round_trip(self, frame: ShardFrame) -> None:
         """What a shard sends is what the operator reads."""
@@ -225,7 +226,7 @@ class TestFrames:
 class TestRollUp:
     """Demand on its way from an operator to its shard."""
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=in_proportion(150), deadline=None)
     @given(rollups())
     def test_rows_round_trip(self, sent: RollUp) -> None:
         """Requirements, spreads, priority, buckets, vectors and groups come back equal, in order."""

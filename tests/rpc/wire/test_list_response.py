@@ -9,6 +9,7 @@ from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
 from bigfleet.shard.ports import ListedMachine, ProviderRefusal, RefusalKind
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
+from tests.engine.proof import in_proportion
 
 messages = st.builds(
     provider_pb2.MachineList,
@@ -29,7 +30,7 @@ messages = st.builds(
 
 
 @given(messages)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 def test_a_listing_says_what_the_whole_message_says(message: provider_pb2.MachineList) -> None:
     """Records in their order, and equal digests for equal bytes alone."""
 

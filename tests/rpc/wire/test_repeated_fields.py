@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.repeated_fields import cut
+from tests.engine.proof import in_proportion
 
 messages = st.builds(
     provider_pb2.MachineList,
@@ -39,7 +40,7 @@ def entries_of(content: bytes, fields_max: int) -> tuple[list[bytes], bytes]:
 
 
 @given(messages, st.integers(1, 5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 def test_the_entries_and_the_rest_are_the_whole(message: provider_pb2.MachineList, fields_max: int) -> None:
     """However many fields are passed over at a time."""
     entries, rest = entries_of(message.SerializeToString(), fields_max)

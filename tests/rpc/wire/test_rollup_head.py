@@ -17,6 +17,7 @@ from bigfleet.rpc.wire.convert_session import (
 )
 from bigfleet.rpc.wire.gen import capacity_pb2, shard_pb2
 from bigfleet.rpc.wire.rollup_head import head_of_rollup
+from tests.engine.proof import in_proportion
 from tests.rpc.strategies import INT64, PLAIN_OPERATOR_FRAMES, rollups
 
 #: An unknown field, and fields of a roll-up once more: each may stand anywhere.
@@ -88,7 +89,7 @@ def twisted(draw: st.DrawFn, content: bytes) -> bytes:
     return draw(st.sampled_from((outer, outer, outer + SURPLUS[0], outer + outer, content[:-1])))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 @given(rollups(), INT64, st.data())
 def test_a_frame_says_the_same_parsed_or_not(sent: RollUp, timestamp_unix_nanos: int, data: st.DataObject) -> None:
     """Cluster, timestamp, digest, rows and faults are those of the parser, whatever the bytes and whatever is known."""

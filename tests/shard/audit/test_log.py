@@ -13,6 +13,7 @@ from bigfleet.shard.audit.log import GENESIS, AuditHead, chained, digest, read_l
 from bigfleet.shard.audit.verification import AuditFault, Checked, check
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS
+from tests.engine.proof import in_proportion
 from tests.shard.audit.audit_memory import MemoryAuditLog
 from tests.shard.world import ScriptedProvider, World, machine, need
 
@@ -303,7 +304,7 @@ def _tampered(data: st.DataObject, lines: list[bytes]) -> list[bytes]:
     return [*lines[:place], added, *lines[place:]]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=in_proportion(400), deadline=None)
 @given(st.data())
 def test_any_edit_deletion_swap_or_insertion_in_a_verified_log_is_found(data: st.DataObject) -> None:
     """Of any byte and any line, against the head that the verification printed."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.shard.safety_limits import choose, reclaim_cap
+from tests.engine.proof import in_proportion
 from tests.shard.world import need
 
 
@@ -34,7 +35,7 @@ def actions(draw: st.DrawFn) -> list[Action]:
     st.dictionaries(st.sampled_from(["c1", "c2"]), st.integers(0, 3)),
     st.integers(1, 40),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 def test_every_action_is_kept_or_accounted_for(
     decided: list[Action],
     in_flight: frozenset[MachineId],

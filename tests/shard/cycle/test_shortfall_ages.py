@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columns.store import column_snapshot
 from bigfleet.shard.cycle.shortfall_ages import KnowsShort, ShortfallAges, next_ages, short_of_cycle
+from tests.engine.proof import in_proportion
 from tests.strategies import FleetInput, fleets
 
 
 @given(fleets())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 def test_rows_that_are_short_are_all_that_ages_need(fleet: FleetInput) -> None:
     """Parking, unmet rows and the ledger: over two cycles, the second one timed or woken."""
     view = column_snapshot(fleet.snapshot)

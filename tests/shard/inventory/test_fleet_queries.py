@@ -17,6 +17,7 @@ from bigfleet.model.vector import parse_vector
 from bigfleet.shard.inventory import fleet_queries
 from bigfleet.shard.inventory.fleet_queries import MachineQuery, ShapeCounts
 from bigfleet.shard.inventory.inventory import Inventory
+from tests.engine.proof import in_proportion
 from tests.shard.world import machine, need
 
 S = MachineState
@@ -61,7 +62,7 @@ fleets = machines().flatmap(
 
 
 @given(fleets)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 def test_counts_are_those_of_the_machines(drawn: tuple[list[Machine], frozenset[MachineId]]) -> None:
     """Configured machines by cluster, and every machine by what the metrics tell it apart by."""
     fleet, gone = drawn
@@ -94,7 +95,7 @@ ROWS: list[Need] = [
 
 
 @given(fleets, st.sampled_from(ROWS), st.sampled_from(S))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 def test_matching_machines_are_counted_by_state(
     drawn: tuple[list[Machine], frozenset[MachineId]], row: Need, state: MachineState
 ) -> None:
@@ -117,7 +118,7 @@ wanted_machines = st.builds(
 
 
 @given(fleets, wanted_machines)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 def test_all_and_only_the_machines_asked_for_are_found(
     drawn: tuple[list[Machine], frozenset[MachineId]], wanted: MachineQuery
 ) -> None:

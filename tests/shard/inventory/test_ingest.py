@@ -16,6 +16,7 @@ from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ListedMachine
 from bigfleet.shard.sessions.registry import Sessions
+from tests.engine.proof import in_proportion
 from tests.shard.world import World, machine
 
 pytestmark = pytest.mark.virtual_time
@@ -62,7 +63,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=12), shown())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=in_proportion(400), deadline=None)
 def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(
     story: list[tuple[str, Any]], asked: Machine
 ) -> None:

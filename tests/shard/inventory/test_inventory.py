@@ -12,6 +12,7 @@ from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.states import MachineState, is_legal_transition
 from bigfleet.shard.inventory.inventory import Inventory
+from tests.engine.proof import in_proportion
 from tests.shard.world import machine
 
 S = MachineState
@@ -21,7 +22,7 @@ changes = st.tuples(st.sampled_from("abcd"), st.sampled_from((*CLUSTERS, "gone")
 
 
 @given(st.lists(changes, max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=in_proportion(100), deadline=None)
 def test_the_index_by_cluster_holds_all_and_only_its_machines(story: list[tuple[str, str]]) -> None:
     """However machines are bound, move and go; ids ascending."""
     inventory = Inventory()
@@ -62,7 +63,7 @@ steps = st.tuples(st.sampled_from("abcd"), st.sampled_from((*STATES, None)), st.
 
 
 @given(st.lists(steps, max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 def test_the_columns_hold_what_the_inventory_holds(story: list[tuple[str, MachineState | None, bool]]) -> None:
     """After any inserts, driven and observed changes and removals, with snapshots taken at any time."""
     inventory = Inventory()

@@ -13,6 +13,7 @@ from bigfleet.model.machine import HostRef, Machine, PreemptedFor
 from bigfleet.model.states import MachineState
 from bigfleet.shard.inventory import machine_record
 from bigfleet.shard.inventory.machine_record import InventoryRecord, Keeper, binding_of
+from tests.engine.proof import in_proportion
 from tests.shard.world import World, machine
 from tests.strategies import machines
 
@@ -37,7 +38,7 @@ def keep(keeper: Keeper, store: ColumnStore, shown: Machine) -> InventoryRecord:
 
 
 @given(st.lists(any_machine, min_size=1, max_size=12), st.sampled_from([1, 2, 262_144]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 def test_a_kept_machine_is_the_one_that_was_put(fleet: list[Machine], shared_max: int) -> None:
     """Every field, and the same numbers as a machine that goes into the columns as a whole; however much is shared."""
     keeper, store, whole = Keeper(ColumnStore().vocabulary), ColumnStore(), ColumnStore()
@@ -58,7 +59,7 @@ def test_a_kept_machine_is_the_one_that_was_put(fleet: list[Machine], shared_max
 
 
 @given(any_machine, any_machine)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 def test_facts_and_frames_are_compared_without_making_the_machine(ours: Machine, told: Machine) -> None:
     """With the same outcome as if it were made."""
     kept = keep(Keeper(ColumnStore().vocabulary), ColumnStore(), ours)

@@ -20,6 +20,7 @@ from bigfleet.shard.status.capacity_hints import HintOffers
 from bigfleet.shard.status.cycle_publisher import claimed_machines, taken_rows
 from bigfleet.shard.status.need_status import unmet_rows
 from bigfleet.shard.status.views import ViewContext, need_views
+from tests.engine.proof import in_proportion
 from tests.shard.world import machine
 from tests.strategies import FleetInput, fleets
 
@@ -49,7 +50,7 @@ def looked_at(need: Need, rows: list[Need], free: list[Machine]) -> tuple[int, C
 
 
 @given(fleets(), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=in_proportion(120), deadline=None)
 def test_offers_claims_and_unmet_rows_equal_what_looking_at_each_finds(fleet: FleetInput, data: st.DataObject) -> None:
     """Hints, the demand gauge and verdicts, after a decision with some machines pending."""
     view = column_snapshot(fleet.snapshot)

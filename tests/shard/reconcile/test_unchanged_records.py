@@ -20,6 +20,7 @@ from bigfleet.shard.ports import ListedMachine, Listing, ProviderRefusal, Refusa
 from bigfleet.shard.reconcile import unchanged_records
 from bigfleet.shard.reconcile.unchanged_records import ROUNDS_MAX, _Index
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
+from tests.engine.proof import in_proportion
 from tests.shard.world import World, machine
 from tests.strategies import machines
 
@@ -118,7 +119,7 @@ def act(world: World, kind: str, subject: Any) -> None:
 
 @pytest.mark.slow
 @given(st.lists(steps, max_size=25), st.sampled_from([1, 2, 8192]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=in_proportion(100), deadline=None)
 def test_a_list_with_digests_comes_to_what_one_without_does(story: list[tuple[str, Any]], waiting_max: int) -> None:
     """Whatever was shown, refused, driven and lost before, in any order of records, however rows are numbered."""
 
@@ -284,7 +285,7 @@ pairs = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 
 @given(st.sets(pairs, max_size=ROUNDS_MAX - 2), st.lists(pairs, max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 def test_rows_are_found_by_their_digest(noted: set[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
     """However many want the same place; rows without a note are not found, and nothing else is taken for one."""
     rows = [(0, 0), *sorted(pair for pair in noted if pair[0])]

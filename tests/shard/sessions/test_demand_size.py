@@ -11,6 +11,7 @@ from bigfleet.model.profile import Profile
 from bigfleet.model.vector import Vector
 from bigfleet.shard.safety_limits import DemandQuarantine, QuarantineVerdict
 from bigfleet.shard.sessions.demand_size import DemandSize
+from tests.engine.proof import in_proportion
 
 #: How a row without a quantity counts.
 NOTHING: Vector = {"": 1}
@@ -54,7 +55,7 @@ def is_suspicious(before: list[Need], after: list[Need], largest: Vector) -> boo
 
 
 @given(roll_ups(), roll_ups(), AMOUNTS)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=in_proportion(400))
 def test_a_loss_is_what_the_specification_says(before: list[Need], after: list[Need], largest: Vector) -> None:
     """In every dimension, with integers alone."""
     loss = DemandSize.of(before).loss(DemandSize.of(after), after, lambda: largest)

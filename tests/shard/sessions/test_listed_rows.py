@@ -12,6 +12,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.vector import parse_vector
 from bigfleet.shard.sessions.demand import MOVES_MAX, NeedsTable
+from tests.engine.proof import in_proportion
 
 PROFILES = [Profile(priority=priority) for priority in (100, 100, 200)]
 Report = tuple[str, list[tuple[Profile, str, str]]]
@@ -27,7 +28,7 @@ def stayed(rows: ListedRows, left_out: Sequence[int]) -> list[int]:
     return [id(need) for place, need in enumerate(rows) if place not in left_out]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 @given(reports)
 def test_without_what_came_and_went_two_listings_are_one(past: list[list[Report]]) -> None:
     table = NeedsTable()

@@ -16,6 +16,7 @@ from bigfleet.model.shapes import DemandShape, Overhead
 from bigfleet.model.vector import families
 from bigfleet.shard.sessions import demand
 from bigfleet.shard.sessions.demand import NeedsTable
+from tests.engine.proof import in_proportion
 from tests.shard.world import need
 
 PROFILES = [
@@ -37,7 +38,7 @@ table_rows = st.lists(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), table_rows, st.booleans()), max_size=12),
     st.sampled_from([0, 3, demand.MOVES_MAX]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=in_proportion(300), deadline=None)
 def test_the_order_is_that_of_one_sort_of_everything(story: list[tuple[str, list[Need], bool]], moves_max: int) -> None:
     """However clusters are replaced, whenever somebody looks, and whether rows are moved one by one or merged."""
     with pytest.MonkeyPatch.context() as patch:

@@ -18,6 +18,7 @@ from bigfleet.model.frames import (
 )
 from bigfleet.model.states import MachineState
 from bigfleet.shard.sessions.outbox import CloseReason, Outbox, SessionClosed
+from tests.engine.proof import in_proportion
 
 pytestmark = pytest.mark.virtual_time
 
@@ -203,7 +204,7 @@ operations = st.one_of(
 
 
 @given(frames_max=st.integers(1, 5), story=st.lists(operations, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 def test_the_outbox_follows_its_model(frames_max: int, story: list[tuple[object, ...]]) -> None:
     """Against a plain list: order, coalescing to the tail, what is dropped, when the session ends, who waits."""
     waiting = set[Outbox]()

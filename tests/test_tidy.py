@@ -50,6 +50,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@functools.cache
+def tree_of(source: str) -> ast.Module:
+    """Return the syntax tree of a text; several rules look at each."""
+    return ast.parse(source)
+
+
 def name_of(path: Path) -> str:
     """Return the path as a failure names it."""
     return str(path.relative_to(ROOT))
@@ -390,7 +396,7 @@ def log_components() -> set[str]:
 def log_events(source: str) -> list[tuple[int, str]]:
     """Return line and text of each log event; of a condition both texts, of another expression the expression."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         if node.func.attr not in LOG_METHODS or ast.unparse(node.func.value).rpartition(".")[2] not in LOG_NAMES:
@@ -457,6 +463,7 @@ def test_a_sound_log_event_is_let_be() -> None:
 # ---- tests that hold on a busy machine ---------------------------------------------------------------------------
 
 
+@functools.cache
 def called(node: ast.Call) -> str:
     """Return the dotted name of what is called, as it is written."""
     return ast.unparse(node.func)
@@ -465,7 +472,7 @@ def called(node: ast.Call) -> str:
 def finite_deadlines(source: str) -> list[str]:
     """Return the calls that give Hypothesis a deadline, or another profile than that of tests/conftest.py."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if not isinstance(node, ast.Call):
             continue
         name = called(node).rpartition(".")[2]
@@ -481,7 +488,7 @@ def finite_deadlines(source: str) -> list[str]:
 def clock_readings(source: str) -> list[str]:
     """Return where a test reads a clock to measure: a stopwatch of `time`, or a difference of the time of day."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         stopwatch = (
             isinstance(node, ast.Attribute)
             and ast.unparse(node.value) == "time"
@@ -502,7 +509,7 @@ def _is_virtual(tree: ast.Module, node: ast.FunctionDef | ast.AsyncFunctionDef) 
 
 def short_waits(source: str) -> list[str]:
     """Return the waits on a real clock that are granted less than a minute and are not said to expire on purpose."""
-    tree, lines = ast.parse(source), source.splitlines()
+    tree, lines = tree_of(source), source.splitlines()
     numbers = {
         target.id: node.value.value
         for node in tree.body

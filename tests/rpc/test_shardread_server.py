@@ -131,6 +131,7 @@ def need_views(count: int) -> tuple[NeedView, ...]:
     )
 
 
+@pytest.mark.slow
 async def test_twenty_thousand_rows_are_streamed(live: LiveShard) -> None:
     """All of them, in order, as they were when the reader came: a cycle that ends meanwhile changes nothing."""
     live.shard.view = CycleView(cycle=7, computed_at_unix_nanos=1, make_needs=lambda: need_views(20_000))

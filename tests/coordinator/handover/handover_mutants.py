@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant("nothing is forgotten while a release is unconfirmed", _forget_while_a_release_is_unconfirmed),
     Mutant("what no longer follows is not delivered", _deliver_what_no_longer_follows, is_slow=True),
     Mutant("what could make two owners waits for all views", _nobody_is_missing),
-    Mutant("a row is replaced under a higher turn only", _a_lower_turn_replaces_a_row),
+    Mutant("a row is replaced under a higher turn only", _a_lower_turn_replaces_a_row, is_slow=True),
 )
 NO_ORDER_OF_REPORTS = Mutant("reports are taken in their order", _no_order_of_reports)
 FORGET_WHAT_WAS_ONLY_SENT = Mutant("nothing is forgotten that was sent to be adopted", _forget_what_was_only_sent)

@@ -276,6 +276,7 @@ async def test_a_member_that_dies_costs_nothing_that_was_written(three: Cluster,
     await store.close()
 
 
+@pytest.mark.slow
 async def test_without_a_quorum_nobody_writes_and_with_it_again_somebody_does(three: Cluster) -> None:
     store = replica(three.endpoints)
     await store.campaign()

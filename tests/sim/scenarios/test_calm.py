@@ -1,11 +1,13 @@
 """At rest nothing happens."""
 
 import msgspec
+import pytest
 
 from bigfleet.sim.scenarios.runner import run_scenario, scenario_of
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure
 
 
+@pytest.mark.slow
 def test_constant_demand_decides_nothing_in_a_thousand_cycles() -> None:
     """Two cycles buy and bind what is wanted; the others decide nothing."""
     quiet = Expectation(measure=Measure.QUIET_CYCLES, at_least=998)

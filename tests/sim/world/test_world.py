@@ -71,7 +71,8 @@ def course(seed: int, hash_seed: str) -> str:
     return run.stdout
 
 
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (4, *TWICE_SEEDS))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 4, *TWICE_SEEDS])
 def test_equal_seeds_take_equal_courses_in_processes_with_other_hash_seeds(seed: int) -> None:
     """S19: the same trace hash, to the step."""
     assert course(seed, "0") == course(seed, "4242")

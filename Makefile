@@ -60,9 +60,10 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long" $(ARGS)
 
+# One worker more than cores, because these tests wait for processes most of the time.
 test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 1000
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
-	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not long" $(ARGS)
+	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "slow and not long" $(ARGS)
 
 test-long: kernels ## run the longest tests, and the engines' proofs on many fleets: make test-long EXAMPLES=100000
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=2000 $(BIN)/python -m pytest -n auto --dist worksteal -m long $(ARGS)

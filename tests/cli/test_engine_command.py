@@ -122,7 +122,6 @@ def test_decide_writes_the_recorded_decisions_once(tmp_path: Path, engine: str) 
     assert written == [{"seed": fleet["seed"], "decision": fleet["decision"]} for fleet in load_fleets()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
@@ -138,7 +137,7 @@ def test_decide_names_the_line_of_a_wrong_fleet_and_writes_nothing(tmp_path: Pat
     fleets, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     fleets.write_text(json.dumps(load_fleets()[0]) + "\n" + line + "\n", encoding="utf-8")
 
-    assert f"bigfleet: {fleets} {fault}" in refusal("decide", str(fleets), "--out", str(out))
+    assert refusal("decide", str(fleets), "--out", str(out)).startswith(f"{fleets} {fault}")
     assert not out.exists()
 
 

@@ -1,0 +1,108 @@
+"""Lists the resources of an API server that the operator and the pod controller use, and our own label keys.
+
+RBAC rules (docs/spec/operator.md §12) are about these and no others.
+"""
+
+from bigfleet.operator.kubernetes import objects
+from bigfleet.operator.kubernetes.api import Resource
+
+GROUP = "bigfleet.lucy.sh"
+VERSION = "v1alpha1"
+
+#: On Nodes, UpcomingNodes and in bootstrap data: `label(machine_id)` as a label, the raw id as an annotation.
+MACHINE_ID = f"{GROUP}/machine-id"
+#: On Nodes that are being drained: what a new leader needs to resume (docs/spec/operator.md §7.2).
+RECLAIM_ANNOTATION = f"{GROUP}/reclaim"
+#: On CapacityRequests that the pod controller made: the UID of the pod.
+OWNED_BY_POD = f"{GROUP}/owned-by-pod"
+INTERRUPTION_PENALTY_ANNOTATION = f"{GROUP}/interruption-penalty"
+RECLAMATION_PENALTY_ANNOTATION = f"{GROUP}/reclamation-penalty"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+FIELD_MANAGER = "bigfleet-operator"
+POD_CONTROLLER_FIELD_MANAGER = "bigfleet-pod-controller"
+
+PODS = Resource(group="", version="v1", plural="pods", kind="Pod", namespaced=True, type=objects.PodObject)
+#: Answered with a Status by API servers.
+EVICTIONS = Resource(
+    group="",
+    version="v1",
+    plural="pods",
+    kind="Eviction",
+    namespaced=True,
+    type=objects.StatusObject,
+    subresource="eviction",
+)
+NODES = Resource(group="", version="v1", plural="nodes", kind="Node", namespaced=False, type=objects.NodeObject)
+SECRETS = Resource(group="", version="v1", plural="secrets", kind="Secret", namespaced=True, type=objects.Secret)
+EVENTS = Resource(group="", version="v1", plural="events", kind="Event", namespaced=True, type=objects.EventObject)
+PERSISTENT_VOLUMES = Resource(
+    group="",
+    version="v1",
+    plural="persistentvolumes",
+    kind="PersistentVolume",
+    namespaced=False,
+    type=objects.PersistentVolume,
+)
+PERSISTENT_VOLUME_CLAIMS = Resource(
+    group="",
+    version="v1",
+    plural="persistentvolumeclaims",
+    kind="PersistentVolumeClaim",
+    namespaced=True,
+    type=objects.PersistentVolumeClaim,
+)
+TOKEN_REQUESTS = Resource(
+    group="",
+    version="v1",
+    plural="serviceaccounts",
+    kind="TokenRequest",
+    namespaced=True,
+    type=objects.TokenRequest,
+    subresource="token",
+)
+DAEMON_SETS = Resource(
+    group="apps", version="v1", plural="daemonsets", kind="DaemonSet", namespaced=True, type=objects.DaemonSet
+)
+PRIORITY_CLASSES = Resource(
+    group="scheduling.k8s.io",
+    version="v1",
+    plural="priorityclasses",
+    kind="PriorityClass",
+    namespaced=False,
+    type=objects.PriorityClass,
+)
+LEASES = Resource(
+    group="coordination.k8s.io", version="v1", plural="leases", kind="Lease", namespaced=True, type=objects.LeaseObject
+)
+ACCESS_REVIEWS = Resource(
+    group="authorization.k8s.io",
+    version="v1",
+    plural="selfsubjectaccessreviews",
+    kind="SelfSubjectAccessReview",
+    namespaced=False,
+    type=objects.AccessReview,
+)
+CAPACITY_REQUESTS = Resource(
+    group=GROUP,
+    version=VERSION,
+    plural="capacityrequests",
+    kind="CapacityRequest",
+    namespaced=True,
+    type=objects.CapacityRequestObject,
+)
+UPCOMING_NODES = Resource(
+    group=GROUP,
+    version=VERSION,
+    plural="upcomingnodes",
+    kind="UpcomingNode",
+    namespaced=False,
+    type=objects.UpcomingNode,
+)
+AVAILABLE_CAPACITIES = Resource(
+    group=GROUP,
+    version=VERSION,
+    plural="availablecapacities",
+    kind="AvailableCapacity",
+    namespaced=False,
+    type=objects.AvailableCapacityObject,
+)

@@ -27,6 +27,7 @@ from bigfleet.model.ids import IdSource, MachineId
 from bigfleet.model.machine import Machine, PreemptedFor
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import RowKey
+from bigfleet.model.node_identity import node_labels, node_taints, provider_id
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
@@ -34,7 +35,7 @@ from bigfleet.shard.actuation.action_queue import GOAL_STATE, REDRIVEN_STATE, RE
 from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
 from bigfleet.shard.actuation.stockouts import Stockouts
 from bigfleet.shard.cycle.reclaim_delay import FitHolds, is_delayable
-from bigfleet.shard.inventory.ingest import Ingest, node_labels, node_taints, provider_id
+from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionOutcome, ActionRecord, instruction_reason

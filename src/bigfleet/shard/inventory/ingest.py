@@ -5,20 +5,20 @@ machine is on its way or bound, and end together with the cluster when it is obs
 (ADR-0059 in docs/adr). Every change of a machine that is or was bound is sent to its cluster.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
 import structlog
 
-from bigfleet.model import labels as keys
 from bigfleet.model import vector
 from bigfleet.model.clock import Clock
-from bigfleet.model.frames import NodeStateUpdate, NodeStatus, Taint
+from bigfleet.model.frames import NodeStateUpdate, NodeStatus
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.metadata import decode_metadata
+from bigfleet.model.node_identity import node_labels, node_taints, provider_id
 from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
 from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
@@ -31,7 +31,6 @@ _log = structlog.get_logger("bigfleet.shard.inventory.ingest")
 
 NO_LONGER_REPORTED = "no longer reported by the provider"
 BOUND_ELSEWHERE = "bound to another cluster by the provider"
-_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 #: What a machine without a binding has none of.
 _BINDING = attrgetter("cluster", *Binding._fields[2:])
 
@@ -346,29 +345,3 @@ class Ingest:
             return
         lost = replace(machine, state=MachineState.FAILED, last_error=cause)
         self._sessions.send_node_state(self.node_state(lost, machine.cluster))
-
-
-def provider_id(machine: Machine) -> str:
-    """Return the `spec.providerID` of the machine's node, "" without a host (docs/spec/wire.md §8)."""
-    if not machine.host.is_present:
-        return ""
-    return machine.host.ref if "://" in machine.host.ref else f"{machine.host.provider}://{machine.host.ref}"
-
-
-def node_labels(machine: Machine) -> dict[str, str]:
-    """Return the labels that the node carries: the machine's, its type and zone, without the taints label."""
-    node = {key: value for key, value in machine.labels.items() if key != keys.TAINTS}
-    if machine.instance_type:
-        node[keys.INSTANCE_TYPE] = machine.instance_type
-    if machine.zone:
-        node[keys.ZONE] = machine.zone
-    return node
-
-
-def node_taints(machine: Machine) -> Iterator[Taint]:
-    """Yield the taints of the provider label `key=value:effect,…`; a malformed entry is left out."""
-    for entry in machine.labels.get(keys.TAINTS, "").split(","):
-        pair, _colon, effect = entry.rpartition(":")
-        key, _equals, value = pair.partition("=")
-        if key and effect in _EFFECTS:
-            yield Taint(key, value, effect)

@@ -1,0 +1,1 @@
+"""Provides `bigfleet operator`."""

@@ -1,0 +1,212 @@
+"""Defines `bigfleet operator`: its flags, checked one by one, and what they mean to the process.
+
+docs/spec/operator.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean stop.
+The process itself is put together in `bigfleet.cli.operator.process`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.values import (
+    check_dialable,
+    parse_duration_seconds,
+    parse_optional_address,
+    parse_positive_duration_seconds,
+)
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.model.ids import ClusterId, identifier_fault
+
+if TYPE_CHECKING:
+    from bigfleet.cli.operator.place import OperatorPlace
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+TOKEN_MODES = ("none", "secret", "tokenrequest")
+
+_ClusterId = Annotated[str, typer.Option(metavar="ID", help="Id of this cluster, for the cluster's life.")]
+_ShardAddr = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Shard of this cluster; one shard, never a service over several.")
+]
+_Kubeconfig = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Kubeconfig; by default $KUBECONFIG, else the pod's own account.")
+]
+_Namespace = Annotated[
+    str, typer.Option(metavar="NAME", help="Namespace of the Lease; by default the namespace of the credentials.")
+]
+_LeaseName = Annotated[str, typer.Option(metavar="NAME", help="Name of the Lease that elects the leader.")]
+_MetricsAddr = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
+]
+_Qps = Annotated[float, typer.Option(min=0.1, help="Requests per second to the API server.")]
+_Burst = Annotated[int, typer.Option(min=1, help="Requests to the API server at once.")]
+_RollUpInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between reports of demand.")]
+_StatusWorkers = Annotated[int, typer.Option(min=1, max=256, help="Parallel writes of CapacityRequest status.")]
+_HandlerWorkers = Annotated[
+    int, typer.Option(min=1, max=256, help="Parallel writes of UpcomingNodes and AvailableCapacities.")
+]
+_Template = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Jinja2 template of the data that boots a machine; or use --bootstrap-stub."),
+]
+_Stub = Annotated[
+    bool, typer.Option("--bootstrap-stub", help="For tests and demonstrations: answer with a fixed comment.")
+]
+_Ttl = Annotated[str, typer.Option(metavar="DURATION", help="Life of a join token, or of data without a token.")]
+_Token = Annotated[str, typer.Option(metavar="MODE", help="Join token: none, secret or tokenrequest.")]
+_ServiceAccount = Annotated[
+    str, typer.Option(metavar="NAMESPACE/NAME", help="Service account of tokens in the mode tokenrequest.")
+]
+_DrainForce = Annotated[
+    bool, typer.Option("--drain-force", help="Delete the pods that are left when a drain's grace period ends.")
+]
+_LogLevel = Annotated[
+    str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
+]
+
+
+class OperatorCommand(SwitchCommand):
+    """The command, with its options under headings."""
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {
+            "Cluster": ("--cluster-id", "--shard-addr", "--rollup-interval"),
+            "Kubernetes": (
+                "--kubeconfig",
+                "--namespace",
+                "--lease-name",
+                "--qps",
+                "--burst",
+                "--status-workers",
+                "--handler-workers",
+            ),
+            "Bootstrap": (
+                "--bootstrap-template",
+                "--bootstrap-token",
+                "--bootstrap-service-account",
+                "--bootstrap-ttl",
+                "--bootstrap-stub",
+            ),
+            "Drains": ("--drain-force",),
+            "Process": ("--metrics-addr", "--log-level"),
+            TLS_SECTION: TLS_OPTIONS,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFlags:
+    """Everything that the command line may say of an operator, as it was written."""
+
+    cluster_id: _ClusterId = ""
+    shard_addr: _ShardAddr = ""
+    kubeconfig: _Kubeconfig = None
+    namespace: _Namespace = ""
+    lease_name: _LeaseName = "bigfleet-operator"
+    metrics_addr: _MetricsAddr = ":8770"
+    qps: _Qps = 50.0
+    burst: _Burst = 100
+    rollup_interval: _RollUpInterval = "10s"
+    status_workers: _StatusWorkers = 16
+    handler_workers: _HandlerWorkers = 32
+    bootstrap_template: _Template = None
+    bootstrap_stub: _Stub = False
+    bootstrap_ttl: _Ttl = "1h"
+    bootstrap_token: _Token = "none"  # noqa: S105 - the name of a mode
+    bootstrap_service_account: _ServiceAccount = ""
+    drain_force: _DrainForce = False
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    log_level: _LogLevel = "info"
+
+    def check(self) -> None:
+        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        if not self.cluster_id:
+            raise UsageFault("--cluster-id is missing: name this cluster, as the fleet knows it")
+        fault = identifier_fault(self.cluster_id)
+        if fault:
+            raise UsageFault(f"--cluster-id {fault}")
+        if not self.shard_addr:
+            raise UsageFault("--shard-addr is missing: name the HOST:PORT of the shard that serves this cluster")
+        if self.log_level not in LOG_LEVELS:
+            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+        self._check_bootstrap()
+
+    def _check_bootstrap(self) -> None:
+        if self.bootstrap_token not in TOKEN_MODES:
+            raise UsageFault(
+                f"--bootstrap-token: {self.bootstrap_token!r} is unknown; choose one of {', '.join(TOKEN_MODES)}"
+            )
+        if self.bootstrap_stub and self.bootstrap_template is not None:
+            raise UsageFault("--bootstrap-stub and --bootstrap-template contradict each other: leave one out")
+        if not self.bootstrap_stub and self.bootstrap_template is None:
+            raise UsageFault(
+                "--bootstrap-template is missing: name the template of the data that boots a machine; "
+                "deploy/bootstrap/ has examples"
+            )
+        if self.bootstrap_stub and self.bootstrap_token != "none":  # noqa: S105 - the name of a mode
+            raise UsageFault("--bootstrap-token and --bootstrap-stub contradict each other: a stub carries no token")
+        wants_account = self.bootstrap_token == "tokenrequest"  # noqa: S105 - the name of a mode
+        if wants_account and not self.bootstrap_service_account:
+            raise UsageFault("--bootstrap-service-account is missing: --bootstrap-token tokenrequest needs one")
+        if not wants_account and self.bootstrap_service_account:
+            raise UsageFault("--bootstrap-service-account has a meaning only with --bootstrap-token tokenrequest")
+
+    def place(self) -> "OperatorPlace":
+        """Return what the flags say. Raises UsageFault naming the flag."""
+        from bigfleet.cli.operator.place import OperatorPlace
+        from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
+
+        ttl_seconds = parse_duration_seconds(self.bootstrap_ttl, "--bootstrap-ttl")
+        if ttl_seconds <= 0 and self.bootstrap_token != "none":  # noqa: S105 - the name of a mode
+            raise UsageFault(f"--bootstrap-ttl: a join token needs a life; {self.bootstrap_ttl!r} is none")
+        return OperatorPlace(
+            cluster=ClusterId(self.cluster_id),
+            shard_address=check_dialable(self.shard_addr, "--shard-addr"),
+            kubeconfig=self.kubeconfig,
+            namespace=self.namespace,
+            lease_name=self.lease_name,
+            metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
+            qps=self.qps,
+            burst=self.burst,
+            rollup_interval_seconds=parse_positive_duration_seconds(self.rollup_interval, "--rollup-interval"),
+            status_workers=self.status_workers,
+            handler_workers=self.handler_workers,
+            bootstrap_template=self.bootstrap_template,
+            bootstrap_ttl_seconds=int(ttl_seconds),
+            token_mode=self.bootstrap_token,
+            service_account=self._service_account(),
+            drain_force=self.drain_force,
+            tls=read_tls(
+                self.tls_cert, self.tls_key, self.tls_ca, bearer=PeerIdentity(PeerRole.CLUSTER, self.cluster_id)
+            ),
+        )
+
+    def _service_account(self) -> tuple[str, str] | None:
+        if not self.bootstrap_service_account:
+            return None
+        namespace, slash, name = self.bootstrap_service_account.partition("/")
+        if not (slash and namespace and name) or "/" in name:
+            raise UsageFault(f"--bootstrap-service-account: {self.bootstrap_service_account!r} is not NAMESPACE/NAME")
+        return namespace, name
+
+
+# As in `bigfleet.cli.shard.command`: Typer reads the flags off the class; name and help stay the function's.
+@wraps(OperatorFlags, assigned=(), updated=())
+def operator(**given: Any) -> None:
+    """Connect this Kubernetes cluster to its shard."""
+    from bigfleet.cli.operator.process import serve_operator
+    from bigfleet.cli.runtime.system import configure_logging, run_loop
+
+    flags = OperatorFlags(**given)
+    flags.check()
+    place = flags.place()
+    configure_logging("operator", flags.log_level)
+    raise typer.Exit(run_loop(lambda: serve_operator(place)))

@@ -62,7 +62,7 @@ def node_body(node: FakeNode, *, ready: bool, unix_nanos: int) -> JsonObject:
         "kubernetes.io/arch": "amd64",
         **node.labels,
     }
-    taints = [{"key": each.key, "value": each.value, "effect": each.effect} for each in node.taints]
+    taints: list[Json] = [{"key": each.key, "value": each.value, "effect": each.effect} for each in node.taints]
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -29,7 +29,7 @@ from bigfleet.demo.kubernetes.control_plane import (
 )
 
 #: Says on its standard error what it was called with, and fails.
-FAILS = "#!/bin/sh\necho \"$1: bind: address already in use\" >&2\nexit 7\n"
+FAILS = '#!/bin/sh\necho "$1: bind: address already in use" >&2\nexit 7\n'
 #: Runs until it is killed, and serves nothing.
 HANGS = "#!/bin/sh\nexec sleep 3600\n"
 PORTS = PlanePorts(etcd=1, etcd_peer=2, api_server=3, controller_manager=4, scheduler=5)

@@ -143,6 +143,11 @@ class ControlPlane:
         """The kubeconfig of a member of system:masters."""
         return self.files.kubeconfig(ADMIN.short_name)
 
+    @property
+    def admin_token(self) -> str:
+        """The token of that user."""
+        return self._tokens[ADMIN.short_name]
+
     async def start(self) -> None:
         """Start all components; return once each is ready.
 
@@ -213,7 +218,7 @@ class ControlPlane:
 
         A body is sent as JSON. Raises ControlPlaneError when there is no answer; any status is an answer.
         """
-        bearer = token or self._tokens[ADMIN.short_name]
+        bearer = token or self.admin_token
         try:
             return await asyncio.to_thread(self._request, self._ports.api_server, method, path, body, bearer)
         except (OSError, http.client.HTTPException) as error:

@@ -21,7 +21,7 @@ from bigfleet.demo.kubernetes.components import Component
 from bigfleet.demo.kubernetes.control_plane import ControlPlane, ControlPlaneSettings
 from bigfleet.demo.kubernetes.fake_node import FakeNode
 from bigfleet.demo.kubernetes.kubelet import FakeKubelet, KubeletSettings
-from bigfleet.operator.kubernetes.api import ApiError, Resource
+from bigfleet.operator.kubernetes.api import ApiError, JsonObject, Resource
 from bigfleet.operator.kubernetes.credentials import InlineContent, StoredCredentials
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.http import HttpKubernetesApi
@@ -203,17 +203,13 @@ class ClusterUnderTest:
 
     async def install_definitions(self, folder: Path = DEFINITIONS_FOLDER) -> list[str]:
         """Install the custom resource definitions of a folder; return their names once all are served."""
-        names = []
-        for path in sorted(folder.glob("*.yaml")):
-            for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-                if document and document["kind"] == DEFINITIONS.kind:
-                    name = document["metadata"]["name"]
-                    await self.api.apply(DEFINITIONS, name, document, field_manager="bigfleet-tests")
-                    names.append(name)
-        assert names, f"{folder} has no custom resource definitions"
-        for name in names:
+        documents = definitions_in(folder)
+        assert documents, f"{folder} has no custom resource definitions"
+        for name, document in documents.items():
+            await self.api.apply(DEFINITIONS, name, document, field_manager="bigfleet-tests")
+        for name in documents:
             await eventually(partial(self._is_served, name), f"{name} is not Established")
-        return names
+        return list(documents)
 
     async def _is_served(self, name: str) -> bool:
         definition = await self.api.get(DEFINITIONS, name)
@@ -232,6 +228,13 @@ class ClusterUnderTest:
         """Return the changes that the API server has answered, in that order; all, or evictions alone."""
         requests = read_audit_log(self.plane.files.audit_log)
         return [each for each in requests if each.is_eviction] if is_eviction else requests
+
+
+def definitions_in(folder: Path) -> dict[str, JsonObject]:
+    """Return the custom resource definitions of a folder by name."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))]
+    documents = [document for text in texts for document in yaml.safe_load_all(text) if document]
+    return {each["metadata"]["name"]: each for each in documents if each["kind"] == DEFINITIONS.kind}
 
 
 def is_ready(pod: PodObject) -> bool:

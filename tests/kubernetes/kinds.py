@@ -147,6 +147,12 @@ def eviction(name: str, namespace: str) -> JsonObject:
     return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
 
 
+def secret(name: str, *, version: str = "", value: str = "") -> JsonObject:
+    """Return a Secret with one value, at a resource version if one is given."""
+    metadata: JsonObject = {"name": name, "resourceVersion": version} if version else {"name": name}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"value": value}}
+
+
 def role(name: str, rules: Sequence[JsonObject]) -> JsonObject:
     """Return a Role."""
     return {

@@ -15,7 +15,7 @@ from bigfleet.demo.kubernetes.control_plane import ControlPlane, ControlPlaneErr
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject
 from bigfleet.operator.kubernetes.resources import NODES, PODS, SECRETS
 from tests.kubernetes.cluster import ROOT, ClusterUnderTest, client_of, eventually
-from tests.kubernetes.kinds import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, pod, pod_template, role, role_binding
+from tests.kubernetes.kinds import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, pod, pod_template, role, role_binding, secret
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tools.build_controlplane import KUBERNETES_VERSION
 

@@ -1,11 +1,13 @@
 // Command controlplane is a Kubernetes control plane for tests and demos in one file: etcd,
-// kube-apiserver, kube-controller-manager, kube-scheduler and kubectl. Which of them it is, is
-// decided by the name it is called with, or by its first argument. It changes nothing in any of them
-// and is never part of what BigFleet ships.
+// kube-apiserver, kube-controller-manager, kube-scheduler and kubectl. The name that it is called
+// with, or its first argument, selects one of them. It changes the behaviour of none, except that
+// CONTROLPLANE_EXIT_WITH_STDIN=1 ends the process when its standard input is closed. It is no part of
+// what BigFleet ships.
 package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -33,11 +35,22 @@ func known(name string) bool {
 	return name == etcd || commands[name] != nil
 }
 
+// exitWithStdin ends the process when the one that started it is gone: the kernel then closes the
+// other end of the pipe, however that process ended.
+func exitWithStdin() {
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	fmt.Fprintln(os.Stderr, "controlplane: standard input was closed, so the parent process is gone")
+	os.Exit(1)
+}
+
 func main() {
 	name := filepath.Base(os.Args[0])
 	if !known(name) && len(os.Args) > 1 {
 		name = os.Args[1]
 		os.Args = os.Args[1:]
+	}
+	if os.Getenv("CONTROLPLANE_EXIT_WITH_STDIN") == "1" {
+		go exitWithStdin()
 	}
 	switch {
 	case name == etcd:

@@ -51,11 +51,8 @@ _PORT_ATTEMPTS_MAX: Final = 1_000
 _POLL_SECONDS: Final = 0.05
 #: For one request; a component that is paused or overloaded is asked again.
 _REQUEST_SECONDS_MAX: Final = 10.0
-_PROBE_PATHS: Final = {
-    Component.API_SERVER: "/readyz",
-    # Pods are refused in a namespace that has no service account; the controller manager creates it.
-    Component.CONTROLLER_MANAGER: "/api/v1/namespaces/default/serviceaccounts/default",
-}
+#: Pods are refused in a namespace that has no service account; the controller manager creates it.
+_DEFAULT_ACCOUNT: Final = "/api/v1/namespaces/default/serviceaccounts/default"
 
 
 class ControlPlaneError(Exception):
@@ -220,7 +217,7 @@ class ControlPlane:
         """
         bearer = token or self.admin_token
         try:
-            return await asyncio.to_thread(self._request, self._ports.api_server, method, path, body, bearer)
+            return await asyncio.to_thread(self._request, method, path, body, bearer)
         except (OSError, http.client.HTTPException) as error:
             raise ControlPlaneError(f"{method} {self.url}{path} was not answered: {error!r}") from error
 
@@ -326,50 +323,53 @@ class ControlPlane:
     async def _readiness_fault(self, component: Component) -> str | None:
         """Return None when a component serves, else why it does not."""
         try:
-            if component is Component.ETCD:
-                status, said = await asyncio.to_thread(_plain_get, self._ports.etcd, "/health")
-            elif component is Component.SCHEDULER:
-                answer = await asyncio.to_thread(
-                    self._request, self._ports.scheduler, "GET", "/readyz", None, "", Component.SCHEDULER
-                )
-                status, said = answer.status, answer.body
-            else:
-                answer = await self.request("GET", _PROBE_PATHS[component])
-                status, said = answer.status, answer.body
+            answer = await asyncio.to_thread(self._probe, component)
+            if answer.status == 200 and component is Component.CONTROLLER_MANAGER:
+                answer = await self.request("GET", _DEFAULT_ACCOUNT)
         except (OSError, http.client.HTTPException, ControlPlaneError) as error:
             return str(error)
-        return None if status == 200 else f"HTTP {status} {said[:300].decode(errors='replace')}"
+        return None if answer.status == 200 else f"HTTP {answer.status} {answer.body[:300].decode(errors='replace')}"
 
-    def _request(
-        self,
-        port: int,
-        method: str,
-        path: str,
-        body: object,
-        bearer: str,
-        component: Component = Component.API_SERVER,
-    ) -> ApiAnswer:
-        """Send one request and wait for its answer, on the thread that calls."""
-        certificate = self.files.certificates(component) / (
-            "apiserver.crt" if component is Component.API_SERVER else f"{component.value}.crt"
-        )
-        context = ssl.create_default_context(cafile=str(certificate))
-        connection = http.client.HTTPSConnection(LOOPBACK, port, timeout=_REQUEST_SECONDS_MAX, context=context)
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if bearer:
-            headers["Authorization"] = f"Bearer {bearer}"
-        with contextlib.closing(connection):
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            return ApiAnswer(answer.status, answer.read())
+    def _probe(self, component: Component) -> ApiAnswer:
+        """Ask a component whether it is well, and wait for its answer, on the thread that calls."""
+        if component is Component.ETCD:
+            return _exchange(
+                http.client.HTTPConnection(LOOPBACK, self._ports.etcd, timeout=_REQUEST_SECONDS_MAX), "/health"
+            )
+        if component is Component.API_SERVER:
+            return self._request("GET", "/readyz", None, self.admin_token)
+        manager = component is Component.CONTROLLER_MANAGER
+        port = self._ports.controller_manager if manager else self._ports.scheduler
+        certificate = self.files.certificates(component) / f"{component.value}.crt"
+        return _exchange(_secure_connection(port, certificate), "/healthz" if manager else "/readyz")
+
+    def _request(self, method: str, path: str, body: object, bearer: str) -> ApiAnswer:
+        """Send one request to the API server and wait for its answer, on the thread that calls."""
+        headers = {
+            "Accept": "application/json",
+            "Authorization": f"Bearer {bearer}",
+            "Content-Type": "application/json",
+        }
+        connection = _secure_connection(self._ports.api_server, self.files.certificate)
+        return _exchange(connection, path, method, None if body is None else json.dumps(body), headers)
 
 
-def _plain_get(port: int, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=_REQUEST_SECONDS_MAX)
+def _secure_connection(port: int, certificate: Path) -> http.client.HTTPSConnection:
+    context = ssl.create_default_context(cafile=str(certificate))
+    return http.client.HTTPSConnection(LOOPBACK, port, timeout=_REQUEST_SECONDS_MAX, context=context)
+
+
+def _exchange(
+    connection: http.client.HTTPConnection,
+    path: str,
+    method: str = "GET",
+    body: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> ApiAnswer:
     with contextlib.closing(connection):
-        connection.request("GET", path)
+        connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        return ApiAnswer(answer.status, answer.read())
 
 
 @asynccontextmanager

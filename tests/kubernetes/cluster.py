@@ -22,9 +22,8 @@ from bigfleet.demo.kubernetes.control_plane import ControlPlane, ControlPlaneSet
 from bigfleet.demo.kubernetes.fake_node import FakeNode
 from bigfleet.demo.kubernetes.kubelet import FakeKubelet, KubeletSettings
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, Resource
-from bigfleet.operator.kubernetes.credentials import InlineContent, StoredCredentials
-from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.http import HttpKubernetesApi
+from bigfleet.operator.kubernetes.kubeconfig import load_endpoint
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.resources import NODES, PODS
 from tests.kubernetes.kinds import DEFINITIONS, NAMESPACES, SERVICE_ACCOUNTS
@@ -50,15 +49,11 @@ def new_plane(
     return ControlPlane(settings, clock=SystemClock(), ids=SystemIds(), rng=system_rng())
 
 
-def client_of(plane: ControlPlane, token: str, *, qps: float = 0.0) -> HttpKubernetesApi:
-    """Return a client for one token, without a limit on its rate unless `qps` is given."""
-    endpoint = ApiEndpoint(
-        server=plane.url,
-        source=str(plane.files.folder),
-        credentials=StoredCredentials(token=InlineContent(token.encode())),
-        authority=InlineContent(plane.files.certificate.read_bytes()),
-    )
-    return HttpKubernetesApi(endpoint, clock=SystemClock(), qps=qps, user_agent="bigfleet-tests")
+def client_of(kubeconfig: Path, *, qps: float = 0.0) -> HttpKubernetesApi:
+    """Return a client for a kubeconfig, without a limit on its rate unless `qps` is given."""
+    clock = SystemClock()
+    endpoint = load_endpoint(clock=clock, environment={}, kubeconfig=kubeconfig)
+    return HttpKubernetesApi(endpoint, clock=clock, qps=qps, user_agent="bigfleet-tests")
 
 
 async def eventually(read: Callable[[], Awaitable[T | None]], failure: str) -> T:
@@ -91,7 +86,7 @@ class ClusterUnderTest:
         self._namespaces: list[str] = []
 
     async def __aenter__(self) -> "ClusterUnderTest":
-        self.api = client_of(self.plane, self.plane.admin_token)
+        self.api = client_of(self.plane.admin_kubeconfig)
         self.kubelet = FakeKubelet(self.api, clock=SystemClock(), rng=system_rng(), settings=self._kubelet_settings)
         self._running = asyncio.create_task(self.kubelet.run())
         return self
@@ -220,8 +215,7 @@ class ClusterUnderTest:
     @asynccontextmanager
     async def as_service_account(self, namespace: str, name: str) -> AsyncIterator[HttpKubernetesApi]:
         """Open a client with a token of an existing service account."""
-        token = await self.plane.service_account_token(namespace, name)
-        async with client_of(self.plane, token) as api:
+        async with client_of(await self.plane.service_account_kubeconfig(namespace, name)) as api:
             yield api
 
     def audited(self, *, is_eviction: bool = False) -> list[AuditedRequest]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigfleet.demo.kubernetes.control_plane import PROGRAM_VARIABLE, ControlPlane, ControlPlaneError, program_from
+from tests.kubernetes.closed_loop import ClosedLoop
 from tests.kubernetes.cluster import ClusterUnderTest, new_plane
 from tools.build_controlplane import program_path
 
@@ -64,3 +65,10 @@ def definitions(control_plane: ControlPlane) -> list[str]:
             return await opened.install_definitions()
 
     return asyncio.run(install())
+
+
+@pytest.fixture
+async def closed_loop(control_plane_program: Path, tmp_path: Path) -> AsyncIterator[ClosedLoop]:
+    """Starts as many clusters as the test asks for; they end with the test."""
+    async with ClosedLoop(control_plane_program, tmp_path) as loop:
+        yield loop

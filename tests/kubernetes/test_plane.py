@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.demo.kubernetes.components import Component
+from bigfleet.demo.kubernetes.components import Component, write_kubeconfig
 from bigfleet.demo.kubernetes.control_plane import ControlPlane, ControlPlaneError
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject
 from bigfleet.operator.kubernetes.resources import NODES, PODS, SECRETS
@@ -133,8 +133,11 @@ async def test_a_kubeconfig_of_a_service_account_is_that_service_account(
     assert json.loads(said)["status"]["userInfo"]["username"] == f"system:serviceaccount:{namespace}:default"
 
 
-async def test_a_token_that_nobody_has_is_refused(control_plane: ControlPlane) -> None:
-    async with client_of(control_plane, "unknown") as stranger:
+async def test_a_token_that_nobody_has_is_refused(control_plane: ControlPlane, tmp_path: Path) -> None:
+    path = tmp_path / "stranger.kubeconfig"
+    certificate = control_plane.files.certificate.read_bytes()
+    write_kubeconfig(path, url=control_plane.url, certificate=certificate, token="unknown")
+    async with client_of(path) as stranger:
         with pytest.raises(ApiError) as raised:
             await stranger.list_page(PODS)
 

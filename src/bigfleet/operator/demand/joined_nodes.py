@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from bigfleet.model.clock import Clock
-from bigfleet.model.vector import parse_vector
+from bigfleet.model.vector import ZERO, Vector, covers, parse_vector, subtract
 from bigfleet.operator.kubernetes.objects import (
     LabelSelectorRequirement,
     NodeObject,
@@ -17,6 +17,7 @@ from bigfleet.operator.kubernetes.objects import (
     NodeTaint,
     PodObject,
     PodSpec,
+    Quantity,
     Toleration,
 )
 from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
@@ -77,8 +78,8 @@ class JoinedNodes:
     def served_since(self, pod: PodObject, asked_seconds: float) -> float | None:
         """Return since when a node that became Ready after `asked_seconds` could have taken the pod, None without one.
 
-        Its labels and taints suit the pod, and it either has room for the pod now, or hosts nothing but daemons: then it
-        is smaller than it was said to be, and another one would be as well.
+        Its labels and taints suit the pod, and it either has room for the pod now, or its capacity is large enough and it
+        hosts nothing but daemons: then less of it is left for pods than was said, and so it would be of another one.
         """
         found = [
             since
@@ -91,7 +92,10 @@ class JoinedNodes:
         if node.spec.unschedulable or not accepts(node, spec):
             return False
         on_node = self._pods.on(node.metadata.name)
-        return _has_room(node, on_node, spec) or all(is_daemon(pod) for pod in on_node.pods.values())
+        wanted = _requests_of(spec)
+        if _has_room(node, on_node, wanted):
+            return True
+        return all(is_daemon(pod) for pod in on_node.pods.values()) and covers(_parsed(node.status.capacity), wanted)
 
 
 def is_daemon(pod: PodObject) -> bool:
@@ -102,15 +106,22 @@ def is_daemon(pod: PodObject) -> bool:
     )
 
 
-def _has_room(node: NodeObject, on_node: NodePods, spec: PodSpec) -> bool:
-    allocatable = parse_vector({name: str(quantity) for name, quantity in (node.status.allocatable or {}).items()})
+def _parsed(quantities: Mapping[str, Quantity] | None) -> Vector:
+    return parse_vector({name: str(quantity) for name, quantity in (quantities or {}).items()})
+
+
+def _requests_of(spec: PodSpec) -> Vector:
+    try:
+        return pod_requests(spec)
+    except UnreadableRequest:
+        return ZERO
+
+
+def _has_room(node: NodeObject, on_node: NodePods, wanted: Vector) -> bool:
+    allocatable = _parsed(node.status.allocatable)
     if len(on_node.pods) * _ONE_POD_MILLI >= allocatable.get(PODS, (len(on_node.pods) + 1) * _ONE_POD_MILLI):
         return False
-    try:
-        wanted = pod_requests(spec)
-    except UnreadableRequest:
-        wanted = {}
-    return all(milli <= allocatable.get(name, 0) - on_node.requested.get(name, 0) for name, milli in wanted.items())
+    return covers(subtract(allocatable, on_node.requested), wanted)
 
 
 def accepts(node: NodeObject, spec: PodSpec) -> bool:
@@ -120,7 +131,7 @@ def accepts(node: NodeObject, spec: PodSpec) -> bool:
         return False
     node_affinity = spec.affinity.node_affinity if spec.affinity is not None else None
     required = node_affinity.required_during_scheduling_ignored_during_execution if node_affinity is not None else None
-    if required is not None and not any(_term_holds(term, node) for term in required.node_selector_terms):
+    if required is not None and not any(_term_holds(term, node) for term in required.node_selector_terms or ()):
         return False
     return not any(_repels(taint, spec.tolerations or ()) for taint in node.spec.taints or ())
 

@@ -110,7 +110,7 @@ def _requirements_of(spec: PodSpec) -> _Requirements | None:
         return frozenset(selected)
     terms = [
         _requirements_of_term(term)
-        for term in required.node_selector_terms
+        for term in required.node_selector_terms or ()
         if term.match_expressions and not term.match_fields
     ]
     return frozenset(selected | in_common(terms)) if terms else None

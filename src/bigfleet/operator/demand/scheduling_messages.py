@@ -1,4 +1,4 @@
-"""Reads the messages of the Kubernetes scheduler: whether a pod waits for capacity, and whether two messages say the same.
+"""Reads the messages of the Kubernetes scheduler: whether a pod waits for capacity, and for which reasons.
 
 The scheduler says `0/5 nodes are available: 2 Insufficient cpu, 3 node(s) had untolerated taint {a: b}. preemption: …`.
 A part that this module does not know never counts as want of capacity.
@@ -38,7 +38,7 @@ def waits_for_capacity(message: str) -> bool:
 
 
 def reasons_of(message: str) -> str:
-    """Return the reasons of a message without the numbers of nodes, sorted: equal while nothing but the nodes change."""
+    """Return the reasons of a message without the numbers of nodes, sorted: equal while only nodes change."""
     text = _HEAD.sub("", _without_preemption(message)).rstrip(". ")
     return ", ".join(sorted({_COUNT.sub("", part) for part in text.split(", ")}))
 

@@ -2,8 +2,9 @@
 
 The scheduler has the last word on what fits (docs/spec/operator.md §3). A pod counts only while its message names
 capacity. When it still waits 5 min after a machine that could have taken it became Ready, it is no longer asked for,
-until its spec or the reasons in its message change: one pod that can never run must not hold a machine for ever. A pod of
-a row that is unmet or whose machines are still coming is never asked for, because the row's demand asks for it already.
+until its spec or the reasons in its message change: one pod that can never run must not hold a machine for ever. This
+module must never begin to ask for a pod of a row that is unmet or whose machines are still coming: the row's own demand
+asks for it already.
 """
 
 from collections.abc import Iterator

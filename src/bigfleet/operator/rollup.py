@@ -17,7 +17,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import DemandShape, merged_upwards
-from bigfleet.model.vector import vector_key
+from bigfleet.model.vector import Vector, vector_key
 from bigfleet.operator.requests import CapacityRequest, MappedRequest, map_request
 
 #: A heap is rebuilt when it holds this many entries more than twice the distinct values that are alive.
@@ -207,6 +207,11 @@ class RollUpBuilder:
             self._waiting.discard(request_id)
         self._rows[mapped.profile.fingerprint, mapped.group].wait(mapped, 1 if is_waiting else -1)
         return True
+
+    def vector(self, request_id: str) -> Vector | None:
+        """Return what a counted request asks for, milli-units; None for one that is not counted."""
+        mapped = self._requests.get(request_id)
+        return mapped.vector if mapped is not None else None
 
     def resource_names(self, row_id: tuple[str, str]) -> AbstractSet[str]:
         """Return the names of the resources that the requests of a (fingerprint, group) ask for."""

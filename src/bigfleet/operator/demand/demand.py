@@ -15,6 +15,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import RollUp
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.shapes import Overhead
+from bigfleet.model.vector import Vector
 from bigfleet.operator.demand.capacity_requests import RESOURCES_MAX, request_id, request_of_spec
 from bigfleet.operator.demand.entries import DemandEntry, DemandRow, ObjectKey, RequestFault, RowId
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, CapacityRequestSpec
@@ -153,6 +154,10 @@ class DemandView:
     def row(self, row_id: RowId) -> DemandRow | None:
         """Return the requests of a (fingerprint, group); None for a row without any."""
         return self._rows.get(row_id)
+
+    def vector(self, key: ObjectKey) -> Vector | None:
+        """Return what a counted request asks for, milli-units; None for one that is not counted."""
+        return self._builder.vector(request_id(*key))
 
     def entry_of_pod(self, pod_uid: str) -> DemandEntry | None:
         """Return the entry of the request that stands for a pod."""

@@ -78,8 +78,8 @@ class JoinedNodes:
     def served_since(self, pod: PodObject, asked_seconds: float) -> float | None:
         """Return since when a node that became Ready after `asked_seconds` could have taken the pod, None without one.
 
-        Its labels and taints suit the pod, and it either has room for the pod now, or its capacity is large enough and it
-        hosts nothing but daemons: then less of it is left for pods than was said, and so it would be of another one.
+        Its labels and taints suit the pod, and it has room for the pod now. Or it hosts nothing but daemons and its
+        capacity is large enough: then less of it is left for pods than was said, and so it would be of another one.
         """
         found = [
             since

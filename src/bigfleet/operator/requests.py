@@ -8,6 +8,7 @@ module must never guess at a value that it cannot read.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import sha256
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, T
 from bigfleet.model.quantity import MILLI, QuantityError, parse_quantity
 from bigfleet.model.shapes import LIMIT_MAX
 from bigfleet.model.vector import Vector, parse_vector, vector_faults
+
+#: Bound of docs/spec/wire.md §2 for any string.
+GROUP_BYTES_MAX = 1_024
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 _OPERATORS_WITH_VALUES = frozenset({Operator.IN, Operator.NOT_IN})
@@ -73,10 +77,14 @@ class CoLocation:
     def group(self) -> str:
         """The gang's identity: equal exactly for equal (topology key, namespace, selector).
 
-        The namespace is part of it: equal affinity terms in two namespaces are two gangs.
+        The namespace is part of it: equal affinity terms in two namespaces are two gangs. A selector whose text would
+        make the identity longer than the wire allows is replaced by its SHA-256.
         """
         selector = "" if self.selector is None else self.selector.text
-        return f"{self.topology_key}\0{self.namespace}\0{selector}"
+        group = f"{self.topology_key}\0{self.namespace}\0{selector}"
+        if len(group) <= GROUP_BYTES_MAX and len(group.encode()) <= GROUP_BYTES_MAX:
+            return group
+        return f"{self.topology_key}\0{self.namespace}\0sha256:{sha256(selector.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,13 @@ returns. Nothing else here may round, estimate or forget: a recount from scratch
 import heapq
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import DemandShape, merged_upwards
-from bigfleet.model.vector import vector_key
+from bigfleet.model.vector import Vector, vector_key
 from bigfleet.operator.requests import CapacityRequest, MappedRequest, map_request
 
 #: A heap is rebuilt when it holds this many entries more than twice the distinct values that are alive.
@@ -65,7 +66,7 @@ class _Multiset:
 class _RowSum:
     """Everything that the roll-up knows of one (fingerprint, group)."""
 
-    __slots__ = ("count", "group", "need", "pods", "profile", "sums", "units")
+    __slots__ = ("count", "group", "need", "pods", "profile", "sums", "units", "waiting")
 
     def __init__(self, profile: Profile, group: str) -> None:
         self.profile = profile
@@ -78,6 +79,8 @@ class _RowSum:
         self.units: dict[str, _Multiset] = {}
         #: Requests by what makes them one shape: vector, group that excludes itself, its limit.
         self.pods: Counter[_PodKind] = Counter()
+        #: Those of them that wait although the row is called met.
+        self.waiting: Counter[_PodKind] = Counter()
         #: The row as last built; None after a change.
         self.need: Need | None = None
 
@@ -104,6 +107,14 @@ class _RowSum:
             else:
                 del self.sums[name], self.units[name]
 
+    def wait(self, request: MappedRequest, change: int) -> None:
+        """Count a request among the waiting ones (1), or no longer (-1)."""
+        self.need = None
+        kind = _kind_of(request)
+        self.waiting[kind] += change
+        if not self.waiting[kind]:
+            del self.waiting[kind]
+
     def build(self, cluster: ClusterId) -> Need:
         if self.need is None:
             self.need = Need(
@@ -112,12 +123,16 @@ class _RowSum:
                 aggregate=dict(self.sums),
                 min_unit={name: units.maximum() for name, units in self.units.items()},
                 group=self.group,
-                shapes=merged_upwards(
-                    DemandShape(dict(resources), count, limit)
-                    for (resources, _group, limit), count in self.pods.items()
-                ),
+                shapes=_shapes(self.pods),
+                waiting=_shapes(self.waiting) if self.waiting else (),
             )
         return self.need
+
+
+def _shapes(pods: Counter[_PodKind]) -> tuple[DemandShape, ...]:
+    return merged_upwards(
+        DemandShape(dict(resources), count, limit) for (resources, _group, limit), count in pods.items()
+    )
 
 
 def _kind_of(request: MappedRequest) -> _PodKind:
@@ -132,6 +147,8 @@ class RollUpBuilder:
         #: All and only the requests that are counted, as they were mapped when they came.
         self._requests: dict[str, MappedRequest] = {}
         self._rows: dict[_RowId, _RowSum] = {}
+        #: Requests whose pods wait although their row is called met.
+        self._waiting: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -141,17 +158,21 @@ class RollUpBuilder:
 
         Raises UnmappableRequest; the request is then not counted, and no former one with its id either.
         """
-        former = self._requests.get(request.id)
         try:
             mapped = map_request(request)
         except ValueError:
             self.remove(request.id)
             raise
-        if former == mapped:
+        return self.put_mapped(request.id, mapped)
+
+    def put_mapped(self, request_id: str, mapped: MappedRequest) -> bool:
+        """Count a request that is mapped already in place of any with its id; say whether that changed the demand."""
+        former = self._requests.get(request_id)
+        if former is mapped or former == mapped:
             return False
         if former is not None:
-            self.remove(request.id)
-        self._requests[request.id] = mapped
+            self.remove(request_id)
+        self._requests[request_id] = mapped
         row_id = (mapped.profile.fingerprint, mapped.group)
         row = self._rows.get(row_id)
         if row is None:
@@ -161,6 +182,7 @@ class RollUpBuilder:
 
     def remove(self, request_id: str) -> bool:
         """Stop counting a request; say whether it was counted."""
+        self.set_waiting(request_id, False)
         mapped = self._requests.pop(request_id, None)
         if mapped is None:
             return False
@@ -170,6 +192,31 @@ class RollUpBuilder:
         if row.count == 0:
             del self._rows[row_id]
         return True
+
+    def set_waiting(self, request_id: str, is_waiting: bool) -> bool:
+        """Say of a counted request whether its pod waits although its row is called met; say whether that is new.
+
+        Waiting requests are counted as before, and once more among the waiting shapes of their row.
+        """
+        mapped = self._requests.get(request_id)
+        if mapped is None or is_waiting == (request_id in self._waiting):
+            return False
+        if is_waiting:
+            self._waiting.add(request_id)
+        else:
+            self._waiting.discard(request_id)
+        self._rows[mapped.profile.fingerprint, mapped.group].wait(mapped, 1 if is_waiting else -1)
+        return True
+
+    def vector(self, request_id: str) -> Vector | None:
+        """Return what a counted request asks for, milli-units; None for one that is not counted."""
+        mapped = self._requests.get(request_id)
+        return mapped.vector if mapped is not None else None
+
+    def resource_names(self, row_id: tuple[str, str]) -> AbstractSet[str]:
+        """Return the names of the resources that the requests of a (fingerprint, group) ask for."""
+        row = self._rows.get(row_id)
+        return row.sums.keys() if row is not None else frozenset()
 
     def rows(self) -> tuple[Need, ...]:
         """Return the complete demand: priority descending, then fingerprint, then group."""

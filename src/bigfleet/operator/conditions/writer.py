@@ -1,0 +1,293 @@
+"""Writes the status of CapacityRequests: phase before conditions, only what changed (docs/spec/operator.md §5).
+
+What is to be written is computed when it is written, so that a backlog is coalesced and holds keys alone. A write that
+fails never ends the flow: an object that is gone is forgotten, conflicts and unavailable servers are retried, anything
+else is logged and tried again with the next change or sweep.
+"""
+
+import asyncio
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import structlog
+
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.ids import Rng
+from bigfleet.operator.conditions import wording
+from bigfleet.operator.conditions.key_queue import KeyQueue
+from bigfleet.operator.conditions.patches import ConditionChange, StatusChange, status_change
+from bigfleet.operator.conditions.verdicts import RequestVerdicts, UnschedulablePodSource, Urgency
+from bigfleet.operator.demand.demand import DemandView
+from bigfleet.operator.demand.entries import DemandEntry, ObjectKey
+from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
+from bigfleet.operator.kubernetes.events import EventSeverity, reference_to
+from bigfleet.operator.kubernetes.objects import CapacityRequestObject, ObjectReference
+from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, PODS
+from bigfleet.operator.kubernetes.views import ObjectView
+
+log = structlog.get_logger(__name__)
+
+WORKERS: Final = 16
+TICK_SECONDS: Final = 1.0
+#: Every status is compared again so often: repairs what could not be written.
+SWEEP_SECONDS: Final = 600.0
+#: At most one Event per request.
+EVENT_SECONDS: Final = 600.0
+BACKOFF_FIRST_SECONDS: Final = 0.5
+BACKOFF_SECONDS_MAX: Final = 30.0
+#: Keys that need no write and are looked at before other tasks run.
+_LOOKS_AT_ONCE_MAX: Final = 200
+_LOG_SECONDS: Final = 60.0
+
+
+class EventSink(Protocol):
+    """Takes Events; `bigfleet.operator.kubernetes.events.EventRecorder` is one."""
+
+    def record(self, about: ObjectReference, severity: EventSeverity, reason: str, message: str) -> bool:
+        """Note an Event to be written; say whether it will be."""
+        ...
+
+
+class StatusWriteListener(Protocol):
+    """Hears of writes, for metrics."""
+
+    def phase_written(self, phase: str, seconds: float) -> None:
+        """Hear of a phase, and how long ago the request's generation was first seen."""
+        ...
+
+    def write_ended(self, written: str, outcome: str) -> None:
+        """Hear how the write of a phase or of a condition ended.
+
+        `written` is `Phase` or the type of a condition; `outcome` is `success`, `conflict` or `error`.
+        """
+        ...
+
+
+class NoStatusWriteListener:
+    """Hears and forgets."""
+
+    def phase_written(self, phase: str, seconds: float) -> None:
+        """Do nothing."""
+
+    def write_ended(self, written: str, outcome: str) -> None:
+        """Do nothing."""
+
+
+class StatusWriter:
+    """Brings statuses to what `verdicts` says; takes over `verdicts.changed`."""
+
+    def __init__(
+        self,
+        *,
+        api: KubernetesApi,
+        requests: ObjectView[CapacityRequestObject],
+        demand: DemandView,
+        verdicts: RequestVerdicts,
+        events: EventSink,
+        clock: Clock,
+        rng: Rng,
+        pods: UnschedulablePodSource | None = None,
+        workers: int = WORKERS,
+        listener: StatusWriteListener | None = None,
+    ) -> None:
+        self._api = api
+        self._requests = requests
+        self._demand = demand
+        self._verdicts = verdicts
+        self._events = events
+        self._clock = clock
+        self._rng = rng
+        self._pods = pods
+        self._workers = workers
+        self._listener = listener or NoStatusWriteListener()
+        self._queue = KeyQueue()
+        #: Written objects that the view does not show yet.
+        self._written: dict[ObjectKey, CapacityRequestObject] = {}
+        #: To be put with the next tick: the view was behind.
+        self._conflicting: dict[ObjectKey, Urgency] = {}
+        #: When the last Event of a request was recorded, by uid, oldest first.
+        self._reported_seconds: OrderedDict[str, float] = OrderedDict()
+        self._logged_seconds: float | None = None
+        self.failures_total = 0
+        verdicts.changed = self._queue.put
+
+    @property
+    def backlog(self) -> int:
+        """How many requests wait to be looked at."""
+        return len(self._queue) + len(self._conflicting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing waits to be looked at and nothing is being written."""
+        return self._queue.is_idle and not self._conflicting
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            for _ in range(self._workers):
+                tasks.create_task(self._work())
+
+    async def _tick(self) -> None:
+        swept_seconds = self._clock.monotonic_seconds()
+        while True:
+            self._verdicts.tick()
+            conflicting, self._conflicting = self._conflicting, {}
+            for key, urgency in conflicting.items():
+                self._queue.put(key, urgency)
+            if self._clock.monotonic_seconds() - swept_seconds >= SWEEP_SECONDS:
+                swept_seconds = self._clock.monotonic_seconds()
+                for entry in self._demand:
+                    self._queue.put(entry.key, Urgency.MESSAGE)
+            await self._clock.sleep(TICK_SECONDS)
+
+    async def _work(self) -> None:
+        failures = looks = 0
+        while True:
+            key, urgency = await self._queue.take()
+            error: ApiError | None = None
+            try:
+                is_written = await self._bring_up_to_date(key)
+                looks = 0 if is_written else looks + 1
+                failures = 0 if is_written else failures
+            except ApiError as caught:
+                error = caught
+                self._failed(key, urgency, error)
+            except Exception:
+                # A fault of ours: one object must not take the others down with it.
+                log.exception("operator.status_write_failed", request="/".join(key))
+            finally:
+                self._queue.done(key)
+            if error is not None and error.is_transient:
+                self._queue.put(key, urgency)
+                failures += 1
+                await self._clock.sleep(self._delay_seconds(failures, error))
+            elif looks >= _LOOKS_AT_ONCE_MAX:
+                looks = 0
+                await self._clock.sleep(0)
+
+    def _delay_seconds(self, failures: int, error: ApiError) -> float:
+        # 2**10 is past the bound already; a larger exponent would only make a larger integer.
+        ceiling_seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_FIRST_SECONDS * float(2 ** min(failures - 1, 10)))
+        asked_seconds = min(error.retry_after_seconds or 0.0, BACKOFF_SECONDS_MAX)
+        return max(self._rng.uniform(0.5, 1.0) * ceiling_seconds, asked_seconds)
+
+    def _failed(self, key: ObjectKey, urgency: Urgency, error: ApiError) -> None:
+        if error.is_not_found:
+            self._written.pop(key, None)
+            return
+        if error.is_conflict:
+            # The view was behind; the change that it misses brings the key back as well.
+            self._conflicting[key] = urgency
+            return
+        self.failures_total += 1
+        now_seconds = self._clock.monotonic_seconds()
+        if self._logged_seconds is None or now_seconds - self._logged_seconds >= _LOG_SECONDS:
+            self._logged_seconds = now_seconds
+            report = log.warning if error.is_transient else log.error
+            report(
+                "operator.status_not_written",
+                request="/".join(key),
+                error=str(error),
+                failures_total=self.failures_total,
+                waiting=self.backlog,
+                will_retry=error.is_transient,
+            )
+
+    # ---- one request --------------------------------------------------------------------------------------------
+
+    async def _bring_up_to_date(self, key: ObjectKey) -> bool:
+        """Write what differs of one status; say whether there was anything. Raises ApiError."""
+        entry = self._demand.get(key)
+        stored = self._newest(key)
+        if entry is None or stored is None or entry.uid != stored.metadata.uid:
+            self._written.pop(key, None)
+            return False
+        if entry.generation != stored.metadata.generation:
+            # The entry follows the view; what was written last is of another generation.
+            return False
+        change = status_change(stored, self._verdicts.desired(entry), self._now())
+        if change is None:
+            return False
+        try:
+            written = await self._api.patch(CAPACITY_REQUESTS.status, key[1], change.body, namespace=key[0])
+        except ApiError as error:
+            outcome = "conflict" if error.is_conflict else "error"
+            for each in _parts(change):
+                self._listener.write_ended(each, outcome)
+            raise
+        self._written[key] = written
+        for each in _parts(change):
+            self._listener.write_ended(each, "success")
+        if change.phase:
+            seconds = self._clock.monotonic_seconds() - entry.seen_seconds
+            self._listener.phase_written(change.phase, seconds)
+        self._report(entry, stored, change)
+        return True
+
+    def _newest(self, key: ObjectKey) -> CapacityRequestObject | None:
+        """Return the stored object: the view's, or what was written last as long as the view does not show it."""
+        stored, written = self._requests.get(key[1], key[0]), self._written.get(key)
+        if written is None:
+            return stored
+        if stored is not None and _is_older(stored, written):
+            return written
+        del self._written[key]
+        return stored
+
+    def _now(self) -> str:
+        moment = datetime.fromtimestamp(self._clock.unix_nanos() // NANOS_PER_SECOND, UTC)
+        return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    # ---- Events -------------------------------------------------------------------------------------------------
+
+    def _report(self, entry: DemandEntry, stored: CapacityRequestObject, change: StatusChange) -> None:
+        """Record an Event for what turned bad, at most one per request in `EVENT_SECONDS`."""
+        bad = next((each for each in change.conditions if _turned_bad(each)), None)
+        if bad is None or not self._may_report(entry.uid):
+            return
+        reason, message = bad.value.reason, bad.value.message
+        self._events.record(reference_to(CAPACITY_REQUESTS, stored), EventSeverity.WARNING, reason, message)
+        pod = self._pods.get(entry.pod_uid) if self._pods is not None and entry.pod_uid else None
+        if pod is not None and reason in (wording.REQUEST_TOO_LARGE, wording.NOT_FOR_WANT_OF_CAPACITY):
+            about = ObjectReference(
+                api_version=PODS.api_version, kind=PODS.kind, name=pod.name, namespace=pod.namespace, uid=pod.uid
+            )
+            self._events.record(about, EventSeverity.WARNING, reason, message)
+
+    def _may_report(self, uid: str) -> bool:
+        now_seconds = self._clock.monotonic_seconds()
+        while self._reported_seconds:
+            oldest, recorded_seconds = next(iter(self._reported_seconds.items()))
+            if now_seconds - recorded_seconds < EVENT_SECONDS:
+                break
+            del self._reported_seconds[oldest]
+        if uid in self._reported_seconds:
+            return False
+        self._reported_seconds[uid] = now_seconds
+        return True
+
+
+def _parts(change: StatusChange) -> list[str]:
+    return [*(["Phase"] if change.phase else []), *(each.type for each in change.conditions)]
+
+
+def _turned_bad(change: ConditionChange) -> bool:
+    """Say whether a condition turned into what its owner should hear of."""
+    value = change.value
+    if change.type == wording.ACCEPTED:
+        return value.status == wording.FALSE and change.former_status != wording.FALSE
+    if change.type == wording.SHORTFALL:
+        return value.status == wording.TRUE and change.former_status != wording.TRUE
+    return value.reason == wording.NOT_FOR_WANT_OF_CAPACITY and change.former_reason != value.reason
+
+
+def _is_older(stored: CapacityRequestObject, written: CapacityRequestObject) -> bool:
+    """Say whether the view's object is the one before a write. Versions of API servers are ascending numbers."""
+    if stored.metadata.uid != written.metadata.uid:
+        return False
+    try:
+        return int(stored.metadata.resource_version) < int(written.metadata.resource_version)
+    except ValueError:
+        return False

@@ -1,0 +1,375 @@
+"""Keeps the demand of one cluster up to date with its CapacityRequests, and builds its roll-ups.
+
+docs/spec/operator.md §3. Watch events change running sums, so that a roll-up costs the rows and not the requests; a
+recount at each session start and every 10 min must agree, and wins when it does not. Objects that cannot be mapped are
+left out with their reason and never harm another. A roll-up is never built from a view that may be partial.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import RollUp
+from bigfleet.model.ids import ClusterId
+from bigfleet.model.shapes import Overhead
+from bigfleet.model.vector import Vector
+from bigfleet.operator.demand.capacity_requests import RESOURCES_MAX, request_id, request_of_spec
+from bigfleet.operator.demand.entries import DemandEntry, DemandRow, ObjectKey, RequestFault, RowId
+from bigfleet.operator.kubernetes.objects import CapacityRequestObject, CapacityRequestSpec
+from bigfleet.operator.kubernetes.views import ObjectView
+from bigfleet.operator.requests import MappedRequest, UnmappableReason, UnmappableRequest, map_request
+from bigfleet.operator.rollup import RollUpBuilder
+
+log = structlog.get_logger(__name__)
+
+#: A view that has been failing for longer may be too old to speak for the cluster.
+FAILING_SECONDS_MAX: Final = 60.0
+RECOUNT_SECONDS: Final = 600.0
+#: The shard takes no more (docs/spec/wire.md §2); more are sent all the same, and its answer decides.
+ROWS_MAX: Final = 20_000
+_MAPPINGS_MAX: Final = 16_384
+
+
+class DemandListener(Protocol):
+    """Hears what changes of the requests; called on the event loop, never waits."""
+
+    def request_changed(self, entry: DemandEntry, former: DemandEntry | None) -> None:
+        """Hear that a request is new, or that the object behind it has changed in any way."""
+        ...
+
+    def request_removed(self, entry: DemandEntry) -> None:
+        """Hear that a request is gone or is being deleted."""
+        ...
+
+    def rolled_up(self, stamp_nanos: int, entries: list[DemandEntry]) -> None:
+        """Hear that a roll-up was built, and which entries it is the first to contain."""
+        ...
+
+
+class WaitingSource(Protocol):
+    """Says whose pods wait although their row is called met."""
+
+    def waiting_requests(self) -> Iterable[ObjectKey]:
+        """Return the requests whose pods are asked for once more at this moment."""
+        ...
+
+
+class OverheadSource(Protocol):
+    """Says what DaemonSets take of the nodes."""
+
+    @property
+    def is_synced(self) -> bool:
+        """Say whether all DaemonSets have been read since the process started."""
+        ...
+
+    def overheads(self) -> tuple[Overhead, ...]:
+        """Return the overheads in canonical order."""
+        ...
+
+
+class _CrowdedRow(UnmappableRequest):
+    """A request that cannot be counted beside those that share its row."""
+
+
+class _RequestMapper:
+    """Maps specs; equal specs of one namespace give one object, for replicas are many and alike."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._mapped: dict[tuple[str, bytes], MappedRequest] = {}
+
+    def map(self, spec: CapacityRequestSpec, namespace: str) -> MappedRequest:
+        """Return the mapped request. Raises UnmappableRequest."""
+        key = (namespace, self._encoder.encode(spec))
+        mapped = self._mapped.get(key)
+        if mapped is None:
+            mapped = map_request(request_of_spec(spec, namespace, ""))
+            if len(self._mapped) >= _MAPPINGS_MAX:
+                self._mapped.clear()
+            self._mapped[key] = mapped
+        return mapped
+
+
+class DemandView:
+    """The demand of one cluster. An ObjectListener of CapacityRequests; feed it every change of `requests`."""
+
+    def __init__(
+        self,
+        *,
+        cluster: ClusterId,
+        requests: ObjectView[CapacityRequestObject],
+        clock: Clock,
+        waiting: WaitingSource | None = None,
+        overheads: OverheadSource | None = None,
+        on_demand_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.cluster = cluster
+        self._requests = requests
+        self._clock = clock
+        #: Set once both exist: it reads the entries of this view.
+        self.waiting = waiting
+        self._overheads = overheads
+        #: Called when the rows have changed, and a roll-up is worth sending.
+        self.on_demand_changed = on_demand_changed
+        self._listeners: list[DemandListener] = []
+        self._builder = RollUpBuilder(cluster)
+        self._mapper = _RequestMapper()
+        #: All and only the requests that exist and are not being deleted.
+        self._entries: dict[ObjectKey, DemandEntry] = {}
+        self._rows: dict[RowId, DemandRow] = {}
+        self._by_pod: dict[str, DemandEntry] = {}
+        #: Counted requests whose generation no roll-up has contained yet.
+        self._unreported: dict[ObjectKey, DemandEntry] = {}
+        #: Requests that are counted among the waiting shapes.
+        self._marked: set[ObjectKey] = set()
+        self._stamp_nanos = 0
+        self._recounted_seconds: float | None = None
+        self._is_alarmed = False
+        self.invalid_count = 0
+        self.recounts_total = 0
+        self.recount_mismatches_total = 0
+        self.skipped_unsynced_total = 0
+        #: Rows of the last roll-up.
+        self.last_rows = 0
+
+    def __len__(self) -> int:
+        """Return how many requests there are, those that are not counted among them."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[DemandEntry]:
+        """Iterate over the entries of all requests."""
+        return iter(self._entries.values())
+
+    def add_listener(self, listener: DemandListener) -> None:
+        """Have a listener called from now on."""
+        self._listeners.append(listener)
+
+    def get(self, key: ObjectKey) -> DemandEntry | None:
+        """Return the entry of a request by (namespace, name)."""
+        return self._entries.get(key)
+
+    def row(self, row_id: RowId) -> DemandRow | None:
+        """Return the requests of a (fingerprint, group); None for a row without any."""
+        return self._rows.get(row_id)
+
+    def vector(self, key: ObjectKey) -> Vector | None:
+        """Return what a counted request asks for, milli-units; None for one that is not counted."""
+        return self._builder.vector(request_id(*key))
+
+    def entry_of_pod(self, pod_uid: str) -> DemandEntry | None:
+        """Return the entry of the request that stands for a pod."""
+        return self._by_pod.get(pod_uid)
+
+    # ---- changes of objects -------------------------------------------------------------------------------------
+
+    def put(self, stored: CapacityRequestObject, former: CapacityRequestObject | None) -> None:
+        """Hear of a new or changed request."""
+        metadata = stored.metadata
+        known = self._entries.get(metadata.key)
+        if metadata.deletion_timestamp is not None:
+            if known is not None:
+                self._forget(known)
+            return
+        entry = known
+        if entry is None or entry.uid != metadata.uid or entry.generation != metadata.generation:
+            entry = self._replace(known, DemandEntry(stored, seen_seconds=self._clock.monotonic_seconds()))
+            if self._count(entry, stored):
+                self.on_demand_changed()
+        else:
+            self._follow_pod(entry, stored)
+        for listener in self._listeners:
+            listener.request_changed(entry, known)
+
+    def remove(self, former: CapacityRequestObject) -> None:
+        """Hear that a request is gone."""
+        known = self._entries.get(former.metadata.key)
+        if known is not None:
+            self._forget(known)
+
+    def _replace(self, known: DemandEntry | None, entry: DemandEntry) -> DemandEntry:
+        """Put a new entry in the place of a known one, which stays counted until the new one is."""
+        if known is not None:
+            self._drop_pod(known)
+            self._unreported.pop(known.key, None)
+            self._leave_row(known)
+            self.invalid_count -= known.fault is not None
+        self._entries[entry.key] = entry
+        if entry.pod_uid:
+            self._by_pod[entry.pod_uid] = entry
+        return entry
+
+    def _forget(self, entry: DemandEntry) -> None:
+        del self._entries[entry.key]
+        self._drop_pod(entry)
+        self._unreported.pop(entry.key, None)
+        self._marked.discard(entry.key)
+        self._leave_row(entry)
+        self.invalid_count -= entry.fault is not None
+        if self._builder.remove(request_id(*entry.key)):
+            self.on_demand_changed()
+        for listener in self._listeners:
+            listener.request_removed(entry)
+
+    def _follow_pod(self, entry: DemandEntry, stored: CapacityRequestObject) -> None:
+        """Labels and owner references change without a new generation."""
+        pod_uid = DemandEntry(stored, seen_seconds=0.0).pod_uid
+        if pod_uid != entry.pod_uid:
+            self._drop_pod(entry)
+            entry.pod_uid = pod_uid
+            if pod_uid:
+                self._by_pod[pod_uid] = entry
+
+    def _drop_pod(self, entry: DemandEntry) -> None:
+        if self._by_pod.get(entry.pod_uid) is entry:
+            del self._by_pod[entry.pod_uid]
+
+    def _leave_row(self, entry: DemandEntry) -> None:
+        row, entry.row = entry.row, None
+        if row is not None:
+            row.members.discard(entry.key)
+            if not row.members:
+                self._rows.pop(row.id, None)
+
+    def _count(self, entry: DemandEntry, stored: CapacityRequestObject) -> bool:
+        """Count an entry, or note why it cannot be; say whether demand has changed."""
+        id = request_id(*entry.key)
+        try:
+            mapped = self._mapper.map(stored.spec, entry.key[0])
+            self._check_names(mapped)
+        except UnmappableRequest as error:
+            is_crowded = isinstance(error, _CrowdedRow)
+            entry.fault = RequestFault(error.reason, str(error), is_crowded=is_crowded)
+            self.invalid_count += 1
+            log.info("operator.request_left_out", request=id, error=str(error))
+            return self._builder.remove(id)
+        self._join_row(entry, (mapped.profile.fingerprint, mapped.group))
+        self._unreported[entry.key] = entry
+        return self._builder.put_mapped(id, mapped)
+
+    def _check_names(self, mapped: MappedRequest) -> None:
+        """Raise UnmappableRequest if the request's row would name more resources than the shard takes of one row."""
+        names = self._builder.resource_names((mapped.profile.fingerprint, mapped.group))
+        if len(names) + len(mapped.vector) > RESOURCES_MAX and len(names | mapped.vector.keys()) > RESOURCES_MAX:
+            raise _CrowdedRow(
+                UnmappableReason.INVALID_QUANTITY,
+                f"spec.resources: with this request its need would name {len(names | mapped.vector.keys())} resources,"
+                f" at most {RESOURCES_MAX} are allowed; give the request a requirement or priority of its own",
+            )
+
+    def _join_row(self, entry: DemandEntry, row_id: RowId) -> None:
+        row = self._rows.get(row_id)
+        if row is None:
+            row = self._rows[row_id] = DemandRow(row_id)
+        row.members.add(entry.key)
+        entry.row = row
+
+    # ---- roll-ups -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_current(self) -> bool:
+        """Say whether the views may speak for the cluster."""
+        synced = self._requests.is_synced and (self._overheads is None or self._overheads.is_synced)
+        return synced and self._requests.failing_seconds() <= FAILING_SECONDS_MAX
+
+    def session_opened(self) -> None:
+        """Recount before the next roll-up."""
+        self._recounted_seconds = None
+
+    def roll_up(self) -> RollUp | None:
+        """Return the complete demand with a timestamp that no other roll-up has; None while the view may be partial."""
+        if not self.is_current:
+            self.skipped_unsynced_total += 1
+            return None
+        now_seconds = self._clock.monotonic_seconds()
+        if self._recounted_seconds is None or now_seconds - self._recounted_seconds >= RECOUNT_SECONDS:
+            self._recounted_seconds = now_seconds
+            self.recount()
+        self._mark_waiting()
+        self._stamp_nanos = max(self._clock.unix_nanos(), self._stamp_nanos + 1)
+        needs = self._builder.rows()
+        self._alarm(len(needs))
+        reported, self._unreported = list(self._unreported.values()), {}
+        for entry in reported:
+            entry.first_stamp_nanos = self._stamp_nanos
+        for listener in self._listeners:
+            listener.rolled_up(self._stamp_nanos, reported)
+        return RollUp(
+            cluster_id=self.cluster,
+            timestamp_unix_nanos=self._stamp_nanos,
+            needs=needs,
+            overheads=self._overheads.overheads() if self._overheads is not None else (),
+        )
+
+    def _mark_waiting(self) -> None:
+        asked = set(self.waiting.waiting_requests()) if self.waiting is not None else set()
+        for key in self._marked - asked:
+            self._builder.set_waiting(request_id(*key), False)
+        for key in asked:
+            # Also those that are marked: a request that changed was counted anew, without the mark.
+            self._builder.set_waiting(request_id(*key), True)
+        self._marked = asked
+
+    def _alarm(self, rows: int) -> None:
+        self.last_rows = rows
+        if rows > ROWS_MAX and not self._is_alarmed:
+            log.error(
+                "rollup.too_many_rows",
+                cluster=self.cluster,
+                rows=rows,
+                rows_max=ROWS_MAX,
+                advice="the shard may refuse the roll-up: use fewer distinct requirements, priorities and penalties",
+            )
+        self._is_alarmed = rows > ROWS_MAX
+
+    def recount(self) -> bool:
+        """Count all requests of the view again and say whether the running sums agree; if not, the recount wins."""
+        self.recounts_total += 1
+        builder, running = RollUpBuilder(self.cluster), self._builder.rows()
+        stored = [each for each in self._requests if each.metadata.deletion_timestamp is None]
+        keys = {each.metadata.key for each in stored}
+        stale = [entry for key, entry in self._entries.items() if key not in keys]
+        missed = [each for each in stored if self._is_unknown(each)]
+        for each in stored:
+            entry = self._entries.get(each.metadata.key)
+            if entry is not None and entry.row is not None and not self._is_unknown(each):
+                builder.put_mapped(request_id(*entry.key), self._mapper.map(each.spec, entry.key[0]))
+        for key in self._marked:
+            builder.set_waiting(request_id(*key), True)
+        agrees = not stale and not missed and builder.rows() == running
+        if not agrees:
+            self.recount_mismatches_total += 1
+            log.error(
+                "rollup.recount_differed",
+                cluster=self.cluster,
+                requests=len(stored),
+                stale=len(stale),
+                missed=len(missed),
+                advice="the recount is used; please report this as a bug",
+            )
+            self._builder = builder
+        for entry in stale:
+            self._forget(entry)
+        for each in missed:
+            self.put(each, None)
+        self._try_crowded()
+        return agrees
+
+    def _is_unknown(self, stored: CapacityRequestObject) -> bool:
+        entry = self._entries.get(stored.metadata.key)
+        metadata = stored.metadata
+        return entry is None or (entry.uid, entry.generation) != (metadata.uid, metadata.generation)
+
+    def _try_crowded(self) -> None:
+        """Count what could not be counted beside its neighbours, and can be now that they have changed."""
+        for entry in [each for each in self._entries.values() if each.fault is not None and each.fault.is_crowded]:
+            stored = self._requests.get(entry.key[1], entry.key[0])
+            if stored is not None and not self._is_unknown(stored):
+                self.invalid_count -= 1
+                entry.fault = None
+                self._count(entry, stored)
+                if entry.fault is None:
+                    for listener in self._listeners:
+                        listener.request_changed(entry, entry)

@@ -1,0 +1,179 @@
+"""Adds up what DaemonSets take of every matching node, for the roll-up (docs/spec/operator.md §3).
+
+What the wire cannot say is rounded up: alternatives of a node affinity become what they have in common, operators that
+machines do not know are left out. Tolerations are not looked at: machines say their taints, overheads do not. So the
+overhead of a machine is never less than what its DaemonSets request, except of those pinned to nodes by name.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from bigfleet.model import labels
+from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
+from bigfleet.model.vector import Vector, add, vector_key
+from bigfleet.operator.demand.capacity_requests import REQUIREMENTS_MAX, STRING_BYTES_MAX, VALUES_MAX
+from bigfleet.operator.demand.entries import ObjectKey
+from bigfleet.operator.demand.joined_nodes import PODS
+from bigfleet.operator.kubernetes.objects import DaemonSet, NodeSelectorTerm, PodSpec
+from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
+from bigfleet.operator.kubernetes.views import ObjectView
+
+log = structlog.get_logger(__name__)
+
+_OPERATORS: Final[Mapping[str, Operator]] = {
+    operator.label: operator for operator in (Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST)
+}
+_ONE_POD: Final[Vector] = {PODS: 1000}
+_OS: Final = "kubernetes.io/os"
+_HOSTNAME: Final = "kubernetes.io/hostname"
+#: Deprecated labels of nodes, by the label of machines with the same values.
+_ALIASES: Final[Mapping[str, str]] = {
+    "beta.kubernetes.io/os": _OS,
+    "beta.kubernetes.io/arch": labels.ARCH,
+    "beta.kubernetes.io/instance-type": labels.INSTANCE_TYPE,
+    "failure-domain.beta.kubernetes.io/zone": labels.ZONE,
+    "failure-domain.beta.kubernetes.io/region": labels.REGION,
+}
+#: Operating systems of nodes; a machine that does not say its own is taken to run the others' opposite.
+_WINDOWS_ALONE: Final = Requirement(_OS, Operator.NOT_IN, ("windows",))
+
+_Requirements = frozenset[Requirement]
+
+
+class NodeOverheads:
+    """What the DaemonSets of a cluster take. An ObjectListener of DaemonSets, and an OverheadSource."""
+
+    def __init__(self, daemon_sets: ObjectView[DaemonSet]) -> None:
+        self._view = daemon_sets
+        #: By DaemonSet; those without an overhead are absent.
+        self._overheads: dict[ObjectKey, Overhead] = {}
+        #: The answer; None after a change.
+        self._canonical: tuple[Overhead, ...] | None = None
+
+    @property
+    def is_synced(self) -> bool:
+        """Say whether all DaemonSets have been read since the process started."""
+        return self._view.is_synced
+
+    def put(self, stored: DaemonSet, former: DaemonSet | None) -> None:
+        """Follow one DaemonSet."""
+        key = stored.metadata.key
+        try:
+            overhead = overhead_of(stored) if stored.metadata.deletion_timestamp is None else None
+        except UnreadableRequest as error:
+            log.warning("operator.overhead_left_out", daemon_set="/".join(key), error=str(error))
+            overhead = None
+        if overhead == self._overheads.get(key):
+            return
+        self._canonical = None
+        if overhead is None:
+            del self._overheads[key]
+        else:
+            self._overheads[key] = overhead
+
+    def remove(self, former: DaemonSet) -> None:
+        """Forget one DaemonSet."""
+        if self._overheads.pop(former.metadata.key, None) is not None:
+            self._canonical = None
+
+    def overheads(self) -> tuple[Overhead, ...]:
+        """Return at most `OVERHEADS_MAX` overheads in canonical order."""
+        if self._canonical is None:
+            self._canonical = fewer_overheads(canonical_overheads(self._overheads.values()))
+        return self._canonical
+
+
+def overhead_of(daemon_set: DaemonSet) -> Overhead | None:
+    """Return what one pod of the DaemonSet takes of which machines; None if it can only run on nodes given by name.
+
+    Raises UnreadableRequest.
+    """
+    spec = daemon_set.spec.template.spec
+    requirements = _requirements_of(spec)
+    if requirements is None:
+        return None
+    return Overhead(tuple(requirements), add(pod_requests(spec), _ONE_POD))
+
+
+def _requirements_of(spec: PodSpec) -> _Requirements | None:
+    selected = {
+        requirement
+        for key, value in (spec.node_selector or {}).items()
+        for requirement in _requirement(key, "In", (value,))
+    }
+    node_affinity = spec.affinity.node_affinity if spec.affinity is not None else None
+    required = node_affinity.required_during_scheduling_ignored_during_execution if node_affinity is not None else None
+    if required is None:
+        return frozenset(selected)
+    terms = [
+        _requirements_of_term(term)
+        for term in required.node_selector_terms or ()
+        if term.match_expressions and not term.match_fields
+    ]
+    return frozenset(selected | in_common(terms)) if terms else None
+
+
+def _requirements_of_term(term: NodeSelectorTerm) -> _Requirements:
+    found: set[Requirement] = set()
+    for each in term.match_expressions or ():
+        found |= _requirement(each.key, each.operator, tuple(each.values or ()))
+    return frozenset(found)
+
+
+def _requirement(key: str, operator_name: str, values: tuple[str, ...]) -> set[Requirement]:
+    """Return the requirement on machines; none for what every node has, and for what machines cannot be asked."""
+    key, operator = _ALIASES.get(key, key), _OPERATORS.get(operator_name)
+    if operator is None or key == _HOSTNAME:
+        return set()
+    if key == _OS and operator is Operator.IN and "linux" in values:
+        # Machines rarely say their system, and nearly every DaemonSet asks for it.
+        return {_WINDOWS_ALONE}
+    if len(values) > VALUES_MAX or any(len(text.encode()) > STRING_BYTES_MAX for text in (key, *values)):
+        return set()
+    return {Requirement(key, operator, values)}
+
+
+def in_common(terms: Iterable[_Requirements]) -> _Requirements:
+    """Return requirements that every machine satisfies that satisfies one of the terms: as many as can be found.
+
+    Besides those of all terms: a key that each term restricts to some values is restricted to any of these.
+    """
+    alternatives = list(terms)
+    if not alternatives:
+        return frozenset()
+    common = frozenset.intersection(*alternatives)
+    by_key = [
+        {requirement.key: requirement.values for requirement in term if requirement.operator is Operator.IN}
+        for term in alternatives
+    ]
+    for key in set.intersection(*(set(each) for each in by_key)):
+        values = {value for each in by_key for value in each[key]}
+        if len(values) <= VALUES_MAX and not any(r.key == key and r.operator is Operator.IN for r in common):
+            common |= {Requirement(key, Operator.IN, tuple(values))}
+    return common
+
+
+def fewer_overheads(overheads: tuple[Overhead, ...], overheads_max: int = OVERHEADS_MAX) -> tuple[Overhead, ...]:
+    """Return at most so many overheads, such that each machine has at least what it had.
+
+    The smallest are joined with those that they share most requirements with. Requirements beyond `REQUIREMENTS_MAX`
+    are left out, the last ones first.
+    """
+    left = [Overhead(each.requirements[:REQUIREMENTS_MAX], each.resources) for each in overheads]
+    left.sort(key=lambda each: (_size(each), each.requirements))
+    while len(left) > overheads_max:
+        smallest = left.pop(0)
+        wanted = set(smallest.requirements)
+        place = max(range(len(left)), key=lambda place: (len(wanted.intersection(left[place].requirements)), -place))
+        other = left[place]
+        joined = in_common([frozenset(smallest.requirements), frozenset(other.requirements)])
+        left[place] = Overhead(tuple(joined), add(smallest.resources, other.resources))
+    return canonical_overheads(left)
+
+
+def _size(overhead: Overhead) -> tuple[int, int, tuple[tuple[str, int], ...]]:
+    resources = overhead.resources
+    return (resources.get("cpu", 0), resources.get("memory", 0), vector_key(resources))

@@ -1,0 +1,239 @@
+"""Decides which pods are asked for once more: unschedulable for a minute although the shard calls their row met.
+
+The scheduler has the last word on what fits (docs/spec/operator.md §3). A pod counts only while its message names
+capacity. When it still waits 5 min after a machine that could have taken it became Ready, it is no longer asked for,
+until its spec or the reasons in its message change: one pod that can never run must not hold a machine for ever. This
+module must never begin to ask for a pod of a row that is unmet or whose machines are still coming: the row's own demand
+asks for it already.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import NeedStatusUpdate, UnmetReason
+from bigfleet.operator.demand.entries import DemandEntry, ObjectKey, RowId
+from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
+from bigfleet.operator.kubernetes.objects import PodObject
+from bigfleet.operator.kubernetes.views import ObjectView
+
+#: How long a pod must be unschedulable, and its row be called met, before it is asked for.
+WAITING_SECONDS: Final = 60.0
+#: How long a machine that could have taken it is Ready before a pod is no longer asked for.
+GIVEN_UP_SECONDS: Final = 300.0
+_FAILING_SECONDS_MAX: Final = 60.0
+
+
+class PodWait(Enum):
+    """What is done about a pod that the scheduler cannot place."""
+
+    #: Nothing beyond its request.
+    REQUESTED = "requested"
+    #: It is asked for once more.
+    ASKED_FOR = "asked_for"
+    #: It is no longer asked for: capacity is not what it waits for.
+    NOT_FOR_WANT_OF_CAPACITY = "not_for_want_of_capacity"
+
+
+class WaitingPod(NamedTuple):
+    """One unschedulable pod, for conditions and Events."""
+
+    namespace: str
+    name: str
+    uid: str
+    wait: PodWait
+    #: The scheduler's.
+    message: str
+
+
+class RequestsOfPods(Protocol):
+    """Finds the request that stands for a pod."""
+
+    def entry_of_pod(self, pod_uid: str) -> DemandEntry | None:
+        """Return the entry of the pod's CapacityRequest; None without one."""
+        ...
+
+
+class ServingNodes(Protocol):
+    """Says whether a pod could run on a machine that came while it waited."""
+
+    def served_since(self, pod: PodObject, asked_seconds: float) -> float | None:
+        """Return since when a node that became Ready after `asked_seconds` could have taken the pod, None without one.
+
+        Times are monotonic seconds.
+        """
+        ...
+
+
+class WaitingListener(Protocol):
+    """Hears when the state of an unschedulable pod changes; called on the event loop, never waits."""
+
+    def waiting_changed(self, key: ObjectKey) -> None:
+        """Hear that another state or message holds for the pod of a request."""
+        ...
+
+
+class _Pod:
+    """One pod that the scheduler calls unschedulable."""
+
+    __slots__ = ("asked_seconds", "given_up_for", "message", "pod", "since_seconds")
+
+    def __init__(self, pod: PodObject, message: str) -> None:
+        self.pod = pod
+        self.message = message
+        #: Since when it waits for capacity; None while it waits for something else.
+        self.since_seconds: float | None = None
+        self.asked_seconds: float | None = None
+        #: The reasons and the spec with which it was given up; None while it was not.
+        self.given_up_for: tuple[str, bytes] | None = None
+
+    @property
+    def wait(self) -> PodWait:
+        if self.given_up_for is not None:
+            return PodWait.NOT_FOR_WANT_OF_CAPACITY
+        return PodWait.REQUESTED if self.asked_seconds is None else PodWait.ASKED_FOR
+
+    def circumstances(self) -> tuple[str, bytes]:
+        return reasons_of(self.message), msgspec.msgpack.encode(self.pod.spec)
+
+
+class UnschedulablePods:
+    """The pods that the scheduler cannot place. An ObjectListener of Pods, and a WaitingSource."""
+
+    def __init__(
+        self, *, pods: ObjectView[PodObject], requests: RequestsOfPods, nodes: ServingNodes, clock: Clock
+    ) -> None:
+        self._view = pods
+        self._requests = requests
+        self._nodes = nodes
+        self._clock = clock
+        self._listeners: list[WaitingListener] = []
+        #: All and only the pods that are unschedulable, by uid.
+        self._pods: dict[str, _Pod] = {}
+        #: Since when each row of these pods has been called met without interruption.
+        self._met_since_seconds: dict[RowId, float] = {}
+        self._judged_stamp_nanos = 0
+
+    def __len__(self) -> int:
+        """Return how many pods are unschedulable."""
+        return len(self._pods)
+
+    def add_listener(self, listener: WaitingListener) -> None:
+        """Have a listener called from now on."""
+        self._listeners.append(listener)
+
+    def get(self, pod_uid: str) -> WaitingPod | None:
+        """Return what is known of an unschedulable pod; None for any other pod."""
+        known = self._pods.get(pod_uid)
+        if known is None:
+            return None
+        metadata = known.pod.metadata
+        return WaitingPod(metadata.namespace, metadata.name, metadata.uid, known.wait, known.message)
+
+    # ---- what is heard ------------------------------------------------------------------------------------------
+
+    def put(self, stored: PodObject, former: PodObject | None) -> None:
+        """Follow one pod."""
+        if former is not None and former.metadata.uid != stored.metadata.uid:
+            self.remove(former)
+        message = unschedulable_message(stored)
+        if message is None:
+            self.remove(stored)
+            return
+        uid = stored.metadata.uid
+        known = self._pods.get(uid)
+        before = (known.wait, known.message) if known is not None else None
+        if known is None:
+            known = self._pods[uid] = _Pod(stored, message)
+        known.pod, known.message = stored, message
+        if not waits_for_capacity(message):
+            known.since_seconds = known.asked_seconds = None
+        elif known.since_seconds is None:
+            known.since_seconds = self._clock.monotonic_seconds()
+        if known.given_up_for is not None and known.given_up_for != known.circumstances():
+            # It counts again, from the beginning.
+            known.given_up_for = known.asked_seconds = None
+            if known.since_seconds is not None:
+                known.since_seconds = self._clock.monotonic_seconds()
+        if before != (known.wait, known.message):
+            self._notify(uid)
+
+    def remove(self, former: PodObject) -> None:
+        """Forget one pod."""
+        if self._pods.pop(former.metadata.uid, None) is not None:
+            self._notify(former.metadata.uid)
+
+    def need_status(self, update: NeedStatusUpdate) -> None:
+        """Take the shard's verdict: rows that it lists neither as unmet nor as coming are met, unless it is truncated.
+
+        A row that lacks only what no machine can hold is met for its other pods.
+        """
+        others = {
+            (row.fingerprint, row.group) for row in update.rows if row.reason is not UnmetReason.REQUEST_TOO_LARGE
+        }
+        others.update(update.coming)
+        known = {row_id for _pod, entry in self._counted() if entry.row is not None for row_id in (entry.row.id,)}
+        now_seconds = self._clock.monotonic_seconds()
+        self._met_since_seconds = {
+            row_id: self._met_since_seconds.get(row_id, now_seconds)
+            for row_id in (() if update.truncated else known - others)
+        }
+        self._judged_stamp_nanos = update.rollup_timestamp_unix_nanos
+
+    # ---- what is asked ------------------------------------------------------------------------------------------
+
+    def waiting_requests(self) -> list[ObjectKey]:
+        """Begin and cease to ask for pods as time says; return the requests whose pods are asked for once more."""
+        is_current = self._view.failing_seconds() <= _FAILING_SECONDS_MAX
+        asked = []
+        for known, entry in list(self._counted()):
+            before = known.wait
+            if is_current:
+                self._judge(known, entry)
+            if known.wait is not before:
+                self._notify(known.pod.metadata.uid)
+            if known.wait is PodWait.ASKED_FOR and entry.row is not None:
+                asked.append(entry.key)
+        return asked
+
+    def _counted(self) -> Iterator[tuple[_Pod, DemandEntry]]:
+        for uid, known in self._pods.items():
+            entry = self._requests.entry_of_pod(uid)
+            if entry is not None and entry.key[0] == known.pod.metadata.namespace:
+                yield known, entry
+
+    def _judge(self, known: _Pod, entry: DemandEntry) -> None:
+        now_seconds = self._clock.monotonic_seconds()
+        if known.since_seconds is None or known.given_up_for is not None or entry.row is None:
+            return
+        if known.asked_seconds is None:
+            met_since_seconds = self._met_since_seconds.get(entry.row.id)
+            is_judged = 0 < entry.first_stamp_nanos <= self._judged_stamp_nanos
+            if met_since_seconds is None or not is_judged:
+                return
+            if now_seconds - max(met_since_seconds, known.since_seconds) >= WAITING_SECONDS:
+                known.asked_seconds = now_seconds
+            return
+        served_seconds = self._nodes.served_since(known.pod, known.asked_seconds)
+        if served_seconds is not None and now_seconds - served_seconds >= GIVEN_UP_SECONDS:
+            known.given_up_for = known.circumstances()
+
+    def _notify(self, pod_uid: str) -> None:
+        entry = self._requests.entry_of_pod(pod_uid)
+        if entry is not None:
+            for listener in self._listeners:
+                listener.waiting_changed(entry.key)
+
+
+def unschedulable_message(pod: PodObject) -> str | None:
+    """Return what the scheduler says of a pod that it could not place; None for every other pod."""
+    if pod.spec.node_name or pod.metadata.deletion_timestamp is not None:
+        return None
+    for condition in pod.status.conditions or ():
+        if condition.type == "PodScheduled":
+            is_unschedulable = condition.status == "False" and condition.reason == "Unschedulable"
+            return condition.message if is_unschedulable else None
+    return None

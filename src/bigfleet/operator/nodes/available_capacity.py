@@ -69,7 +69,9 @@ class AvailableCapacities:
     def available(self, hint: AvailableCapacity) -> None:
         """Show a hint; a newer one of the same key replaces it."""
         if not 0.0 <= hint.price_usd_per_hour <= _PRICE_USD_PER_HOUR_MAX:
-            log.warning("operator.hint_skipped", fingerprint=hint.fingerprint, reason=f"price {hint.price_usd_per_hour}")
+            log.warning(
+                "operator.hint_skipped", fingerprint=hint.fingerprint, reason=f"price {hint.price_usd_per_hour}"
+            )
             return
         name = available_capacity_name(hint.supersedes_key)
         self._hints[name] = hint

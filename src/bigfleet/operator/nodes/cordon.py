@@ -19,10 +19,15 @@ log = structlog.get_logger(__name__)
 
 #: Patches in a row that find a changed Node, before the caller's back-off takes over.
 _CONFLICTS_MAX: Final = 5
+_DEADLINE_STEP_SECONDS: Final = 1.0
 
 
 class NodeGone(Exception):
-    """The Node is gone, or another one has its name."""
+    """The Node is gone, or another one has its name (`is_replaced`)."""
+
+    def __init__(self, message: str, *, is_replaced: bool = False) -> None:
+        super().__init__(message)
+        self.is_replaced = is_replaced
 
 
 class NodeCordon:
@@ -78,7 +83,7 @@ class NodeCordon:
                 raise NodeGone(f"Node {name} is gone") from error
             raise
         if node.metadata.uid != uid:
-            raise NodeGone(f"Node {name} was deleted and made again")
+            raise NodeGone(f"Node {name} was deleted and made again", is_replaced=True)
         return node
 
     async def _patch(self, node: NodeObject, spec: dict[str, Any], annotation: str | None) -> None:
@@ -112,5 +117,7 @@ def _merged(wanted: DrainAnnotation, known: DrainAnnotation | None, *, is_unsche
     cordoned = not is_unschedulable or (known is not None and known.cordoned)
     deadline_seconds = wanted.deadline_seconds
     if known is not None and (known.instruction, known.machine) == (wanted.instruction, wanted.machine):
-        deadline_seconds = min(deadline_seconds, known.deadline_seconds)
+        # Seconds are lost and won on the way from a moment to what is left until it: only an earlier one is news.
+        is_earlier = deadline_seconds <= known.deadline_seconds - _DEADLINE_STEP_SECONDS
+        deadline_seconds = deadline_seconds if is_earlier else known.deadline_seconds
     return replace(wanted, cordoned=cordoned, deadline_seconds=deadline_seconds)

@@ -1,8 +1,8 @@
 """Executes the drains that the shard asks for: starts, hastens, withdraws and resumes them (docs/spec/operator.md §7).
 
 One task a machine. Everything that a later process needs is in the annotation of the Node. A drain's result goes to
-`finished` once; its memory stays until the machine's state ends the drain, because a withdrawal must still find what was
-cordoned. A node that was not found with certainty is never drained.
+`finished` once. The drain is remembered until its machine's state ends it, because a withdrawal must still find what was
+cordoned. A Node that was not found with certainty is never drained.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from bigfleet.operator.nodes.preflight import Preflight
 
 log = structlog.get_logger(__name__)
 
-#: How long pods of an accepted drain may be re-tried to be uncordoned before the next attempt, doubling from 1 s.
+#: Longest wait between two attempts to withdraw a drain, doubling from 1 s.
 _WITHDRAW_RETRY_SECONDS_MAX: Final = 60.0
 #: Outcomes that leave a Node as it was.
 _UNTOUCHED: Final = frozenset({DrainOutcome.WOULD_NOT_FIT, DrainOutcome.NODE_NOT_FOUND})
@@ -124,13 +124,14 @@ class DrainExecutor:
                 known.is_confirmed.set()
                 self._spawn(known)
             return
-        if known is not None:
-            self._stop(known)
-            self._preflight.release(machine_id)
         drain = ActiveDrain(record=record, started_seconds=self._clock.monotonic_seconds())
         drain.is_confirmed.set()
         self._drains[machine_id] = drain
         self._find_node(drain)
+        if known is not None:
+            self._stop(known)
+            # What an earlier instruction has begun is gone on with: its pods are leaving already.
+            drain.is_begun = known.is_begun and known.node_uid == drain.node_uid
         if drain.fault is not None:
             self._finish(drain, *drain.fault)
             return
@@ -146,9 +147,8 @@ class DrainExecutor:
         if not withdrawn:
             return
         self._preflight.release(machine_id)
-        if drain.result is None or drain.result.outcome not in _UNTOUCHED:
-            seconds = self._clock.monotonic_seconds() - drain.started_seconds
-            self._observer.drain_ended("withdrawn", seconds)
+        if drain.result is None:
+            self._observer.drain_ended("withdrawn", self._clock.monotonic_seconds() - drain.started_seconds)
         if drain.is_begun:
             self._withdraw(machine_id, drain.node_name, drain.node_uid)
 

@@ -56,7 +56,7 @@ class PodEvictor:
         if own_seconds > cut_seconds:
             options["gracePeriodSeconds"] = cut_seconds
         metadata = pod.metadata
-        body = {
+        body: dict[str, Any] = {
             "apiVersion": "policy/v1",
             "kind": EVICTIONS.kind,
             "metadata": {"name": metadata.name, "namespace": metadata.namespace},
@@ -72,9 +72,7 @@ class PodEvictor:
         """Delete a pod with grace 0, whatever its budget says."""
         metadata = pod.metadata
         try:
-            await self._api.delete(
-                PODS, metadata.name, namespace=metadata.namespace, uid=metadata.uid, grace_seconds=0
-            )
+            await self._api.delete(PODS, metadata.name, namespace=metadata.namespace, uid=metadata.uid, grace_seconds=0)
         except ApiError as error:
             return _refused(error)
         return EvictionOutcome(EvictionAnswer.ACCEPTED)

@@ -8,7 +8,7 @@ not the only one is named and never guessed: the wrong Node must not be drained.
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -347,7 +347,7 @@ class NodeMatcher:
         node = self.node_of(machine_id)
         if node is None or _says(node, machine_id):
             return
-        body = {
+        body: dict[str, Any] = {
             # Another Node under this name is refused: its UID is another one.
             "metadata": {
                 "uid": node.metadata.uid,

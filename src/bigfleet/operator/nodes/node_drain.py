@@ -1,4 +1,4 @@
-"""Drains one Node: cordons it, evicts its pods until none is left, and says how that ended (docs/spec/operator.md §7.3).
+"""Drains one Node: cordons it, evicts its pods until none is left, and returns the outcome (docs/spec/operator.md §7.3).
 
 The pods are those of the cache; that none is left is confirmed by the API server, because a cache may be behind. A
 budget is never bypassed before the deadline, and after it only by force.
@@ -118,10 +118,10 @@ class NodeDrain:
                     await self._tools.cordon.begin(drain.node_name, drain.node_uid, wanted)
                 return
             except NodeGone as gone:
-                outcome = DrainOutcome.FAILED if was_begun else DrainOutcome.NODE_NOT_FOUND
-                if was_begun and self._tools.nodes.node(drain.node_name) is None:
+                if was_begun and not gone.is_replaced:
                     # Nothing to cordon any more; its pods may still be there.
                     return
+                outcome = DrainOutcome.FAILED if was_begun else DrainOutcome.NODE_NOT_FOUND
                 raise DrainEnded(outcome, str(gone)) from gone
             except TimeoutError:
                 error_text = "the API server did not answer"
@@ -153,6 +153,7 @@ class NodeDrain:
                     raise DrainEnded(DrainOutcome.GRACE_EXPIRED, text)
             if left_seconds <= 0:
                 await self._expire(pods)
+                continue
             try:
                 async with asyncio.timeout(left_seconds):
                     await self._evict_round(pods, left_seconds)
@@ -217,10 +218,13 @@ class NodeDrain:
                 raise DrainEnded(DrainOutcome.FAILED, f"evict pod {_name(pod)}: {outcome.text}")
 
     async def _expire(self, pods: list[PodObject]) -> None:
+        """End the drain; a resumed one that is to force returns once the shard has named it in this process."""
         if not self._tools.force:
             raise DrainEnded(DrainOutcome.GRACE_EXPIRED, _left_text(pods))
-        # The annotation of an earlier process may be older than the shard's last word; this cannot be taken back.
-        await self._drain.is_confirmed.wait()
+        if not self._drain.is_confirmed.is_set():
+            # The annotation may be older than the shard's last word, and what follows cannot be taken back.
+            await self._drain.is_confirmed.wait()
+            return
         left = pods
         problem = ""
         for attempt in range(_FORCED_ATTEMPTS):

@@ -163,7 +163,9 @@ class FirstFit:
         if not self._rooms:
             return f"it requests {amounts or 'nothing'}; no other node is schedulable and Ready"
         faults = Counter(self._fault(room, pod, kind) for room in self._rooms)
-        listed = "; ".join(f"{count} {fault}" for fault, count in sorted(faults.items(), key=lambda f: (-f[1], f[0] or "")))
+        listed = "; ".join(
+            f"{count} {fault}" for fault, count in sorted(faults.items(), key=lambda f: (-f[1], f[0] or ""))
+        )
         return f"it requests {amounts or 'nothing'}; of {len(self._rooms)} other nodes: {listed}"
 
     def _kind_of(self, pod: PodObject, requests: dict[str, int]) -> _Kind:

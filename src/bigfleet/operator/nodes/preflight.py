@@ -62,9 +62,7 @@ class Preflight:
             return f"pod {'/'.join(key)} fits on no other node: {placement.unplaced.reason}"
         for promise in redirected:
             promise.target = placement.assigned[promise.pod.metadata.key]
-        self._promises[machine_id] = [
-            _Promise(pod, name, placement.assigned[pod.metadata.key]) for pod in moving
-        ]
+        self._promises[machine_id] = [_Promise(pod, name, placement.assigned[pod.metadata.key]) for pod in moving]
         return None
 
     def release(self, machine_id: str) -> None:
@@ -114,9 +112,7 @@ class Preflight:
                 here = self._pods.on(promise.source).pods.get(promise.pod.metadata.key)
                 if promise.gone_seconds is None and (here is None or here.metadata.uid != promise.pod.metadata.uid):
                     promise.gone_seconds = now_seconds
-            left = [
-                p for p in promises if p.gone_seconds is None or now_seconds - p.gone_seconds < PROMISE_SECONDS
-            ]
+            left = [p for p in promises if p.gone_seconds is None or now_seconds - p.gone_seconds < PROMISE_SECONDS]
             if left:
                 self._promises[machine_id] = left
             else:

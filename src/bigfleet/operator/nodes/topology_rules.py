@@ -178,7 +178,8 @@ class PodRules:
         for spread in self._spreads:
             domain = domain_of(node, spread.constraint.topology_key)
             if (
-                domain in spread.counts
+                domain is not None
+                and domain in spread.counts
                 and pod.metadata.namespace == self.kind.metadata.namespace
                 and pod.metadata.deletion_timestamp is None
                 and self._is_counted(node)
@@ -187,7 +188,7 @@ class PodRules:
                 spread.counts[domain] += 1
 
     def _joins(self, pod: PodObject) -> bool:
-        """Say whether a pod satisfies every term of the kind's affinity; one that meets some of them counts for none."""
+        """Say whether a pod satisfies every term of the kind's affinity; to satisfy some of them counts for nothing."""
         return all(term.matches(pod) for term, _domains in self._wanted)
 
     def _is_counted(self, node: NodeObject) -> bool:
@@ -202,4 +203,3 @@ class PodRules:
             domain = domain_of(node, term.topology_key)
             if domain is not None and _Term.of(pod, term, forbids=True).matches(self.kind):
                 self._blocked.add((term.topology_key, domain))
-

@@ -79,7 +79,10 @@ def status_body(
 ) -> dict[str, Any]:
     """Return the body that applies the status; moments that are stored already stay as they are."""
     known = stored.status
-    status: dict[str, Any] = {"phase": phase, "provisioningStartTime": known.provisioning_start_time or rfc3339(now_nanos)}
+    status: dict[str, Any] = {
+        "phase": phase,
+        "provisioningStartTime": known.provisioning_start_time or rfc3339(now_nanos),
+    }
     if frame.provider_id:
         status["providerID"] = frame.provider_id
     if view.node is not None:
@@ -183,7 +186,11 @@ def _has(stored: dict[str, str] | None, wanted: dict[str, str]) -> bool:
 
 def _numbers(resources: Any) -> dict[str, int]:
     """Return quantities as numbers: a server may write an equal one in another way."""
-    return {name: parse_quantity(str(quantity)) for name, quantity in (resources or {}).items() if _is_quantity(str(quantity))}
+    return {
+        name: parse_quantity(str(quantity))
+        for name, quantity in (resources or {}).items()
+        if _is_quantity(str(quantity))
+    }
 
 
 def _is_quantity(text: str) -> bool:

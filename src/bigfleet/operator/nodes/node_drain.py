@@ -1,4 +1,4 @@
-"""Drains one Node: cordons it, evicts its pods until none is left, and returns the outcome (docs/spec/operator.md §7.3).
+"""Drains one Node: cordons it and evicts its pods until none is left (docs/spec/operator.md §7.3).
 
 The pods are those of the cache; that none is left is confirmed by the API server, because a cache may be behind. A
 budget is never bypassed before the deadline, and after it only by force.

@@ -17,10 +17,10 @@ from bigfleet.operator.bootstrap.variables import machine_id_label, rfc3339
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi
 from bigfleet.operator.kubernetes.objects import Secret
 from bigfleet.operator.kubernetes.resources import FIELD_MANAGER, MACHINE_ID, MANAGED_BY, SECRETS, TOKEN_REQUESTS
+from bigfleet.operator.kubernetes.rights import TOKEN_SECRET_NAMESPACE
 
 log = structlog.get_logger(__name__)
 
-SECRET_NAMESPACE: Final = "kube-system"  # noqa: S105 - a name
 SECRET_TYPE: Final = "bootstrap.kubernetes.io/token"  # noqa: S105 - a name
 SECRET_NAME_PREFIX: Final = "bootstrap-token-"  # noqa: S105 - a name
 #: The group that a joining machine authenticates as, beside `system:bootstrappers`.
@@ -179,7 +179,7 @@ class SecretTokens:
         # Before the request: it may succeed even if its answer is never seen, and the node become Ready meanwhile.
         self._remember(label, _Stored(token.secret_name, now_unix_seconds))
         try:
-            await self._api.create(SECRETS, _secret(token, machine_id), namespace=SECRET_NAMESPACE)
+            await self._api.create(SECRETS, _secret(token, machine_id), namespace=TOKEN_SECRET_NAMESPACE)
         except ApiError as error:
             if error.is_conflict:
                 # It is not ours to delete.
@@ -237,7 +237,7 @@ class SecretTokens:
     async def _delete(self, name: str) -> bool:
         """Return whether no more is to be done about it."""
         try:
-            await self._api.delete(SECRETS, name, namespace=SECRET_NAMESPACE)
+            await self._api.delete(SECRETS, name, namespace=TOKEN_SECRET_NAMESPACE)
         except ApiError as error:
             if error.is_not_found:
                 return True
@@ -277,7 +277,7 @@ class SecretTokens:
         while True:
             page = await self._api.list_page(
                 SECRETS,
-                namespace=SECRET_NAMESPACE,
+                namespace=TOKEN_SECRET_NAMESPACE,
                 label_selector=f"{MANAGED_BY}={FIELD_MANAGER}",
                 continue_token=more,
             )
@@ -330,7 +330,7 @@ def _secret(token: JoinToken, machine_id: str) -> JsonObject:
         "type": SECRET_TYPE,
         "metadata": {
             "name": token.secret_name,
-            "namespace": SECRET_NAMESPACE,
+            "namespace": TOKEN_SECRET_NAMESPACE,
             "labels": labels,
             "annotations": annotations,
         },

@@ -54,6 +54,11 @@ def test_base64_gives_back_the_value(value: str) -> None:
     ("template", "line", "text"),
     [
         ("a\n{{ nothing }}\n", 2, "'nothing' is undefined"),
+        ("{{ nothing|tojson }}", 1, "'nothing' is undefined"),
+        ("{{ [nothing]|tojson }}", 1, "'nothing' is undefined"),
+        ("{{ nothing|quote }}", 1, "'nothing' is undefined"),
+        ("{{ nothing|b64encode }}", 1, "'nothing' is undefined"),
+        ("{{ namespace()|tojson }}", 1, "a value of type Namespace is no JSON"),
         ("a\n\n{% if %}", 3, "Expected an expression"),
         ("{{ token.length_of }}", 1, "no attribute 'length_of'"),
         ("{{ zone|no_such_filter }}", 1, "No filter named 'no_such_filter'"),

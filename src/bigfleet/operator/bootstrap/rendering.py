@@ -46,8 +46,15 @@ def to_json(value: object) -> str:
 
     Letters outside ASCII are written as they are above U+FFFF, because YAML knows no surrogate pairs.
     """
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=_no_json)
     return "".join(character if _is_plain(character) else f"\\u{ord(character):04x}" for character in text)
+
+
+def _no_json(value: object) -> str:
+    if isinstance(value, StrictUndefined):
+        # Raises, and names the variable.
+        return str(value)
+    raise TypeError(f"tojson: a value of type {type(value).__name__} is no JSON")
 
 
 def _is_plain(character: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the templates of deploy/bootstrap do on a machine: a real shell runs them, kubeadm, k3s and systemd are faked."""
+"""What the templates of deploy/bootstrap do on a machine: a real shell runs them; kubeadm, k3s, systemd are faked."""
 
 import base64
 import os

@@ -18,10 +18,10 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long soak lint types format bench proto docs lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes controlplane soak lint types format bench proto docs lock setup clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The lock files pin every version with its hashes: what BigFleet needs to run, and that with all that develops it. uv
 # reads them when it is there, pip otherwise. What is not for development takes half the room and half the time.
@@ -58,16 +58,28 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once. Proofs by examples run
 # a quarter of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long" $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long and not kubernetes" $(ARGS)
 
 # One worker more than cores, because these tests wait for processes most of the time.
 test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 1000
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
-	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "slow and not long" $(ARGS)
+	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "slow and not long and not kubernetes" $(ARGS)
 
 test-long: kernels ## run the longest tests, and the engines' proofs on many fleets: make test-long EXAMPLES=100000
-	@BIGFLEET_HYPOTHESIS_EXAMPLES=2000 $(BIN)/python -m pytest -n auto --dist worksteal -m long $(ARGS)
+	@BIGFLEET_HYPOTHESIS_EXAMPLES=2000 $(BIN)/python -m pytest -n auto --dist worksteal -m "long and not kubernetes" $(ARGS)
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n auto --dist worksteal tests/engine $(ARGS)
+
+# etcd, the API server, the controller manager, the scheduler and kubectl in one program, built from tools/controlplane by
+# Go and cached in the user's cache directory.
+controlplane: $(STAMP) ## build the Kubernetes control plane of the tests unless it is cached, and print its path
+	@$(BIN)/python -m tools.build_controlplane
+
+# Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. One worker: a control plane takes
+# 700 MB and most of a core.
+test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: make test-kubernetes ARGS="-k evict"
+	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
+	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
+	  $(BIN)/python -m pytest -n 0 -m kubernetes $(ARGS)
 
 soak: $(STAMP) ## run the world of faults, seed after seed: make soak FOR=8h SEED=100000
 	@$(BIN)/bigfleet sim run --for $(FOR) --seed $(SEED) --jobs $$(nproc) --twice-every 20 --require-marks

@@ -1,0 +1,98 @@
+"""Lists the rights that the operator and the pod controller need, with each option (docs/spec/operator.md §12).
+
+The manifests in deploy/kubernetes grant exactly these, and a process asks for each at start
+(`bigfleet.operator.kubernetes.access`). A right must never be added for convenience: whoever holds the operator's
+token holds all of them.
+"""
+
+from typing import Final
+
+from bigfleet.operator.kubernetes.access import Right
+from bigfleet.operator.kubernetes.resources import (
+    AVAILABLE_CAPACITIES,
+    CAPACITY_REQUESTS,
+    DAEMON_SETS,
+    EVENTS,
+    EVICTIONS,
+    LEASES,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    PRIORITY_CLASSES,
+    SECRETS,
+    TOKEN_REQUESTS,
+    UPCOMING_NODES,
+)
+
+#: Where bootstrap tokens are Secrets.
+TOKEN_SECRET_NAMESPACE: Final = "kube-system"  # noqa: S105 - a name
+
+_READ: Final = ("get", "list", "watch")
+_WRITE: Final = (*_READ, "create", "update", "patch", "delete")
+_STATUS: Final = ("get", "update", "patch")
+
+#: What the operator needs in every mode, but for its Lease.
+OPERATOR_RIGHTS: Final = (
+    Right(resource=CAPACITY_REQUESTS, verbs=_READ),
+    Right(resource=CAPACITY_REQUESTS.status, verbs=("get", "patch")),
+    Right(resource=UPCOMING_NODES, verbs=_WRITE),
+    Right(resource=UPCOMING_NODES.status, verbs=_STATUS),
+    Right(resource=AVAILABLE_CAPACITIES, verbs=_WRITE),
+    Right(resource=AVAILABLE_CAPACITIES.status, verbs=_STATUS),
+    Right(resource=NODES, verbs=(*_READ, "patch")),
+    Right(resource=PODS, verbs=_READ),
+    Right(resource=EVICTIONS, verbs=("create",)),
+    # What DaemonSets take of each node.
+    Right(resource=DAEMON_SETS, verbs=_READ),
+    Right(resource=EVENTS, verbs=("create", "patch")),
+)
+#: With --drain-force.
+DRAIN_FORCE_RIGHTS: Final = (Right(resource=PODS, verbs=("delete",)),)
+#: With --bootstrap-token secret.
+TOKEN_SECRET_RIGHTS: Final = (
+    Right(resource=SECRETS, verbs=("create", "delete", "list"), namespace=TOKEN_SECRET_NAMESPACE),
+)
+#: What the pod controller needs, but for its Lease.
+POD_CONTROLLER_RIGHTS: Final = (
+    Right(resource=PODS, verbs=_READ),
+    Right(resource=CAPACITY_REQUESTS, verbs=(*_READ, "create", "patch", "delete")),
+    Right(resource=CAPACITY_REQUESTS.status, verbs=("get", "patch")),
+    Right(resource=PRIORITY_CLASSES, verbs=_READ),
+    # Where a pod's volumes are decides where it can run.
+    Right(resource=PERSISTENT_VOLUMES, verbs=_READ),
+    Right(resource=PERSISTENT_VOLUME_CLAIMS, verbs=_READ),
+    Right(resource=EVENTS, verbs=("create", "patch")),
+)
+
+
+def lease_rights(namespace: str) -> tuple[Right, ...]:
+    """Return what the election of a leader needs in the process's own namespace."""
+    return (Right(resource=LEASES, verbs=("get", "create", "update"), namespace=namespace),)
+
+
+def token_request_rights(namespace: str, name: str) -> tuple[Right, ...]:
+    """Return what --bootstrap-token tokenrequest needs for its service account."""
+    return (Right(resource=TOKEN_REQUESTS, verbs=("create",), namespace=namespace, name=name),)
+
+
+def operator_rights(
+    namespace: str,
+    *,
+    drain_force: bool = False,
+    token_secret: bool = False,
+    token_service_account: tuple[str, str] | None = None,
+) -> tuple[Right, ...]:
+    """Return all that an operator in `namespace` needs with these options; the account is (namespace, name)."""
+    return (
+        *OPERATOR_RIGHTS,
+        *lease_rights(namespace),
+        *(DRAIN_FORCE_RIGHTS if drain_force else ()),
+        *(TOKEN_SECRET_RIGHTS if token_secret else ()),
+        *(token_request_rights(*token_service_account) if token_service_account is not None else ()),
+    )
+
+
+def pod_controller_rights(namespace: str) -> tuple[Right, ...]:
+    """Return all that a pod controller in `namespace` needs."""
+    return (*POD_CONTROLLER_RIGHTS, *lease_rights(namespace))

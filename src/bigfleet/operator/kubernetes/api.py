@@ -88,6 +88,10 @@ class PatchKind(Enum):
     JSON = "application/json-patch+json"
 
 
+#: Reason of an ApiError with status 0: a watch carried nothing for longer than a server is ever quiet.
+SILENT = "Silent"
+
+
 class ApiError(Exception):
     """A request that the API server refused, or that never reached it.
 

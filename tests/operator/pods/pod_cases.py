@@ -52,7 +52,8 @@ class PodCase:
 
     @property
     def request(self) -> dict[str, Any]:
-        return PLAIN_REQUEST | self.fields.get("request", {})
+        request: dict[str, Any] = PLAIN_REQUEST | self.fields.get("request", {})
+        return request
 
     @property
     def findings(self) -> list[tuple[str, str]]:

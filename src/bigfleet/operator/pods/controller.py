@@ -64,16 +64,17 @@ class ReconcileOutcome(Enum):
 class PodEvents(Protocol):
     """Writes Events on pods; never waits."""
 
-    def warn(self, pod: PodObject, reason: str, message: str) -> None:
-        """Write a Warning Event."""
+    def warn(self, pod: PodObject, reason: str, message: str) -> bool:
+        """Write a Warning Event; say whether it will be written, or must be offered again later."""
         ...
 
 
 class SilentPodEvents:
     """Writes no Events."""
 
-    def warn(self, pod: PodObject, reason: str, message: str) -> None:
-        """Do nothing."""
+    def warn(self, pod: PodObject, reason: str, message: str) -> bool:
+        """Return True."""
+        return True
 
 
 class ReconcileListener(Protocol):
@@ -141,9 +142,10 @@ class PodController:
         self.index = PodIndex(self._changed, claims=views.claims, volumes=views.volumes)
         #: None while `run` does not run: a follower remembers nothing, and a new leader looks at all pods.
         self._queue: PodWorkQueue | None = None
+        self._is_stopping = False
         self._attempts: dict[str, int] = {}
         self._orphan_since_seconds: dict[str, float] = {}
-        self._announced: dict[str, set[tuple[str, str]]] = {}
+        self._announced: dict[str, dict[str, str]] = {}
         self._logged_seconds: float | None = None
         self._unlogged = 0
 
@@ -158,8 +160,11 @@ class PodController:
 
     async def run(self) -> None:
         """Write until cancelled, or until `stop`; begins once the caches are synced. Can be run again."""
+        self._is_stopping = False
         while not self._views.are_synced:
             await self._clock.sleep(_SYNC_POLL_SECONDS)
+            if self._is_stopping:
+                return
         queue = self._queue = PodWorkQueue(self._clock)
         try:
             async with asyncio.TaskGroup() as group:
@@ -178,6 +183,7 @@ class PodController:
 
     def stop(self) -> None:
         """Begin no more writes; `run` returns once the running ones are finished."""
+        self._is_stopping = True
         if self._queue is not None:
             self._queue.close()
 
@@ -233,6 +239,10 @@ class PodController:
                 # A copy under another name would count the pod twice.
                 await self._delete(each)
         standing = standing_of(pod)
+        if standing is PodStanding.UNREADABLE:
+            # What it asks for is unknown, so the request that it has stays.
+            _log.warning("operator.pod_unreadable", pod=pod.metadata.name, namespace=pod.metadata.namespace)
+            return ReconcileOutcome.ERROR
         if standing is PodStanding.LEAVING:
             return ReconcileOutcome.EXCLUDED
         if standing is not PodStanding.REQUESTS:
@@ -356,19 +366,21 @@ class PodController:
     # ---- Events and failures ------------------------------------------------------------------------------------
 
     def _announce(self, pod: PodObject, findings: tuple[Inexpressible, ...]) -> None:
-        """Write an Event for each finding that has none yet."""
+        """Write one Event for each reason of the findings, unless the same has been written."""
+        by_reason: dict[str, list[str]] = {}
         for finding in findings:
-            self._warn(pod, finding.reason.value, finding.message)
+            by_reason.setdefault(finding.reason.value, []).append(finding.message)
         announced = self._announced.get(pod.metadata.uid)
         if announced is not None:
-            current = {(finding.reason.value, finding.message) for finding in findings}
-            announced &= current | {each for each in announced if each[0] == REFUSED_REASON}
+            for reason in announced.keys() - by_reason.keys() - {REFUSED_REASON}:
+                del announced[reason]
+        for reason, messages in by_reason.items():
+            self._warn(pod, reason, "; ".join(messages))
 
     def _warn(self, pod: PodObject, reason: str, message: str) -> None:
-        announced = self._announced.setdefault(pod.metadata.uid, set())
-        if (reason, message) not in announced:
-            announced.add((reason, message))
-            self._events.warn(pod, reason, message)
+        announced = self._announced.setdefault(pod.metadata.uid, {})
+        if announced.get(reason) != message and self._events.warn(pod, reason, message):
+            announced[reason] = message
 
     def _failed(self, uid: str, error: ApiError) -> float:
         """Log a failed request to the API server; return when to try again."""

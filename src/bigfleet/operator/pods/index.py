@@ -99,7 +99,8 @@ class PodIndex:
         if former is not None and _owner_of(former) != uid:
             self.remove_request(former)
         self._requests.setdefault(uid, {})[stored.metadata.key] = stored
-        self._on_change(uid)
+        if former is None or _is_tampered_with(stored, former):
+            self._on_change(uid)
 
     def remove_request(self, former: CapacityRequestObject) -> None:
         """Drop a request."""
@@ -211,6 +212,17 @@ def _differs(stored: PodObject, former: PodObject) -> bool:
         or new.labels != old.labels
         or new.deletion_timestamp != old.deletion_timestamp
         or new.owner_references != old.owner_references
+    )
+
+
+def _is_tampered_with(stored: CapacityRequestObject, former: CapacityRequestObject) -> bool:
+    """Say whether anything differs that the pod controller writes."""
+    new, old = stored.metadata, former.metadata
+    return (
+        stored.spec != former.spec
+        or new.labels != old.labels
+        or new.owner_references != old.owner_references
+        or not stored.status.phase
     )
 
 

@@ -47,6 +47,8 @@ class PodStanding(Enum):
     LEAVING = "leaving"
     #: It comes with its node, or must not run yet.
     EXCLUDED = "excluded"
+    #: Only its metadata could be decoded.
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,9 @@ class PodMapping:
 
 def standing_of(pod: PodObject) -> PodStanding:
     """Return whether the pod has a request (docs/spec/operator.md §11, "Which pods")."""
+    if not pod.spec.containers:
+        # Every pod has a container; one that could not be decoded has nothing but its metadata.
+        return PodStanding.UNREADABLE
     if pod.status.phase in ("Succeeded", "Failed"):
         return PodStanding.TERMINAL
     if why_excluded(pod):

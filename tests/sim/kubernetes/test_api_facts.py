@@ -1,4 +1,4 @@
-"""The simulated API server behaves as the facts say that real ones do (tests/kubernetes_api_facts.py)."""
+"""The simulated API server behaves as the facts say that real ones do (tests/api_facts)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from bigfleet.sim.kubernetes.rights import AccessRights, rules_of_role
 from bigfleet.sim.kubernetes.server import InMemoryApiServer
-from tests.kubernetes_api_facts import FACTS, Fact, FactWorld, RoleRule
+from tests.api_facts.catalogue import FACTS
+from tests.api_facts.world import Fact, FactWorld, RoleRule
 
 NAMESPACE = "facts"
 

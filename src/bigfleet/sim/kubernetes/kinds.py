@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigfleet.operator.kubernetes import resources as known
-from bigfleet.operator.kubernetes.api import Json, Resource
+from bigfleet.operator.kubernetes.api import Resource
 
 #: An object as it is stored: nothing but what JSON can express. A stored one is never changed in place.
 Stored = dict[str, Any]
@@ -101,7 +101,7 @@ def with_defaults(resource: Resource[Any], stored: Stored) -> Stored:
     return {**stored, "spec": spec, "status": status}
 
 
-def plain(value: Json, *, keep_nulls: bool = False) -> Any:
+def plain(value: Any, *, keep_nulls: bool = False) -> Any:
     """Return a deep copy of plain dicts and lists; a null in a mapping is left out, as servers do.
 
     Raises TypeError for what JSON cannot express.

@@ -4,6 +4,7 @@ Its methods are synchronous and know no users; `InMemoryApi` adds rights, faults
 resources are not checked here: `deploy/crds` is tested against a real server.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -68,7 +69,7 @@ class InMemoryApiServer:
 
     # ---- past the API: for tests, and for the parts of a cluster that are simulated ---------------------------------
 
-    def put(self, resource: Resource[T], body: JsonObject) -> T:
+    def put(self, resource: Resource[T], body: Mapping[str, Any]) -> T:
         """Create or replace an object as it is given, status included; return it as stored."""
         given = plain(body)
         metadata = given.setdefault("metadata", {})

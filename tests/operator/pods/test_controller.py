@@ -16,6 +16,7 @@ from bigfleet.operator.kubernetes.resources import (
 from bigfleet.operator.pods.controller import REFUSED_REASON, ReconcileOutcome
 from bigfleet.operator.pods.defaults import ClassPenalties, PenaltyDefaults
 from bigfleet.sim.kubernetes.faults import fail_times
+from bigfleet.sim.kubernetes.kinds import kind_key
 from tests.operator.pods.controller_world import ControllerWorld, controller_world, spec_of
 
 pytestmark = pytest.mark.virtual_time
@@ -52,9 +53,10 @@ async def test_a_request_is_written_by_the_field_manager_of_the_pod_controller()
     async with controller_world() as world:
         world.put_pod()
         await world.settle(5)
-        stored = world.server.raw(CAPACITY_REQUESTS, world.request.metadata.name, "shop")
+        record = world.server.store.get(kind_key(CAPACITY_REQUESTS), world.request.metadata.key)
 
-        assert "bigfleet-pod-controller" in {each["manager"] for each in stored["metadata"]["managedFields"]}
+        assert record is not None
+        assert ("bigfleet-pod-controller", True) in {(owner.name, owner.applies) for owner in record.owners}
 
 
 async def test_a_pod_has_its_request_also_while_it_runs() -> None:

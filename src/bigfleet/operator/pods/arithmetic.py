@@ -7,8 +7,8 @@ that limits are never read here (docs/spec/operator.md §11).
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from bigfleet.model.quantity import Family
-from bigfleet.model.vector import Vector, add, families, format_vector, maximum, parse_vector, vector_faults
+from bigfleet.model.quantity import Family, QuantityError, parse_quantity
+from bigfleet.model.vector import Vector, add, families, format_vector, maximum
 from bigfleet.operator.kubernetes.objects import Container, PodSpec, Quantity
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
 
@@ -41,7 +41,7 @@ def pod_requests(spec: PodSpec) -> tuple[dict[str, str], list[Inexpressible]]:
     if spec.resources is not None:
         total = {**total, **_pod_level(reader.read(spec.resources.requests, "spec.resources"))}
     total = add(total, reader.read(spec.overhead, "spec.overhead", field=""))
-    return format_vector(total, reader.families), reader.findings
+    return format_vector({name: milli for name, milli in total.items() if milli}, reader.families), reader.findings
 
 
 def _init_sequence(containers: Iterable[Container], reader: "_Reader") -> tuple[Vector, Vector]:
@@ -72,12 +72,18 @@ class _Reader:
         self.findings: list[Inexpressible] = []
 
     def read(self, requests: Mapping[str, Quantity] | None, place: str, field: str = ".requests") -> Vector:
-        """Return the vector; resources that are negative or no quantity are reported and left out."""
-        if not requests:
-            return {}
-        texts = {name: str(quantity) for name, quantity in requests.items()}
-        for fault in vector_faults(texts):
-            message = f"{place}{field}.{fault}; capacity is requested without this resource of it"
-            self.findings.append(Inexpressible(InexpressibleReason.UNSUPPORTED_RESOURCES, message))
+        """Return the amounts, zeros among them; what is negative or no quantity is reported and left out."""
+        texts = {name: str(quantity) for name, quantity in (requests or {}).items()}
+        amounts = {}
+        for name, text in sorted(texts.items()):
+            try:
+                amounts[name] = parse_quantity(text)
+                fault = f"{text!r} is negative" if amounts[name] < 0 else ""
+            except QuantityError as error:
+                fault = str(error)
+            if fault:
+                amounts.pop(name, None)
+                message = f"{place}{field}.{name}: {fault}; capacity is requested without this resource of it"
+                self.findings.append(Inexpressible(InexpressibleReason.UNSUPPORTED_RESOURCES, message))
         self.families = families(texts) | self.families
-        return parse_vector(texts)
+        return amounts

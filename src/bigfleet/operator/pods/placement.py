@@ -4,6 +4,7 @@ A CapacityRequest knows one co-location, one exclusion on a machine and spreads 
 (docs/spec/operator.md §11). What goes beyond that is reported.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,8 +24,9 @@ from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
 from bigfleet.operator.pods.requirements import HOSTNAME
 from bigfleet.operator.pods.selectors import canonical_selector, selector_json, selects, with_label_keys
 
-#: The schema of CapacityRequest allows no more.
+#: The schema of CapacityRequest allows no more of them.
 SPREADS_MAX: Final = 8
+GROUP_CHARACTERS_MAX: Final = 512
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _DO_NOT_SCHEDULE = "DoNotSchedule"
@@ -128,7 +130,7 @@ def _anti_affinity(pod: PodObject, affinity: PodAffinity | None, placed: Placeme
         elif not names_own:
             fault = "it names pods of other namespaces; capacity is requested without this term"
         else:
-            yield _Exclusion(canonical_selector(selector).text, 1, place, reason)
+            yield _Exclusion(_group_of(selector), 1, place, reason)
             if not _names_own_namespace_alone(term, namespace):
                 fault = "it names pods of other namespaces, too; only pods of this namespace exclude each other"
         if fault is not None:
@@ -160,7 +162,7 @@ def _spread(pod: PodObject, placed: Placement) -> Iterator[_Exclusion]:
             else:
                 strict.append(body)
         elif fault is None and selector is not None and skew <= LIMIT_MAX:
-            yield _Exclusion(canonical_selector(selector).text, skew, place, reason)
+            yield _Exclusion(_group_of(selector), skew, place, reason)
         if fault is not None:
             placed.findings.append(Inexpressible(reason, f"{place}: {fault}"))
     placed.spreads = [*strict, *loose[: SPREADS_MAX - len(strict)]]
@@ -177,6 +179,12 @@ def _spread_fault(spread: TopologySpreadConstraint, selects_itself: bool) -> str
     return None
 
 
+def _group_of(selector: LabelSelectorObject) -> str:
+    """Return the canonical text of a selector, or its hash where the text is too long for a group."""
+    text = canonical_selector(selector).text
+    return text if len(text) <= GROUP_CHARACTERS_MAX else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
 def _host_ports(spec: PodSpec) -> Iterator[_Exclusion]:
     """Yield the exclusion of pods that want the same ports of a host."""
     beside = [each for each in spec.init_containers or () if is_sidecar(each)]
@@ -188,6 +196,8 @@ def _host_ports(spec: PodSpec) -> Iterator[_Exclusion]:
     }
     if ports:
         group = "hostPort " + ",".join(f"{protocol}/{port}" for protocol, port in sorted(ports))
+        if len(group) > GROUP_CHARACTERS_MAX:
+            group = f"hostPort sha256:{hashlib.sha256(group.encode()).hexdigest()}"
         yield _Exclusion(group, 1, "spec.containers[].ports[].hostPort", InexpressibleReason.UNSUPPORTED_HOST_PORTS)
 
 

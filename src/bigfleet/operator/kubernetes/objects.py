@@ -136,11 +136,19 @@ class ResourceRequirements(_Struct):
     claims: list[dict[str, object]] | None = None
 
 
+class ContainerPort(_Struct):
+    """`ports[]` of a container: two pods that want one port of a host cannot share a node."""
+
+    host_port: int = 0
+    protocol: str = ""
+
+
 class Container(_Struct):
     """A container or an init container."""
 
     name: str = ""
     resources: ResourceRequirements = msgspec.field(default_factory=ResourceRequirements)
+    ports: list[ContainerPort] | None = None
     #: `Always` makes an init container a sidecar.
     restart_policy: str | None = None
 

@@ -22,6 +22,7 @@ from bigfleet.cli.get.command import app as get_app
 from bigfleet.cli.get.coordinator_command import add_to as add_coordinator_lists
 from bigfleet.cli.hail.command import WORDS, hail
 from bigfleet.cli.kernels.command import app as kernels_app
+from bigfleet.cli.operator.command import OperatorCommand, operator
 from bigfleet.cli.partition.command import app as partition_app
 from bigfleet.cli.plan.command import plan
 from bigfleet.cli.provider.command import app as provider_app
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command(cls=SwitchCommand)(up)
 app.command(cls=ShardCommand)(shard)
 app.command(cls=CoordinatorCommand)(coordinator)
+app.command(cls=OperatorCommand)(operator)
 app.command(cls=SwitchCommand)(plan)
 app.command(cls=SwitchCommand)(replay)
 app.command(cls=SwitchCommand)(conformance)

@@ -28,6 +28,8 @@ class OperatorOutbox:
         self._roll_up: RollUp | None = None
         self._filled = asyncio.Event()
         self.dropped_total = 0
+        #: Roll-ups that a newer one replaced before they were taken.
+        self.replaced_total = 0
 
     def put(self, frame: BootstrapResponse | ReclaimAck | DrainResult | NodeStatus | RollUp) -> bool:
         """Queue a frame; False when it was dropped because its queue is full. Newer frames replace older equals."""
@@ -46,6 +48,7 @@ class OperatorOutbox:
                 self._statuses.pop(frame.machine_id, None)
                 self._statuses[frame.machine_id] = frame
             case RollUp():
+                self.replaced_total += self._roll_up is not None
                 self._roll_up = frame
         self._filled.set()
         return True

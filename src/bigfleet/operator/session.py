@@ -80,6 +80,8 @@ class SessionClient:
         self._bootstraps_waiting = 0
         self._bootstrap_slots = asyncio.Semaphore(BOOTSTRAPS_AT_ONCE_MAX)
         self.replaced_total = 0
+        #: Bootstrap requests that were not answered because too many waited.
+        self.bootstraps_dropped_total = 0
 
     @property
     def is_connected(self) -> bool:
@@ -90,6 +92,16 @@ class SessionClient:
     def drains_running(self) -> int:
         """How many machines the cluster was asked to drain and that are not over."""
         return len(self._drains)
+
+    @property
+    def frames_dropped_total(self) -> int:
+        """How many frames were dropped because their queue was full."""
+        return self._outbox.dropped_total
+
+    @property
+    def rollups_replaced_total(self) -> int:
+        """How many roll-ups a newer one replaced before they were sent."""
+        return self._outbox.replaced_total
 
     def demand_changed(self) -> None:
         """Send a roll-up soon: at once, or when the least gap since the last one has passed."""
@@ -239,6 +251,7 @@ class SessionClient:
 
     def _take_bootstrap(self, request: BootstrapRequest, tasks: asyncio.TaskGroup) -> None:
         if self._bootstraps_waiting >= BOOTSTRAPS_WAITING_MAX:
+            self.bootstraps_dropped_total += 1
             log.warning(
                 "operator.bootstrap_dropped",
                 cluster=self._cluster,

@@ -60,6 +60,11 @@ class BootstrapService:
         self._clock = clock
         self._listener = listener or _NoListener()
 
+    @property
+    def reload_errors_total(self) -> int:
+        """How many versions of the template were not taken into use."""
+        return self._template.reload_errors_total
+
     async def answer(self, request: BootstrapRequest) -> BootstrapResponse:
         """Return what boots the machine, or an answer with an error."""
         started_seconds = self._clock.monotonic_seconds()
@@ -116,6 +121,9 @@ class BootstrapService:
 
 class StubBootstrapService:
     """Answers every request with a fixed comment (`--bootstrap-stub`), for tests and demonstrations."""
+
+    #: There is no template.
+    reload_errors_total: Final = 0
 
     async def answer(self, request: BootstrapRequest) -> BootstrapResponse:
         """Return user data that does nothing and lives 10 minutes."""

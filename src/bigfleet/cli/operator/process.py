@@ -1,0 +1,257 @@
+"""Runs one operator process: API server, views, election of a leader, session, HTTP, and a clean stop.
+
+docs/spec/operator.md §1. What can be wrong is looked for before anything is written: rights, template, credentials. A
+process that does not lead follows the cluster and waits; one that loses the Lease ends, for its Deployment to start
+again. Nothing here decides anything.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import string
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from bigfleet.cli.operator.place import OperatorPlace
+from bigfleet.cli.runtime import interpreter
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.system import SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
+from bigfleet.model.clock import Clock
+from bigfleet.operator.agent import AgentSettings, BootstrapAnswerer, KubernetesAgent
+from bigfleet.operator.bootstrap.renderer import SubprocessRenderer, TemplateFault
+from bigfleet.operator.bootstrap.service import BootstrapService, StubBootstrapService
+from bigfleet.operator.bootstrap.template import BootstrapTemplate
+from bigfleet.operator.bootstrap.tokens import NoTokens, SecretTokens, ServiceAccountTokens, TokenMinter
+from bigfleet.operator.cluster_views import ClusterViews
+from bigfleet.operator.kubernetes.access import missing_rights
+from bigfleet.operator.kubernetes.api import ApiError
+from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
+from bigfleet.operator.kubernetes.events import EventRecorder
+from bigfleet.operator.kubernetes.http import HttpKubernetesApi
+from bigfleet.operator.kubernetes.kubeconfig import KubeconfigError, load_endpoint
+from bigfleet.operator.kubernetes.lease import LeaderElector, LeadershipLost
+from bigfleet.operator.kubernetes.rights import operator_rights
+from bigfleet.operator.metrics import OperatorMetrics
+from bigfleet.operator.session import SessionSettings
+from bigfleet.rpc.clients.session import GrpcSessionDialer
+from bigfleet.rpc.security.tls import export_expiry
+
+#: Reading the cluster for the first time takes this long on no API server that works.
+SYNC_SECONDS_MAX: Final = 60.0
+_TOKEN_CHARACTERS: Final = string.ascii_lowercase + string.digits
+
+_log = structlog.get_logger("bigfleet.cli.operator.command")
+
+
+class _RandomCharacters:
+    """Draws characters of join tokens from the operating system."""
+
+    def draw(self, count: int) -> str:
+        """Return `count` lower-case letters and digits."""
+        return "".join(secrets.choice(_TOKEN_CHARACTERS) for _ in range(count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What stands before a process may lead."""
+
+    place: OperatorPlace
+    namespace: str
+    api: HttpKubernetesApi
+    views: ClusterViews
+    bootstrap: BootstrapAnswerer
+    metrics: OperatorMetrics
+    clock: Clock
+    instance: str
+
+
+async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = os.environ) -> int:
+    """Run the operator until a signal stops it; return the exit code.
+
+    Raises UsageFault for wrong credentials or templates, RunFault when it cannot start or go on.
+    """
+    clock = SystemClock()
+    interpreter.settle()
+    stop = stop_on_signals()
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    endpoint = _endpoint(place, clock, environment)
+    async with AsyncExitStack() as stack:
+        api = HttpKubernetesApi(endpoint, clock=clock, user_agent="bigfleet-operator", qps=place.qps, burst=place.burst)
+        await stack.enter_async_context(api)
+        metrics = OperatorMetrics(registry)
+        if place.tls is not None:
+            export_expiry(place.tls, registry, "bigfleet_operator")
+        namespace = place.namespace or endpoint.namespace
+        views = ClusterViews(api, clock=clock, rng=system_rng())
+        parts = _Parts(
+            place=place,
+            namespace=namespace,
+            api=api,
+            views=views,
+            bootstrap=await _bootstrap(place, api, metrics, clock, stack),
+            metrics=metrics,
+            clock=clock,
+            instance=socket.gethostname(),
+        )
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: _why_unready(views)))
+        await _run_until(stop, parts, endpoint)
+    return 0
+
+
+def _endpoint(place: OperatorPlace, clock: Clock, environment: Mapping[str, str]) -> ApiEndpoint:
+    try:
+        return load_endpoint(clock=clock, environment=environment, kubeconfig=place.kubeconfig)
+    except KubeconfigError as fault:
+        raise UsageFault(str(fault)) from fault
+
+
+async def _bootstrap(
+    place: OperatorPlace, api: HttpKubernetesApi, metrics: OperatorMetrics, clock: Clock, stack: AsyncExitStack
+) -> BootstrapAnswerer:
+    """Return what answers bootstrap requests, with a template that renders."""
+    if place.bootstrap_template is None:
+        return StubBootstrapService()
+    renderer = SubprocessRenderer()
+    stack.push_async_callback(renderer.close)
+    template = BootstrapTemplate(
+        place.bootstrap_template,
+        renderer=renderer,
+        cluster_id=place.cluster,
+        with_token=place.token_mode != "none",  # noqa: S105 - the name of a mode
+    )
+    try:
+        await template.load()
+    except TemplateFault as fault:
+        raise UsageFault(f"--bootstrap-template {fault}") from fault
+    return BootstrapService(
+        cluster_id=place.cluster,
+        template=template,
+        tokens=_tokens(place, api, clock),
+        ttl_seconds=place.bootstrap_ttl_seconds,
+        clock=clock,
+        listener=metrics,
+    )
+
+
+def _tokens(place: OperatorPlace, api: HttpKubernetesApi, clock: Clock) -> TokenMinter:
+    if place.service_account is not None:
+        namespace, name = place.service_account
+        try:
+            return ServiceAccountTokens(api, namespace=namespace, name=name, ttl_seconds=place.bootstrap_ttl_seconds)
+        except ValueError as fault:
+            raise UsageFault(f"--bootstrap-ttl: {fault}") from fault
+    if place.token_mode == "secret":  # noqa: S105 - the name of a mode
+        return SecretTokens(api, clock=clock, characters=_RandomCharacters(), ttl_seconds=place.bootstrap_ttl_seconds)
+    return NoTokens()
+
+
+def _why_unready(views: ClusterViews) -> str:
+    unsynced = views.unsynced()
+    return f"reading {', '.join(unsynced)}" if unsynced else ""
+
+
+async def _run_until(stop: asyncio.Event, parts: _Parts, endpoint: ApiEndpoint) -> None:
+    """Run until a signal; raises RunFault when the process cannot go on."""
+    running = asyncio.create_task(_run(parts, endpoint), name="operator")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    for task in (running, stopping):
+        task.cancel()
+    result, _stop = await asyncio.gather(running, stopping, return_exceptions=True)
+    if isinstance(result, RunFault):
+        raise result
+    if isinstance(result, Exception):
+        raise RunFault(f"the operator stopped by itself: {result}") from result
+
+
+async def _run(parts: _Parts, endpoint: ApiEndpoint) -> None:
+    await _check_rights(parts, endpoint)
+    following = asyncio.create_task(parts.views.run(), name="views")
+    leading = asyncio.create_task(_lead_when_elected(parts, endpoint), name="election")
+    try:
+        done, _pending = await asyncio.wait((following, leading), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        # The leader's work and the Lease end before the views that they read.
+        for task in (leading, following):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _check_rights(parts: _Parts, endpoint: ApiEndpoint) -> None:
+    place = parts.place
+    rights = operator_rights(
+        parts.namespace,
+        drain_force=place.drain_force,
+        token_secret=place.token_mode == "secret",  # noqa: S105 - the name of a mode
+        token_service_account=place.service_account,
+    )
+    try:
+        missing = await missing_rights(parts.api, rights)
+    except* ApiError as group:
+        error = group.exceptions[0]
+        raise RunFault(f"the API server {endpoint.server} ({endpoint.source}): {error}") from error
+    if missing:
+        raise RunFault(
+            f"the API server {endpoint.server} refuses what the operator needs; grant the rights of deploy/kubernetes:"
+            f" {'; '.join(missing)}"
+        )
+
+
+async def _lead_when_elected(parts: _Parts, endpoint: ApiEndpoint) -> None:
+    try:
+        async with asyncio.timeout(SYNC_SECONDS_MAX):
+            await parts.views.wait_synced()
+    except TimeoutError:
+        raise RunFault(
+            f"the API server {endpoint.server} was not read completely within {SYNC_SECONDS_MAX:g} s:"
+            f" {', '.join(parts.views.unsynced())}"
+        ) from None
+    elector = LeaderElector(
+        parts.api,
+        namespace=parts.namespace,
+        name=parts.place.lease_name,
+        host=parts.instance,
+        ids=SystemIds(),
+        clock=parts.clock,
+        rng=system_rng(),
+    )
+    _log.info("operator.ready", cluster=parts.place.cluster, shard=parts.place.shard_address, server=endpoint.server)
+    try:
+        await elector.run(lambda: _lead(parts))
+    except LeadershipLost as lost:
+        raise RunFault(f"another operator of this cluster may lead now: {lost}") from lost
+    finally:
+        parts.metrics.leader.set(0)
+
+
+async def _lead(parts: _Parts) -> None:
+    place = parts.place
+    parts.metrics.leader.set(1)
+    agent = KubernetesAgent(
+        cluster=place.cluster,
+        api=parts.api,
+        views=parts.views,
+        bootstrap=parts.bootstrap,
+        events=EventRecorder(parts.api, component="bigfleet-operator", instance=parts.instance, clock=parts.clock),
+        dialer=GrpcSessionDialer(place.shard_address, place.tls),
+        metrics=parts.metrics,
+        clock=parts.clock,
+        rng=system_rng(),
+        settings=AgentSettings(
+            session=SessionSettings(rollup_interval_seconds=place.rollup_interval_seconds),
+            status_workers=place.status_workers,
+            handler_workers=place.handler_workers,
+            drain_force=place.drain_force,
+        ),
+    )
+    await agent.run()

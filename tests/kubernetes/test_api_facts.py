@@ -42,9 +42,9 @@ async def world(cluster: ClusterUnderTest, namespace: str, definitions: list[str
 
         async def restricted(rules: Sequence[RoleRule]) -> KubernetesApi:
             name = f"limited-{uuid.uuid4().hex[:8]}"
-            account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+            account: dict[str, Json] = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
             await cluster.api.create(SERVICE_ACCOUNTS, account, namespace=namespace)
-            written = [{key: list(values) for key, values in rule.items()} for rule in rules]
+            written: list[dict[str, Json]] = [{key: list(values) for key, values in rule.items()} for rule in rules]
             await cluster.api.create(ROLES, role(name, written), namespace=namespace)
             binding = role_binding(name, role_name=name, account=name, namespace=namespace)
             await cluster.api.create(ROLE_BINDINGS, binding, namespace=namespace)

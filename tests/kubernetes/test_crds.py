@@ -38,26 +38,46 @@ def raw(kind: str) -> Resource[dict[str, Any]]:
     )
 
 
-async def last_step(cluster: ClusterUnderTest, case: DefinitionCase, name: str, namespace: str) -> dict[str, Any]:
-    """Take the steps of a case and return what is stored; raises AssertionError if one before the last is refused."""
-    resource = raw(case.kind)
-    place = namespace if resource.namespaced else ""
-    body: dict[str, Any] = {"apiVersion": resource.api_version, "kind": case.kind, "metadata": {"name": name}}
-    if case.spec is not None:
-        body["spec"] = case.spec
-    try:
-        stored = await cluster.api.create(resource, body, namespace=place)
-        for number, status in enumerate(case.statuses, 1):
-            written = {**body, "metadata": stored["metadata"], "status": status}
-            try:
-                stored = await cluster.api.replace(resource.status, name, written, namespace=place)
-            except ApiError as error:
-                assert number == len(case.statuses), error
-                raise
-    except ApiError as error:
-        assert not case.statuses or case.spec is not None, error
-        raise
-    return stored
+class _Steps:
+    """The steps of a case on a server."""
+
+    def __init__(self, cluster: ClusterUnderTest, case: DefinitionCase, namespace: str) -> None:
+        self._api = cluster.api
+        self._resource = raw(case.kind)
+        self._namespace = namespace if self._resource.namespaced else ""
+        self.name = f"case-{namespace}"
+        self._case = case
+        self._stored: dict[str, Any] = {}
+
+    async def create(self) -> dict[str, Any]:
+        """Create the object with its spec."""
+        resource = self._resource
+        body: dict[str, Any] = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {"name": self.name},
+        }
+        if self._case.spec is not None:
+            body["spec"] = self._case.spec
+        self._stored = await self._api.create(resource, body, namespace=self._namespace)
+        return self._stored
+
+    async def give(self, status: dict[str, Any]) -> dict[str, Any]:
+        """Give the object a status."""
+        body = {**self._stored, "status": status}
+        self._stored = await self._api.replace(self._resource.status, self.name, body, namespace=self._namespace)
+        return self._stored
+
+    async def last(self) -> dict[str, Any]:
+        """Take the last step, and return what is stored; `before_the_last` must have been taken."""
+        return await (self.give(self._case.statuses[-1]) if self._case.statuses else self.create())
+
+    async def before_the_last(self) -> None:
+        """Take all steps but the last."""
+        if self._case.statuses:
+            await self.create()
+        for status in self._case.statuses[:-1]:
+            await self.give(status)
 
 
 @pytest.mark.parametrize("case", PARAMETERS)
@@ -65,21 +85,21 @@ async def test_the_server_accepts_and_refuses(
     cluster: ClusterUnderTest, namespace: str, definitions: list[str], case: DefinitionCase
 ) -> None:
     """What the case says; a refusal is 422 and names the field."""
-    name = f"case-{namespace}"
+    steps = _Steps(cluster, case, namespace)
     resource = RESOURCES[case.kind]
     try:
+        await steps.before_the_last()
         if case.refused:
             with pytest.raises(ApiError) as caught:
-                await last_step(cluster, case, name, namespace)
+                await steps.last()
             assert caught.value.status == 422
             for text in case.refused:
                 assert text in str(caught.value)
         else:
-            stored = await last_step(cluster, case, name, namespace)
-            assert contains(stored, case.stored)
+            assert contains(await steps.last(), case.stored)
     finally:
-        if not resource.namespaced and await cluster.read(resource, name) is not None:
-            await cluster.api.delete(resource, name)
+        if not resource.namespaced and await cluster.read(resource, steps.name) is not None:
+            await cluster.api.delete(resource, steps.name)
 
 
 async def test_the_server_takes_the_definitions_as_they_are_written(

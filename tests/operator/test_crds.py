@@ -3,11 +3,13 @@
 The rules in CEL are judged by `test_crd_rules.py`, and all cases by a real API server in tests/kubernetes.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
@@ -261,3 +263,53 @@ def test_the_schema_accepts_and_refuses(case: DefinitionCase) -> None:
         assert contains(stored, case.stored)
     for text in () if is_about_a_rule(case) else case.refused:
         assert any(text in fault for fault in found), found
+
+
+# ---- the page ----------------------------------------------------------------------------------------------------
+
+PAGE = (FOLDER.parents[1] / "docs" / "custom-resources.md").read_text(encoding="utf-8")
+EXAMPLES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+
+
+def test_the_page_has_an_example_of_each_kind() -> None:
+    """And one CapacityRequest with every field."""
+    assert {each["kind"] for each in EXAMPLES} == set(DEFINITIONS)
+    fields = set(schema_of(DEFINITIONS["CapacityRequest"])["properties"]["spec"]["properties"])
+    assert any(set(each["spec"]) == fields for each in EXAMPLES if each["kind"] == "CapacityRequest")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["metadata"]["name"])
+def test_an_example_of_the_page_is_accepted(example: dict[str, Any]) -> None:
+    """It has no field that would be pruned."""
+    statuses = [example["status"]] if "status" in example else []
+    found, stored = step_faults(DEFINITIONS[example["kind"]], example["spec"], statuses)
+    known = {path for path, _ in schemas(schema_of(DEFINITIONS[example["kind"]]), "")}
+
+    assert found == []
+    assert contains(stored, {"spec": example["spec"]})
+    assert (example["apiVersion"], paths_of({"spec": example["spec"], "status": stored.get("status", {})}) - known) == (
+        "bigfleet.lucy.sh/v1alpha1",
+        set(),
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(DEFINITIONS))
+def test_the_page_names_every_field(kind: str) -> None:
+    """Of spec and status, in the section of the kind."""
+    section = PAGE.split(f"\n## {kind}\n")[1].split("\n## ")[0]
+    properties = schema_of(DEFINITIONS[kind])["properties"]
+
+    for part in ("spec", "status"):
+        missing = [name for name in properties[part]["properties"] if f"`{part}.{name}`" not in section]
+        assert missing == []
+
+
+def paths_of(value: Any, path: str = "") -> set[str]:
+    """Return the paths of a value as `schemas` writes them, the keys of maps left out."""
+    if isinstance(value, list):
+        return {f"{path}[]"}.union(*(paths_of(each, f"{path}[]") for each in value))
+    if not isinstance(value, dict):
+        return {path}
+    if path.rpartition(".")[2] in ("resources", "labels", "matchLabels"):
+        return {path, f"{path}[]"}
+    return {path}.union(*(paths_of(each, f"{path}.{name}".lstrip(".")) for name, each in value.items()))

@@ -207,6 +207,31 @@ async def test_a_machine_that_is_removed_before_it_joined_never_joins() -> None:
         assert cluster.node() is None
 
 
+async def test_a_machine_that_is_removed_while_it_registers_leaves_nothing() -> None:
+    async with world() as cluster:
+        cluster.server.faults.latency_seconds = 5.0
+        cluster.kubelet.add_node(machine())
+        await cluster.after(2.0)
+        await cluster.kubelet.remove_node("n")
+        await cluster.after(60.0)
+
+        assert (cluster.node(), cluster.renewed_at()) == (None, None)
+
+
+async def test_a_machine_that_is_removed_while_the_api_server_is_down_leaves_nothing() -> None:
+    async with world() as cluster:
+        cluster.server.go_down()
+        cluster.kubelet.add_node(machine())
+        await cluster.after(10.0)
+        removing = asyncio.create_task(cluster.kubelet.remove_node("n"))
+        await cluster.after(10.0)
+        cluster.server.come_up()
+        await removing
+        await cluster.after(60.0)
+
+        assert (cluster.node(), cluster.renewed_at()) == (None, None)
+
+
 async def test_readiness_can_be_lost_and_regained() -> None:
     async with world(machine()) as cluster:
         await cluster.kubelet.set_ready("n", ready=False)

@@ -166,7 +166,8 @@ def _bucket(field: str, quantity: Quantity | None) -> int:
 def _co_location(given: CapacityCoLocation | None, namespace: str) -> CoLocation | None:
     if given is None:
         return None
-    _check_text("coLocation.topologyKey", given.topology_key)
+    if not _LABEL_KEY.fullmatch(given.topology_key):
+        _refuse("coLocation.topologyKey", f"{given.topology_key[:80]!r} is no label key")
     selector = None if given.label_selector is None else _selector(given.label_selector)
     return CoLocation(topology_key=given.topology_key, namespace=namespace, selector=selector)
 

@@ -1,0 +1,423 @@
+"""How demand follows CapacityRequests, and what a roll-up says."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from bigfleet.model.ids import ClusterId
+from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.shapes import DemandShape, Overhead
+from bigfleet.operator.demand import demand
+from bigfleet.operator.demand.capacity_requests import capacity_request
+from bigfleet.operator.demand.demand import DemandView
+from bigfleet.operator.demand.entries import DemandEntry, ObjectKey
+from bigfleet.operator.kubernetes.objects import CapacityRequestObject, OwnerReference
+from bigfleet.operator.requests import UnmappableReason, UnmappableRequest
+from bigfleet.operator.rollup import recount
+from tests.operator.demand.objects import HandClock, HandView, request
+
+CLUSTER = ClusterId("c")
+
+
+class Waiting:
+    """Says whose pods wait."""
+
+    def __init__(self) -> None:
+        self.keys: set[ObjectKey] = set()
+
+    def waiting_requests(self) -> Iterable[ObjectKey]:
+        return self.keys
+
+
+class Overheads:
+    """Says what DaemonSets take."""
+
+    is_synced = True
+
+    def overheads(self) -> tuple[Overhead, ...]:
+        return (Overhead((), {"cpu": 100}),)
+
+
+class Heard:
+    """A DemandListener that remembers."""
+
+    def __init__(self) -> None:
+        self.changed: list[str] = []
+        self.removed: list[str] = []
+        self.reported: list[tuple[int, list[str]]] = []
+
+    def request_changed(self, entry: DemandEntry, former: DemandEntry | None) -> None:
+        self.changed.append(entry.key[1])
+
+    def request_removed(self, entry: DemandEntry) -> None:
+        self.removed.append(entry.key[1])
+
+    def rolled_up(self, stamp_nanos: int, entries: list[DemandEntry]) -> None:
+        self.reported.append((stamp_nanos, [entry.key[1] for entry in entries]))
+
+
+class Cluster:
+    """A demand view over requests that a test changes."""
+
+    def __init__(self, **given: Any) -> None:
+        self.clock = HandClock()
+        self.objects: HandView[CapacityRequestObject] = HandView()
+        self.waiting = Waiting()
+        self.heard = Heard()
+        self.changes = 0
+        self.view = DemandView(
+            cluster=CLUSTER,
+            requests=self.objects,
+            clock=self.clock,
+            waiting=self.waiting,
+            on_demand_changed=self.count_change,
+            **given,
+        )
+        self.view.add_listener(self.heard)
+        self.objects.listeners.append(self.view)
+
+    def count_change(self) -> None:
+        self.changes += 1
+
+    def aggregates(self) -> list[dict[str, int]]:
+        roll_up = self.view.roll_up()
+        assert roll_up is not None
+        return [dict(need.aggregate) for need in roll_up.needs]
+
+
+def test_a_roll_up_sums_the_requests_that_exist() -> None:
+    cluster = Cluster(overheads=Overheads())
+    cluster.objects.put(request("a", resources={"cpu": "500m"}))
+    cluster.objects.put(request("b", resources={"cpu": "2"}))
+    cluster.objects.remove(cluster.objects.put(request("c")))
+
+    roll_up = cluster.view.roll_up()
+
+    assert roll_up is not None
+    assert roll_up.cluster_id == CLUSTER
+    assert [need.shapes for need in roll_up.needs] == [(DemandShape({"cpu": 2000}, 1), DemandShape({"cpu": 500}, 1))]
+    assert roll_up.overheads == (Overhead((), {"cpu": 100}),)
+
+
+def test_an_empty_cluster_that_was_read_says_that_it_is_empty() -> None:
+    roll_up = Cluster().view.roll_up()
+
+    assert roll_up is not None
+    assert roll_up.needs == ()
+
+
+def test_nothing_is_said_before_the_requests_have_been_read() -> None:
+    cluster = Cluster()
+    cluster.objects.is_synced = False
+
+    assert cluster.view.roll_up() is None
+    assert cluster.view.skipped_unsynced_total == 1
+
+
+def test_nothing_is_said_before_the_daemon_sets_have_been_read() -> None:
+    class Unread(Overheads):
+        is_synced = False
+
+    assert Cluster(overheads=Unread()).view.roll_up() is None
+
+
+def test_nothing_is_said_while_the_watch_has_been_failing_for_more_than_a_minute() -> None:
+    cluster = Cluster()
+    cluster.objects.failing = 60.0
+    assert cluster.view.roll_up() is not None
+
+    cluster.objects.failing = 60.1
+    assert cluster.view.roll_up() is None
+
+    cluster.objects.failing = 0.0
+    assert cluster.view.roll_up() is not None
+
+
+def test_timestamps_rise_even_when_the_clock_goes_back() -> None:
+    cluster = Cluster()
+    stamps = []
+    for seconds in (1000.0, 1000.0, 10.0, 2000.0):
+        cluster.clock.seconds = seconds
+        roll_up = cluster.view.roll_up()
+        assert roll_up is not None
+        stamps.append(roll_up.timestamp_unix_nanos)
+
+    assert stamps == sorted(set(stamps))
+
+
+def test_a_request_that_is_being_deleted_is_not_counted() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    cluster.objects.put(request("b", deleting=True))
+    cluster.objects.put(request("a", deleting=True))
+
+    assert cluster.aggregates() == []
+    assert (len(cluster.view), cluster.heard.removed) == (0, ["a"])
+
+
+def test_a_request_that_cannot_be_mapped_is_left_out_and_the_others_are_counted() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("good"))
+    cluster.objects.put(request("bad", resources={"cpu": "much"}))
+
+    assert cluster.aggregates() == [{"cpu": 1000}]
+    entry = cluster.view.get(("ns", "bad"))
+    assert entry is not None
+    assert entry.fault is not None
+    assert (entry.fault.reason, cluster.view.invalid_count) == (UnmappableReason.INVALID_QUANTITY, 1)
+    assert "much" in entry.fault.message
+
+
+def test_a_request_that_becomes_wrong_is_counted_no_longer_until_it_is_right_again() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    cluster.objects.put(request("a", generation=2, resources={"cpu": "-1"}))
+    assert cluster.aggregates() == []
+
+    cluster.objects.put(request("a", generation=3, resources={"cpu": "3"}))
+    assert cluster.aggregates() == [{"cpu": 3000}]
+    assert cluster.view.invalid_count == 0
+
+
+def test_demand_has_changed_only_when_a_row_has() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    cluster.objects.put(request("a", status={"phase": "Acknowledged"}))
+    cluster.objects.put(request("a", generation=2, resources={"cpu": "1000m"}))
+    cluster.objects.put(request("bad", resources={"cpu": "x"}))
+
+    assert cluster.changes == 1
+
+
+def test_a_generation_is_first_reported_by_the_roll_up_that_follows_it() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    cluster.objects.put(request("bad", resources={"cpu": "x"}))
+    cluster.view.roll_up()
+    cluster.objects.put(request("b"))
+    cluster.view.roll_up()
+    cluster.view.roll_up()
+    cluster.objects.put(request("a", generation=2))
+    cluster.view.roll_up()
+
+    assert [names for _stamp, names in cluster.heard.reported] == [["a"], ["b"], [], ["a"]]
+    entry = cluster.view.get(("ns", "a"))
+    assert entry is not None
+    assert entry.first_stamp_nanos == cluster.heard.reported[3][0]
+
+
+def test_a_request_that_is_made_again_under_its_name_is_another_one() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a", uid="one"))
+    cluster.view.roll_up()
+    first = cluster.view.get(("ns", "a"))
+    cluster.view.put(request("a", uid="two"), None)
+    cluster.objects.objects["ns", "a"] = request("a", uid="two")
+    second = cluster.view.get(("ns", "a"))
+
+    assert first is not None
+    assert second is not None
+    assert (first.first_stamp_nanos > 0, second.first_stamp_nanos, second.uid) == (True, 0, "two")
+    assert cluster.aggregates() == [{"cpu": 1000}]
+
+
+def test_waiting_pods_are_shapes_of_their_own_and_no_part_of_the_demand() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    cluster.objects.put(request("b"))
+    cluster.objects.put(request("c", exclusion={"group": "g"}))
+    cluster.waiting.keys = {("ns", "a"), ("ns", "c")}
+
+    roll_up = cluster.view.roll_up()
+
+    assert roll_up is not None
+    (need,) = roll_up.needs
+    assert need.waiting == (DemandShape({"cpu": 1000}, 1), DemandShape({"cpu": 1000}, 1, 1))
+    assert (need.aggregate, sum(shape.count for shape in need.shapes)) == ({"cpu": 3000}, 3)
+
+
+def test_a_waiting_request_that_changes_waits_with_its_new_shape() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    cluster.waiting.keys = {("ns", "a")}
+    cluster.view.roll_up()
+    cluster.objects.put(request("a", generation=2, resources={"cpu": "2"}))
+
+    roll_up = cluster.view.roll_up()
+
+    assert roll_up is not None
+    assert roll_up.needs[0].waiting == (DemandShape({"cpu": 2000}, 1),)
+
+
+def test_a_row_that_does_not_change_is_not_built_again() -> None:
+    """So a roll-up costs the rows that changed, however many requests there are."""
+    cluster = Cluster()
+    for number in range(50):
+        cluster.objects.put(request(f"a{number}"))
+        cluster.objects.put(request(f"b{number}", priority=1))
+    first = cluster.view.roll_up()
+    cluster.objects.put(request("another", priority=1))
+    second = cluster.view.roll_up()
+
+    assert first is not None
+    assert second is not None
+    assert second.needs[1] is first.needs[1]
+    assert second.needs[0] is not first.needs[0]
+
+
+def test_a_pod_is_found_by_label_and_by_owner_reference() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a", pod_uid="p1"))
+    owned = request("b")
+    owned.metadata.owner_references = [OwnerReference(api_version="v1", kind="Pod", name="pod", uid="p2")]
+    cluster.objects.put(owned)
+
+    assert [entry.key[1] for uid in ("p1", "p2") if (entry := cluster.view.entry_of_pod(uid))] == ["a", "b"]
+    cluster.objects.remove(owned)
+    assert cluster.view.entry_of_pod("p2") is None
+
+
+# ---- one object never harms another --------------------------------------------------------------------------------
+
+
+def test_requests_whose_row_would_name_too_many_resources_are_left_out_alone() -> None:
+    """The shard refuses a roll-up with such a row, and with it the demand of the whole cluster."""
+    cluster = Cluster()
+    cluster.objects.put(request("a", resources={f"x{number}": 1 for number in range(20)}))
+    cluster.objects.put(request("b", resources={f"y{number}": 1 for number in range(20)}))
+    cluster.objects.put(request("c"))
+
+    (row,) = cluster.aggregates()
+    entry = cluster.view.get(("ns", "b"))
+    assert len(row) == 21
+    assert entry is not None
+    assert entry.fault is not None
+    assert "at most 32 are allowed" in entry.fault.message
+
+    cluster.objects.remove(request("a"))
+    cluster.view.session_opened()
+    assert cluster.aggregates() == [{"cpu": 1000} | {f"y{number}": 1000 for number in range(20)}]
+    assert cluster.view.recount_mismatches_total == 0
+
+
+def test_more_rows_than_the_shard_takes_are_sent_and_alarmed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand, "ROWS_MAX", 2)
+    cluster = Cluster()
+    for priority in range(3):
+        cluster.objects.put(request(f"a{priority}", priority=priority))
+
+    with capture_logs() as logs:
+        assert len(cluster.aggregates()) == 3
+        assert len(cluster.aggregates()) == 3
+
+    assert [entry["event"] for entry in logs] == ["rollup.too_many_rows"]
+
+
+# ---- recounts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_recount_is_made_when_a_session_opens_and_every_ten_minutes() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    counts = []
+    for seconds, opens in ((0, True), (10, False), (20, True), (610, False), (621, False)):
+        cluster.clock.seconds = 1000.0 + seconds
+        if opens:
+            cluster.view.session_opened()
+        cluster.view.roll_up()
+        counts.append(cluster.view.recounts_total)
+
+    assert counts == [1, 1, 2, 2, 3]
+    assert cluster.view.recount_mismatches_total == 0
+
+
+def test_a_recount_that_differs_wins() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    cluster.view.roll_up()
+    # Changes that the view never heard of.
+    missed, gone = request("b", resources={"cpu": "4"}), cluster.objects.get("a", "ns")
+    assert gone is not None
+    cluster.objects.objects = {missed.metadata.key: missed}
+
+    cluster.view.session_opened()
+
+    assert cluster.aggregates() == [{"cpu": 4000}]
+    assert cluster.view.recount_mismatches_total == 1
+    assert cluster.heard.removed == ["a"]
+
+
+_SPECS = st.fixed_dictionaries(
+    {
+        "resources": st.dictionaries(
+            st.sampled_from(["cpu", "memory"]), st.sampled_from(["1", "500m", "2", "x"]), min_size=1
+        ),
+        "priority": st.integers(0, 1),
+    },
+    optional={"coLocation": st.just({"topologyKey": "rack"}), "exclusion": st.just({"group": "g"})},
+)
+_NAMES = st.sampled_from("abcde")
+_EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), _NAMES, _SPECS),
+        st.tuples(st.just("delete"), _NAMES, st.none()),
+        st.tuples(st.just("deleting"), _NAMES, st.none()),
+        st.tuples(st.just("again"), _NAMES, _SPECS),
+        st.tuples(st.just("waits"), _NAMES, st.booleans()),
+        st.tuples(st.just("report"), st.just(""), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@given(_EVENTS)
+def test_running_sums_equal_a_recount_after_any_events(events: list[tuple[str, str, Any]]) -> None:
+    """And waiting pods are never more than the pods of their row."""
+    cluster = Cluster()
+    for generation, (kind, name, given_) in enumerate(events, 1):
+        known = cluster.objects.get(name, "ns")
+        if kind == "put":
+            cluster.objects.put(request(name, generation=generation, **given_))
+        elif kind == "again":
+            cluster.objects.put(request(name, uid=f"uid-{generation}", generation=1, **given_))
+        elif kind == "delete" and known is not None:
+            cluster.objects.remove(known)
+        elif kind == "deleting" and known is not None:
+            cluster.objects.put(request(name, uid=known.metadata.uid, generation=generation, deleting=True))
+        elif kind == "waits":
+            cluster.waiting.keys ^= {("ns", name)}
+
+        roll_up = cluster.view.roll_up()
+        assert roll_up is not None
+        assert [replace(need, waiting=()) for need in roll_up.needs] == list(recount(CLUSTER, counted(cluster)))
+        assert cluster.view.recount()
+        for need in roll_up.needs:
+            assert sum(shape.count for shape in need.waiting) <= sum(shape.count for shape in need.shapes)
+
+
+def counted(cluster: Cluster) -> Iterable[Any]:
+    for stored in cluster.objects:
+        if stored.metadata.deletion_timestamp is None:
+            try:
+                mapped = capacity_request(stored)
+                recount(CLUSTER, [mapped])
+            except UnmappableRequest:
+                continue
+            yield mapped
+
+
+def test_equal_specs_in_two_namespaces_are_not_mixed_up() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a", namespace="one", coLocation={"topologyKey": "rack"}))
+    cluster.objects.put(request("a", namespace="two", coLocation={"topologyKey": "rack"}))
+
+    roll_up = cluster.view.roll_up()
+
+    assert roll_up is not None
+    assert [need.group for need in roll_up.needs] == ["rack\0one\0", "rack\0two\0"]
+    assert roll_up.needs[0].profile.requirements == (Requirement("rack", Operator.SAME),)

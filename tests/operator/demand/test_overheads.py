@@ -1,0 +1,167 @@
+"""What DaemonSets take of machines, and that it is never less than what they request."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
+from bigfleet.model.vector import covers
+from bigfleet.operator.demand.overheads import NodeOverheads, fewer_overheads, in_common, overhead_of
+from bigfleet.operator.kubernetes.objects import DaemonSet
+from tests.operator.demand.objects import HandView, daemon_set
+
+
+def affinity(*terms: list[tuple[str, str, list[str]]], fields: bool = False) -> dict[str, Any]:
+    key = "matchFields" if fields else "matchExpressions"
+    written = [{key: [{"key": k, "operator": o, "values": v} for k, o, v in term]} for term in terms]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": written}}}
+
+
+def view_of(*daemon_sets: DaemonSet) -> NodeOverheads:
+    objects: HandView[DaemonSet] = HandView()
+    overheads = NodeOverheads(objects)
+    objects.listeners.append(overheads)
+    for each in daemon_sets:
+        objects.put(each)
+    return overheads
+
+
+def test_a_daemon_takes_its_request_and_one_pod_of_every_node() -> None:
+    assert view_of(daemon_set()).overheads() == (Overhead((), {"cpu": 100, "pods": 1000}),)
+
+
+def test_daemons_of_equal_requirements_add_up() -> None:
+    found = view_of(daemon_set("a"), daemon_set("b", cpu="200m"), daemon_set("c", nodeSelector={"gpu": "yes"}))
+
+    assert found.overheads() == (
+        Overhead((), {"cpu": 300, "pods": 2000}),
+        Overhead((Requirement("gpu", Operator.IN, ("yes",)),), {"cpu": 100, "pods": 1000}),
+    )
+
+
+def test_overheads_follow_the_daemon_sets() -> None:
+    overheads = view_of(daemon_set("a"))
+    first = overheads.overheads()
+    overheads.put(daemon_set("a"), None)
+    assert overheads.overheads() is first
+
+    overheads.put(daemon_set("a", cpu="1"), daemon_set("a"))
+    assert overheads.overheads() == (Overhead((), {"cpu": 1000, "pods": 1000}),)
+    overheads.remove(daemon_set("a"))
+    assert overheads.overheads() == ()
+
+
+def test_a_daemon_set_that_cannot_be_read_is_left_out_alone() -> None:
+    overheads = view_of(daemon_set("bad", cpu="much"), daemon_set("good"))
+
+    assert overheads.overheads() == (Overhead((), {"cpu": 100, "pods": 1000}),)
+
+
+def _requirements(**spec: Any) -> tuple[Requirement, ...] | None:
+    overhead = overhead_of(daemon_set(**spec))
+    return overhead.requirements if overhead is not None else None
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (
+            {"nodeSelector": {"a": "1"}, "affinity": affinity([("b", "Exists", [])])},
+            [Requirement("a", Operator.IN, ("1",)), Requirement("b", Operator.EXISTS)],
+        ),
+        # Alternatives: what they have in common.
+        (
+            {"affinity": affinity([("a", "In", ["1"]), ("b", "Exists", [])], [("a", "In", ["2"])])},
+            [Requirement("a", Operator.IN, ("1", "2"))],
+        ),
+        ({"affinity": affinity([("a", "In", ["1"])], [("b", "In", ["1"])])}, []),
+        # Machines cannot be asked for more than a number; every machine will have a host name.
+        ({"affinity": affinity([("cores", "Gt", ["8"]), ("a", "Exists", [])])}, [Requirement("a", Operator.EXISTS)]),
+        ({"affinity": affinity([("kubernetes.io/hostname", "NotIn", ["x"])])}, []),
+        # Machines rarely say their system.
+        (
+            {"nodeSelector": {"kubernetes.io/os": "linux"}},
+            [Requirement("kubernetes.io/os", Operator.NOT_IN, ("windows",))],
+        ),
+        (
+            {"nodeSelector": {"kubernetes.io/os": "windows"}},
+            [Requirement("kubernetes.io/os", Operator.IN, ("windows",))],
+        ),
+        (
+            {"nodeSelector": {"beta.kubernetes.io/arch": "arm64"}},
+            [Requirement("kubernetes.io/arch", Operator.IN, ("arm64",))],
+        ),
+    ],
+)
+def test_selectors_become_requirements(spec: dict[str, Any], expected: list[Requirement]) -> None:
+    assert _requirements(**spec) == tuple(expected)
+
+
+@pytest.mark.parametrize("terms", [affinity([("metadata.name", "In", ["n"])], fields=True), affinity(), affinity([])])
+def test_a_daemon_set_of_named_nodes_or_of_none_is_no_overhead(terms: dict[str, Any]) -> None:
+    assert _requirements(affinity=terms) is None
+
+
+_REQUIREMENTS = st.builds(
+    Requirement,
+    st.sampled_from("ab"),
+    st.sampled_from([Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST]),
+    st.lists(st.sampled_from("xyz"), min_size=1, max_size=2).map(tuple),
+)
+_TERMS = st.frozensets(_REQUIREMENTS, max_size=3)
+_MACHINES = st.dictionaries(st.sampled_from("ab"), st.sampled_from("xyz"))
+
+
+@given(st.lists(_TERMS, min_size=1, max_size=3), _MACHINES)
+def test_what_alternatives_have_in_common_holds_where_one_of_them_does(
+    terms: list[frozenset[Requirement]], machine: dict[str, str]
+) -> None:
+    def holds(term: frozenset[Requirement]) -> bool:
+        return all(requirement.holds(machine.get(requirement.key)) for requirement in term)
+
+    if any(holds(term) for term in terms):
+        assert holds(in_common(terms))
+
+
+_OVERHEADS = st.lists(
+    st.builds(
+        lambda requirements, cpu, memory: Overhead(tuple(requirements), {"cpu": cpu, "memory": memory}),
+        _TERMS,
+        st.integers(1, 5),
+        st.integers(1, 5),
+    ),
+    max_size=12,
+)
+
+
+@given(_OVERHEADS, st.integers(1, 4), _MACHINES)
+def test_fewer_overheads_take_no_less_of_any_machine(
+    overheads: list[Overhead], overheads_max: int, machine: dict[str, str]
+) -> None:
+    exact = canonical_overheads(overheads)
+
+    fewer = fewer_overheads(exact, overheads_max)
+
+    assert len(fewer) <= overheads_max
+    assert fewer == canonical_overheads(fewer)
+    assert covers(_taken(fewer, machine), _taken(exact, machine))
+
+
+def _taken(overheads: tuple[Overhead, ...], machine: dict[str, str]) -> dict[str, int]:
+    taken = {"cpu": 0, "memory": 0}
+    for overhead in overheads:
+        if overhead.applies(machine.get):
+            for name, milli in overhead.resources.items():
+                taken[name] += milli
+    return taken
+
+
+def test_up_to_the_bound_overheads_stay_as_they_are() -> None:
+    overheads = canonical_overheads(
+        Overhead((Requirement("pool", Operator.IN, (str(number),)),), {"cpu": 100}) for number in range(OVERHEADS_MAX)
+    )
+
+    assert fewer_overheads(overheads) == overheads

@@ -1,0 +1,386 @@
+"""Which pods are asked for once more, and which no longer."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigfleet.model.frames import UnmetReason
+from bigfleet.model.ids import ClusterId
+from bigfleet.operator.demand.demand import DemandView
+from bigfleet.operator.demand.entries import ObjectKey
+from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
+from bigfleet.operator.demand.waiting import PodWait, UnschedulablePods
+from bigfleet.operator.kubernetes.objects import CapacityRequestObject, PodObject
+from tests.operator.demand.objects import NO_CPU, HandClock, HandView, need_status, pod, request
+
+
+class Nodes:
+    """Says since when a node could have taken any pod."""
+
+    def __init__(self) -> None:
+        self.ready_seconds: float | None = None
+
+    def served_since(self, pod: PodObject, asked_seconds: float) -> float | None:
+        ready = self.ready_seconds
+        return ready if ready is not None and ready >= asked_seconds else None
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.keys: list[ObjectKey] = []
+
+    def waiting_changed(self, key: ObjectKey) -> None:
+        self.keys.append(key)
+
+
+class Cluster:
+    """Requests and pods of a cluster, each pod with its request."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.requests: HandView[CapacityRequestObject] = HandView()
+        self.pods: HandView[PodObject] = HandView()
+        self.nodes = Nodes()
+        self.heard = Heard()
+        self.demand = DemandView(cluster=ClusterId("c"), requests=self.requests, clock=self.clock)
+        self.requests.listeners.append(self.demand)
+        self.waiting = UnschedulablePods(pods=self.pods, requests=self.demand, nodes=self.nodes, clock=self.clock)
+        self.waiting.add_listener(self.heard)
+        self.pods.listeners.append(self.waiting)
+        self.demand.waiting = self.waiting
+
+    def add(self, stored: PodObject) -> PodObject:
+        name, uid = stored.metadata.name, stored.metadata.uid
+        self.requests.put(request(f"cr-{name}", pod_uid=uid))
+        return self.pods.put(stored)
+
+    def pass_time(self, seconds: float, *, met: bool = True) -> None:
+        """Let time pass, with a roll-up and a verdict every 10 s."""
+        end = self.clock.seconds + seconds
+        while self.clock.seconds < end:
+            self.clock.seconds += 10
+            self.report(met=met)
+
+    def report(self, *, met: bool = True) -> None:
+        roll_up = self.demand.roll_up()
+        assert roll_up is not None
+        rows = [] if met else [(need.fingerprint, need.group) for need in roll_up.needs]
+        self.waiting.need_status(need_status(*rows, stamp=roll_up.timestamp_unix_nanos))
+
+    def asked(self) -> list[str]:
+        return sorted(name for _namespace, name in self.waiting.waiting_requests())
+
+    def wait_of(self, uid: str) -> PodWait | None:
+        known = self.waiting.get(uid)
+        return known.wait if known is not None else None
+
+
+def test_a_pod_that_waits_for_a_minute_though_its_row_is_met_is_asked_for_once_more() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    cluster.report()
+    cluster.clock.seconds += 59
+    assert cluster.asked() == []
+
+    cluster.clock.seconds += 1
+    assert cluster.asked() == ["cr-a"]
+    assert cluster.wait_of("pod-a") is PodWait.ASKED_FOR
+    roll_up = cluster.demand.roll_up()
+    assert roll_up is not None
+    assert [shape.count for shape in roll_up.needs[0].waiting] == [1]
+
+
+def test_a_pod_whose_row_is_unmet_is_not_asked_for() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    cluster.pass_time(600, met=False)
+
+    assert cluster.asked() == []
+
+
+def test_a_pod_whose_machines_are_coming_is_not_asked_for() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    for _ in range(20):
+        cluster.clock.seconds += 10
+        roll_up = cluster.demand.roll_up()
+        assert roll_up is not None
+        coming = tuple((need.fingerprint, need.group) for need in roll_up.needs)
+        cluster.waiting.need_status(need_status(coming=coming, stamp=roll_up.timestamp_unix_nanos))
+
+    assert cluster.asked() == []
+
+
+def test_a_truncated_verdict_calls_no_row_met() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    cluster.pass_time(30)
+    cluster.waiting.need_status(need_status(truncated=True))
+    cluster.clock.seconds += 600
+
+    assert cluster.asked() == []
+
+
+def test_a_row_that_lacks_only_what_no_machine_can_hold_is_met_for_its_other_pods() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    roll_up = cluster.demand.roll_up()
+    assert roll_up is not None
+    row = (roll_up.needs[0].fingerprint, "")
+    cluster.waiting.need_status(need_status(row, reason=UnmetReason.REQUEST_TOO_LARGE))
+    cluster.clock.seconds += 60
+
+    assert cluster.asked() == ["cr-a"]
+
+
+def test_a_verdict_on_a_roll_up_without_the_request_says_nothing_of_it() -> None:
+    cluster = Cluster()
+    roll_up = cluster.demand.roll_up()
+    assert roll_up is not None
+    cluster.add(pod("a"))
+    cluster.demand.roll_up()
+    cluster.waiting.need_status(need_status(stamp=roll_up.timestamp_unix_nanos))
+    cluster.clock.seconds += 600
+
+    assert cluster.asked() == []
+
+
+def test_the_minute_begins_anew_when_the_row_was_unmet_in_between() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    cluster.pass_time(50)
+    cluster.report(met=False)
+    cluster.pass_time(50)
+
+    assert cluster.asked() == []
+    cluster.pass_time(20)
+    assert cluster.asked() == ["cr-a"]
+
+
+def test_a_pod_stays_asked_for_while_the_shard_acquires_its_machine() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    cluster.pass_time(80)
+    cluster.pass_time(600, met=False)
+
+    assert cluster.asked() == ["cr-a"]
+
+
+@pytest.mark.parametrize(
+    "running",
+    [
+        pod("a", node="n", message=None),
+        pod("a", message=None),
+        pod("a", deleting=True),
+        pod("a", reason="SchedulingGated"),
+    ],
+)
+def test_a_pod_that_is_no_longer_unschedulable_is_not_asked_for(running: PodObject) -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    cluster.pass_time(80)
+    assert cluster.asked() == ["cr-a"]
+
+    cluster.pods.put(running)
+
+    assert cluster.asked() == []
+    assert len(cluster.waiting) == 0
+    assert cluster.heard.keys[-1] == ("ns", "cr-a")
+
+
+def test_a_pod_without_a_request_does_not_count() -> None:
+    cluster = Cluster()
+    cluster.pods.put(pod("a"))
+    cluster.pass_time(600)
+
+    assert cluster.asked() == []
+
+
+def test_a_request_cannot_speak_for_a_pod_of_another_namespace() -> None:
+    cluster = Cluster()
+    cluster.requests.put(request("cr", namespace="other", pod_uid="pod-a"))
+    cluster.pods.put(pod("a"))
+    cluster.pass_time(600)
+
+    assert cluster.asked() == []
+
+
+def test_nobody_begins_to_be_asked_for_while_the_pods_may_be_out_of_date() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    cluster.pass_time(50)
+    cluster.pods.failing = 61
+    cluster.pass_time(600)
+    assert cluster.asked() == []
+
+    cluster.pods.failing = 0
+    assert cluster.asked() == ["cr-a"]
+
+
+# ---- not for want of capacity ---------------------------------------------------------------------------------------
+
+
+def given_up() -> Cluster:
+    """Return a cluster whose pod was given up: it still waits 5 min after a node came for it."""
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    cluster.pass_time(80)
+    cluster.nodes.ready_seconds = cluster.clock.seconds
+    cluster.pass_time(290)
+    assert cluster.asked() == ["cr-a"]
+    cluster.pass_time(10)
+    assert cluster.asked() == []
+    assert cluster.wait_of("pod-a") is PodWait.NOT_FOR_WANT_OF_CAPACITY
+    return cluster
+
+
+def test_a_pod_that_waits_beside_a_node_that_came_for_it_is_no_longer_asked_for() -> None:
+    cluster = given_up()
+    cluster.pass_time(3600)
+
+    assert cluster.asked() == []
+
+
+def test_a_node_that_came_before_the_pod_was_asked_for_proves_nothing() -> None:
+    cluster = Cluster()
+    cluster.nodes.ready_seconds = cluster.clock.seconds
+    cluster.add(pod("a"))
+    cluster.pass_time(3600)
+
+    assert cluster.asked() == ["cr-a"]
+
+
+def test_other_numbers_of_nodes_in_the_message_change_nothing() -> None:
+    cluster = given_up()
+    cluster.pods.put(pod("a", message="0/4 nodes are available: 4 Insufficient cpu."))
+    cluster.pass_time(600)
+
+    assert cluster.asked() == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pod("a", message="0/4 nodes are available: 4 Insufficient memory."),
+        pod("a", tolerations=[{"key": "gpu", "operator": "Exists"}]),
+    ],
+)
+def test_a_pod_counts_again_when_its_spec_or_the_reasons_change(changed: PodObject) -> None:
+    cluster = given_up()
+    cluster.pods.put(changed)
+    assert cluster.wait_of("pod-a") is PodWait.REQUESTED
+    cluster.pass_time(50)
+    assert cluster.asked() == []
+
+    cluster.pass_time(20)
+
+    assert cluster.asked() == ["cr-a"]
+
+
+def test_the_requests_of_pods_hear_of_each_change() -> None:
+    cluster = given_up()
+
+    assert cluster.heard.keys == [("ns", "cr-a")] * 3
+
+
+# ---- the scheduler's messages ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        NO_CPU,
+        "0/1 nodes are available: 1 Too many pods.",
+        "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
+        "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.",
+        "0/2 nodes are available: 2 node(s) didn't satisfy existing pods anti-affinity rules.",
+        "0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints.",
+        "0/2 nodes are available: 2 node(s) had untolerated taint(s).",
+        "0/2 nodes are available: 1 node(s) had untolerated taint {a: b}, 1 Insufficient nvidia.com/gpu.",
+        "0/2 nodes are available: 1 node(s) had volume node affinity conflict, 1 Insufficient memory.",
+        "0/2 nodes are available: 2 node(s) were unschedulable.",
+        "0/2 nodes are available: 2 node(s) didn't have free ports for the requested pod ports.",
+        "no nodes available to schedule pods",
+    ],
+)
+def test_messages_that_name_capacity(message: str) -> None:
+    assert waits_for_capacity(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "",
+        "running Reserve plugin: timed out",
+        'persistentvolumeclaim "data" not found',
+        "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/3 nodes.",
+        "0/3 nodes are available: 2 Insufficient cpu, 1 node(s) didn't find available persistent volumes to bind.",
+        "waiting for ephemeral volume controller to create the persistentvolumeclaim",
+        "0/3 nodes are available: 3 cannot allocate all claims.",
+        # What preemption would need says nothing of capacity.
+        "0/3 nodes are available: 3 something new. preemption: 0/3 nodes are available: 3 Insufficient cpu.",
+    ],
+)
+def test_messages_that_name_something_else(message: str) -> None:
+    assert not waits_for_capacity(message)
+
+
+def test_a_pod_that_waits_for_a_volume_is_not_asked_for_until_it_waits_for_capacity() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a", message='persistentvolumeclaim "data" not found'))
+    cluster.pass_time(600)
+    assert cluster.asked() == []
+
+    cluster.pods.put(pod("a"))
+    cluster.pass_time(50)
+    assert cluster.asked() == []
+    cluster.pass_time(10)
+    assert cluster.asked() == ["cr-a"]
+
+
+def test_reasons_have_no_numbers_and_one_order() -> None:
+    one = "0/5 nodes are available: 2 Insufficient cpu, 3 node(s) had untolerated taint {a: b}. preemption: 0/5 nodes."
+    other = "0/9 nodes are available: 8 node(s) had untolerated taint {a: b}, 1 Insufficient cpu."
+
+    assert reasons_of(one) == reasons_of(other) == "Insufficient cpu, node(s) had untolerated taint {a: b}"
+
+
+_EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("waits"), st.sampled_from("abc")),
+        st.tuples(st.just("runs"), st.sampled_from("abc")),
+        st.tuples(st.just("gone"), st.sampled_from("abc")),
+        st.tuples(st.just("request gone"), st.sampled_from("abc")),
+        st.tuples(st.just("node"), st.just("")),
+        st.tuples(st.sampled_from(["met", "unmet"]), st.just("")),
+    ),
+    max_size=60,
+)
+
+
+@given(_EVENTS)
+def test_the_waiting_never_exceed_the_unschedulable_pods(events: list[tuple[str, str]]) -> None:
+    """Whatever happens in whatever order, and each is asked for under its own request."""
+    cluster = Cluster()
+    for kind, name in events:
+        known = cluster.pods.get(name, "ns")
+        if kind == "waits":
+            cluster.add(pod(name))
+        elif kind == "runs" and known is not None:
+            cluster.pods.put(msgspec.structs.replace(known, spec=msgspec.structs.replace(known.spec, node_name="n")))
+        elif kind == "gone" and known is not None:
+            cluster.pods.remove(known)
+        elif kind == "request gone" and cluster.requests.get(f"cr-{name}", "ns") is not None:
+            cluster.requests.remove(request(f"cr-{name}"))
+        elif kind == "node":
+            cluster.nodes.ready_seconds = cluster.clock.seconds
+        elif kind in ("met", "unmet"):
+            cluster.pass_time(70, met=kind == "met")
+
+        unschedulable = {f"cr-{each.metadata.name}" for each in cluster.pods if not each.spec.node_name}
+        roll_up = cluster.demand.roll_up()
+        assert roll_up is not None
+        assert set(cluster.asked()) <= unschedulable
+        waiting = sum(shape.count for need in roll_up.needs for shape in need.waiting)
+        assert waiting == len(cluster.asked())

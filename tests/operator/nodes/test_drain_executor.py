@@ -366,16 +366,17 @@ async def test_a_cache_that_is_behind_does_not_make_a_node_empty(world: NodeWorl
 
 async def test_an_api_server_that_is_away_in_the_middle_is_waited_for(world: NodeWorld) -> None:
     world.node("n", "m")
-    for number in range(3):
-        world.pod(f"p{number}", "n", labels={"app": "db"})
-    world.budget("db", {"app": "db"}, 1)
-    world.kubelet.dwell_seconds = 20.0
+    world.pod("web", "n")
+    world.pod("db", "n", labels={"app": "db"})
+    world.budget("db", {"app": "db"}, 0)
     operator = world.operator()
     operator.instruct("m", grace_seconds=600)
     await asyncio.sleep(5)
     operator.api.faults.is_down = True
+    world.server.remove(BUDGET, "db", "d")
     await asyncio.sleep(200)
     assert operator.results == []
+    assert world.pod_names() == ["db"]
     operator.api.faults.is_down = False
 
     assert (await operator.result()).outcome is DrainOutcome.DRAINED

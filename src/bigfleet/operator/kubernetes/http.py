@@ -169,12 +169,8 @@ class HttpKubernetesApi:
         while True:
             try:
                 chunk = await response.content.readany()
-            except TimeoutError:
-                raise ApiError(
-                    0,
-                    SILENT,
-                    f"{what}: {self._endpoint.server}: nothing received for {self._watch_timeout.sock_read:g} s",
-                ) from None
+            except TimeoutError as error:
+                raise self._timed_out(what, self._watch_timeout) from error
             except (aiohttp.ClientError, OSError) as error:
                 raise self._unreachable(what, error) from error
             if not chunk:
@@ -403,8 +399,10 @@ class HttpKubernetesApi:
         return ApiError(0, "Unreachable", f"{what}: {self._endpoint.server}: {text}")
 
     def _timed_out(self, what: str, timeout: aiohttp.ClientTimeout) -> ApiError:
-        seconds = timeout.total or timeout.sock_read
-        return ApiError(0, "Timeout", f"{what}: {self._endpoint.server}: no answer within {seconds:g} s")
+        if timeout is self._watch_timeout:
+            quiet = f"nothing received for {timeout.sock_read:g} s"
+            return ApiError(0, SILENT, f"{what}: {self._endpoint.server}: {quiet}")
+        return ApiError(0, "Timeout", f"{what}: {self._endpoint.server}: no answer within {timeout.total:g} s")
 
 
 def tls_context(authority_pem: bytes, certificate_pem: bytes, key_pem: bytes, *, verifies: bool) -> ssl.SSLContext:

@@ -24,6 +24,7 @@ from bigfleet.cli.hail.command import WORDS, hail
 from bigfleet.cli.kernels.command import app as kernels_app
 from bigfleet.cli.partition.command import app as partition_app
 from bigfleet.cli.plan.command import plan
+from bigfleet.cli.pod_controller.command import PodControllerCommand, pod_controller
 from bigfleet.cli.provider.command import app as provider_app
 from bigfleet.cli.replay.command import replay
 from bigfleet.cli.runtime.program import run_program
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command(cls=SwitchCommand)(up)
 app.command(cls=ShardCommand)(shard)
 app.command(cls=CoordinatorCommand)(coordinator)
+app.command("pod-controller", cls=PodControllerCommand)(pod_controller)
 app.command(cls=SwitchCommand)(plan)
 app.command(cls=SwitchCommand)(replay)
 app.command(cls=SwitchCommand)(conformance)

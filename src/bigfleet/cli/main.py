@@ -25,6 +25,7 @@ from bigfleet.cli.kernels.command import app as kernels_app
 from bigfleet.cli.operator.command import OperatorCommand, operator
 from bigfleet.cli.partition.command import app as partition_app
 from bigfleet.cli.plan.command import plan
+from bigfleet.cli.pod_controller.command import PodControllerCommand, pod_controller
 from bigfleet.cli.provider.command import app as provider_app
 from bigfleet.cli.replay.command import replay
 from bigfleet.cli.runtime.program import run_program
@@ -47,6 +48,7 @@ app.command(cls=SwitchCommand)(up)
 app.command(cls=ShardCommand)(shard)
 app.command(cls=CoordinatorCommand)(coordinator)
 app.command(cls=OperatorCommand)(operator)
+app.command("pod-controller", cls=PodControllerCommand)(pod_controller)
 app.command(cls=SwitchCommand)(plan)
 app.command(cls=SwitchCommand)(replay)
 app.command(cls=SwitchCommand)(conformance)

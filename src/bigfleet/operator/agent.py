@@ -15,7 +15,6 @@ from bigfleet.model import frames
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainResult, NodeStateUpdate, NodeStatus, RollUp
 from bigfleet.model.ids import ClusterId, Rng
-from bigfleet.operator.cluster_views import ClusterViews
 from bigfleet.operator.conditions.verdicts import RequestVerdicts
 from bigfleet.operator.conditions.writer import StatusWriter
 from bigfleet.operator.demand.demand import DemandView
@@ -38,6 +37,7 @@ from bigfleet.operator.nodes.upcoming_nodes import UpcomingNodes
 from bigfleet.operator.nodes.work_queue import WorkQueue
 from bigfleet.operator.ports import SessionDialer, SessionEnded
 from bigfleet.operator.session import SessionClient, SessionSettings
+from bigfleet.operator.views import OperatorViews
 
 #: How often the gauges are set.
 _SAMPLE_SECONDS = 1.0
@@ -83,7 +83,7 @@ class KubernetesAgent:
         *,
         cluster: ClusterId,
         api: KubernetesApi,
-        views: ClusterViews,
+        views: OperatorViews,
         bootstrap: BootstrapAnswerer,
         events: EventRecorder,
         dialer: SessionDialer,

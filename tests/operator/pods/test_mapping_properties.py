@@ -1,4 +1,4 @@
-"""What holds of any pod: requests equal an independent model, nothing raises, order of maps and copies changes nothing."""
+"""What holds of any pod: requests equal an independent model, nothing raises, the order of maps changes nothing."""
 
 import copy
 import json
@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.model.quantity import parse_quantity

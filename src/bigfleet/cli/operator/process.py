@@ -28,7 +28,6 @@ from bigfleet.operator.bootstrap.renderer import SubprocessRenderer, TemplateFau
 from bigfleet.operator.bootstrap.service import BootstrapService, StubBootstrapService
 from bigfleet.operator.bootstrap.template import BootstrapTemplate
 from bigfleet.operator.bootstrap.tokens import NoTokens, SecretTokens, ServiceAccountTokens, TokenMinter
-from bigfleet.operator.cluster_views import ClusterViews
 from bigfleet.operator.kubernetes.access import missing_rights
 from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
@@ -39,6 +38,7 @@ from bigfleet.operator.kubernetes.lease import LeaderElector, LeadershipLost
 from bigfleet.operator.kubernetes.rights import operator_rights
 from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.operator.session import SessionSettings
+from bigfleet.operator.views import OperatorViews
 from bigfleet.rpc.clients.session import GrpcSessionDialer
 from bigfleet.rpc.security.tls import export_expiry
 
@@ -64,7 +64,7 @@ class _Parts:
     place: OperatorPlace
     namespace: str
     api: HttpKubernetesApi
-    views: ClusterViews
+    views: OperatorViews
     bootstrap: BootstrapAnswerer
     metrics: OperatorMetrics
     clock: Clock
@@ -90,7 +90,7 @@ async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = 
         if place.tls is not None:
             export_expiry(place.tls, registry, "bigfleet_operator")
         namespace = place.namespace or endpoint.namespace
-        views = ClusterViews(api, clock=clock, rng=system_rng())
+        views = OperatorViews(api, clock=clock, rng=system_rng())
         parts = _Parts(
             place=place,
             namespace=namespace,
@@ -153,7 +153,7 @@ def _tokens(place: OperatorPlace, api: HttpKubernetesApi, clock: Clock) -> Token
     return NoTokens()
 
 
-def _why_unready(views: ClusterViews) -> str:
+def _why_unready(views: OperatorViews) -> str:
     unsynced = views.unsynced()
     return f"reading {', '.join(unsynced)}" if unsynced else ""
 

@@ -21,7 +21,7 @@ from bigfleet.operator.kubernetes.resources import (
 )
 
 
-class ClusterViews:
+class OperatorViews:
     """The reflectors of one cluster."""
 
     def __init__(self, api: KubernetesApi, *, clock: Clock, rng: Rng) -> None:

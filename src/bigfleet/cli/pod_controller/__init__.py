@@ -1,0 +1,1 @@
+"""Holds the command `bigfleet pod-controller` and its process."""

@@ -1,0 +1,282 @@
+"""Runs one pod controller process: rights, caches, leader election, HTTP, and a clean stop.
+
+docs/spec/operator.md §1 and §11. A follower keeps its caches up to date and writes nothing. Nothing here decides
+anything; the parts are made and handed to each other.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, PlatformCollector, ProcessCollector
+
+from bigfleet.cli.runtime import interpreter
+from bigfleet.cli.runtime.failures import RunFault, one_line
+from bigfleet.cli.runtime.system import SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
+from bigfleet.operator.kubernetes.access import Right, missing_rights
+from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
+from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
+from bigfleet.operator.kubernetes.events import EventRecorder, EventSeverity, reference_to
+from bigfleet.operator.kubernetes.http import HttpKubernetesApi
+from bigfleet.operator.kubernetes.lease import LeaderElector, LeadershipLost
+from bigfleet.operator.kubernetes.objects import PodObject
+from bigfleet.operator.kubernetes.reflector import Reflector
+from bigfleet.operator.kubernetes.resources import (
+    CAPACITY_REQUESTS,
+    EVENTS,
+    LEASES,
+    OWNED_BY_POD,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    POD_CONTROLLER_FIELD_MANAGER,
+    PODS,
+    PRIORITY_CLASSES,
+)
+from bigfleet.operator.pods.controller import ClusterViews, PodController, ReconcileOutcome
+from bigfleet.operator.pods.defaults import PenaltyDefaults
+
+#: Writes that run when the process is stopped may take this long.
+STOP_SECONDS: Final = 10.0
+_PREFIX: Final = "bigfleet_unschedulable_pod_controller"
+
+_log = structlog.get_logger("bigfleet.cli.pod_controller.command")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodControllerPlace:
+    """Where everything is, and how much at a time."""
+
+    endpoint: ApiEndpoint
+    defaults: PenaltyDefaults = field(default_factory=PenaltyDefaults)
+    qps: float = 50.0
+    burst: int = 100
+    workers: int = 16
+    cache_sync_seconds: float = 600.0
+    #: None serves no HTTP.
+    metrics_address: tuple[str, int] | None = None
+    namespace: str
+    lease_name: str
+
+
+def needed_rights(namespace: str) -> list[Right]:
+    """Return the rights that the process uses (docs/spec/operator.md §12); `namespace` has its Lease."""
+    return [
+        Right(resource=PODS, verbs=("get", "list", "watch")),
+        Right(resource=CAPACITY_REQUESTS, verbs=("get", "list", "watch", "create", "patch", "delete")),
+        Right(resource=CAPACITY_REQUESTS.status, verbs=("patch",)),
+        Right(resource=PERSISTENT_VOLUME_CLAIMS, verbs=("list", "watch")),
+        Right(resource=PERSISTENT_VOLUMES, verbs=("list", "watch")),
+        Right(resource=PRIORITY_CLASSES, verbs=("list",)),
+        Right(resource=EVENTS, verbs=("create",)),
+        Right(resource=LEASES, verbs=("get", "create", "update"), namespace=namespace),
+    ]
+
+
+class PodControllerMetrics:
+    """Counts how looks at pods end (docs/spec/operator.md §13)."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._reconciles = Counter(
+            f"{_PREFIX}_reconciles", "Looks at a pod, by how they ended.", ["outcome"], registry=registry
+        )
+        for outcome in ReconcileOutcome:
+            self._reconciles.labels(outcome.value)
+        self.leader = Gauge(f"{_PREFIX}_leader", "1 while this process leads.", registry=registry)
+        self.backlog = Gauge(f"{_PREFIX}_backlog", "Pods that wait to be looked at.", registry=registry)
+
+    def on_reconcile(self, outcome: ReconcileOutcome) -> None:
+        """Count one look at a pod."""
+        self._reconciles.labels(outcome.value).inc()
+
+
+class RecordedPodEvents:
+    """Writes the Events of pods with an EventRecorder."""
+
+    def __init__(self, recorder: EventRecorder) -> None:
+        self._recorder = recorder
+
+    def warn(self, pod: PodObject, reason: str, message: str) -> bool:
+        """Record a Warning Event; say whether it will be written."""
+        return self._recorder.record(reference_to(PODS, pod), EventSeverity.WARNING, reason, message)
+
+
+class _Parts:
+    """The caches and the controller on them."""
+
+    def __init__(self, api: KubernetesApi, place: PodControllerPlace, registry: CollectorRegistry) -> None:
+        clock, rng = SystemClock(), system_rng()
+        host = socket.gethostname()
+        pods = Reflector(api, PODS, clock=clock, rng=rng)
+        requests = Reflector(api, CAPACITY_REQUESTS, clock=clock, rng=rng, label_selector=OWNED_BY_POD)
+        claims = Reflector(api, PERSISTENT_VOLUME_CLAIMS, clock=clock, rng=rng)
+        volumes = Reflector(api, PERSISTENT_VOLUMES, clock=clock, rng=rng)
+        self.caches: tuple[Reflector[Any], ...] = (pods, requests, claims, volumes)
+        self.recorder = EventRecorder(api, component=POD_CONTROLLER_FIELD_MANAGER, instance=host, clock=clock)
+        self.metrics = PodControllerMetrics(registry)
+        self.controller = PodController(
+            api,
+            ClusterViews(pods=pods, requests=requests, claims=claims, volumes=volumes),
+            clock=clock,
+            rng=rng,
+            defaults=place.defaults,
+            events=RecordedPodEvents(self.recorder),
+            listener=self.metrics,
+            workers=place.workers,
+        )
+        index = self.controller.index
+        pods.add_listener(index.pods_listener)
+        requests.add_listener(index.requests_listener)
+        claims.add_listener(index.claims_listener)
+        volumes.add_listener(index.volumes_listener)
+        self.elector = LeaderElector(
+            api,
+            namespace=place.namespace,
+            name=place.lease_name,
+            host=host,
+            ids=SystemIds(),
+            clock=clock,
+            rng=rng,
+        )
+        self.metrics.leader.set_function(lambda: float(self.elector.is_leader))
+        self.metrics.backlog.set_function(lambda: float(self.controller.backlog))
+
+    def why_waiting(self) -> str:
+        """Say which caches have not been read, "" when all have."""
+        waiting = [cache.resource.label for cache in self.caches if not cache.is_synced]
+        return f"reading {', '.join(waiting)}" if waiting else ""
+
+
+async def serve_pod_controller(place: PodControllerPlace) -> int:
+    """Run until a signal stops it; return the exit code. Raises RunFault when it cannot start or fails."""
+    interpreter.settle()
+    stop = stop_on_signals()
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    async with HttpKubernetesApi(
+        place.endpoint,
+        clock=SystemClock(),
+        user_agent=POD_CONTROLLER_FIELD_MANAGER,
+        qps=place.qps,
+        burst=place.burst,
+    ) as api:
+        parts = _Parts(api, place, registry)
+        async with serve_http(place.metrics_address, registry, parts.why_waiting):
+            await _until(stop, _checked(api, place))
+            if not stop.is_set():
+                _log.info("operator.pod_controller_started", server=place.endpoint.source, namespace=place.namespace)
+                await _run(parts, place, stop)
+    _log.info("operator.pod_controller_stopped")
+    return 0
+
+
+async def _checked(api: KubernetesApi, place: PodControllerPlace) -> None:
+    """Look for what is missing in the cluster. Raises RunFault naming all of it."""
+    try:
+        missing = await _missing_rights(api, place.namespace)
+        if missing:
+            raise RunFault(f"RBAC: missing rights: {'; '.join(missing)}; grant them to the account of this process")
+        await api.list_page(CAPACITY_REQUESTS, limit=1)
+        classes = await api.list_page(PRIORITY_CLASSES)
+    except ApiError as error:
+        if error.is_not_found:
+            raise RunFault(f"{one_line(error)}; install the custom resources of BigFleet (deploy/crds)") from error
+        raise RunFault(f"API server of {place.endpoint.source}: {one_line(error)}") from error
+    for name in place.defaults.unknown_classes(found.metadata.name for found in classes.items):
+        advice = "correct --priority-class-defaults, or create the PriorityClass"
+        _log.warning("operator.priority_class_unknown", priority_class=name, advice=advice)
+
+
+async def _missing_rights(api: KubernetesApi, namespace: str) -> list[str]:
+    """Return the rights that this process lacks. Raises the first ApiError of several."""
+    try:
+        return await missing_rights(api, needed_rights(namespace))
+    except ExceptionGroup as group:
+        for error in group.exceptions:
+            if isinstance(error, ApiError):
+                raise error from None
+        raise
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run some work, but no longer than until the stop."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        await _cancelled(working, stopping)
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(parts: _Parts, place: PodControllerPlace, stop: asyncio.Event) -> None:
+    """Follow the cluster, and write while this process leads, until the stop."""
+    clock = SystemClock()
+    flows: list[Coroutine[Any, Any, None]] = [cache.run() for cache in parts.caches]
+    flows += [parts.recorder.run(), interpreter.collect_when_due(clock)]
+    async with _background(flows) as background:
+        await _until(stop, _synced(parts, place.cache_sync_seconds, background))
+        if stop.is_set():
+            return
+        leading = asyncio.create_task(_lead(parts), name="leading")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait((leading, stopping, *background), return_when=asyncio.FIRST_COMPLETED)
+            parts.controller.stop()
+            if parts.elector.is_leader:
+                # The writes that run finish, and the Lease is released.
+                await asyncio.wait((leading,), timeout=STOP_SECONDS)
+        finally:
+            await _cancelled(stopping, leading)
+        for task in (leading, *background):
+            failure = None if task.cancelled() or not task.done() else task.exception()
+            if failure is not None:
+                raise RunFault(f"the pod controller stopped by itself: {one_line(repr(failure))}") from failure
+
+
+@asynccontextmanager
+async def _background(flows: list[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run flows while the context lasts."""
+    tasks = [asyncio.create_task(flow) for flow in flows]
+    try:
+        yield tasks
+    finally:
+        await _cancelled(*tasks)
+
+
+async def _synced(parts: _Parts, seconds_max: float, background: list[asyncio.Task[None]]) -> None:
+    """Return once all caches have been read. Raises RunFault when that takes too long."""
+    reading: asyncio.Future[Any] = asyncio.gather(*(cache.wait_synced() for cache in parts.caches))
+    ended: list[asyncio.Future[Any]] = [reading, *background]
+    try:
+        await asyncio.wait(ended, timeout=seconds_max, return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done() and not any(task.done() for task in background):
+            raise RunFault(
+                f"{parts.why_waiting()}: not finished within --cache-sync-timeout {seconds_max:g} s;"
+                " look at the log for refused requests, or allow more time"
+            )
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _lead(parts: _Parts) -> None:
+    """Lead whenever this process is elected; return after `PodController.stop`."""
+    while True:
+        try:
+            await parts.elector.run(parts.controller.run)
+        except LeadershipLost:
+            # It is logged where it happened; the next leader writes meanwhile.
+            continue
+        return

@@ -21,6 +21,7 @@ from bigfleet.demo.kubernetes.components import Component
 from bigfleet.demo.kubernetes.control_plane import ControlPlane, ControlPlaneSettings
 from bigfleet.demo.kubernetes.fake_node import FakeNode
 from bigfleet.demo.kubernetes.kubelet import FakeKubelet, KubeletSettings
+from bigfleet.demo.kubernetes.machine_nodes import follow_machines
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, Resource
 from bigfleet.operator.kubernetes.http import HttpKubernetesApi
 from bigfleet.operator.kubernetes.kubeconfig import load_endpoint
@@ -121,13 +122,7 @@ class ClusterUnderTest:
 
         `read` stands for the provider: what it names first has booted, what it no longer names has vanished.
         """
-        while True:
-            wanted = await read()
-            await asyncio.gather(*(self.machine_gone(name) for name in self.kubelet.nodes if name not in wanted))
-            for name, node in wanted.items():
-                if name not in self.kubelet.nodes:
-                    self.machine_booted(node)
-            await asyncio.sleep(_POLL_SECONDS)
+        await follow_machines(self.kubelet, read, clock=SystemClock(), poll_seconds=_POLL_SECONDS)
 
     # ---- objects
 

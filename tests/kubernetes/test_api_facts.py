@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
-from tests.kubernetes.cluster import ClusterUnderTest, eventually
-from tests.kubernetes.kinds import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, role, role_binding
 
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.operator.kubernetes.api import Json, KubernetesApi
 from bigfleet.operator.kubernetes.resources import ACCESS_REVIEWS
 from tests.api_facts.catalogue import FACTS
 from tests.api_facts.world import Fact, FactWorld, RoleRule
+from tests.kubernetes.cluster import ClusterUnderTest, eventually
+from tests.kubernetes.kinds import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, role, role_binding
 
 pytestmark = pytest.mark.kubernetes
 

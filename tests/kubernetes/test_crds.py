@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.kubernetes.cluster import ClusterUnderTest
 
 from bigfleet.operator.kubernetes.api import ApiError, Resource
 from bigfleet.operator.kubernetes.resources import AVAILABLE_CAPACITIES, CAPACITY_REQUESTS, UPCOMING_NODES
+from tests.kubernetes.cluster import ClusterUnderTest
 from tests.operator.crd_cases import PARAMETERS, DefinitionCase, contains
 from tests.operator.crd_schema import definitions
 

@@ -3,10 +3,14 @@
 Exit 2 for a wrong call or a wrong file, 1 for a run that failed, 0 after a run that ended or was stopped.
 """
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
+
+from bigfleet.cli.runtime.failures import UsageFault
 
 
 def up(
@@ -30,6 +34,10 @@ def up(
     store: Annotated[
         str | None, typer.Option(help="What the coordinator of several shards keeps its tables in: sqlite or etcd.")
     ] = None,
+    kubernetes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Run N real Kubernetes control planes with operators, on simulated machines."),
+    ] = None,
     nodes: Annotated[Path | None, typer.Option(help="CSV of a trace's nodes; needs --pods.")] = None,
     pods: Annotated[Path | None, typer.Option(help="CSV of a trace's pods; needs --nodes.")] = None,
 ) -> None:
@@ -46,6 +54,19 @@ def up(
     from bigfleet.cli.up.run import SUMMARY_WIDTH, run_up
     from bigfleet.cli.up.settings import settings_from_flags
 
+    if kubernetes is not None:
+        _reject_beside_kubernetes(
+            {
+                "--speed": speed,
+                "--clusters": clusters,
+                "--report": report,
+                "--store": store,
+                "--nodes": nodes,
+                "--pods": pods,
+                "--shards": shards if shards != 1 else None,
+            }
+        )
+        _run_kubernetes(kubernetes, for_duration=for_duration, machines=machines, seed=seed, state_dir=state_dir)
     settings = settings_from_flags(
         for_duration=for_duration,
         speed=speed,
@@ -66,3 +87,39 @@ def up(
     if not console.is_terminal:
         console = Console(width=SUMMARY_WIDTH)
     raise typer.Exit(run_loop(lambda: run_up(settings, console)))
+
+
+def _reject_beside_kubernetes(given: Mapping[str, object]) -> None:
+    """Refuse flags that mean nothing on real control planes."""
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageFault(f"{flag} and --kubernetes contradict each other: leave one out")
+
+
+def _run_kubernetes(
+    planes: int, *, for_duration: str | None, machines: int | None, seed: int, state_dir: Path
+) -> NoReturn:
+    import logging
+
+    import structlog
+    from rich.console import Console
+
+    from bigfleet.cli.runtime.system import run_loop
+    from bigfleet.cli.up.kubernetes.run import run_kubernetes
+    from bigfleet.cli.up.kubernetes.settings import kubernetes_settings
+    from bigfleet.cli.up.run import SUMMARY_WIDTH
+
+    settings = kubernetes_settings(
+        planes,
+        for_duration=for_duration,
+        machines=machines,
+        seed=seed,
+        state_dir=state_dir,
+        environment=dict(os.environ),
+    )
+    # The programs of the clusters log into files of their own; what the kubelets would log is noise here.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=SUMMARY_WIDTH)
+    raise typer.Exit(run_loop(lambda: run_kubernetes(settings, console)))

@@ -59,6 +59,8 @@ class RunIdentity:
     shards: int = 1
     #: The value of a `StoreChoice`.
     store: str = StoreChoice.NONE.value
+    #: Real control planes; 0 where clusters are simulated.
+    kubernetes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,10 @@ _FLAG_OF_FIELD: Final = {
     "trace_digest": "--nodes and --pods",
     "shards": "--shards",
     "store": "--store",
+    "kubernetes": "--kubernetes",
 }
 #: What a directory was made for before it could be made for anything else.
-_FORMER: Final = {"shards": 1, "store": ""}
+_FORMER: Final = {"shards": 1, "store": "", "kubernetes": 0}
 
 
 class ShardPoint(msgspec.Struct, frozen=True, kw_only=True):

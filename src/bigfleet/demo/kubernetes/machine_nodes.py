@@ -1,13 +1,15 @@
 """Turns the machines of a provider into the Nodes that they boot as.
 
-A machine is a Node of its cluster from when its provider calls it Configured until it has been drained. Nothing here does
-I/O.
+A machine is a Node of its cluster from when its provider calls it Configured until it has been drained.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from bigfleet.demo.kubernetes.fake_node import FakeNode
+from bigfleet.demo.kubernetes.kubelet import FakeKubelet
+from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.node_identity import node_labels, node_taints, provider_id
@@ -38,3 +40,23 @@ def nodes_of(machines: Iterable[Machine], cluster: ClusterId) -> dict[str, FakeN
                 provider_id=provider_id(machine),
             )
     return nodes
+
+
+async def follow_machines(
+    kubelet: FakeKubelet,
+    read: Callable[[], Awaitable[Mapping[str, FakeNode]]],
+    *,
+    clock: Clock,
+    poll_seconds: float = 0.5,
+) -> None:
+    """Boot and remove machines so that they are those that `read` returns, by name, until this is cancelled.
+
+    `read` stands for the provider: what it names first has booted, what it no longer names has vanished.
+    """
+    while True:
+        wanted = await read()
+        await asyncio.gather(*(kubelet.remove_node(name) for name in kubelet.nodes if name not in wanted))
+        for name, node in wanted.items():
+            if name not in kubelet.nodes:
+                kubelet.add_node(node)
+        await clock.sleep(poll_seconds)

@@ -1,7 +1,7 @@
 """Defines the workloads of `bigfleet up --kubernetes`: ordinary Deployments, Jobs, StatefulSets and DaemonSets.
 
-Every cluster gets the same kinds in its own amounts. Their pods become demand by way of the pod controller; nothing here
-knows of BigFleet. Nothing here does I/O.
+Every cluster gets the same kinds in its own amounts. Their pods become demand by way of the pod controller; nothing
+here knows of BigFleet, and nothing does I/O.
 """
 
 from dataclasses import dataclass

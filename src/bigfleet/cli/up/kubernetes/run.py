@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -181,7 +181,7 @@ class _Run:
             running += [tasks.create_task(self._drive(plane)) for plane in self._planes.values()]
             running += [tasks.create_task(self._look()), tasks.create_task(self._show())]
             watching = tasks.create_task(self._supervisor.watch())
-            waits: list[asyncio.Future[object]] = [asyncio.ensure_future(stop.wait())]
+            waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait())]
             if seconds is not None:
                 waits.append(asyncio.ensure_future(self._clock.sleep(seconds)))
             try:

@@ -18,7 +18,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes controlplane soak lint types format bench proto docs lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes controlplane kubernetes-demo soak lint types format bench proto docs lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: m
 	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
 	  $(BIN)/python -m pytest -n 0 -m kubernetes $(ARGS)
+
+kubernetes-demo: $(STAMP) ## run real control planes with operators on simulated machines: make kubernetes-demo ARGS="--for 2m"
+	@program="$$($(BIN)/python -m tools.build_controlplane)" && \
+	  BIGFLEET_CONTROLPLANE="$$program" $(BIN)/bigfleet up --kubernetes 3 --state-dir .bigfleet/kubernetes $(ARGS)
 
 soak: $(STAMP) ## run the world of faults, seed after seed: make soak FOR=8h SEED=100000
 	@$(BIN)/bigfleet sim run --for $(FOR) --seed $(SEED) --jobs $$(nproc) --twice-every 20 --require-marks

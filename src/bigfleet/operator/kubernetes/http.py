@@ -316,7 +316,7 @@ class HttpKubernetesApi:
         if response.status != 401:
             return response
         # Rotated since it was read, or revoked before its time.
-        self._endpoint.credentials.invalidate()
+        self._endpoint.credentials.invalidate(credential)
         try:
             renewed = await self._credential(what)
         except BaseException:
@@ -414,6 +414,10 @@ def tls_context(authority_pem: bytes, certificate_pem: bytes, key_pem: bytes, *,
     try:
         if authority_pem and verifies:
             context = ssl.create_default_context(cadata=authority_pem.decode("ascii"))
+            # As Go's clients do: the server's own certificate may be the authority, and authorities of many clusters
+            # lack extensions that newer versions of Python insist on.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     except (ssl.SSLError, ValueError) as error:
         raise CredentialError(f"the certificate authority is no PEM certificate: {error}; write it again") from error
     if certificate_pem:

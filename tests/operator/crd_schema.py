@@ -12,6 +12,10 @@ from typing import Any
 
 import yaml
 
+from bigfleet.operator.kubernetes.resources import AVAILABLE_CAPACITIES, CAPACITY_REQUESTS, UPCOMING_NODES
+from bigfleet.sim.kubernetes.kinds import kind_key
+from bigfleet.sim.kubernetes.server import InMemoryApiServer
+
 FOLDER = Path(__file__).parents[2] / "deploy" / "crds"
 Schema = Mapping[str, Any]
 #: Says whether a CEL expression holds of a value and, for transition rules, of the value before.
@@ -39,6 +43,17 @@ def definitions() -> dict[str, Any]:
     """Return our definitions by kind."""
     loaded = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml"))]
     return {each["spec"]["names"]["kind"]: each for each in loaded}
+
+
+def check_objects(server: InMemoryApiServer, rule: RuleEvaluator | None = None) -> None:
+    """Let a simulated API server refuse what the schemas of our kinds refuse; defaults are not filled in."""
+    for resource in (CAPACITY_REQUESTS, UPCOMING_NODES, AVAILABLE_CAPACITIES):
+        schema = schema_of(definitions()[resource.kind])
+
+        def validate(stored: Any, before: Any, schema: Schema = schema) -> list[str]:
+            return faults(schema, defaulted(schema, stored), "", rule, before)
+
+        server.validators[kind_key(resource)] = validate
 
 
 def schema_of(definition: Mapping[str, Any]) -> Schema:

@@ -15,10 +15,22 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from bigfleet.model.quantity import MILLI_MAX, Family, format_quantity, parse_quantity
-from bigfleet.operator.kubernetes.api import Resource
+from bigfleet.operator.kubernetes.api import ApiError, Resource
 from bigfleet.operator.kubernetes.resources import AVAILABLE_CAPACITIES, CAPACITY_REQUESTS, GROUP, UPCOMING_NODES
+from bigfleet.sim.kernel.virtual_time import LoopClock
+from bigfleet.sim.kubernetes.client import InMemoryApi
+from bigfleet.sim.kubernetes.server import InMemoryApiServer
 from tests.operator.crd_cases import CASES, PARAMETERS, DefinitionCase, contains
-from tests.operator.crd_schema import FOLDER, Schema, definitions, rules_of, schema_of, schemas, step_faults
+from tests.operator.crd_schema import (
+    FOLDER,
+    Schema,
+    check_objects,
+    definitions,
+    rules_of,
+    schema_of,
+    schemas,
+    step_faults,
+)
 
 DEFINITIONS = definitions()
 RESOURCES: list[Resource[Any]] = [CAPACITY_REQUESTS, UPCOMING_NODES, AVAILABLE_CAPACITIES]
@@ -263,6 +275,29 @@ def test_the_schema_accepts_and_refuses(case: DefinitionCase) -> None:
         assert contains(stored, case.stored)
     for text in () if is_about_a_rule(case) else case.refused:
         assert any(text in fault for fault in found), found
+
+
+@pytest.mark.virtual_time
+async def test_a_simulated_server_refuses_what_the_schema_refuses() -> None:
+    """When it is asked to; nothing is stored."""
+    server = InMemoryApiServer(LoopClock())
+    check_objects(server)
+    api = InMemoryApi(server)
+    body: dict[str, Any] = {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "UpcomingNode",
+        "metadata": {"name": "un-a"},
+        "spec": {},
+    }
+    with pytest.raises(ApiError) as caught:
+        await api.apply(UPCOMING_NODES, "un-a", body, field_manager="one")
+    assert server.read(UPCOMING_NODES, "un-a") is None
+    await api.apply(UPCOMING_NODES, "un-a", {**body, "spec": {"resources": {"cpu": "1"}}}, field_manager="one")
+    with pytest.raises(ApiError) as again:
+        await api.patch(UPCOMING_NODES.status, "un-a", {"status": {"phase": "Gone"}})
+
+    assert (caught.value.status, "spec.resources: Required value" in str(caught.value)) == (422, True)
+    assert (again.value.status, "status.phase: Unsupported value" in str(again.value)) == (422, True)
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------

@@ -225,11 +225,13 @@ async def test_a_machine_that_is_removed_while_the_api_server_is_down_leaves_not
         await cluster.after(10.0)
         removing = asyncio.create_task(cluster.kubelet.remove_node("n"))
         await cluster.after(10.0)
+        before = len(cluster.api.calls)
         cluster.server.come_up()
         await removing
         await cluster.after(60.0)
 
         assert (cluster.node(), cluster.renewed_at()) == (None, None)
+        assert {call.verb for call in list(cluster.api.calls)[before:] if call.resource != "pods"} == {"delete"}
 
 
 async def test_readiness_can_be_lost_and_regained() -> None:
@@ -279,6 +281,30 @@ async def test_a_bound_pod_runs_and_is_ready_after_the_start_time() -> None:
         assert pod is not None
         assert (pod.status.phase, pod.status.start_time) == ("Running", "2026-01-01T00:00:03Z")
         assert {each.type: each.status for each in pod.status.conditions or ()}["Ready"] == "True"
+
+
+async def test_a_pod_that_changes_before_it_starts_is_started_once() -> None:
+    async with world(machine()) as cluster:
+        cluster.put_pod("p")
+        await cluster.after(1.0)
+        await cluster.api.patch(PODS, "p", {"metadata": {"labels": {"changed": "yes"}}}, namespace="default")
+        await cluster.after(30.0)
+        starts = [call for call in cluster.api.calls if (call.verb, call.resource) == ("patch", "pods/status")]
+
+        assert (cluster.phase("p"), len(starts)) == ("Running", 1)
+
+
+async def test_a_pod_whose_machine_was_cut_off_before_it_started_starts_later() -> None:
+    async with world(machine()) as cluster:
+        cluster.put_pod("p")
+        await cluster.after(1.0)
+        cluster.kubelet.silence_node("n")
+        await cluster.after(30.0)
+        before = cluster.phase("p")
+        await cluster.kubelet.restore_node("n")
+        await cluster.after(10.0)
+
+        assert (before, cluster.phase("p")) == ("Pending", "Running")
 
 
 async def test_a_pod_of_a_node_that_is_not_ours_is_left_alone() -> None:

@@ -229,7 +229,7 @@ class DemandView:
     def _leave_row(self, entry: DemandEntry) -> None:
         row, entry.row = entry.row, None
         if row is not None:
-            row.members.discard(entry.key)
+            row.members.pop(entry.key, None)
             if not row.members:
                 self._rows.pop(row.id, None)
 
@@ -263,7 +263,7 @@ class DemandView:
         row = self._rows.get(row_id)
         if row is None:
             row = self._rows[row_id] = DemandRow(row_id)
-        row.members.add(entry.key)
+        row.members[entry.key] = None
         entry.row = row
 
     # ---- roll-ups -----------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ class DemandRow:
 
     def __init__(self, row_id: RowId) -> None:
         self.id = row_id
-        self.members: set[ObjectKey] = set()
+        #: In the order in which they joined; the values mean nothing.
+        self.members: dict[ObjectKey, None] = {}
 
 
 class DemandEntry:

@@ -104,7 +104,7 @@ class Cluster:
         metadata: dict[str, Any] = {"name": name, "namespace": "ns"}
         if pod_uid:
             metadata["labels"] = {OWNED_BY_POD: pod_uid}
-        fields = {"priority": 0, "resources": {"cpu": "1"}} | spec
+        fields: dict[str, Any] = {"priority": 0, "resources": {"cpu": "1"}, **spec}
         self.server.put(
             CAPACITY_REQUESTS,
             {

@@ -62,8 +62,8 @@ class Cluster:
         return roll_up
 
     def ack(self, stamp: int, **fields: Any) -> None:
-        fields = {"echo": frames.ECHO_ROLLUP, "rollup_timestamp_unix_nanos": stamp} | fields
-        self.verdicts.acknowledged(Acknowledgement(**fields))
+        given: dict[str, Any] = {"echo": frames.ECHO_ROLLUP, "rollup_timestamp_unix_nanos": stamp, **fields}
+        self.verdicts.acknowledged(Acknowledgement(**given))
 
     def report(self, *unmet: str, **fields: Any) -> RollUp:
         """Report and judge: the rows of these requests are unmet."""
@@ -365,7 +365,10 @@ def test_the_message_says_that_the_verdict_is_the_needs() -> None:
     cluster = Cluster()
     for number in range(40):
         cluster.objects.put(request(f"a{number}"))
-    unmet = {"residual": {"memory": "480Gi", "cpu": "120"}, "message": "matching machines are held by higher priority"}
+    unmet: dict[str, Any] = {
+        "residual": {"memory": "480Gi", "cpu": "120"},
+        "message": "matching machines are held by higher priority",
+    }
     cluster.report("a0", **unmet)
     cluster.clock.seconds += 200
     cluster.report("a0", **unmet)
@@ -396,7 +399,7 @@ def test_figures_change_at_most_once_a_minute() -> None:
     cluster.objects.put(request("a"))
     cluster.report("a", residual={"cpu": "9"})
     cluster.taken()
-    seen = []
+    seen: list[dict[str, Urgency]] = []
     for _ in range(13):
         cluster.clock.seconds += 10
         cluster.judge("a", residual={"cpu": str(len(seen))})

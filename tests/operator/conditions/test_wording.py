@@ -9,6 +9,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import DemandShape
 from bigfleet.operator.conditions import wording
+from bigfleet.operator.demand.too_large import largest_named
 from bigfleet.shard.inventory.machine_shapes import Ask
 from bigfleet.shard.status.need_status import Unmet, statuses
 
@@ -52,7 +53,7 @@ def test_what_a_shard_calls_too_large_is_read_from_its_own_sentence() -> None:
 
     (status,) = statuses([row], {"c"}, {})["c"]
 
-    assert wording.largest_named(status.message) == (("cpu", 96_500), ("gpu", 0))
+    assert largest_named(status.message) == (("cpu", 96_500), ("gpu", 0))
 
 
 def test_long_texts_are_cut() -> None:

@@ -18,6 +18,7 @@ from bigfleet.operator.conditions.wording import ConditionValue, RowVerdict
 from bigfleet.operator.demand.demand import DemandView
 from bigfleet.operator.demand.entries import DemandEntry, ObjectKey, RowId
 from bigfleet.operator.demand.scheduling_messages import reasons_of
+from bigfleet.operator.demand.too_large import exceeds
 from bigfleet.operator.demand.waiting import PodWait, WaitingPod
 
 #: Without a session for longer, requests show that they are not reported.
@@ -279,5 +280,4 @@ class RequestVerdicts:
         return verdict, False
 
     def _is_too_large(self, entry: DemandEntry, verdict: RowVerdict) -> bool:
-        vector = self._demand.vector(entry.key) or {}
-        return any(vector.get(name, 0) > milli for name, milli in verdict.largest)
+        return exceeds(self._demand.vector(entry.key) or {}, verdict.largest)

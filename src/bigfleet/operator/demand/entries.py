@@ -33,7 +33,7 @@ class OwnerPod(NamedTuple):
     name: str
 
 
-class DemandRow:
+class RequestRow:
     """The requests of one (fingerprint, group)."""
 
     __slots__ = ("id", "members")
@@ -44,7 +44,7 @@ class DemandRow:
         self.members: dict[ObjectKey, None] = {}
 
 
-class DemandEntry:
+class RequestEntry:
     """One stored CapacityRequest."""
 
     __slots__ = (
@@ -69,7 +69,7 @@ class DemandEntry:
         #: When this generation was first seen, on the monotonic clock.
         self.seen_seconds = seen_seconds
         #: None while the request is not counted.
-        self.row: DemandRow | None = None
+        self.row: RequestRow | None = None
         self.fault: RequestFault | None = None
         #: Timestamp of the first roll-up that contained this generation; 0 while there is none.
         self.first_stamp_nanos = 0

@@ -16,7 +16,7 @@ import msgspec
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import NeedStatusUpdate, UnmetReason
 from bigfleet.model.vector import Vector
-from bigfleet.operator.demand.entries import DemandEntry, ObjectKey, RowId
+from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RowId
 from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
 from bigfleet.operator.demand.too_large import Largest, exceeds, largest_named
 from bigfleet.operator.kubernetes.objects import PodObject
@@ -54,7 +54,7 @@ class WaitingPod(NamedTuple):
 class RequestsOfPods(Protocol):
     """Finds the request that stands for a pod, and what it asks for."""
 
-    def entry_of_pod(self, pod_uid: str) -> DemandEntry | None:
+    def entry_of_pod(self, pod_uid: str) -> RequestEntry | None:
         """Return the entry of the pod's CapacityRequest; None without one."""
         ...
 
@@ -212,13 +212,13 @@ class UnschedulablePods:
                 asked.append(entry.key)
         return asked
 
-    def _counted(self) -> Iterator[tuple[_Pod, DemandEntry]]:
+    def _counted(self) -> Iterator[tuple[_Pod, RequestEntry]]:
         for uid, known in self._pods.items():
             entry = self._requests.entry_of_pod(uid)
             if entry is not None and entry.key[0] == known.pod.metadata.namespace:
                 yield known, entry
 
-    def _judge(self, known: _Pod, entry: DemandEntry) -> None:
+    def _judge(self, known: _Pod, entry: RequestEntry) -> None:
         now_seconds = self._clock.monotonic_seconds()
         if known.since_seconds is None or known.given_up_for is not None or entry.row is None:
             return
@@ -234,7 +234,7 @@ class UnschedulablePods:
         if served_seconds is not None and now_seconds - served_seconds >= GIVEN_UP_SECONDS:
             known.given_up_for = known.circumstances()
 
-    def _is_too_large(self, entry: DemandEntry, row_id: RowId) -> bool:
+    def _is_too_large(self, entry: RequestEntry, row_id: RowId) -> bool:
         largest = self._too_large.get(row_id)
         return bool(largest) and exceeds(self._requests.vector(entry.key) or {}, largest or ())
 

@@ -184,7 +184,7 @@ def test_the_bounds_are_those_of_the_wire() -> None:
 
 
 _LABEL_TEXT = st.text("ab1._-/", min_size=1, max_size=3)
-_EXPRESSIONS = st.one_of(
+_EXPRESSIONS: st.SearchStrategy[Any] = st.one_of(
     st.tuples(
         _LABEL_TEXT, st.sampled_from(["In", "NotIn"]), st.lists(st.text("ab", max_size=2), min_size=1, max_size=2)
     ),

@@ -15,7 +15,7 @@ from bigfleet.model.shapes import DemandShape, Overhead
 from bigfleet.operator.demand import demand
 from bigfleet.operator.demand.capacity_requests import capacity_request
 from bigfleet.operator.demand.demand import DemandView
-from bigfleet.operator.demand.entries import DemandEntry, ObjectKey
+from bigfleet.operator.demand.entries import ObjectKey, RequestEntry
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, OwnerReference
 from bigfleet.operator.requests import UnmappableReason, UnmappableRequest
 from bigfleet.operator.rollup import recount
@@ -51,13 +51,13 @@ class Heard:
         self.removed: list[str] = []
         self.reported: list[tuple[int, list[str]]] = []
 
-    def request_changed(self, entry: DemandEntry, former: DemandEntry | None) -> None:
+    def request_changed(self, entry: RequestEntry, former: RequestEntry | None) -> None:
         self.changed.append(entry.key[1])
 
-    def request_removed(self, entry: DemandEntry) -> None:
+    def request_removed(self, entry: RequestEntry) -> None:
         self.removed.append(entry.key[1])
 
-    def rolled_up(self, stamp_nanos: int, entries: list[DemandEntry]) -> None:
+    def rolled_up(self, stamp_nanos: int, entries: list[RequestEntry]) -> None:
         self.reported.append((stamp_nanos, [entry.key[1] for entry in entries]))
 
 

@@ -134,6 +134,22 @@ def test_a_row_that_lacks_only_what_no_machine_can_hold_is_met_for_its_other_pod
     assert cluster.asked() == ["cr-a"]
 
 
+def test_a_pod_that_no_machine_can_hold_is_not_asked_for_again() -> None:
+    """The shard would set it aside once more; its neighbours are asked for."""
+    cluster = Cluster()
+    cluster.requests.put(request("cr-a", pod_uid="pod-a", resources={"cpu": "1000"}))
+    cluster.pods.put(pod("a"))
+    cluster.add(pod("b"))
+    roll_up = cluster.demand.roll_up()
+    assert roll_up is not None
+    row = (roll_up.needs[0].fingerprint, "")
+    message = "1 pod wants cpu 1k, the largest machine for it has 96"
+    cluster.waiting.need_status(need_status(row, reason=UnmetReason.REQUEST_TOO_LARGE, message=message))
+    cluster.clock.seconds += 60
+
+    assert cluster.asked() == ["cr-b"]
+
+
 def test_a_verdict_on_a_roll_up_without_the_request_says_nothing_of_it() -> None:
     cluster = Cluster()
     roll_up = cluster.demand.roll_up()

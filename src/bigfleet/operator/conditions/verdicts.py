@@ -16,8 +16,9 @@ from bigfleet.operator.conditions import wording
 from bigfleet.operator.conditions.acknowledgement import FirstReports, SentRollUps
 from bigfleet.operator.conditions.wording import ConditionValue, RowVerdict
 from bigfleet.operator.demand.demand import DemandView
-from bigfleet.operator.demand.entries import DemandEntry, ObjectKey, RowId
+from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RowId
 from bigfleet.operator.demand.scheduling_messages import reasons_of
+from bigfleet.operator.demand.too_large import exceeds
 from bigfleet.operator.demand.waiting import PodWait, WaitingPod
 
 #: Without a session for longer, requests show that they are not reported.
@@ -101,19 +102,19 @@ class RequestVerdicts:
 
     # ---- what is heard of requests and pods ---------------------------------------------------------------------
 
-    def request_changed(self, entry: DemandEntry, former: DemandEntry | None) -> None:
+    def request_changed(self, entry: RequestEntry, former: RequestEntry | None) -> None:
         """Look at a request again; also at one whose status somebody else has changed."""
         if former is not None and former is not entry:
             self.acknowledged_count -= former.is_acknowledged
         is_new_generation = former is not None and former is not entry
         self.changed(entry.key, Urgency.PHASE if is_new_generation else Urgency.CONDITION)
 
-    def request_removed(self, entry: DemandEntry) -> None:
+    def request_removed(self, entry: RequestEntry) -> None:
         """Count it no longer."""
         self.acknowledged_count -= entry.is_acknowledged
         self.changed(entry.key, Urgency.MESSAGE)
 
-    def rolled_up(self, stamp_nanos: int, entries: list[DemandEntry]) -> None:
+    def rolled_up(self, stamp_nanos: int, entries: list[RequestEntry]) -> None:
         """Remember which entries a roll-up is the first to contain."""
         self._sent.add(stamp_nanos)
         for reports in (self._unacknowledged, self._unjudged):
@@ -223,18 +224,18 @@ class RequestVerdicts:
         self._blocked = (value, now_seconds)
         self._look_at(self._unacknowledged, Urgency.CONDITION)
 
-    def _look_at(self, entries: Iterable[DemandEntry], urgency: Urgency) -> None:
+    def _look_at(self, entries: Iterable[RequestEntry], urgency: Urgency) -> None:
         for entry in entries:
             if self._is_current(entry) or entry.fault is not None:
                 self.changed(entry.key, urgency)
 
-    def _is_current(self, entry: DemandEntry) -> bool:
+    def _is_current(self, entry: RequestEntry) -> bool:
         """Say whether an entry is the one of its object's present generation, and counted."""
         return entry.row is not None and self._demand.get(entry.key) is entry
 
     # ---- what comes out -----------------------------------------------------------------------------------------
 
-    def desired(self, entry: DemandEntry) -> DesiredStatus:
+    def desired(self, entry: RequestEntry) -> DesiredStatus:
         """Return what the status of a request should say now."""
         verdict, is_passing = self._verdict(entry)
         return DesiredStatus(
@@ -246,7 +247,7 @@ class RequestVerdicts:
             is_passing=is_passing,
         )
 
-    def _accepted(self, entry: DemandEntry) -> ConditionValue | None:
+    def _accepted(self, entry: RequestEntry) -> ConditionValue | None:
         if entry.fault is not None:
             return wording.invalid(entry.fault.reason.value, entry.fault.message)
         if self._is_silent:
@@ -257,7 +258,7 @@ class RequestVerdicts:
             return self._blocked[0]
         return None
 
-    def _verdict(self, entry: DemandEntry) -> tuple[RowVerdict | None, bool]:
+    def _verdict(self, entry: RequestEntry) -> tuple[RowVerdict | None, bool]:
         """Return what is said of the request's need, and whether that will pass by itself."""
         if entry.fault is not None or entry.row is None:
             return wording.NOT_COUNTED, False
@@ -278,6 +279,5 @@ class RequestVerdicts:
             return wording.waiting(reasons_of(pod.message)), False
         return verdict, False
 
-    def _is_too_large(self, entry: DemandEntry, verdict: RowVerdict) -> bool:
-        vector = self._demand.vector(entry.key) or {}
-        return any(vector.get(name, 0) > milli for name, milli in verdict.largest)
+    def _is_too_large(self, entry: RequestEntry, verdict: RowVerdict) -> bool:
+        return exceeds(self._demand.vector(entry.key) or {}, verdict.largest)

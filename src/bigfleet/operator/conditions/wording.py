@@ -3,12 +3,11 @@
 Verdicts of a row say that they are the need's, because requests that share a need share its verdict.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from bigfleet.model.frames import NeedStatus, UnmetReason
-from bigfleet.model.quantity import QuantityError, parse_quantity
+from bigfleet.operator.demand.too_large import Largest, largest_named
 
 ACCEPTED: Final = "Accepted"
 SATISFIED: Final = "Satisfied"
@@ -37,9 +36,6 @@ _MESSAGE_CHARACTERS_MAX: Final = 1_000
 #: Ages are said in these steps, so that a message does not change by the minute for thousands of requests.
 _AGE_MINUTES: Final = (1, 2, 5, 10, 20, 30)
 _AGE_HOURS: Final = (1, 2, 4, 8, 12)
-#: The shard names no more shapes that are too large in one sentence (docs/spec/shard.md §12).
-_TOO_LARGE_NAMED_MAX: Final = 3
-_TOO_LARGE: Final = re.compile(r"wants? (\S+) \S+, the largest machine for it has (\S+?)(?:;|$)")
 
 
 class ConditionValue(NamedTuple):
@@ -57,10 +53,10 @@ class RowVerdict(NamedTuple):
     shortfall: ConditionValue
     #: With RequestTooLarge: the largest amount of a resource that a machine has, milli-units. Requests below all of
     #: them are not concerned. Empty when all requests of the row are.
-    largest: tuple[tuple[str, int], ...] = ()
+    largest: Largest = ()
 
     @property
-    def kind(self) -> tuple[str, str, str, str, tuple[tuple[str, int], ...]]:
+    def kind(self) -> tuple[str, str, str, str, Largest]:
         """Everything but the messages."""
         return (*self.satisfied[:2], *self.shortfall[:2], self.largest)
 
@@ -138,23 +134,6 @@ def unmet(row: NeedStatus, *, requests: int, age_seconds: float) -> RowVerdict:
     message = _cut(f"{text}: {row.message}" if row.message else text)
     largest = largest_named(row.message) if row.reason is UnmetReason.REQUEST_TOO_LARGE and not row.parked else ()
     return RowVerdict(ConditionValue(FALSE, "Unmet", message), ConditionValue(TRUE, reason, message), largest)
-
-
-def largest_named(message: str) -> tuple[tuple[str, int], ...]:
-    """Return resource and largest amount, milli-units, of each shape that a verdict calls too large.
-
-    Empty when the sentence cannot be read, or when there may be more shapes than it names.
-    """
-    found = []
-    parts = _TOO_LARGE.findall(message)
-    if len(parts) != message.count(";") + 1 or len(parts) >= _TOO_LARGE_NAMED_MAX:
-        return ()
-    for name, quantity in parts:
-        try:
-            found.append((name, 0 if quantity == "none" else parse_quantity(quantity)))
-        except QuantityError:
-            return ()
-    return tuple(found)
 
 
 def age_text(age_seconds: float) -> str:

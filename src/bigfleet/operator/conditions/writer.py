@@ -19,7 +19,7 @@ from bigfleet.operator.conditions.key_queue import KeyQueue
 from bigfleet.operator.conditions.patches import ConditionChange, StatusChange, status_change
 from bigfleet.operator.conditions.verdicts import RequestVerdicts, UnschedulablePodSource, Urgency
 from bigfleet.operator.demand.demand import DemandView
-from bigfleet.operator.demand.entries import DemandEntry, ObjectKey
+from bigfleet.operator.demand.entries import ObjectKey, RequestEntry
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.events import EventSeverity, reference_to
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, ObjectReference
@@ -242,7 +242,7 @@ class StatusWriter:
 
     # ---- Events -------------------------------------------------------------------------------------------------
 
-    def _report(self, entry: DemandEntry, stored: CapacityRequestObject, change: StatusChange) -> None:
+    def _report(self, entry: RequestEntry, stored: CapacityRequestObject, change: StatusChange) -> None:
         """Record an Event for what turned bad, at most one per request in `EVENT_SECONDS`."""
         bad = next((each for each in change.conditions if _turned_bad(each)), None)
         if bad is None or not self._may_report(entry.uid):

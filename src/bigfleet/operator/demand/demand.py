@@ -17,7 +17,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.vector import Vector
 from bigfleet.operator.demand.capacity_requests import RESOURCES_MAX, request_id, request_of_spec
-from bigfleet.operator.demand.entries import DemandEntry, DemandRow, ObjectKey, RequestFault, RowId
+from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RequestFault, RequestRow, RowId
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, CapacityRequestSpec
 from bigfleet.operator.kubernetes.views import ObjectView
 from bigfleet.operator.requests import MappedRequest, UnmappableReason, UnmappableRequest, map_request
@@ -36,15 +36,15 @@ _MAPPINGS_MAX: Final = 16_384
 class DemandListener(Protocol):
     """Hears what changes of the requests; called on the event loop, never waits."""
 
-    def request_changed(self, entry: DemandEntry, former: DemandEntry | None) -> None:
+    def request_changed(self, entry: RequestEntry, former: RequestEntry | None) -> None:
         """Hear that a request is new, or that the object behind it has changed in any way."""
         ...
 
-    def request_removed(self, entry: DemandEntry) -> None:
+    def request_removed(self, entry: RequestEntry) -> None:
         """Hear that a request is gone or is being deleted."""
         ...
 
-    def rolled_up(self, stamp_nanos: int, entries: list[DemandEntry]) -> None:
+    def rolled_up(self, stamp_nanos: int, entries: list[RequestEntry]) -> None:
         """Hear that a roll-up was built, and which entries it is the first to contain."""
         ...
 
@@ -118,11 +118,11 @@ class DemandView:
         self._builder = RollUpBuilder(cluster)
         self._mapper = _RequestMapper()
         #: All and only the requests that exist and are not being deleted.
-        self._entries: dict[ObjectKey, DemandEntry] = {}
-        self._rows: dict[RowId, DemandRow] = {}
-        self._by_pod: dict[str, DemandEntry] = {}
+        self._entries: dict[ObjectKey, RequestEntry] = {}
+        self._rows: dict[RowId, RequestRow] = {}
+        self._by_pod: dict[str, RequestEntry] = {}
         #: Counted requests whose generation no roll-up has contained yet.
-        self._unreported: dict[ObjectKey, DemandEntry] = {}
+        self._unreported: dict[ObjectKey, RequestEntry] = {}
         #: Requests that are counted among the waiting shapes.
         self._marked: set[ObjectKey] = set()
         self._stamp_nanos = 0
@@ -139,7 +139,7 @@ class DemandView:
         """Return how many requests there are, those that are not counted among them."""
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[DemandEntry]:
+    def __iter__(self) -> Iterator[RequestEntry]:
         """Iterate over the entries of all requests."""
         return iter(self._entries.values())
 
@@ -147,11 +147,11 @@ class DemandView:
         """Have a listener called from now on."""
         self._listeners.append(listener)
 
-    def get(self, key: ObjectKey) -> DemandEntry | None:
+    def get(self, key: ObjectKey) -> RequestEntry | None:
         """Return the entry of a request by (namespace, name)."""
         return self._entries.get(key)
 
-    def row(self, row_id: RowId) -> DemandRow | None:
+    def row(self, row_id: RowId) -> RequestRow | None:
         """Return the requests of a (fingerprint, group); None for a row without any."""
         return self._rows.get(row_id)
 
@@ -159,7 +159,7 @@ class DemandView:
         """Return what a counted request asks for, milli-units; None for one that is not counted."""
         return self._builder.vector(request_id(*key))
 
-    def entry_of_pod(self, pod_uid: str) -> DemandEntry | None:
+    def entry_of_pod(self, pod_uid: str) -> RequestEntry | None:
         """Return the entry of the request that stands for a pod."""
         return self._by_pod.get(pod_uid)
 
@@ -175,7 +175,7 @@ class DemandView:
             return
         entry = known
         if entry is None or entry.uid != metadata.uid or entry.generation != metadata.generation:
-            entry = self._replace(known, DemandEntry(stored, seen_seconds=self._clock.monotonic_seconds()))
+            entry = self._replace(known, RequestEntry(stored, seen_seconds=self._clock.monotonic_seconds()))
             if self._count(entry, stored):
                 self.on_demand_changed()
         else:
@@ -189,7 +189,7 @@ class DemandView:
         if known is not None:
             self._forget(known)
 
-    def _replace(self, known: DemandEntry | None, entry: DemandEntry) -> DemandEntry:
+    def _replace(self, known: RequestEntry | None, entry: RequestEntry) -> RequestEntry:
         """Put a new entry in the place of a known one, which stays counted until the new one is."""
         if known is not None:
             self._drop_pod(known)
@@ -201,7 +201,7 @@ class DemandView:
             self._by_pod[entry.pod_uid] = entry
         return entry
 
-    def _forget(self, entry: DemandEntry) -> None:
+    def _forget(self, entry: RequestEntry) -> None:
         del self._entries[entry.key]
         self._drop_pod(entry)
         self._unreported.pop(entry.key, None)
@@ -213,27 +213,27 @@ class DemandView:
         for listener in self._listeners:
             listener.request_removed(entry)
 
-    def _follow_pod(self, entry: DemandEntry, stored: CapacityRequestObject) -> None:
+    def _follow_pod(self, entry: RequestEntry, stored: CapacityRequestObject) -> None:
         """Labels and owner references change without a new generation."""
-        pod_uid = DemandEntry(stored, seen_seconds=0.0).pod_uid
+        pod_uid = RequestEntry(stored, seen_seconds=0.0).pod_uid
         if pod_uid != entry.pod_uid:
             self._drop_pod(entry)
             entry.pod_uid = pod_uid
             if pod_uid:
                 self._by_pod[pod_uid] = entry
 
-    def _drop_pod(self, entry: DemandEntry) -> None:
+    def _drop_pod(self, entry: RequestEntry) -> None:
         if self._by_pod.get(entry.pod_uid) is entry:
             del self._by_pod[entry.pod_uid]
 
-    def _leave_row(self, entry: DemandEntry) -> None:
+    def _leave_row(self, entry: RequestEntry) -> None:
         row, entry.row = entry.row, None
         if row is not None:
-            row.members.discard(entry.key)
+            row.members.pop(entry.key, None)
             if not row.members:
                 self._rows.pop(row.id, None)
 
-    def _count(self, entry: DemandEntry, stored: CapacityRequestObject) -> bool:
+    def _count(self, entry: RequestEntry, stored: CapacityRequestObject) -> bool:
         """Count an entry, or note why it cannot be; say whether demand has changed."""
         id = request_id(*entry.key)
         try:
@@ -259,11 +259,11 @@ class DemandView:
                 f" at most {RESOURCES_MAX} are allowed; give the request a requirement or priority of its own",
             )
 
-    def _join_row(self, entry: DemandEntry, row_id: RowId) -> None:
+    def _join_row(self, entry: RequestEntry, row_id: RowId) -> None:
         row = self._rows.get(row_id)
         if row is None:
-            row = self._rows[row_id] = DemandRow(row_id)
-        row.members.add(entry.key)
+            row = self._rows[row_id] = RequestRow(row_id)
+        row.members[entry.key] = None
         entry.row = row
 
     # ---- roll-ups -----------------------------------------------------------------------------------------------

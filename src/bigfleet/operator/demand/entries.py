@@ -33,17 +33,18 @@ class OwnerPod(NamedTuple):
     name: str
 
 
-class DemandRow:
+class RequestRow:
     """The requests of one (fingerprint, group)."""
 
     __slots__ = ("id", "members")
 
     def __init__(self, row_id: RowId) -> None:
         self.id = row_id
-        self.members: set[ObjectKey] = set()
+        #: In the order in which they joined; the values mean nothing.
+        self.members: dict[ObjectKey, None] = {}
 
 
-class DemandEntry:
+class RequestEntry:
     """One stored CapacityRequest."""
 
     __slots__ = (
@@ -68,7 +69,7 @@ class DemandEntry:
         #: When this generation was first seen, on the monotonic clock.
         self.seen_seconds = seen_seconds
         #: None while the request is not counted.
-        self.row: DemandRow | None = None
+        self.row: RequestRow | None = None
         self.fault: RequestFault | None = None
         #: Timestamp of the first roll-up that contained this generation; 0 while there is none.
         self.first_stamp_nanos = 0

@@ -15,8 +15,10 @@ import msgspec
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import NeedStatusUpdate, UnmetReason
-from bigfleet.operator.demand.entries import DemandEntry, ObjectKey, RowId
+from bigfleet.model.vector import Vector
+from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RowId
 from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
+from bigfleet.operator.demand.too_large import Largest, exceeds, largest_named
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.views import ObjectView
 
@@ -50,10 +52,14 @@ class WaitingPod(NamedTuple):
 
 
 class RequestsOfPods(Protocol):
-    """Finds the request that stands for a pod."""
+    """Finds the request that stands for a pod, and what it asks for."""
 
-    def entry_of_pod(self, pod_uid: str) -> DemandEntry | None:
+    def entry_of_pod(self, pod_uid: str) -> RequestEntry | None:
         """Return the entry of the pod's CapacityRequest; None without one."""
+        ...
+
+    def vector(self, key: ObjectKey) -> Vector | None:
+        """Return what a request asks for, milli-units; None for one that is not counted."""
         ...
 
 
@@ -116,6 +122,8 @@ class UnschedulablePods:
         #: Since when each row of these pods has been called met without interruption.
         self._met_since_seconds: dict[RowId, float] = {}
         self._judged_stamp_nanos = 0
+        #: Of rows of which only what no machine can hold is short: the largest amounts that machines have.
+        self._too_large: dict[RowId, Largest] = {}
 
     def __len__(self) -> int:
         """Return how many pods are unschedulable."""
@@ -175,7 +183,12 @@ class UnschedulablePods:
             (row.fingerprint, row.group) for row in update.rows if row.reason is not UnmetReason.REQUEST_TOO_LARGE
         }
         others.update(update.coming)
-        known = {row_id for _pod, entry in self._counted() if entry.row is not None for row_id in (entry.row.id,)}
+        self._too_large = {
+            (row.fingerprint, row.group): largest_named(row.message)
+            for row in update.rows
+            if row.reason is UnmetReason.REQUEST_TOO_LARGE
+        }
+        known = {entry.row.id for _pod, entry in self._counted() if entry.row is not None}
         now_seconds = self._clock.monotonic_seconds()
         self._met_since_seconds = {
             row_id: self._met_since_seconds.get(row_id, now_seconds)
@@ -199,20 +212,20 @@ class UnschedulablePods:
                 asked.append(entry.key)
         return asked
 
-    def _counted(self) -> Iterator[tuple[_Pod, DemandEntry]]:
+    def _counted(self) -> Iterator[tuple[_Pod, RequestEntry]]:
         for uid, known in self._pods.items():
             entry = self._requests.entry_of_pod(uid)
             if entry is not None and entry.key[0] == known.pod.metadata.namespace:
                 yield known, entry
 
-    def _judge(self, known: _Pod, entry: DemandEntry) -> None:
+    def _judge(self, known: _Pod, entry: RequestEntry) -> None:
         now_seconds = self._clock.monotonic_seconds()
         if known.since_seconds is None or known.given_up_for is not None or entry.row is None:
             return
         if known.asked_seconds is None:
             met_since_seconds = self._met_since_seconds.get(entry.row.id)
             is_judged = 0 < entry.first_stamp_nanos <= self._judged_stamp_nanos
-            if met_since_seconds is None or not is_judged:
+            if met_since_seconds is None or not is_judged or self._is_too_large(entry, entry.row.id):
                 return
             if now_seconds - max(met_since_seconds, known.since_seconds) >= WAITING_SECONDS:
                 known.asked_seconds = now_seconds
@@ -220,6 +233,10 @@ class UnschedulablePods:
         served_seconds = self._nodes.served_since(known.pod, known.asked_seconds)
         if served_seconds is not None and now_seconds - served_seconds >= GIVEN_UP_SECONDS:
             known.given_up_for = known.circumstances()
+
+    def _is_too_large(self, entry: RequestEntry, row_id: RowId) -> bool:
+        largest = self._too_large.get(row_id)
+        return bool(largest) and exceeds(self._requests.vector(entry.key) or {}, largest or ())
 
     def _notify(self, pod_uid: str) -> None:
         entry = self._requests.entry_of_pod(pod_uid)

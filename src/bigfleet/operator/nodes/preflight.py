@@ -15,7 +15,7 @@ from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.placement import FirstFit, NodeRoom
-from bigfleet.operator.nodes.pod_index import PodsByNode, is_terminating, moves_in_a_drain, requested_by
+from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, is_terminating, moves_in_a_drain, requested_by
 from bigfleet.operator.nodes.topology_rules import Located
 
 #: How long room stays promised after its pod has left: until the pod's successor is bound and counts by itself.
@@ -64,6 +64,10 @@ class Preflight:
             promise.target = placement.assigned[promise.pod.metadata.key]
         self._promises[machine_id] = [_Promise(pod, name, placement.assigned[pod.metadata.key]) for pod in moving]
         return None
+
+    def promised(self, machine_id: str) -> dict[PodKey, str]:
+        """Return where the pods of a machine's accepted drain have room, by node name."""
+        return {promise.pod.metadata.key: promise.target for promise in self._promises.get(machine_id, ())}
 
     def release(self, machine_id: str) -> None:
         """Take back the room that was promised for a machine's drain: it was withdrawn."""

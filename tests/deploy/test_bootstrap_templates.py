@@ -434,6 +434,14 @@ def test_a_template_renders_with_the_values_of_the_check_at_start(path: Path) ->
         assert render(filled(path), str(path), sample_variables("c", with_token=with_token))
 
 
+def test_the_page_lists_the_variables_that_templates_have() -> None:
+    page = (FOLDER.parent.parent / "docs" / "joining-a-cluster.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"\| variable \| value \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
+    listed = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+    assert listed == sample_variables("c", with_token=True).keys()
+
+
 def test_there_is_a_script_and_a_cloud_config_for_each_kind() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {
         f"{kind}.{form}.j2" for kind in KINDS for form in ("sh", "cloud-init")

@@ -80,6 +80,10 @@ class DrainTable:
             changed.append(drain)
         return changed
 
+    def resume(self, drain: DrainRecord) -> bool:
+        """Note a drain that an earlier process began; False when the machine has one already, which stays."""
+        return self._by_machine.setdefault(drain.machine_id, drain) is drain
+
     def finish(self, result: DrainResult) -> bool:
         """Note how a drain ended; False when that drain is no longer the machine's, or has its result."""
         drain = self._by_machine.get(result.machine_id)

@@ -16,7 +16,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainResult, NodeStateUpdate, ReclaimInstruction
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.states import MachineState
-from bigfleet.operator.drains import DrainTable
+from bigfleet.operator.drains import DrainRecord, DrainTable
 from bigfleet.operator.outbox import OperatorOutbox
 from bigfleet.operator.ports import ClusterAgent, EndKind, SessionDialer, SessionEnded, SessionStream
 
@@ -99,6 +99,13 @@ class SessionClient:
         """Tell the shard what became of a node, if it is there and asks for it; the next resync repairs the rest."""
         if frames.CAPABILITY_NODE_STATUS in (self._shard_capabilities or ()):
             self._outbox.put(status)
+
+    def resume_drain(self, drain: DrainRecord) -> bool:
+        """Note a drain that an earlier process of this cluster began, so that its result and its end are known.
+
+        Call it before `run`: the frames of the first session may end the drain. False when the machine has one already.
+        """
+        return self._drains.resume(drain)
 
     def drain_finished(self, result: DrainResult) -> None:
         """Note how a drain ended, and report it to the shard now or when the next session opens."""

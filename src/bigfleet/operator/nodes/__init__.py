@@ -1,0 +1,5 @@
+"""Shows machines in the cluster and acts on its nodes: matching, node statuses, UpcomingNodes, hints, drains.
+
+`bigfleet.operator.agent` wires the parts together; each reads caches and writes through a `KubernetesApi`. Nothing here
+decides which machine is drained.
+"""

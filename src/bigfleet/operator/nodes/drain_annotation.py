@@ -1,0 +1,78 @@
+"""Reads and writes the annotation that a Node carries while it is drained (docs/spec/operator.md §7.2, §7.5).
+
+It is all that a new leader needs to go on. Its deadline is wall clock, because it crosses processes. A text that cannot
+be read is an error that the caller shows; it is never taken for a drain.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from bigfleet.operator.kubernetes.objects import NodeObject
+from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
+from bigfleet.operator.nodes.names import unix_seconds
+
+
+class UnreadableAnnotation(ValueError):
+    """The annotation is no drain of ours; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainAnnotation:
+    """One drain as its Node shows it."""
+
+    instruction: str
+    machine: str
+    #: Unix time.
+    deadline_seconds: float
+    reason: str
+    #: Whether the operator cordoned the Node: only then does a withdrawal uncordon it.
+    cordoned: bool
+    #: Of the preemptor; 0 is voluntary.
+    priority: int = 0
+
+    def text(self) -> str:
+        """Return the annotation's value; the deadline in milliseconds, rounded down."""
+        deadline = datetime.fromtimestamp(int(self.deadline_seconds * 1000) / 1000, UTC)
+        fields = {
+            "instruction": self.instruction,
+            "machine": self.machine,
+            "deadline": deadline.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "reason": self.reason,
+            "cordoned": self.cordoned,
+            "priority": self.priority,
+        }
+        return json.dumps(fields, separators=(",", ":"))
+
+
+def read_annotation(node: NodeObject) -> DrainAnnotation | None:
+    """Return the drain that a Node shows, None when it shows none. Raises UnreadableAnnotation."""
+    text = (node.metadata.annotations or {}).get(RECLAIM_ANNOTATION)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise UnreadableAnnotation(f"{text[:100]!r} is no JSON: {error}") from error
+    if not isinstance(fields, Mapping):
+        raise UnreadableAnnotation(f"{text[:100]!r} is no JSON object")
+    deadline_seconds = unix_seconds(_text(fields, "deadline"))
+    if deadline_seconds is None:
+        raise UnreadableAnnotation(f"deadline {fields['deadline']!r} is no RFC 3339 time")
+    priority = fields.get("priority", 0)
+    return DrainAnnotation(
+        instruction=_text(fields, "instruction"),
+        machine=_text(fields, "machine"),
+        deadline_seconds=deadline_seconds,
+        reason=_text(fields, "reason"),
+        cordoned=fields.get("cordoned") is True,
+        priority=priority if isinstance(priority, int) else 0,
+    )
+
+
+def _text(fields: Mapping[str, object], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not value:
+        raise UnreadableAnnotation(f"{name} is missing or no text")
+    return value

@@ -1,0 +1,91 @@
+"""Evicts and deletes single pods, and says what the API server made of it (docs/spec/operator.md §7.3).
+
+Evictions go through policy/v1, so that disruption budgets are honoured; the pod's UID is a precondition, so that a new
+pod of the same name is never meant. Only `delete` goes around budgets, and only --drain-force leads there.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
+from bigfleet.operator.kubernetes.objects import PodObject
+from bigfleet.operator.kubernetes.resources import EVICTIONS, PODS
+
+#: What Kubernetes gives a pod that says nothing.
+POD_GRACE_SECONDS: Final = 30
+RETRY_SECONDS: Final = 5.0
+_BUDGET_CAUSE: Final = "DisruptionBudget"
+#: A namespace that is being deleted refuses evictions with 403; its pods go by themselves.
+_ENDING_NAMESPACE_CAUSE: Final = "NamespaceTerminating"
+
+
+class EvictionAnswer(Enum):
+    """How the API server answered; the values are those of the metric `evictions_total`."""
+
+    ACCEPTED = "accepted"
+    BUDGET = "budget"
+    GONE = "gone"
+    FORBIDDEN = "forbidden"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionOutcome:
+    """One answer, when to ask again if the pod is still there, and the server's text."""
+
+    answer: EvictionAnswer
+    retry_in_seconds: float = RETRY_SECONDS
+    text: str = ""
+
+
+class PodEvictor:
+    """Evicts and deletes pods of one cluster."""
+
+    def __init__(self, *, api: KubernetesApi) -> None:
+        self._api = api
+
+    async def evict(self, pod: PodObject, left_seconds: float) -> EvictionOutcome:
+        """Ask for an eviction within the pod's own grace, cut to the whole seconds that are left, at least 1."""
+        options: dict[str, Any] = {"preconditions": {"uid": pod.metadata.uid}}
+        own_seconds = pod.spec.termination_grace_period_seconds
+        own_seconds = POD_GRACE_SECONDS if own_seconds is None else own_seconds
+        # Zero would remove the pod from the API server while its containers run on.
+        cut_seconds = max(1, math.floor(left_seconds))
+        if own_seconds > cut_seconds:
+            options["gracePeriodSeconds"] = cut_seconds
+        metadata = pod.metadata
+        body: dict[str, Any] = {
+            "apiVersion": "policy/v1",
+            "kind": EVICTIONS.kind,
+            "metadata": {"name": metadata.name, "namespace": metadata.namespace},
+            "deleteOptions": options,
+        }
+        try:
+            await self._api.create(EVICTIONS, body, namespace=metadata.namespace, name=metadata.name)
+        except ApiError as error:
+            return _refused(error)
+        return EvictionOutcome(EvictionAnswer.ACCEPTED)
+
+    async def delete(self, pod: PodObject) -> EvictionOutcome:
+        """Delete a pod with grace 0, whatever its budget says."""
+        metadata = pod.metadata
+        try:
+            await self._api.delete(PODS, metadata.name, namespace=metadata.namespace, uid=metadata.uid, grace_seconds=0)
+        except ApiError as error:
+            return _refused(error)
+        return EvictionOutcome(EvictionAnswer.ACCEPTED)
+
+
+def _refused(error: ApiError) -> EvictionOutcome:
+    retry_seconds = error.retry_after_seconds if error.retry_after_seconds is not None else RETRY_SECONDS
+    text = str(error)
+    if error.is_not_found or error.is_conflict:
+        # Gone, or another pod under this name. The caches will say so.
+        return EvictionOutcome(EvictionAnswer.GONE, retry_seconds, text)
+    if error.is_forbidden and _ENDING_NAMESPACE_CAUSE not in error.causes:
+        return EvictionOutcome(EvictionAnswer.FORBIDDEN, retry_seconds, text)
+    if error.status == 429 and _BUDGET_CAUSE in error.causes:
+        return EvictionOutcome(EvictionAnswer.BUDGET, retry_seconds, text)
+    return EvictionOutcome(EvictionAnswer.ERROR, retry_seconds, text)

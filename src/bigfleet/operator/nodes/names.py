@@ -1,0 +1,63 @@
+"""Names what the operator writes: labels, UpcomingNodes, AvailableCapacities, moments (docs/spec/operator.md §2.4).
+
+A machine id may be any text, a label or an object name may not: what does not fit is hashed, and the raw id stands in
+an annotation and in the spec. Equal ids always give equal names.
+"""
+
+import hashlib
+import re
+from datetime import UTC, datetime
+
+from bigfleet.model.clock import NANOS_PER_SECOND
+
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_HASHED_LABEL = re.compile(r"h-[0-9a-f]{40}", re.ASCII)
+_DNS_LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(?:\.{_DNS_LABEL})*", re.ASCII)
+_NAME_CHARACTERS_MAX = 253
+_UPCOMING_PREFIX = "un-"
+_HASH_CHARACTERS = 40
+
+
+def machine_label(machine_id: str) -> str:
+    """Return the value of the machine-id label: the id itself if a label can hold it, else `h-` and a hash."""
+    if _LABEL_VALUE.fullmatch(machine_id):
+        return machine_id
+    return "h-" + _hash(machine_id)
+
+
+def is_hashed_label(value: str) -> bool:
+    """Say whether a label value may be a hash, from which no machine id can be read."""
+    return _HASHED_LABEL.fullmatch(value) is not None
+
+
+def upcoming_node_name(machine_id: str) -> str:
+    """Return the name of the machine's UpcomingNode."""
+    name = _UPCOMING_PREFIX + machine_id
+    if len(name) <= _NAME_CHARACTERS_MAX and _SUBDOMAIN.fullmatch(name):
+        return name
+    return _UPCOMING_PREFIX + _hash(machine_id)
+
+
+def available_capacity_name(supersedes_key: str) -> str:
+    """Return the name of the AvailableCapacity that shows the hints of one key."""
+    return "ac-" + hashlib.sha256(supersedes_key.encode()).digest()[:16].hex()
+
+
+def rfc3339(unix_nanos: int) -> str:
+    """Return the moment in UTC with whole seconds, as Kubernetes writes it: `2026-11-24T12:00:00Z`."""
+    moment = datetime.fromtimestamp(unix_nanos // NANOS_PER_SECOND, UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def unix_seconds(text: str | None) -> float | None:
+    """Return the moment that an RFC 3339 text names, None for what is none; a text without an offset is none."""
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo is not None else None
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARACTERS]

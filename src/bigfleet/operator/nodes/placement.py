@@ -1,0 +1,210 @@
+"""Places pods on nodes by first fit, largest pods first: a pure forecast of whether they would find room.
+
+Requests against what is free, the pods limit, node selectors, required node affinity, taints, and rules about other
+pods. Host ports, volumes that are bound to a node and preferences are not read. It must never say that a pod fits where
+the scheduler would refuse it for a rule that is read here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from bigfleet.model.quantity import MILLI, QuantityError, parse_quantity
+from bigfleet.model.vector import format_vector
+from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
+from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
+from bigfleet.operator.nodes.pod_fit import admits, repelling_taint
+from bigfleet.operator.nodes.pod_index import PodKey
+from bigfleet.operator.nodes.topology_rules import Located, PodRules
+
+_PODS: Final = "pods"
+
+
+@dataclass(slots=True)
+class NodeRoom:
+    """What is free on one node, milli-units; `pods` is the number of pods that it may still host."""
+
+    node: NodeObject
+    free: dict[str, int]
+    pods: int
+
+    @classmethod
+    def of(cls, node: NodeObject, requested: Mapping[str, int], pods: int) -> "NodeRoom":
+        """Return what a node has left beside `requested` by so many `pods`; nothing of what it does not say."""
+        allocatable = {}
+        for name, quantity in (node.status.allocatable or {}).items():
+            try:
+                allocatable[name] = parse_quantity(str(quantity))
+            except QuantityError:
+                continue
+        slots = allocatable.pop(_PODS, 0) // MILLI
+        return cls(node, {name: milli - requested.get(name, 0) for name, milli in allocatable.items()}, slots - pods)
+
+    def take(self, requests: Mapping[str, int]) -> None:
+        """Take the room of one pod."""
+        for name, milli in requests.items():
+            self.free[name] = self.free.get(name, 0) - milli
+        self.pods -= 1
+
+    def lacks(self, requests: Mapping[str, int]) -> str | None:
+        """Return the first resource, in name order, of which a pod finds too little; None when it fits."""
+        if self.pods < 1:
+            return _PODS
+        # A loop, not a comprehension: this is asked for each pod and node.
+        for name, milli in requests.items():
+            if self.free.get(name, 0) < milli:
+                return min(n for n, m in requests.items() if self.free.get(n, 0) < m)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """A pod that fits nowhere, and why."""
+
+    pod: PodObject
+    reason: str
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where each pod would go, by node name; `unplaced` is the first that fits nowhere."""
+
+    assigned: dict[PodKey, str] = field(default_factory=dict)
+    unplaced: Unplaced | None = None
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Pods that are alike to the scheduler."""
+
+    requests: dict[str, int]
+    rules: PodRules
+    #: Rooms before this one are known to be too small or forbidden.
+    start: int = 0
+
+
+class FirstFit:
+    """Places pods, one set at a time, into rooms that it uses up."""
+
+    def __init__(
+        self,
+        rooms: Sequence[NodeRoom],
+        *,
+        residents: Callable[[], Iterable[Located]],
+        anti_affine: Sequence[Located],
+        nodes: Sequence[NodeObject],
+    ) -> None:
+        """`residents` are all pods that stay, with their nodes; it is called once, and only if a rule asks for it.
+
+        `anti_affine` are those of them with anti-affinity; `nodes` are all nodes that stay, schedulable or not.
+        """
+        self._rooms = rooms
+        self._residents = residents
+        self._located: Sequence[Located] | None = None
+        self._anti_affine = anti_affine
+        self._nodes = nodes
+        self._kinds: dict[bytes, _Kind] = {}
+        self._placed: list[Located] = []
+
+    def place(self, pods: Iterable[PodObject], *, size: Callable[[Mapping[str, int]], float]) -> Placement:
+        """Place pods, the largest by `size` first; stops at the first that fits nowhere."""
+        placement = Placement()
+        sized = []
+        for pod in pods:
+            try:
+                requests = pod_requests(pod.spec)
+            except UnreadableRequest as error:
+                placement.unplaced = Unplaced(pod, f"its requests cannot be read: {error}")
+                return placement
+            if pod.spec.resource_claims:
+                placement.unplaced = Unplaced(pod, "whether its resource claims can be met elsewhere is unknown")
+                return placement
+            sized.append((-size(requests), pod.metadata.key, pod, requests))
+        sized.sort(key=lambda entry: entry[:2])
+        for _size, key, pod, requests in sized:
+            kind = self._kind_of(pod, requests)
+            room = self._find(pod, kind)
+            if room is None:
+                placement.unplaced = Unplaced(pod, self._why(pod, kind))
+                return placement
+            room.take(requests)
+            self._note(pod, room.node)
+            placement.assigned[key] = room.node.metadata.name
+        return placement
+
+    def _find(self, pod: PodObject, kind: _Kind) -> NodeRoom | None:
+        remembers = kind.rules.only_get_stricter
+        for position in range(kind.start if remembers else 0, len(self._rooms)):
+            room = self._rooms[position]
+            if self._fault(room, pod, kind) is None:
+                if remembers:
+                    kind.start = position
+                return room
+        if remembers:
+            kind.start = len(self._rooms)
+        return None
+
+    def _fault(self, room: NodeRoom, pod: PodObject, kind: _Kind) -> str | None:
+        lacking = room.lacks(kind.requests)
+        if lacking is not None:
+            return f"too little {lacking}"
+        if not admits(room.node, pod.spec):
+            return "not selected by its node selector or affinity"
+        taint = repelling_taint(room.node.spec.taints, pod.spec.tolerations)
+        if taint is not None:
+            return f"taint {taint.key} not tolerated"
+        return kind.rules.fault(room.node)
+
+    def _why(self, pod: PodObject, kind: _Kind) -> str:
+        amounts = ", ".join(f"{name} {text}" for name, text in format_vector(kind.requests).items())
+        if not self._rooms:
+            return f"it requests {amounts or 'nothing'}; no other node is schedulable and Ready"
+        faults = Counter(self._fault(room, pod, kind) for room in self._rooms)
+        listed = "; ".join(
+            f"{count} {fault}" for fault, count in sorted(faults.items(), key=lambda f: (-f[1], f[0] or ""))
+        )
+        return f"it requests {amounts or 'nothing'}; of {len(self._rooms)} other nodes: {listed}"
+
+    def _kind_of(self, pod: PodObject, requests: dict[str, int]) -> _Kind:
+        spec = pod.spec
+        text = msgspec.json.encode(
+            (
+                pod.metadata.namespace,
+                sorted((pod.metadata.labels or {}).items()),
+                sorted(requests.items()),
+                spec.node_selector,
+                spec.affinity,
+                spec.tolerations,
+                spec.topology_spread_constraints,
+            )
+        )
+        kind = self._kinds.get(text)
+        if kind is None:
+            rules = PodRules.build(pod, _LazyPods(self._all_residents), self._anti_affine, self._nodes)
+            for placed, node in self._placed:
+                rules.place(placed, node)
+            kind = self._kinds[text] = _Kind(requests, rules)
+        return kind
+
+    def _all_residents(self) -> Sequence[Located]:
+        if self._located is None:
+            self._located = tuple(self._residents())
+        return self._located
+
+    def _note(self, pod: PodObject, node: NodeObject) -> None:
+        self._placed.append((pod, node))
+        for kind in self._kinds.values():
+            kind.rules.place(pod, node)
+
+
+class _LazyPods:
+    """Iterates over pods that are collected only when somebody asks: most pods have no rules about others."""
+
+    def __init__(self, collect: Callable[[], Iterable[Located]]) -> None:
+        self._collect = collect
+
+    def __iter__(self) -> Iterator[Located]:
+        return iter(self._collect())

@@ -1,0 +1,160 @@
+"""Indexes the pods of a cluster by node, with running sums of what they request.
+
+One pass per change of a pod, none over the other pods. A pod that has finished requests nothing of its node and is
+absent. A pod whose requests cannot be read counts as a pod without requests: what is summed here is a report and a
+forecast, and nothing may be drained because of it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from bigfleet.operator.kubernetes.objects import PodObject, PodSpec
+from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
+
+log = structlog.get_logger(__name__)
+
+MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
+_FINISHED: Final = frozenset({"Succeeded", "Failed"})
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+
+PodKey = tuple[str, str]
+
+
+def is_finished(pod: PodObject) -> bool:
+    """Say whether the pod has run to its end and requests nothing any more."""
+    return pod.status.phase in _FINISHED
+
+
+def is_terminating(pod: PodObject) -> bool:
+    """Say whether the pod is being deleted."""
+    return pod.metadata.deletion_timestamp is not None
+
+
+def moves_in_a_drain(pod: PodObject) -> bool:
+    """Say whether a drain must remove the pod: not one of a DaemonSet, no mirror pod, and not finished."""
+    owners = pod.metadata.owner_references or ()
+    return not (
+        is_finished(pod)
+        or MIRROR_ANNOTATION in (pod.metadata.annotations or {})
+        or any(owner.controller and owner.kind == "DaemonSet" for owner in owners)
+    )
+
+
+def has_required_anti_affinity(pod: PodObject) -> bool:
+    """Say whether the pod keeps other pods away from where it is."""
+    affinity = pod.spec.affinity
+    anti_affinity = affinity.pod_anti_affinity if affinity is not None else None
+    return anti_affinity is not None and bool(anti_affinity.required_during_scheduling_ignored_during_execution)
+
+
+def requested_by(spec: PodSpec) -> Mapping[str, int]:
+    """Return what a pod requests, milli-units; nothing if that cannot be read. Equal amounts are one object."""
+    try:
+        return _shared(tuple(sorted(pod_requests(spec).items())))
+    except UnreadableRequest as error:
+        log.debug("operator.pod_requests_unreadable", error=str(error))
+        return _NOTHING
+
+
+@lru_cache(maxsize=4096)
+def _shared(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    # Pods of one workload are alike: a cluster of 50,000 pods has few hundred distinct amounts.
+    return MappingProxyType(dict(items))
+
+
+class PodsOnNode:
+    """The pods of one node that have not finished, and what they request in sum."""
+
+    def __init__(self) -> None:
+        self.pods: dict[PodKey, PodObject] = {}
+        self.requests: dict[PodKey, Mapping[str, int]] = {}
+        #: Milli-units by resource, zero included.
+        self.requested: dict[str, int] = {}
+
+    def _put(self, pod: PodObject, requests: Mapping[str, int]) -> bool:
+        """Store the pod; return whether sums or the number of pods changed."""
+        key = pod.metadata.key
+        former = self.requests.get(key)
+        self.pods[key] = pod
+        if former is not None and (former is requests or former == requests):
+            return False
+        self.requests[key] = requests
+        for name, milli in requests.items():
+            self.requested[name] = self.requested.get(name, 0) + milli
+        for name, milli in (former or _NOTHING).items():
+            self.requested[name] -= milli
+        return True
+
+    def _pop(self, key: PodKey) -> bool:
+        if self.pods.pop(key, None) is None:
+            return False
+        for name, milli in self.requests.pop(key).items():
+            self.requested[name] -= milli
+        return True
+
+
+_EMPTY_NODE: Final = PodsOnNode()
+
+
+class PodsByNode:
+    """An ObjectListener of pods. `changed` holds the nodes whose sums have changed until it is taken."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, PodsOnNode] = {}
+        #: Pods with a node that keep other pods away, by pod.
+        self._anti_affine: dict[PodKey, PodObject] = {}
+        self._changed: set[str] = set()
+
+    def put(self, stored: PodObject, former: PodObject | None) -> None:
+        """Follow one pod."""
+        node = stored.spec.node_name
+        if former is not None and former.spec.node_name and former.spec.node_name != node:
+            self.remove(former)
+        if not node:
+            return
+        if is_finished(stored):
+            self.remove(stored)
+            return
+        known = self._nodes.get(node)
+        if known is None:
+            known = self._nodes[node] = PodsOnNode()
+        if known._put(stored, requested_by(stored.spec)):
+            self._changed.add(node)
+        if has_required_anti_affinity(stored):
+            self._anti_affine[stored.metadata.key] = stored
+        else:
+            self._anti_affine.pop(stored.metadata.key, None)
+
+    def remove(self, former: PodObject) -> None:
+        """Forget one pod."""
+        node = former.spec.node_name
+        known = self._nodes.get(node)
+        if known is None:
+            return
+        if known._pop(former.metadata.key):
+            self._changed.add(node)
+            self._anti_affine.pop(former.metadata.key, None)
+        if not known.pods:
+            del self._nodes[node]
+
+    def on(self, node: str) -> PodsOnNode:
+        """Return the pods of a node; an empty one when it has none. The caller changes nothing."""
+        return self._nodes.get(node, _EMPTY_NODE)
+
+    def bound(self) -> Iterator[PodObject]:
+        """Iterate over all pods that have a node and have not finished."""
+        for known in self._nodes.values():
+            yield from known.pods.values()
+
+    def anti_affine(self) -> Iterable[PodObject]:
+        """Return the pods that have a node and keep other pods away from it."""
+        return self._anti_affine.values()
+
+    def take_changed(self) -> set[str]:
+        """Return the nodes whose sums or number of pods changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed

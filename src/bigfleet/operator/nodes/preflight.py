@@ -1,0 +1,145 @@
+"""Decides whether a node may be drained for a voluntary reclaim: its pods must find room on the other nodes.
+
+A forecast by first fit (`bigfleet.operator.nodes.placement`). Room that was promised to the pods of one drain counts
+for no other drain until those pods have moved, and nodes that are being drained offer no room at all. This module reads
+caches and remembers promises; it must never touch a node.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Final
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.quantity import QuantityError, parse_quantity
+from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
+from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
+from bigfleet.operator.nodes.matching import NodeMatcher
+from bigfleet.operator.nodes.placement import FirstFit, NodeRoom
+from bigfleet.operator.nodes.pod_index import PodsByNode, is_terminating, moves_in_a_drain, requested_by
+from bigfleet.operator.nodes.topology_rules import Located
+
+#: How long room stays promised after its pod has left: until the pod's successor is bound and counts by itself.
+PROMISE_SECONDS: Final = 30.0
+
+
+@dataclass(slots=True)
+class _Promise:
+    """Room on one node for a pod that has to leave another."""
+
+    pod: PodObject
+    source: str
+    target: str
+    #: When the pod was first found to be gone; None while it is there.
+    gone_seconds: float | None = None
+
+
+class Preflight:
+    """The forecasts of one cluster, and the promises that follow from them."""
+
+    def __init__(self, *, nodes: NodeMatcher, pods: PodsByNode, clock: Clock) -> None:
+        self._nodes = nodes
+        self._pods = pods
+        self._clock = clock
+        #: By the machine whose drain was accepted.
+        self._promises: dict[str, list[_Promise]] = {}
+
+    def refusal(self, machine_id: str, node: NodeObject, *, leaving: Set[str]) -> str | None:
+        """Say why the node's pods would not fit elsewhere; None accepts, and promises them their room.
+
+        `leaving` are the names of all nodes that are drained or are about to be. The text names the first pod that
+        fits nowhere.
+        """
+        self._prune()
+        name = node.metadata.name
+        away = {*leaving, name}
+        moving = [p for p in self._pods.on(name).pods.values() if moves_in_a_drain(p) and not is_terminating(p)]
+        # Pods that were to come here must find another place as well.
+        redirected = [p for p in self._all_promises() if p.target == name]
+        everyone = {pod.metadata.key: pod for pod in (*(p.pod for p in redirected), *moving)}
+        placement = self._fit(away).place(everyone.values(), size=_share_of(node))
+        if placement.unplaced is not None:
+            key = placement.unplaced.pod.metadata.key
+            return f"pod {'/'.join(key)} fits on no other node: {placement.unplaced.reason}"
+        for promise in redirected:
+            promise.target = placement.assigned[promise.pod.metadata.key]
+        self._promises[machine_id] = [_Promise(pod, name, placement.assigned[pod.metadata.key]) for pod in moving]
+        return None
+
+    def release(self, machine_id: str) -> None:
+        """Take back the room that was promised for a machine's drain: it was withdrawn."""
+        self._promises.pop(machine_id, None)
+
+    def _fit(self, away: Set[str]) -> FirstFit:
+        staying = {n.metadata.name: n for n in self._nodes.nodes() if n.metadata.name not in away}
+        rooms = {}
+        for name in sorted(staying):
+            node = staying[name]
+            if _takes_pods(node):
+                load = self._pods.on(name)
+                rooms[name] = NodeRoom.of(node, load.requested, len(load.pods))
+        promised: list[Located] = []
+        for promise in self._all_promises():
+            room = rooms.get(promise.target)
+            if room is not None:
+                room.take(requested_by(promise.pod.spec))
+                promised.append((promise.pod, room.node))
+
+        def residents() -> Iterable[Located]:
+            for name, node in staying.items():
+                for pod in self._pods.on(name).pods.values():
+                    yield pod, node
+            yield from promised
+
+        anti_affine: list[Located] = [
+            (pod, staying[pod.spec.node_name]) for pod in self._pods.anti_affine() if pod.spec.node_name in staying
+        ]
+        return FirstFit(
+            tuple(rooms.values()),
+            residents=residents,
+            anti_affine=[*anti_affine, *promised],
+            nodes=tuple(staying.values()),
+        )
+
+    def _all_promises(self) -> Iterable[_Promise]:
+        for promises in self._promises.values():
+            yield from promises
+
+    def _prune(self) -> None:
+        """Forget promises whose pods left long enough ago."""
+        now_seconds = self._clock.monotonic_seconds()
+        for machine_id, promises in list(self._promises.items()):
+            for promise in promises:
+                here = self._pods.on(promise.source).pods.get(promise.pod.metadata.key)
+                if promise.gone_seconds is None and (here is None or here.metadata.uid != promise.pod.metadata.uid):
+                    promise.gone_seconds = now_seconds
+            left = [p for p in promises if p.gone_seconds is None or now_seconds - p.gone_seconds < PROMISE_SECONDS]
+            if left:
+                self._promises[machine_id] = left
+            else:
+                del self._promises[machine_id]
+
+
+def _takes_pods(node: NodeObject) -> bool:
+    """Say whether the scheduler may put pods on the node, and it is not about to be drained by a former leader."""
+    return (
+        node.is_ready
+        and not node.spec.unschedulable
+        and node.metadata.deletion_timestamp is None
+        and RECLAIM_ANNOTATION not in (node.metadata.annotations or {})
+    )
+
+
+def _share_of(node: NodeObject) -> Callable[[Mapping[str, int]], float]:
+    """Return a measure of requests: their largest share of the node's allocatable resources."""
+    allocatable: dict[str, int] = {}
+    for name, quantity in (node.status.allocatable or {}).items():
+        try:
+            allocatable[name] = parse_quantity(str(quantity))
+        except QuantityError:
+            continue
+
+    def share(requests: Mapping[str, int]) -> float:
+        # What the node itself does not have is the scarcest of all.
+        return max((milli / (allocatable.get(name) or 1) for name, milli in requests.items()), default=0.0)
+
+    return share

@@ -1,0 +1,256 @@
+"""Shows each machine of the cluster as an UpcomingNode object (docs/spec/operator.md §8).
+
+The phase follows the newest frame of the machine, the conditions what the cluster sees of its Node and its drain.
+Frames are coalesced by machine: one worker handles a machine at a time and writes what differs from what is stored.
+Whatever the order, loss and repetition of frames, a resync ends in exactly the objects of the bound machines. Objects
+without our label are never deleted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.frames import DrainOutcome, DrainResult, NodeStateUpdate
+from bigfleet.model.states import MachineState
+from bigfleet.operator.drains import DrainRecord
+from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi
+from bigfleet.operator.kubernetes.objects import UpcomingNode
+from bigfleet.operator.kubernetes.resources import FIELD_MANAGER, MANAGED_BY, UPCOMING_NODES
+from bigfleet.operator.nodes.matching import NodeMatcher
+from bigfleet.operator.nodes.names import upcoming_node_name
+from bigfleet.operator.nodes.upcoming_node_body import (
+    DRAINED_PHASE,
+    PHASES,
+    NodeView,
+    is_same_spec,
+    is_same_status,
+    spec_body,
+    status_body,
+)
+from bigfleet.operator.nodes.work_queue import WorkQueue
+
+log = structlog.get_logger(__name__)
+
+#: How long a machine whose bootstrap was rolled back is shown without a newer frame.
+LAUNCHED_SECONDS: Final = 600.0
+_REFUSED: Final = DrainOutcome.WOULD_NOT_FIT
+_GONE_STATES: Final = frozenset({MachineState.DELETING, MachineState.UNSPECIFIED})
+#: An Idle machine whose object is in one of these phases has been drained, or has failed: the object goes.
+_ENDING_PHASES: Final = frozenset({"Draining", DRAINED_PHASE, "Failed"})
+
+#: Called with the operation (create, spec_update, status_update, delete) and its outcome (success, conflict, error).
+WriteListener = Callable[[str, str], None]
+
+
+class UpcomingNodes:
+    """The UpcomingNodes of one cluster; an ObjectListener of them."""
+
+    def __init__(
+        self,
+        *,
+        api: KubernetesApi,
+        nodes: NodeMatcher,
+        queue: WorkQueue,
+        clock: Clock,
+        on_write: WriteListener = lambda operation, outcome: None,
+    ) -> None:
+        self._api = api
+        self._nodes = nodes
+        self._queue = queue
+        self._clock = clock
+        self._on_write = on_write
+        #: The newest frame of each machine that may have an object, and when it arrived.
+        self._frames: dict[str, NodeStateUpdate] = {}
+        self._arrived_seconds: dict[str, float] = {}
+        #: Machine id by object name, for the machines in `_frames`.
+        self._machine_by_name: dict[str, str] = {}
+        self._results: dict[str, DrainResult] = {}
+        #: Objects as last seen or written.
+        self._stored: dict[str, UpcomingNode] = {}
+        #: Objects that the last resync left without a machine.
+        self._unwanted: set[str] = set()
+        nodes.listen(self._node_changed)
+
+    # ---- what happens -------------------------------------------------------------------------------------------
+
+    def node_state(self, update: NodeStateUpdate) -> None:
+        """Show the state of a machine; a newer frame replaces an older one that is not written yet."""
+        machine_id = update.machine_id
+        name = upcoming_node_name(machine_id)
+        self._frames[machine_id] = update
+        self._arrived_seconds[machine_id] = self._clock.monotonic_seconds()
+        self._machine_by_name[name] = machine_id
+        self._unwanted.discard(name)
+        result = self._results.get(machine_id)
+        # Why a reclaim was refused stays readable until the next one.
+        if result is not None and update.state is MachineState.CONFIGURED and result.outcome is not _REFUSED:
+            del self._results[machine_id]
+        self._queue.put(self._reconcile, name)
+
+    def resynced(self, machine_ids: frozenset[str]) -> None:
+        """Delete the objects of all machines that a resync did not name, unless a newer frame brings them back."""
+        gone = self._frames.keys() - machine_ids
+        # Also what is being written in this moment, and is not stored yet.
+        names = self._stored.keys() | {upcoming_node_name(machine_id) for machine_id in gone}
+        for machine_id in gone:
+            self._forget(machine_id)
+        for name in sorted(names - {upcoming_node_name(machine_id) for machine_id in machine_ids}):
+            self._unwanted.add(name)
+            self._queue.put(self._reconcile, name)
+
+    def drain_started(self, drain: DrainRecord) -> None:
+        """Forget how an earlier drain of the machine ended."""
+        if self._results.pop(drain.machine_id, None) is not None:
+            self._queue.put(self._reconcile, upcoming_node_name(drain.machine_id))
+
+    def drain_finished(self, result: DrainResult) -> None:
+        """Show how a drain ended, until its machine is Configured again or leaves."""
+        if result.machine_id in self._frames:
+            self._results[result.machine_id] = result
+            self._queue.put(self._reconcile, upcoming_node_name(result.machine_id))
+
+    def put(self, stored: UpcomingNode, former: UpcomingNode | None) -> None:
+        """Follow one stored object; one that somebody else changed is put right."""
+        name = stored.metadata.name
+        known = self._stored.get(name)
+        if known is not None and _is_older(stored, known):
+            return
+        self._stored[name] = stored
+        if name in self._machine_by_name or name in self._unwanted:
+            self._queue.put(self._reconcile, name)
+
+    def remove(self, former: UpcomingNode) -> None:
+        """Forget one stored object; one that somebody else deleted comes back if its machine is still shown."""
+        name = former.metadata.name
+        known = self._stored.get(name)
+        if known is None or known.metadata.uid != former.metadata.uid:
+            return
+        del self._stored[name]
+        self._unwanted.discard(name)
+        if name in self._machine_by_name:
+            self._queue.put(self._reconcile, name)
+
+    def count_phases(self) -> Mapping[str, int]:
+        """Return how many objects there are by phase."""
+        return Counter(stored.status.phase for stored in self._stored.values() if _is_ours(stored))
+
+    def _node_changed(self, machine_id: str) -> None:
+        if machine_id in self._frames:
+            self._queue.put(self._reconcile, upcoming_node_name(machine_id))
+
+    def _forget(self, machine_id: str) -> None:
+        self._frames.pop(machine_id, None)
+        self._arrived_seconds.pop(machine_id, None)
+        self._results.pop(machine_id, None)
+        self._machine_by_name.pop(upcoming_node_name(machine_id), None)
+
+    # ---- writing ------------------------------------------------------------------------------------------------
+
+    async def _reconcile(self, name: str) -> None:
+        """Bring one object to what its machine's newest frame says."""
+        machine_id = self._machine_by_name.get(name)
+        frame = self._frames.get(machine_id) if machine_id is not None else None
+        if frame is None:
+            if name in self._unwanted:
+                await self._delete(name)
+            return
+        if frame.state in _GONE_STATES:
+            await self._delete_for(frame)
+        elif frame.state is MachineState.IDLE:
+            await self._write_idle(frame)
+        else:
+            await self._write(frame, PHASES[frame.state])
+
+    async def _write_idle(self, frame: NodeStateUpdate) -> None:
+        stored = self._stored.get(upcoming_node_name(frame.machine_id))
+        if stored is None:
+            self._forget_if_unchanged(frame)
+            return
+        if stored.status.phase in _ENDING_PHASES:
+            await self._write(frame, DRAINED_PHASE)
+            await self._delete_for(frame)
+            return
+        age_seconds = self._clock.monotonic_seconds() - self._arrived_seconds[frame.machine_id]
+        if age_seconds >= LAUNCHED_SECONDS:
+            await self._delete_for(frame)
+            return
+        await self._write(frame, "Launched")
+        self._queue.put_later(self._reconcile, stored.metadata.name, LAUNCHED_SECONDS - age_seconds)
+
+    async def _write(self, frame: NodeStateUpdate, phase: str) -> None:
+        machine_id = frame.machine_id
+        name = upcoming_node_name(machine_id)
+        stored = self._stored.get(name)
+        spec = spec_body(name, frame)
+        if stored is None or not is_same_spec(stored, spec):
+            operation = "create" if stored is None else "spec_update"
+            stored = await self._apply(operation, name, spec)
+        view = NodeView(self._nodes.node_of(machine_id), self._nodes.ambiguous(machine_id))
+        now_nanos = self._clock.unix_nanos()
+        status = status_body(
+            name, frame, phase, stored=stored, view=view, result=self._results.get(machine_id), now_nanos=now_nanos
+        )
+        if not is_same_status(stored, status):
+            await self._apply("status_update", name, status)
+
+    async def _apply(self, operation: str, name: str, body: JsonObject) -> UpcomingNode:
+        resource = UPCOMING_NODES.status if operation == "status_update" else UPCOMING_NODES
+        try:
+            stored = await self._api.apply(resource, name, body, field_manager=FIELD_MANAGER)
+        except ApiError as error:
+            self._on_write(operation, "conflict" if error.is_conflict else "error")
+            if not error.is_not_found:
+                raise
+            # Deleted by somebody between two writes; the watch brings the machine back here.
+            raise ApiError(409, "Conflict", f"UpcomingNode {name} was deleted while it was written") from error
+        self._on_write(operation, "success")
+        known = self._stored.get(name)
+        if known is None or not _is_older(stored, known):
+            self._stored[name] = stored
+        return stored
+
+    async def _delete_for(self, frame: NodeStateUpdate) -> None:
+        """Delete the object of a machine that is not the cluster's, and forget the machine unless it came back."""
+        await self._delete(upcoming_node_name(frame.machine_id))
+        self._forget_if_unchanged(frame)
+
+    def _forget_if_unchanged(self, frame: NodeStateUpdate) -> None:
+        if self._frames.get(frame.machine_id) is frame:
+            self._forget(frame.machine_id)
+
+    async def _delete(self, name: str) -> None:
+        stored = self._stored.get(name)
+        if stored is None or not _is_ours(stored):
+            self._unwanted.discard(name)
+            return
+        try:
+            await self._api.delete(UPCOMING_NODES, name, uid=stored.metadata.uid)
+        except ApiError as error:
+            if not error.is_not_found and not error.is_conflict:
+                self._on_write("delete", "error")
+                raise
+            self._on_write("delete", "conflict" if error.is_conflict else "success")
+            if error.is_conflict and self._stored.get(name) is stored:
+                # Made again by somebody; the watch has yet to bring it.
+                raise
+        else:
+            self._on_write("delete", "success")
+        if self._stored.get(name) is stored:
+            del self._stored[name]
+        self._unwanted.discard(name)
+
+
+def _is_ours(stored: UpcomingNode) -> bool:
+    return (stored.metadata.labels or {}).get(MANAGED_BY) == FIELD_MANAGER
+
+
+def _is_older(stored: UpcomingNode, known: UpcomingNode) -> bool:
+    """Say whether `stored` is an earlier version of the same object: an event that came after our own write."""
+    if stored.metadata.uid != known.metadata.uid:
+        return False
+    versions = (stored.metadata.resource_version, known.metadata.resource_version)
+    # API servers compare them as decimal numbers; anything else is taken as it comes.
+    return all(version.isdecimal() for version in versions) and int(versions[0]) < int(versions[1])

@@ -1,0 +1,770 @@
+"""Draining Nodes: cordon, evictions, budgets, deadlines, force, withdrawal, restart (docs/spec/operator.md §7)."""
+
+import asyncio
+import json
+
+import pytest
+
+from bigfleet.model.frames import DrainOutcome
+from bigfleet.model.states import MachineState
+from bigfleet.operator.kubernetes.api import ApiError
+from bigfleet.operator.kubernetes.resources import NODES, PODS, RECLAIM_ANNOTATION
+from bigfleet.operator.nodes.drain_annotation import DrainAnnotation
+from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS
+from bigfleet.sim.kubernetes.faults import ApiCall, fail_times
+from bigfleet.sim.kubernetes.rights import AccessRights, allow
+from tests.operator.nodes.node_world import BUDGET, NodeWorld, Operator
+
+pytestmark = pytest.mark.virtual_time
+
+DRAINING, CONFIGURED, IDLE = MachineState.DRAINING, MachineState.CONFIGURED, MachineState.IDLE
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def evicted(operator: Operator) -> list[str]:
+    return [call.name for call in operator.api.calls if call.resource == "pods/eviction"]
+
+
+# ---- begin -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_is_cordoned_and_annotated_in_one_patch(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.instruct("m", id="i-1", grace_seconds=60, preemptor_priority=7, reason="preempt")
+    await asyncio.sleep(1)
+
+    node = world.read_node("n")
+    assert node.spec.unschedulable
+    assert json.loads((node.metadata.annotations or {})[RECLAIM_ANNOTATION]) == {
+        "instruction": "i-1",
+        "machine": "m",
+        "deadline": "2026-01-01T00:01:00.000Z",
+        "reason": "preempt",
+        "cordoned": True,
+        "priority": 7,
+    }
+    assert [call.verb for call in operator.api.calls if call.resource == "nodes"] == ["get", "patch"]
+
+
+async def test_the_event_on_the_node_says_who_takes_it_and_why(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.instruct("m", preemptor_priority=7, reason="preempt")
+    await operator.result()
+
+    ((name, reason, message),) = operator.events
+    assert (name, reason) == ("n", "BigFleetDrain")
+    assert "priority 7" in message
+    assert "reason preempt" in message
+
+
+async def test_a_node_without_pods_is_drained_at_once(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.instruct("m")
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+    assert now() < 2
+
+
+async def test_no_grace_is_half_a_minute(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.kubelet.stubborn.add("p")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=0)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert 29 <= now() <= 32
+
+
+async def test_a_patch_that_finds_a_changed_node_reads_it_again(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    refused = ApiError(409, "Conflict", "the object has been modified")
+    operator.api.faults.refuse = fail_times(2, refused, verb="patch", resource="nodes")
+    operator.instruct("m")
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+    assert world.read_node("n").spec.unschedulable
+
+
+async def test_a_node_that_cannot_be_patched_in_time_expires(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.api.faults.is_down = True
+    operator.instruct("m", grace_seconds=60)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert "could not be cordoned" in result.message
+    assert not world.read_node("n").spec.unschedulable
+
+
+async def test_a_right_that_is_missing_fails_the_drain_with_its_text(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.api.rights = AccessRights((allow("get,list,watch", "nodes,pods"),))
+    operator.instruct("m")
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.FAILED
+    assert "cordon Node n" in result.message
+    assert "patch" in result.message
+
+
+# ---- which node --------------------------------------------------------------------------------------------------
+
+
+async def test_a_machine_without_a_node_is_reported_at_once(world: NodeWorld) -> None:
+    operator = world.operator()
+    operator.instruct("m")
+
+    assert operator.outcomes()["m"][0] == "NODE_NOT_FOUND"
+
+
+async def test_two_nodes_that_fit_are_named_and_left_alone(world: NodeWorld) -> None:
+    world.node("a", "m")
+    world.node("b", "m")
+    world.pod("p", "a")
+    operator = world.operator()
+    operator.instruct("m")
+    outcome, message = operator.outcomes()["m"]
+    await asyncio.sleep(120)
+
+    assert outcome == "FAILED"
+    assert message.startswith("ambiguous")
+    assert "a, b" in message
+    assert world.pod_names() == ["p"]
+    assert not world.read_node("a").spec.unschedulable
+
+
+async def test_one_node_is_not_drained_for_two_machines_at_once(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.kubelet.stubborn.add("p")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.instruct("m", id="i-1")
+    operator.instruct("other", id="i-2", provider_ids=[""], nodes=["n"])
+    await asyncio.sleep(1)
+
+    # The Node carries the label of `m`: its name alone does not make it the other machine's.
+    assert operator.outcomes() == {
+        "other": ("NODE_NOT_FOUND", "no Node fits machine other, provider id ''"),
+    }
+
+
+async def test_a_node_that_goes_before_it_is_cordoned_is_not_found(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.nodes_view.is_paused = True
+    world.server.remove(NODES, "n")
+    operator.instruct("m")
+
+    assert (await operator.result()).outcome is DrainOutcome.NODE_NOT_FOUND
+
+
+async def test_another_node_of_the_same_name_is_never_touched(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.nodes_view.is_paused = True
+    world.server.remove(NODES, "n")
+    world.node("n", "another")
+    operator.instruct("m")
+
+    assert (await operator.result()).outcome is DrainOutcome.NODE_NOT_FOUND
+    assert not world.read_node("n").spec.unschedulable
+
+
+async def test_a_node_that_goes_during_the_drain_is_drained_once_its_pods_are_gone(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.kubelet.stubborn.add("p")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(5)
+    world.server.remove(NODES, "n")
+    await asyncio.sleep(20)
+    assert operator.results == []
+    world.server.remove(PODS, "p", "d")
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+
+
+async def test_a_node_that_is_made_again_during_the_drain_fails_it(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.kubelet.stubborn.add("p")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(5)
+    world.server.remove(NODES, "n")
+    world.node("n", "m")
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.FAILED
+    assert "made again" in result.message
+
+
+# ---- evictions ---------------------------------------------------------------------------------------------------
+
+
+async def test_pods_that_do_not_move_do_not_hold_up_a_drain(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("daemon", "n", owner="DaemonSet")
+    world.pod("mirror", "n", annotations={"kubernetes.io/config.mirror": "x"})
+    world.pod("done", "n", phase="Succeeded")
+    world.pod("failed", "n", phase="Failed")
+    world.pod("web", "n")
+    world.pod("elsewhere", "other")
+    operator = world.operator()
+    operator.instruct("m")
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+    assert evicted(operator) == ["web"]
+
+
+async def test_a_terminating_pod_is_awaited_and_not_evicted_again(world: NodeWorld) -> None:
+    world.kubelet.dwell_seconds = 25.0
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=600)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.DRAINED
+    assert now() >= 25
+    assert evicted(operator) == ["p"]
+
+
+async def test_at_most_ten_pods_of_a_node_are_evicted_at_a_time(world: NodeWorld) -> None:
+    world.node("n", "m")
+    for number in range(35):
+        world.pod(f"p{number}", "n")
+    operator = world.operator()
+    operator.api.faults.latency_seconds = 0.1
+    begun: list[float] = []
+    operator.api.faults.refuse = lambda call: (begun.append(now()) if call.resource == "pods/eviction" else None)  # type: ignore[func-returns-value]
+    operator.instruct("m", grace_seconds=600)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.DRAINED
+    assert [begun.count(moment) for moment in sorted(set(begun))] == [10, 10, 10, 5]
+
+
+@pytest.mark.parametrize(("own_seconds", "sent_seconds"), [(30, None), (60, None), (3600, 61), (0, None)])
+async def test_a_pods_own_grace_is_cut_to_what_is_left(
+    world: NodeWorld, own_seconds: int, sent_seconds: int | None
+) -> None:
+    world.node("n", "m")
+    world.kubelet.dwell_seconds = 5.0
+    world.pod("p", "n", grace_seconds=own_seconds)
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=61)
+    await asyncio.sleep(1)
+
+    found = [pod for pod in world.server.read_all(PODS)]
+    if own_seconds == 0:
+        assert found == []
+        return
+    granted = world.server.raw(PODS, "p", "d")["metadata"]["deletionGracePeriodSeconds"]
+    assert granted == (sent_seconds or own_seconds)
+
+
+async def test_a_budget_that_opens_late_delays_the_drain_and_is_not_bypassed(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n", labels={"app": "db"})
+    world.budget("db", {"app": "db"}, 0)
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(100)
+    assert world.pod_names() == ["p"]
+    asked = len(evicted(operator))
+    world.server.remove(BUDGET, "db", "d")
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.DRAINED
+    # Again after 5 s, as the server names no other time.
+    assert 12 <= asked <= 21
+    assert set(operator.observer.answers) == {"budget", "accepted"}
+
+
+async def test_a_server_that_says_when_to_ask_again_is_asked_then(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    later = ApiError(429, "TooManyRequests", "later", causes=("DisruptionBudget",), retry_after_seconds=40.0)
+    operator.api.faults.refuse = fail_times(1, later, resource="pods/eviction")
+    operator.instruct("m", grace_seconds=600)
+    await operator.result()
+
+    assert 40 <= now() <= 50
+    assert operator.observer.answers == ["budget", "accepted"]
+
+
+async def test_a_pod_that_is_gone_or_another_is_not_waited_for(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("gone", "n")
+    world.pod("again", "n")
+    operator = world.operator()
+    operator.pods_view.is_paused = True
+    world.server.remove(PODS, "gone", "d")
+    world.server.remove(PODS, "again", "d")
+    world.pod("again", "other")
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(3)
+    assert operator.observer.answers == ["gone", "gone"]
+    operator.pods_view.resume()
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+    assert world.pod_names() == ["again"]
+
+
+async def test_a_forbidden_eviction_fails_the_drain_at_once(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.api.rights = AccessRights((allow("get,list,watch,patch", "nodes,pods"),))
+    operator.instruct("m", grace_seconds=600)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.FAILED
+    assert "d/p" in result.message
+    assert "cannot create" in result.message
+    assert now() < 5
+
+
+async def test_a_namespace_that_is_being_deleted_does_not_fail_the_drain(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    ending = ApiError(403, "Forbidden", "namespace d is being terminated", causes=("NamespaceTerminating",))
+    operator.api.faults.refuse = fail_times(3, ending, resource="pods/eviction")
+    operator.instruct("m", grace_seconds=600)
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+
+
+async def test_a_cache_that_is_behind_does_not_make_a_node_empty(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.pods_view.is_paused = True
+    world.pod("late", "n")
+    operator.instruct("m", grace_seconds=600)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.DRAINED
+    assert evicted(operator) == ["late"]
+    assert world.pod_names() == []
+
+
+async def test_an_api_server_that_is_away_in_the_middle_is_waited_for(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("web", "n")
+    world.pod("db", "n", labels={"app": "db"})
+    world.budget("db", {"app": "db"}, 0)
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(5)
+    operator.api.faults.is_down = True
+    world.server.remove(BUDGET, "db", "d")
+    await asyncio.sleep(200)
+    assert operator.results == []
+    assert world.pod_names() == ["db"]
+    operator.api.faults.is_down = False
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+    assert "error" in operator.observer.answers
+
+
+async def test_a_server_that_never_answers_does_not_outlast_the_deadline(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.budget("all", {}, 0)
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=60)
+    await asyncio.sleep(3)
+    operator.api.faults.is_hanging = True
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert now() < 75
+
+
+# ---- the deadline ------------------------------------------------------------------------------------------------
+
+
+async def test_pods_that_never_end_expire_the_grace_with_their_names(world: NodeWorld) -> None:
+    world.node("n", "m")
+    names = [f"p{number:02d}" for number in range(12)]
+    for name in names:
+        world.pod(name, "n")
+    world.kubelet.stubborn.update(names)
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=60)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert 60 <= now() <= 62
+    assert result.message == f"12 pods were left: {', '.join(f'd/{name}' for name in names[:10])}, …"
+    assert len(world.pod_names()) == 12
+
+
+async def test_force_deletes_what_is_left_when_the_grace_ends(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("blocked", "n", labels={"app": "db"})
+    world.pod("stuck", "n")
+    world.pod("daemon", "n", owner="DaemonSet")
+    world.budget("db", {"app": "db"}, 0)
+    world.kubelet.stubborn.add("stuck")
+    operator = world.operator(force=True)
+    operator.instruct("m", grace_seconds=60)
+    await asyncio.sleep(55)
+    assert world.pod_names() == ["blocked", "daemon", "stuck"]
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.DRAINED
+    assert result.message == "forced: 2 pods were left: d/blocked, d/stuck at the deadline, and were deleted"
+    assert world.pod_names() == ["daemon"]
+    assert operator.observer.ends == ["forced"]
+
+
+async def test_force_without_the_right_fails_with_its_text(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator(force=True)
+    operator.api.rights = AccessRights((allow("get,list,watch,patch", "nodes,pods"), allow("create", "pods/eviction")))
+    operator.instruct("m", grace_seconds=30)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.FAILED
+    assert "delete pod d/p" in result.message
+
+
+async def test_an_earlier_deadline_hastens_and_a_later_one_does_not(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(10)
+    operator.instruct("m", grace_seconds=3000)
+    await asyncio.sleep(10)
+    operator.instruct("m", grace_seconds=40)
+    await asyncio.sleep(1)
+    assert '"deadline":"2026-01-01T00:01:00.' in (world.reclaim_of("n") or "")
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert 60 <= now() <= 63
+    assert len(operator.results) == 1
+
+
+async def test_a_new_instruction_takes_the_place_of_the_old(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator()
+    operator.instruct("m", id="old", grace_seconds=600)
+    await asyncio.sleep(10)
+    operator.instruct("m", id="new", grace_seconds=30)
+    result = await operator.result()
+
+    assert (result.instruction_id, result.outcome) == ("new", DrainOutcome.GRACE_EXPIRED)
+    annotation = json.loads(world.reclaim_of("n") or "")
+    assert (annotation["instruction"], annotation["cordoned"]) == ("new", True)
+    assert len(operator.results) == 1
+
+
+# ---- withdrawal --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_seconds", [0.0, 0.15, 0.3, 1.0, 4.0, 50.0, 100.0])
+async def test_a_withdrawn_node_is_in_service_again_at_every_step(world: NodeWorld, after_seconds: float) -> None:
+    """Before the patch, in the patch, during evictions, and after the result."""
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator()
+    operator.api.faults.latency_seconds = 0.1
+    operator.instruct("m", grace_seconds=60)
+    await asyncio.sleep(after_seconds)
+    operator.see("m", CONFIGURED)
+    await asyncio.sleep(30)
+
+    assert not world.read_node("n").spec.unschedulable
+    assert world.reclaim_of("n") is None
+    asked = len(evicted(operator))
+    await asyncio.sleep(600)
+    assert len(evicted(operator)) == asked
+    assert len(operator.results) == (after_seconds > 60)
+
+
+async def test_a_withdrawal_is_shown_on_the_node(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=60)
+    await asyncio.sleep(5)
+    operator.see("m", CONFIGURED)
+    await asyncio.sleep(5)
+
+    assert [reason for _node, reason, _message in operator.events] == ["BigFleetDrain", "BigFleetDrainWithdrawn"]
+    assert operator.observer.ends == ["withdrawn"]
+
+
+async def test_a_node_that_a_person_cordoned_stays_cordoned(world: NodeWorld) -> None:
+    world.node("n", "m", unschedulable=True)
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator()
+    operator.instruct("m", id="old", grace_seconds=60)
+    await asyncio.sleep(5)
+    operator.instruct("m", id="new", grace_seconds=60)
+    await asyncio.sleep(5)
+    operator.see("m", CONFIGURED)
+    await asyncio.sleep(5)
+
+    assert world.read_node("n").spec.unschedulable
+    assert world.reclaim_of("n") is None
+
+
+async def test_a_withdrawal_waits_for_the_api_server(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(5)
+    operator.api.faults.is_down = True
+    operator.see("m", CONFIGURED)
+    await asyncio.sleep(300)
+    assert world.read_node("n").spec.unschedulable
+    operator.api.faults.is_down = False
+    await asyncio.sleep(61)
+
+    assert not world.read_node("n").spec.unschedulable
+
+
+async def test_a_lost_answer_to_the_cordon_does_not_leave_the_node_cordoned(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.api.faults.lose_answer = lambda call: call.verb == "patch"
+    operator.instruct("m", grace_seconds=60)
+    await asyncio.sleep(0.5)
+    operator.see("m", CONFIGURED)
+    operator.api.faults.lose_answer = lambda call: False
+    await asyncio.sleep(60)
+
+    assert not world.read_node("n").spec.unschedulable
+    assert world.reclaim_of("n") is None
+
+
+async def test_a_new_instruction_during_a_withdrawal_wins(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator()
+    operator.api.faults.latency_seconds = 0.1
+    operator.instruct("m", id="old", grace_seconds=60)
+    await asyncio.sleep(5)
+    operator.see("m", CONFIGURED)
+    await asyncio.sleep(0.15)
+    operator.see("m", DRAINING)
+    operator.instruct("m", id="new", grace_seconds=60)
+    await asyncio.sleep(10)
+
+    assert world.read_node("n").spec.unschedulable
+    annotation = json.loads(world.reclaim_of("n") or "")
+    assert (annotation["instruction"], annotation["cordoned"]) == ("new", True)
+
+
+async def test_a_machine_that_is_gone_ends_its_drain_and_leaves_the_annotation(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=60)
+    await asyncio.sleep(5)
+    operator.see("m", IDLE)
+    await asyncio.sleep(600)
+
+    assert operator.results == []
+    assert world.reclaim_of("n") is not None
+    assert world.read_node("n").spec.unschedulable
+
+
+async def test_a_machine_that_serves_again_under_its_old_node_is_uncordoned(world: NodeWorld) -> None:
+    world.node("n", "m")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=60)
+    await operator.result()
+    operator.see("m", IDLE)
+    await asyncio.sleep(100)
+    operator.see("m", CONFIGURED)
+    await asyncio.sleep(5)
+
+    assert not world.read_node("n").spec.unschedulable
+    assert world.reclaim_of("n") is None
+
+
+# ---- restart -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_seconds", [0.0, 0.15, 0.3, 1.0, 4.0, 20.0, 44.0])
+async def test_a_restart_at_every_step_ends_in_the_same_result(world: NodeWorld, after_seconds: float) -> None:
+    """The shard sends the instruction again in the next session, with what is left."""
+    world.node("n", "m")
+    world.pod("slow", "n")
+    world.pod("stuck", "n")
+    world.kubelet.stubborn.add("stuck")
+    first = world.operator()
+    first.api.faults.latency_seconds = 0.1
+    first.instruct("m", grace_seconds=60)
+    await asyncio.sleep(after_seconds)
+    await first.stop()
+    await asyncio.sleep(1)
+    second = world.operator()
+    await asyncio.sleep(5)
+    second.instruct("m", grace_seconds=60 - int(now()))
+    second.see("m", DRAINING)
+    result = await second.result()
+
+    assert (result.instruction_id, result.machine_id) == ("i", "m")
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert result.message == "1 pod was left: d/stuck"
+    assert 58 <= now() <= 62
+
+
+async def test_a_resumed_drain_needs_no_shard_and_keeps_its_deadline(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    first = world.operator()
+    first.instruct("m", grace_seconds=60, preemptor_priority=7)
+    await asyncio.sleep(10)
+    await first.stop()
+    await asyncio.sleep(20)
+    second = world.operator()
+    (record,) = [second.table.get("m")]
+    assert record is not None
+    assert (record.instruction_id, record.preemptor_priority, record.node) == ("i", 7, "n")
+    result = await second.result()
+
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert 60 <= now() <= 62
+    assert second.table.results() == [result]
+
+
+async def test_a_past_deadline_ends_at_once(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.node("empty", "e")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    first = world.operator()
+    first.instruct("m", "e", grace_seconds=60)
+    await asyncio.sleep(5)
+    await first.stop()
+    await asyncio.sleep(1000)
+    started = now()
+    second = world.operator()
+    await second.result(2)
+
+    assert {machine: outcome for machine, (outcome, _text) in second.outcomes().items()} == {
+        "m": "GRACE_EXPIRED",
+        "e": "DRAINED",
+    }
+    assert now() - started <= 3
+    assert evicted(second) == []
+
+
+async def test_a_resumed_drain_forces_nothing_before_the_shard_has_named_it(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    first = world.operator(force=True)
+    first.instruct("m", grace_seconds=60)
+    await asyncio.sleep(5)
+    await first.stop()
+    await asyncio.sleep(1000)
+    second = world.operator(force=True)
+    await asyncio.sleep(1000)
+    assert world.pod_names() == ["p"]
+    assert second.results == []
+    second.see("m", DRAINING)
+    result = await second.result()
+
+    assert (result.outcome, world.pod_names()) == (DrainOutcome.DRAINED, [])
+
+
+async def test_a_drain_that_was_withdrawn_while_nobody_ran_is_withdrawn_then(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    world.kubelet.stubborn.add("p")
+    first = world.operator(force=True)
+    first.instruct("m", grace_seconds=60)
+    await asyncio.sleep(5)
+    await first.stop()
+    await asyncio.sleep(1000)
+    second = world.operator(force=True)
+    await asyncio.sleep(1)
+    second.see("m", CONFIGURED)
+    await asyncio.sleep(5)
+
+    assert not world.read_node("n").spec.unschedulable
+    assert world.reclaim_of("n") is None
+    assert world.pod_names() == ["p"]
+
+
+async def test_an_annotation_that_cannot_be_read_drains_nothing(world: NodeWorld) -> None:
+    for number, text in enumerate(["", "[]", "{", '{"instruction": "i"}', '{"deadline": 5}']):
+        world.node(f"n{number}", annotations={RECLAIM_ANNOTATION: text})
+    good = DrainAnnotation(
+        instruction="i", machine="m", deadline_seconds=START_UNIX_SECONDS + 60.0, reason="reclaim", cordoned=True
+    )
+    world.node("good", annotations={RECLAIM_ANNOTATION: good.text()})
+    operator = world.operator()
+    await operator.result()
+
+    assert list(operator.outcomes()) == ["m"]
+
+
+async def test_two_nodes_with_one_machines_annotation_are_ambiguous(world: NodeWorld) -> None:
+    drain = DrainAnnotation(
+        instruction="i", machine="m", deadline_seconds=START_UNIX_SECONDS + 60.0, reason="reclaim", cordoned=True
+    )
+    for name in ("a", "b"):
+        world.node(name, annotations={RECLAIM_ANNOTATION: drain.text()})
+    world.pod("p", "a")
+    operator = world.operator()
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.FAILED
+    assert "a, b" in result.message
+    assert world.pod_names() == ["p"]
+
+
+async def test_a_fault_of_the_operator_is_a_result_and_harms_no_other_drain(world: NodeWorld) -> None:
+    world.node("a", "m")
+    world.node("b", "o")
+    operator = world.operator()
+
+    def refuse(call: ApiCall) -> ApiError | None:
+        if call.name == "a":
+            raise ZeroDivisionError("a bug")
+        return None
+
+    operator.api.faults.refuse = refuse
+    operator.instruct("m", "o", grace_seconds=60)
+    await operator.result(2)
+
+    assert operator.outcomes()["m"][0] == "FAILED"
+    assert operator.outcomes()["o"][0] == "DRAINED"

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from bigfleet.operator.bootstrap.tokens import JoinToken, NoTokens, SecretTokens, ServiceAccountTokens, TokenFault
-from bigfleet.operator.bootstrap.variables import machine_id_label
 from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.objects import TokenRequestStatus
+from bigfleet.operator.nodes.names import machine_label
 from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS, LoopClock
 from tests.operator.bootstrap.fakes import CountedCharacters, FakeSecretsApi
 
@@ -44,7 +44,7 @@ async def test_a_secret_is_a_bootstrap_token_as_kubernetes_knows_it() -> None:
                 "namespace": "kube-system",
                 "labels": {
                     "app.kubernetes.io/managed-by": "bigfleet-operator",
-                    "bigfleet.lucy.sh/machine-id": machine_id_label("aws/i-1"),
+                    "bigfleet.lucy.sh/machine-id": machine_label("aws/i-1"),
                 },
                 "annotations": {"bigfleet.lucy.sh/machine-id": "aws/i-1"},
             },

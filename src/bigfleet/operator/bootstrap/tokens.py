@@ -7,17 +7,16 @@ get into a log, an error text or a `repr`.
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final, Protocol
 
 import structlog
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
-from bigfleet.operator.bootstrap.variables import machine_id_label, rfc3339
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi
 from bigfleet.operator.kubernetes.objects import Secret
 from bigfleet.operator.kubernetes.resources import FIELD_MANAGER, MACHINE_ID, MANAGED_BY, SECRETS, TOKEN_REQUESTS
 from bigfleet.operator.kubernetes.rights import TOKEN_SECRET_NAMESPACE
+from bigfleet.operator.nodes.names import machine_label, rfc3339, unix_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +119,7 @@ class ServiceAccountTokens:
             answer = await self._api.create(TOKEN_REQUESTS, body, namespace=self._namespace, name=self._name)
         except ApiError as error:
             raise TokenFault(f"no token of {account}: {error}") from None
-        expires_unix_seconds = _unix_seconds(answer.status.expiration_timestamp)
+        expires_unix_seconds = unix_seconds(answer.status.expiration_timestamp)
         if not answer.status.token or expires_unix_seconds is None:
             raise TokenFault(f"no token of {account}: the API server's answer has no token or no expiry")
         return JoinToken(answer.status.token, int(expires_unix_seconds))
@@ -175,7 +174,7 @@ class SecretTokens:
         token = JoinToken(
             f"{identity}.{secret}", int(now_unix_seconds) + self._ttl_seconds, f"{SECRET_NAME_PREFIX}{identity}"
         )
-        label = machine_id_label(machine_id)
+        label = machine_label(machine_id)
         # Before the request: it may succeed even if its answer is never seen, and the node become Ready meanwhile.
         self._remember(label, _Stored(token.secret_name, now_unix_seconds))
         try:
@@ -206,7 +205,7 @@ class SecretTokens:
 
         Such a token is for the machine's next life: the Node of the former one may stay Ready for a while.
         """
-        label = machine_id_label(machine_id)
+        label = machine_label(machine_id)
         if self._early is not None:
             self._early[label] = since_unix_seconds
         self._doom_before(label, since_unix_seconds)
@@ -262,7 +261,7 @@ class SecretTokens:
         for secret in found:
             label = (secret.metadata.labels or {}).get(MACHINE_ID, "")
             if label:
-                minted_unix_seconds = _unix_seconds(secret.metadata.creation_timestamp) or 0.0
+                minted_unix_seconds = unix_seconds(secret.metadata.creation_timestamp) or 0.0
                 # What is in memory is exact, and may be doomed already.
                 known = secret.metadata.name in self._stored.get(label, {}) or secret.metadata.name in self._doomed
                 if not known:
@@ -322,7 +321,7 @@ def _secret(token: JoinToken, machine_id: str) -> JsonObject:
     labels = {MANAGED_BY: FIELD_MANAGER}
     annotations: dict[str, str] = {}
     if machine_id:
-        labels[MACHINE_ID] = machine_id_label(machine_id)
+        labels[MACHINE_ID] = machine_label(machine_id)
         annotations[MACHINE_ID] = machine_id
     return {
         "apiVersion": SECRETS.api_version,
@@ -338,18 +337,9 @@ def _secret(token: JoinToken, machine_id: str) -> JsonObject:
             "description": "Lets one machine join; made by bigfleet operator.",
             "token-id": identity,
             "token-secret": secret,
-            "expiration": rfc3339(token.expires_unix_seconds),
+            "expiration": rfc3339(token.expires_unix_seconds * NANOS_PER_SECOND),
             "usage-bootstrap-authentication": "true",
             "usage-bootstrap-signing": "true",
             "auth-extra-groups": BOOTSTRAP_GROUP,
         },
     }
-
-
-def _unix_seconds(timestamp: str) -> float | None:
-    """Return the moment of an RFC 3339 text, None when it is none."""
-    try:
-        moment = datetime.fromisoformat(timestamp)
-    except ValueError:
-        return None
-    return moment.timestamp() if moment.tzinfo is not None else None

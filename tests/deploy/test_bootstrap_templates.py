@@ -290,8 +290,19 @@ def test_a_label_that_a_kubelet_may_not_set_is_left_out_and_logged(kind: str, tm
         "example.com/y": "-x",
         "example.com/z": "x" * 64,
     }
-    by_itself = {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux", "kubernetes.io/hostname": "h"}
-    stays = {"node.kubernetes.io/x": "1", "x.node.kubernetes.io/y": "1", "notkubernetes.io/x": "1", "x" * 63: "y" * 63}
+    by_itself = {
+        "beta.kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/hostname": "h",
+    }
+    stays = {
+        "failure-domain.beta.kubernetes.io/zone": "z",
+        "node.kubernetes.io/x": "1",
+        "x.node.kubernetes.io/y": "1",
+        "notkubernetes.io/x": "1",
+        "x" * 63: "y" * 63,
+    }
 
     done = machine.run(rendered(kind, "sh", variables_of(labels={**left_out, **by_itself, **stays})))
 

@@ -453,6 +453,17 @@ def test_the_page_lists_the_variables_that_templates_have() -> None:
     assert listed == sample_variables("c", with_token=True).keys()
 
 
+def test_both_kinds_begin_alike() -> None:
+    """Templates cannot include one another: what they have in common is repaired in both."""
+    parts = {}
+    for kind in KINDS:
+        script = (FOLDER / f"{kind}.sh.j2").read_text(encoding="utf-8").partition("#!/bin/sh")[2]
+        parts[kind] = script.partition("attempts_max=")[0]
+
+    assert parts["kubeadm"] == parts["k3s"]
+    assert len(parts["k3s"].splitlines()) > 50
+
+
 def test_there_is_a_script_and_a_cloud_config_for_each_kind() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {
         f"{kind}.{form}.j2" for kind in KINDS for form in ("sh", "cloud-init")

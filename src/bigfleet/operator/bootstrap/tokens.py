@@ -208,13 +208,13 @@ class SecretTokens:
         label = machine_label(machine_id)
         if self._early is not None:
             self._early[label] = since_unix_seconds
-        self._doom_before(label, since_unix_seconds)
+        for name in list(self._stored.get(label, {})):
+            self._doom_if_before(label, name, since_unix_seconds)
 
-    def _doom_before(self, label: str, since_unix_seconds: float | None) -> None:
-        for stored in list(self._stored.get(label, {}).values()):
-            if since_unix_seconds is None or stored.minted_unix_seconds <= since_unix_seconds:
-                self._forget(stored.name)
-                self._doom(stored.name)
+    def _doom_if_before(self, label: str, name: str, since_unix_seconds: float | None) -> None:
+        if since_unix_seconds is None or self._stored[label][name].minted_unix_seconds <= since_unix_seconds:
+            self._forget(name)
+            self._doom(name)
 
     async def run(self) -> None:
         """Read the Secrets of an earlier leader once, then delete what is noted, until cancelled."""
@@ -258,17 +258,15 @@ class SecretTokens:
                     found = []
                     break
                 await self._clock.sleep(_RETRY_SECONDS)
-        for secret in found:
-            label = (secret.metadata.labels or {}).get(MACHINE_ID, "")
-            if label:
-                minted_unix_seconds = unix_seconds(secret.metadata.creation_timestamp) or 0.0
-                # What is in memory is exact, and may be doomed already.
-                known = secret.metadata.name in self._stored.get(label, {}) or secret.metadata.name in self._doomed
-                if not known:
-                    self._remember(label, _Stored(secret.metadata.name, minted_unix_seconds))
         early, self._early = self._early or {}, None
-        for label, since_unix_seconds in early.items():
-            self._doom_before(label, since_unix_seconds)
+        for secret in found:
+            name, label = secret.metadata.name, (secret.metadata.labels or {}).get(MACHINE_ID, "")
+            # What is in memory is exact, and may be doomed already.
+            if not label or name in self._stored.get(label, {}) or name in self._doomed:
+                continue
+            self._remember(label, _Stored(name, unix_seconds(secret.metadata.creation_timestamp) or 0.0))
+            if label in early:
+                self._doom_if_before(label, name, early[label])
 
     async def _list_stored(self) -> list[Secret]:
         found: list[Secret] = []

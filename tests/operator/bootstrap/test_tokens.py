@@ -118,7 +118,7 @@ async def test_the_secret_of_a_machine_goes_when_its_node_is_ready() -> None:
     running.cancel()
 
 
-async def test_the_node_of_a_former_life_does_not_take_the_token_of_the_next() -> None:
+async def test_the_node_of_a_previous_life_does_not_take_the_token_of_the_next() -> None:
     fake = FakeSecretsApi()
     tokens = secrets_of(fake)
     running = asyncio.create_task(tokens.run())
@@ -136,7 +136,7 @@ async def test_the_node_of_a_former_life_does_not_take_the_token_of_the_next() -
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_a_new_leader_deletes_the_secrets_of_the_former(early: bool) -> None:
+async def test_a_new_leader_deletes_the_secrets_of_the_previous_one(early: bool) -> None:
     fake = FakeSecretsApi()
     for machine in ("m1", "aws/i-2", "m3"):
         await secrets_of_another(fake, machine)
@@ -157,11 +157,11 @@ async def test_a_new_leader_deletes_the_secrets_of_the_former(early: bool) -> No
 
 
 async def secrets_of_another(fake: FakeSecretsApi, machine: str) -> None:
-    """Mint as a former leader did, whose ids differ from those of the next."""
-    former = secrets_of(fake)
-    token = await former.mint(machine)
+    """Mint as a previous leader did, whose ids differ from those of the next."""
+    previous = secrets_of(fake)
+    token = await previous.mint(machine)
     body = cast(dict[str, Any], fake.secrets.pop(token.secret_name))
-    name = f"bootstrap-token-former{len(fake.secrets)}"
+    name = f"bootstrap-token-previous{len(fake.secrets)}"
     fake.secrets[name] = {**body, "metadata": {**body["metadata"], "name": name}}
 
 

@@ -55,11 +55,11 @@ async def test_a_secret_is_made_and_goes_when_the_node_is_ready() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_the_next_leader_deletes_what_the_former_made() -> None:
+async def test_the_next_leader_deletes_what_the_previous_one_made() -> None:
     server = InMemoryApiServer(LoopClock())
-    former = secret_tokens(client(server, "token-secret"))
+    previous = secret_tokens(client(server, "token-secret"))
     for machine in range(3):
-        await former.mint(f"m{machine}")
+        await previous.mint(f"m{machine}")
     tokens = secret_tokens(client(server, "token-secret"))
     running = asyncio.create_task(tokens.run())
     await asyncio.sleep(1)

@@ -152,7 +152,7 @@ class SecretTokens:
         self._ttl_seconds = ttl_seconds
         #: By machine-id label, since a Secret that was read back has no raw id that could be trusted to be there.
         self._stored: dict[str, dict[str, _Stored]] = {}
-        self._doomed: set[str] = set()
+        self._to_delete: set[str] = set()
         self._changed = asyncio.Event()
         #: Ready nodes noted before the Secrets of an earlier leader were read.
         self._early: dict[str, float | None] | None = {}
@@ -198,23 +198,23 @@ class SecretTokens:
     def discard(self, token: JoinToken) -> None:
         """Delete a token that was not handed out, soon."""
         self._forget(token.secret_name)
-        self._doom(token.secret_name)
+        self._delete_soon(token.secret_name)
 
     def node_ready(self, machine_id: str, *, since_unix_seconds: float | None = None) -> None:
         """Delete the tokens of a machine, soon, but those minted after its node became Ready.
 
-        Such a token is for the machine's next life: the Node of the former one may stay Ready for a while.
+        Such a token is for the machine's next life: the Node of the previous one may stay Ready for a while.
         """
         label = machine_label(machine_id)
         if self._early is not None:
             self._early[label] = since_unix_seconds
         for name in list(self._stored.get(label, {})):
-            self._doom_if_before(label, name, since_unix_seconds)
+            self._delete_if_minted_before(label, name, since_unix_seconds)
 
-    def _doom_if_before(self, label: str, name: str, since_unix_seconds: float | None) -> None:
+    def _delete_if_minted_before(self, label: str, name: str, since_unix_seconds: float | None) -> None:
         if since_unix_seconds is None or self._stored[label][name].minted_unix_seconds <= since_unix_seconds:
             self._forget(name)
-            self._doom(name)
+            self._delete_soon(name)
 
     async def run(self) -> None:
         """Read the Secrets of an earlier leader once, then delete what is noted, until cancelled."""
@@ -224,14 +224,14 @@ class SecretTokens:
             self._changed.clear()
             self._forget_expired()
             failed: set[str] = set()
-            while self._doomed:
-                name = self._doomed.pop()
+            while self._to_delete:
+                name = self._to_delete.pop()
                 if not await self._delete(name):
                     failed.add(name)
             if failed:
                 await self._clock.sleep(_RETRY_SECONDS)
                 for name in failed:
-                    self._doom(name)
+                    self._delete_soon(name)
 
     async def _delete(self, name: str) -> bool:
         """Return whether no more is to be done about it."""
@@ -261,12 +261,12 @@ class SecretTokens:
         early, self._early = self._early or {}, None
         for secret in found:
             name, label = secret.metadata.name, (secret.metadata.labels or {}).get(MACHINE_ID, "")
-            # What is in memory is exact, and may be doomed already.
-            if not label or name in self._stored.get(label, {}) or name in self._doomed:
+            # What is in memory is exact, and may be due for deletion already.
+            if not label or name in self._stored.get(label, {}) or name in self._to_delete:
                 continue
             self._remember(label, _Stored(name, unix_seconds(secret.metadata.creation_timestamp) or 0.0))
             if label in early:
-                self._doom_if_before(label, name, early[label])
+                self._delete_if_minted_before(label, name, early[label])
 
     async def _list_stored(self) -> list[Secret]:
         found: list[Secret] = []
@@ -304,8 +304,8 @@ class SecretTokens:
         for name in expired:
             self._forget(name)
 
-    def _doom(self, name: str) -> None:
-        self._doomed.add(name)
+    def _delete_soon(self, name: str) -> None:
+        self._to_delete.add(name)
         self._changed.set()
 
     def _now_unix_seconds(self) -> float:

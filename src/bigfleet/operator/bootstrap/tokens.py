@@ -254,7 +254,7 @@ class SecretTokens:
                 break
             except ApiError as error:
                 log.warning("operator.tokens_not_listed", error=str(error), advice="they expire by themselves")
-                if not error.is_transient:
+                if not (error.is_transient or error.is_expired):
                     found = []
                     break
                 await self._clock.sleep(_RETRY_SECONDS)

@@ -290,8 +290,19 @@ def test_a_label_that_a_kubelet_may_not_set_is_left_out_and_logged(kind: str, tm
         "example.com/y": "-x",
         "example.com/z": "x" * 64,
     }
-    by_itself = {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux", "kubernetes.io/hostname": "h"}
-    stays = {"node.kubernetes.io/x": "1", "x.node.kubernetes.io/y": "1", "notkubernetes.io/x": "1", "x" * 63: "y" * 63}
+    by_itself = {
+        "beta.kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/hostname": "h",
+    }
+    stays = {
+        "failure-domain.beta.kubernetes.io/zone": "z",
+        "node.kubernetes.io/x": "1",
+        "x.node.kubernetes.io/y": "1",
+        "notkubernetes.io/x": "1",
+        "x" * 63: "y" * 63,
+    }
 
     done = machine.run(rendered(kind, "sh", variables_of(labels={**left_out, **by_itself, **stays})))
 
@@ -432,6 +443,25 @@ def test_a_template_whose_values_are_not_set_names_the_first_of_them(path: Path)
 def test_a_template_renders_with_the_values_of_the_check_at_start(path: Path) -> None:
     for with_token in (True, False):
         assert render(filled(path), str(path), sample_variables("c", with_token=with_token))
+
+
+def test_the_page_lists_the_variables_that_templates_have() -> None:
+    page = (FOLDER.parent.parent / "docs" / "joining-a-cluster.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"\| variable \| value \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
+    listed = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+    assert listed == sample_variables("c", with_token=True).keys()
+
+
+def test_both_kinds_begin_alike() -> None:
+    """Templates cannot include one another: what they have in common is repaired in both."""
+    parts = {}
+    for kind in KINDS:
+        script = (FOLDER / f"{kind}.sh.j2").read_text(encoding="utf-8").partition("#!/bin/sh")[2]
+        parts[kind] = script.partition("attempts_max=")[0]
+
+    assert parts["kubeadm"] == parts["k3s"]
+    assert len(parts["k3s"].splitlines()) > 50
 
 
 def test_there_is_a_script_and_a_cloud_config_for_each_kind() -> None:

@@ -156,7 +156,7 @@ async def test_a_service_account_passes_its_check_of_rights_and_no_other(
     async with client_of(await plane.service_account_kubeconfig(NAMESPACE, "bigfleet-operator")) as api:
 
         async def passes() -> bool:
-            # Bindings are in force some milliseconds after they are written.
+            # Bindings take effect some milliseconds after they are written.
             return await missing_rights(api, asked) == []
 
         await eventually(passes, "rights of the operator are missing")

@@ -98,6 +98,17 @@ async def test_a_worker_that_died_while_idle_is_replaced(renderer: SubprocessRen
     assert await renderer.render(source("fine again"), VARIABLES) == "fine again"
 
 
+async def test_a_template_that_hangs_for_one_machine_does_not_hold_up_the_others(renderer: SubprocessRenderer) -> None:
+    hanging = asyncio.create_task(renderer.render(source("{{ 9 ** (9 ** 9) }}"), VARIABLES))
+
+    texts = await asyncio.gather(*(renderer.render(source("fine"), VARIABLES) for _ in range(20)))
+
+    assert texts == ["fine"] * 20
+    assert not hanging.done()
+    hanging.cancel()
+    await asyncio.wait({hanging})
+
+
 async def test_a_worker_is_used_again(renderer: SubprocessRenderer) -> None:
     await renderer.render(source("one"), VARIABLES)
     (first,) = renderer._idle
@@ -110,7 +121,8 @@ async def test_a_cancelled_rendering_leaves_no_process_and_no_late_answer(render
     await renderer.render(source("warm"), VARIABLES)
     (worker,) = renderer._idle
     task = asyncio.create_task(renderer.render(source("{{ 9 ** (9 ** 9) }}"), VARIABLES))
-    await asyncio.sleep(0.05)
+    while renderer._idle:  # noqa: ASYNC110 - one turn of the loop, no wait
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

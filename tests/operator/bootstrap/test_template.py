@@ -96,7 +96,7 @@ async def test_a_mounted_config_map_swaps_a_link_and_is_seen(tmp_path: Path) -> 
     assert await template.render(VARIABLES) == b"two"
 
 
-async def test_a_bad_new_template_leaves_the_former_in_use_and_is_logged_and_counted_once(tmp_path: Path) -> None:
+async def test_a_bad_new_template_leaves_the_previous_in_use_and_is_logged_and_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "t.j2"
     path.write_text("good")
     template = template_of(path)
@@ -116,7 +116,7 @@ async def test_a_bad_new_template_leaves_the_former_in_use_and_is_logged_and_cou
     assert await template.render(VARIABLES) == b"good again"
 
 
-async def test_a_template_that_vanishes_leaves_the_former_in_use(tmp_path: Path) -> None:
+async def test_a_template_that_vanishes_leaves_the_previous_in_use(tmp_path: Path) -> None:
     path = tmp_path / "t.j2"
     path.write_text("good")
     template = template_of(path)

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from bigfleet.operator.bootstrap.tokens import JoinToken, NoTokens, SecretTokens, ServiceAccountTokens, TokenFault
-from bigfleet.operator.bootstrap.variables import machine_id_label
 from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.objects import TokenRequestStatus
+from bigfleet.operator.nodes.names import machine_label
 from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS, LoopClock
 from tests.operator.bootstrap.fakes import CountedCharacters, FakeSecretsApi
 
@@ -44,7 +44,7 @@ async def test_a_secret_is_a_bootstrap_token_as_kubernetes_knows_it() -> None:
                 "namespace": "kube-system",
                 "labels": {
                     "app.kubernetes.io/managed-by": "bigfleet-operator",
-                    "bigfleet.lucy.sh/machine-id": machine_id_label("aws/i-1"),
+                    "bigfleet.lucy.sh/machine-id": machine_label("aws/i-1"),
                 },
                 "annotations": {"bigfleet.lucy.sh/machine-id": "aws/i-1"},
             },
@@ -118,7 +118,7 @@ async def test_the_secret_of_a_machine_goes_when_its_node_is_ready() -> None:
     running.cancel()
 
 
-async def test_the_node_of_a_former_life_does_not_take_the_token_of_the_next() -> None:
+async def test_the_node_of_a_previous_life_does_not_take_the_token_of_the_next() -> None:
     fake = FakeSecretsApi()
     tokens = secrets_of(fake)
     running = asyncio.create_task(tokens.run())
@@ -136,17 +136,17 @@ async def test_the_node_of_a_former_life_does_not_take_the_token_of_the_next() -
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_a_new_leader_deletes_the_secrets_of_the_former(early: bool) -> None:
+async def test_a_new_leader_deletes_the_secrets_of_the_previous_one(early: bool) -> None:
     fake = FakeSecretsApi()
     for machine in ("m1", "aws/i-2", "m3"):
         await secrets_of_another(fake, machine)
     tokens = secrets_of(fake)
-    fake.failures["list"] = [UNREACHABLE]
+    fake.failures["list"] = [UNREACHABLE, ApiError(410, "Expired", "the list took too long")]
 
     if early:
         tokens.node_ready("aws/i-2")
     running = asyncio.create_task(tokens.run())
-    await asyncio.sleep(10)
+    await asyncio.sleep(20)
     if not early:
         tokens.node_ready("aws/i-2")
     await asyncio.sleep(1)
@@ -157,11 +157,11 @@ async def test_a_new_leader_deletes_the_secrets_of_the_former(early: bool) -> No
 
 
 async def secrets_of_another(fake: FakeSecretsApi, machine: str) -> None:
-    """Mint as a former leader did, whose ids differ from those of the next."""
-    former = secrets_of(fake)
-    token = await former.mint(machine)
+    """Mint as a previous leader did, whose ids differ from those of the next."""
+    previous = secrets_of(fake)
+    token = await previous.mint(machine)
     body = cast(dict[str, Any], fake.secrets.pop(token.secret_name))
-    name = f"bootstrap-token-former{len(fake.secrets)}"
+    name = f"bootstrap-token-previous{len(fake.secrets)}"
     fake.secrets[name] = {**body, "metadata": {**body["metadata"], "name": name}}
 
 

@@ -84,7 +84,7 @@ def render(source: str, path: str, variables: Mapping[str, Any]) -> str:
     except RenderingFault as fault:
         if not variables.get("token") or not fault.line:
             raise
-        # The message may hold the token, or something made of it. Whatever a placeholder brings forth holds neither.
+        # The message may hold the token or a part of it. A second rendering with a placeholder gives a message without.
         try:
             _render(source, path, {**variables, "token": TOKEN_PLACEHOLDER})
         except RenderingFault as harmless:

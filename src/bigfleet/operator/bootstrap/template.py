@@ -1,7 +1,7 @@
 """Holds the bootstrap template of a cluster: reads the file, checks it with sample values, and reads it again.
 
 A file that changes is looked at when it is used and every few seconds. A new version that does not parse or render is
-logged and counted, and the former stays in use: a typing mistake must never stop machines from joining.
+logged and counted, and the previous one stays in use: a typing mistake must never stop machines from joining.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class BootstrapTemplate:
                 self._source = await self._checked(_read(self._path))
             except TemplateFault as fault:
                 self.reload_errors_total += 1
-                log.error("operator.template_rejected", error=str(fault), advice="the former template stays in use")
+                log.error("operator.template_rejected", error=str(fault), advice="the previous template stays in use")
             else:
                 log.info("operator.template_reloaded", path=str(self._path))
             # Only now: a check that was cancelled has judged nothing. A change after the stamp has another one.

@@ -7,17 +7,16 @@ get into a log, an error text or a `repr`.
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final, Protocol
 
 import structlog
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
-from bigfleet.operator.bootstrap.variables import machine_id_label, rfc3339
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi
 from bigfleet.operator.kubernetes.objects import Secret
 from bigfleet.operator.kubernetes.resources import FIELD_MANAGER, MACHINE_ID, MANAGED_BY, SECRETS, TOKEN_REQUESTS
 from bigfleet.operator.kubernetes.rights import TOKEN_SECRET_NAMESPACE
+from bigfleet.operator.nodes.names import machine_label, rfc3339, unix_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +119,7 @@ class ServiceAccountTokens:
             answer = await self._api.create(TOKEN_REQUESTS, body, namespace=self._namespace, name=self._name)
         except ApiError as error:
             raise TokenFault(f"no token of {account}: {error}") from None
-        expires_unix_seconds = _unix_seconds(answer.status.expiration_timestamp)
+        expires_unix_seconds = unix_seconds(answer.status.expiration_timestamp)
         if not answer.status.token or expires_unix_seconds is None:
             raise TokenFault(f"no token of {account}: the API server's answer has no token or no expiry")
         return JoinToken(answer.status.token, int(expires_unix_seconds))
@@ -153,7 +152,7 @@ class SecretTokens:
         self._ttl_seconds = ttl_seconds
         #: By machine-id label, since a Secret that was read back has no raw id that could be trusted to be there.
         self._stored: dict[str, dict[str, _Stored]] = {}
-        self._doomed: set[str] = set()
+        self._to_delete: set[str] = set()
         self._changed = asyncio.Event()
         #: Ready nodes noted before the Secrets of an earlier leader were read.
         self._early: dict[str, float | None] | None = {}
@@ -175,7 +174,7 @@ class SecretTokens:
         token = JoinToken(
             f"{identity}.{secret}", int(now_unix_seconds) + self._ttl_seconds, f"{SECRET_NAME_PREFIX}{identity}"
         )
-        label = machine_id_label(machine_id)
+        label = machine_label(machine_id)
         # Before the request: it may succeed even if its answer is never seen, and the node become Ready meanwhile.
         self._remember(label, _Stored(token.secret_name, now_unix_seconds))
         try:
@@ -199,23 +198,23 @@ class SecretTokens:
     def discard(self, token: JoinToken) -> None:
         """Delete a token that was not handed out, soon."""
         self._forget(token.secret_name)
-        self._doom(token.secret_name)
+        self._delete_soon(token.secret_name)
 
     def node_ready(self, machine_id: str, *, since_unix_seconds: float | None = None) -> None:
         """Delete the tokens of a machine, soon, but those minted after its node became Ready.
 
-        Such a token is for the machine's next life: the Node of the former one may stay Ready for a while.
+        Such a token is for the machine's next life: the Node of the previous one may stay Ready for a while.
         """
-        label = machine_id_label(machine_id)
+        label = machine_label(machine_id)
         if self._early is not None:
             self._early[label] = since_unix_seconds
-        self._doom_before(label, since_unix_seconds)
+        for name in list(self._stored.get(label, {})):
+            self._delete_if_minted_before(label, name, since_unix_seconds)
 
-    def _doom_before(self, label: str, since_unix_seconds: float | None) -> None:
-        for stored in list(self._stored.get(label, {}).values()):
-            if since_unix_seconds is None or stored.minted_unix_seconds <= since_unix_seconds:
-                self._forget(stored.name)
-                self._doom(stored.name)
+    def _delete_if_minted_before(self, label: str, name: str, since_unix_seconds: float | None) -> None:
+        if since_unix_seconds is None or self._stored[label][name].minted_unix_seconds <= since_unix_seconds:
+            self._forget(name)
+            self._delete_soon(name)
 
     async def run(self) -> None:
         """Read the Secrets of an earlier leader once, then delete what is noted, until cancelled."""
@@ -225,14 +224,14 @@ class SecretTokens:
             self._changed.clear()
             self._forget_expired()
             failed: set[str] = set()
-            while self._doomed:
-                name = self._doomed.pop()
+            while self._to_delete:
+                name = self._to_delete.pop()
                 if not await self._delete(name):
                     failed.add(name)
             if failed:
                 await self._clock.sleep(_RETRY_SECONDS)
                 for name in failed:
-                    self._doom(name)
+                    self._delete_soon(name)
 
     async def _delete(self, name: str) -> bool:
         """Return whether no more is to be done about it."""
@@ -255,21 +254,19 @@ class SecretTokens:
                 break
             except ApiError as error:
                 log.warning("operator.tokens_not_listed", error=str(error), advice="they expire by themselves")
-                if not error.is_transient:
+                if not (error.is_transient or error.is_expired):
                     found = []
                     break
                 await self._clock.sleep(_RETRY_SECONDS)
-        for secret in found:
-            label = (secret.metadata.labels or {}).get(MACHINE_ID, "")
-            if label:
-                minted_unix_seconds = _unix_seconds(secret.metadata.creation_timestamp) or 0.0
-                # What is in memory is exact, and may be doomed already.
-                known = secret.metadata.name in self._stored.get(label, {}) or secret.metadata.name in self._doomed
-                if not known:
-                    self._remember(label, _Stored(secret.metadata.name, minted_unix_seconds))
         early, self._early = self._early or {}, None
-        for label, since_unix_seconds in early.items():
-            self._doom_before(label, since_unix_seconds)
+        for secret in found:
+            name, label = secret.metadata.name, (secret.metadata.labels or {}).get(MACHINE_ID, "")
+            # What is in memory is exact, and may be due for deletion already.
+            if not label or name in self._stored.get(label, {}) or name in self._to_delete:
+                continue
+            self._remember(label, _Stored(name, unix_seconds(secret.metadata.creation_timestamp) or 0.0))
+            if label in early:
+                self._delete_if_minted_before(label, name, early[label])
 
     async def _list_stored(self) -> list[Secret]:
         found: list[Secret] = []
@@ -307,8 +304,8 @@ class SecretTokens:
         for name in expired:
             self._forget(name)
 
-    def _doom(self, name: str) -> None:
-        self._doomed.add(name)
+    def _delete_soon(self, name: str) -> None:
+        self._to_delete.add(name)
         self._changed.set()
 
     def _now_unix_seconds(self) -> float:
@@ -322,7 +319,7 @@ def _secret(token: JoinToken, machine_id: str) -> JsonObject:
     labels = {MANAGED_BY: FIELD_MANAGER}
     annotations: dict[str, str] = {}
     if machine_id:
-        labels[MACHINE_ID] = machine_id_label(machine_id)
+        labels[MACHINE_ID] = machine_label(machine_id)
         annotations[MACHINE_ID] = machine_id
     return {
         "apiVersion": SECRETS.api_version,
@@ -338,18 +335,9 @@ def _secret(token: JoinToken, machine_id: str) -> JsonObject:
             "description": "Lets one machine join; made by bigfleet operator.",
             "token-id": identity,
             "token-secret": secret,
-            "expiration": rfc3339(token.expires_unix_seconds),
+            "expiration": rfc3339(token.expires_unix_seconds * NANOS_PER_SECOND),
             "usage-bootstrap-authentication": "true",
             "usage-bootstrap-signing": "true",
             "auth-extra-groups": BOOTSTRAP_GROUP,
         },
     }
-
-
-def _unix_seconds(timestamp: str) -> float | None:
-    """Return the moment of an RFC 3339 text, None when it is none."""
-    try:
-        moment = datetime.fromisoformat(timestamp)
-    except ValueError:
-        return None
-    return moment.timestamp() if moment.tzinfo is not None else None

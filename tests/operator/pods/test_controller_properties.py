@@ -1,4 +1,4 @@
-"""Whatever happens to pods, requests, watches and the controller: it ends with one request for each pod that has one."""
+"""Whatever happens to pods, requests, watches and the controller: it ends with one request for each pod."""
 
 import asyncio
 from typing import Any

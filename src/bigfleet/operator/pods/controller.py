@@ -339,7 +339,7 @@ class PodController:
             if await self._has_living_pod(each, uid):
                 raise _NotYetError(ORPHAN_SECONDS)
             if not self._is_view_certain or self.index.pod(uid) is not None:
-                raise _NotYetError(0.0)
+                raise _NotYetError(ORPHAN_SECONDS)
             await self._delete(each)
         self._orphan_since_seconds.pop(uid, None)
         return ReconcileOutcome.CR_DELETED

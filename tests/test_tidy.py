@@ -132,6 +132,7 @@ def test_public_names_have_docstrings(path: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.rule("shard 1/12")
 @pytest.mark.parametrize(("package", "target"), FORBIDDEN_EDGES)
 def test_forbidden_edges_do_not_exist(package: str, target: str) -> None:
     """The edge is absent from the imports of every module of the package."""

@@ -275,6 +275,7 @@ def test_of_idle_machines_the_price_alone_is_told_whatever_their_interruptions()
     assert "It takes a and b, which are idle, each at $1.00/h." in said
 
 
+@pytest.mark.rule("shard 12/7")
 def test_of_many_rows_those_are_asked_about_a_machine_that_take_it_or_that_it_fits() -> None:
     misfits = [{"id": f"x{n}", "t": "PG", "prio": 900, "agg": {"gpu": "8"}} for n in range(ROWS_ASKED_MAX + 5)]
     world = World([{"id": "m", "t": "T4", "st": "Idle"}], [*misfits, {**PLAIN, "prio": 1}])

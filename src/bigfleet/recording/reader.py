@@ -112,9 +112,9 @@ class _State:
     def __init__(self) -> None:
         self._layout = 0
         self._generation = 0
-        self._begin_anew()
+        self._restart()
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._vocabulary = Vocabulary()
         self._ids: list[MachineId] = []
         self._columns = Columns.empty(0)
@@ -126,7 +126,7 @@ class _State:
     def next(self, record: CycleRecord, head: RecordingHead) -> RecordedCycle:
         """Return the cycle of the next record. Raises one of `_WRONG`."""
         if record.is_fresh:
-            self._begin_anew()
+            self._restart()
         view = self._view(record.machines)
         self._demand = self._listing(record.demand)
         self._options = options_of(record.options, self._options)

@@ -115,9 +115,9 @@ class Recorder:
         is_grown = self._since_fresh_bytes >= _WORTH_OF_FRESH * self._fresh_bytes
         if self._file.is_full and (self._tracker.is_fresh or is_grown):
             self._file.rotate()
-            self._tracker.begin_anew()
+            self._tracker.restart()
         if not self._tracker.knows(asked.snapshot):
-            self._tracker.begin_anew()
+            self._tracker.restart()
         is_fresh = self._tracker.is_fresh
         if is_fresh:
             self._packer = FramePacker()

@@ -41,9 +41,9 @@ class Tracker:
     """What was recorded last, and how the next differs."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget everything: the next differs from nothing."""
         self._vocabulary: Vocabulary | None = None
         #: How many entries of the vocabulary were written.

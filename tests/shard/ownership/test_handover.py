@@ -384,7 +384,7 @@ async def test_an_adoption_that_comes_again_puts_no_old_record_back(make: Any) -
     shard = make()
     told = instruction(adopt(idle("n")))
     await shard.handover.carry_out(told)
-    shard.handover_host.leave([MachineId("n")])
+    shard.handover_host.remove([MachineId("n")])
 
     assert (await shard.handover.carry_out(told)).machine_ids == ("n",)
     assert shard.holds() == []
@@ -464,7 +464,7 @@ async def test_a_domain_is_left_when_nothing_of_ours_lies_in_it(make: Any) -> No
 
     shard.handover.tend()
     assert shard.owned.leaving == {Domain(ZONE, "za")}
-    shard.handover_host.leave([MachineId("a"), MachineId("b")])
+    shard.handover_host.remove([MachineId("a"), MachineId("b")])
     shard.handover.tend()
     assert not shard.owned.leaving
     assert not shard.owned.domains

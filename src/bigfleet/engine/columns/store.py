@@ -473,10 +473,10 @@ class ColumnStore:
             (columns.offer, lambda number: new.add_offer(old.offers[number])),
             (columns.stamp, lambda number: new.add_stamp(old.stamps[number])),
         )
-        for column, number_anew in parts:
+        for column, renumber in parts:
             used, place = np.unique(column[live], return_inverse=True)
             column[:] = 0
-            column[live] = np.array([number_anew(number) for number in used.tolist()], np.int32)[place]
+            column[live] = np.array([renumber(number) for number in used.tolist()], np.int32)[place]
         self.vocabulary = new
         self._history.clear()
         self._buffers.clear()

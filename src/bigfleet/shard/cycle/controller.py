@@ -119,7 +119,7 @@ class Shard:
         self.plans = self._make_plans(plan_workers)
         self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
         self.stuck = StuckTransitions(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
-        self._make_hands(provider, ids)
+        self._make_actuators(provider, ids)
         self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
         self._on_inventory = on_inventory
         self.cycle = 0
@@ -191,7 +191,7 @@ class Shard:
             wake=self.wake,
         )
 
-    def _make_hands(self, provider: Provider, ids: IdSource) -> None:
+    def _make_actuators(self, provider: Provider, ids: IdSource) -> None:
         """Make the parts that call the provider: those that carry out, and the one that reads."""
         #: Machines whose records are to be read again.
         self._revisits: set[MachineId] = set()

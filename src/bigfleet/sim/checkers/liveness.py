@@ -48,14 +48,14 @@ async def come_to_rest(world: World) -> bool:
     quiet_since_seconds = world.clock.monotonic_seconds()
     seen = (-1, -1)
     alone_since_seconds: dict[str, float] = {}
-    while world.clock.monotonic_seconds() < until_seconds and not world.evidence.violations:
+    while world.clock.monotonic_seconds() < until_seconds and not world.observations.violations:
         await world.clock.sleep(_LOOK_SECONDS)
         world.sample()
         for text in nobodys_for_long(world, alone_since_seconds):
-            world.evidence.breach("S5", text)
+            world.observations.breach("S5", text)
         # A reclaim that would leave pods without a place changes nothing, and is tried again from time to time.
-        acted = sum(world.evidence.actions.values()) - len(world.evidence.stranded)
-        stirred = (acted, world.evidence.moves.changes)
+        acted = sum(world.observations.actions.values()) - len(world.observations.stranded)
+        stirred = (acted, world.observations.moves.changes)
         if stirred != seen or not _is_at_rest(world):
             seen, quiet_since_seconds = stirred, world.clock.monotonic_seconds()
         elif world.clock.monotonic_seconds() - quiet_since_seconds >= REST_SECONDS:
@@ -80,7 +80,7 @@ def unrest(world: World) -> str:
     ]
     between = [
         f"{machine_id} is between {name} and another"
-        for name, ownership in world.evidence.moves.ownerships.items()
+        for name, ownership in world.observations.moves.ownerships.items()
         for machine_id in sorted((*ownership.released, *ownership.reservations))
     ]
     return ", ".join([*moving, *held, *in_flight, *between][:5])
@@ -127,7 +127,7 @@ def nobodys_for_long(world: World, since_seconds: dict[str, float]) -> Iterator[
 
 def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
     """Yield the machines without exactly one owner, with those who own them."""
-    ownerships = world.evidence.moves.ownerships
+    ownerships = world.observations.moves.ownerships
     leaving = [(name, domain) for name, ownership in ownerships.items() for domain in ownership.owned.leaving]
     left = [domain for name, domain in leaving if _serves_in(world, name, domain)]
     for record in sorted(world.provider.store.records.values(), key=lambda record: record.id) if ownerships else ():
@@ -140,7 +140,8 @@ def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
 
 def _rows(world: World, record: Record) -> str:
     rows = {
-        name: ownership.owned.rows.get(record.machine.id) for name, ownership in world.evidence.moves.ownerships.items()
+        name: ownership.owned.rows.get(record.machine.id)
+        for name, ownership in world.observations.moves.ownerships.items()
     }
     return ", ".join(f"{name} says {row.kind.value if row is not None else 'nothing'}" for name, row in rows.items())
 
@@ -157,7 +158,7 @@ def _serves_in(world: World, shard_id: ShardId, domain: Domain) -> bool:
 
 def _of_shard(world: World, shard: WatchedShard) -> list[Record]:
     """Return the provider's records of the machines that are a shard's, by id."""
-    ownership = world.evidence.moves.ownerships.get(shard.shard_id)
+    ownership = world.observations.moves.ownerships.get(shard.shard_id)
     records = sorted(world.provider.store.records.values(), key=lambda record: record.id)
     return [
         record
@@ -216,7 +217,7 @@ def every_hold_ends(world: World, shard: WatchedShard) -> Iterator[str]:
         yield f"the row {row} is backed off"
     for machine_id in sorted(shard.actuator.in_flight()):
         yield f"{machine_id} has an action in flight"
-    ownership = world.evidence.moves.ownerships.get(shard.shard_id)
+    ownership = world.observations.moves.ownerships.get(shard.shard_id)
     for machine_id in sorted(ownership.reservations) if ownership is not None else ():
         yield f"{machine_id} is kept for another shard"
     for machine_id in sorted(shard.ownership.handover.cooling) if shard.ownership is not None else ():

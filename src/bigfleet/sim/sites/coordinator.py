@@ -53,12 +53,12 @@ class CoordinatorCallFailed(Exception):
 class WatchedReplica(Replica):
     """One replica's process."""
 
-    evidence: Observations
+    observations: Observations
     name: str
 
     async def _lead(self, term: Term) -> None:
-        self.evidence.note("leader", self.name, f"term {term.term}")
-        self.evidence.led(term.term)
+        self.observations.note("leader", self.name, f"term {term.term}")
+        self.observations.led(term.term)
         await super()._lead(term)
 
 
@@ -66,7 +66,7 @@ class CoordinatorSite:
     """One replica's place, and its process of the moment."""
 
     def __init__(
-        self, name: str, *, store: DurableEtcd, network: Network, clock: Clock, rng: Random, evidence: Observations
+        self, name: str, *, store: DurableEtcd, network: Network, clock: Clock, rng: Random, observations: Observations
     ) -> None:
         self.name = name
         self.process = Process(name)
@@ -77,7 +77,7 @@ class CoordinatorSite:
         self._network = network
         self._clock = clock
         self._rng = rng
-        self._evidence = evidence
+        self._observations = observations
         self._servicer: CoordinatorServicer | None = None
         self.replica: WatchedReplica | None = None
 
@@ -85,17 +85,17 @@ class CoordinatorSite:
         """Start a process, which knows nothing but what is written."""
         self.process = Process(self.name)
         self._servicer = self.replica = None
-        self._evidence.note("start", self.name)
+        self._observations.note("start", self.name)
         self.process.spawn(self._run(settings), name=self.name)
 
     async def _run(self, settings: CoordinatorSettings) -> None:
-        evidence = self._evidence
+        observations = self._observations
         wire = EtcdWire(
             self._store,
             network=self._network,
             caller=self.name,
             rng=self._rng,
-            on_lost=lambda: evidence.mark("a commit of unknown outcome"),
+            on_lost=lambda: observations.mark("a commit of unknown outcome"),
             loses_answers=lambda: self.loses_answers,
         )
         metrics = CoordinatorMetrics(CollectorRegistry())
@@ -103,13 +103,13 @@ class CoordinatorSite:
         store = EtcdStore(wire, prefix="/bigfleet", me=me, lease_ttl_seconds=LEASE_SECONDS, clock=self._clock)
         metered = MeteredStore(store, metrics, self._clock)
         replica = WatchedReplica(metered, clock=self._clock, settings=settings, metrics=metrics)
-        replica.evidence, replica.name = evidence, self.name
+        replica.observations, replica.name = observations, self.name
         self.replica = replica
         self._servicer = CoordinatorServicer(replica, self._clock)
         try:
             await replica.run()
         except Exception as error:
-            evidence.breach("S0", f"{self.name} ended by itself: {type(error).__name__}: {error}")
+            observations.breach("S0", f"{self.name} ended by itself: {type(error).__name__}: {error}")
 
     async def serve(self, method: str, content: bytes) -> "bytes | CoordinatorCallFailed":
         """Answer one call, run in the replica's process; a status is an answer, which nobody may be left to hear."""

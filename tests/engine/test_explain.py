@@ -334,7 +334,7 @@ def test_a_shortfall_tells_first_what_nearly_fits_and_not_who_holds_what_would_n
     told = World(machines, rows).need(1)
 
     assert shortfall_sentences(told) == [
-        "Machines that fit it, whoever holds them: 0 idle, 0 that could be made, 0 in service.",
+        "Machines that fit it, held or free: 0 idle, 0 that could be made, 0 in service.",
         "Among the idle machines, 1 is too small (small: it has gpu 4, one machine must have gpu 8): small.",
         "Among the idle machines, 1 does not match "
         "(other: node.kubernetes.io/instance-type is t4, wanted is In g8): other.",

@@ -150,7 +150,7 @@ class DonorBatch:
 
 @dataclass(slots=True)
 class Most:
-    """What the best rows could still bring to one asking, dimension by dimension, whoever asks and whatever rests."""
+    """What the best rows could still bring to one asking, dimension by dimension, for any shard, without cooldowns."""
 
     has_rows: bool = False
     milli: dict[str, int] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class DonorOffers:
         return known
 
     def most(self, asking: ShortfallClass, slots: "DonorSlots | None") -> "Most":
-        """Return what any row could still bring to whoever asks."""
+        """Return what any row could still bring to any shard."""
         most = Most()
         for allocatable, batch in self.serving(asking):
             if batch.is_margin_reached:

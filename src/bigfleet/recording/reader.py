@@ -39,9 +39,9 @@ from bigfleet.recording.values import (
     stamp_of,
 )
 
-#: Views back that say which rows changed, for whoever follows view by view.
+#: Views back that say which rows changed, for readers that follow view by view.
 _HISTORY_MAX: Final = 8
-#: What a record raises that was written by nobody of ours, or by a version that this one does not know.
+#: Raised for a record that BigFleet did not write, or that a later version wrote.
 _WRONG: Final = (msgspec.MsgspecError, ValueError, IndexError, TypeError, KeyError)
 
 

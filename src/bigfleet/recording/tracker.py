@@ -70,7 +70,7 @@ class Tracker:
         """Return how the machines differ, and remember them.
 
         Cost: the rows that changed; one pass over the ids when some are new; one over the columns when that many views
-        were left out that nobody knows what changed.
+        were left out that the changes are unknown.
         """
         gone, come = _NONE, _NONE
         rows: Rows | None = None

@@ -513,7 +513,7 @@ class ColumnStore:
     def _merge(self) -> None:
         """Give waiting machines their rows and drop removed ones; every row is numbered again."""
         self._write()
-        # A slice where all stay: most merges drop nobody, and a slice copies nothing.
+        # A slice where all stay: most merges drop no row, and a slice copies nothing.
         retained: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)
         old_ids = [self._ids[row] for row in retained.tolist()] if self._removed else self._ids
         waiting = sorted(self._waiting)

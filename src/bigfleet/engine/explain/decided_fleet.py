@@ -32,7 +32,7 @@ from bigfleet.model.vector import Vector
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Rank of who holds a machine that nobody holds: behind every row.
+#: Rank of the holder of a machine without one: behind every row.
 NOBODY: Final = np.iinfo(np.int64).max
 _NONE: Final = np.zeros(0, np.int64)
 _FREE: Final = (MachineState.IDLE, MachineState.SPECULATIVE)

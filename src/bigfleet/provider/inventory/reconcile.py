@@ -305,7 +305,7 @@ class InventoryReconciler:
         return None if record is None else change_fault(record, fact)
 
     async def _add_all(self, seen: dict[str, _Seen]) -> None:
-        """Fill an empty store: nobody else is there yet, so that no turns are needed."""
+        """Fill an empty store: there is no other writer yet, so that no turns are needed."""
         now = self._clock.unix_nanos()
         entries = [entry.host or entry.slot for entry in seen.values()]
         records = [new_record(fact, self._adapter.provider, now) for fact in entries if fact is not None]

@@ -414,7 +414,7 @@ class CapacityCore:
             raise Refused(Code.RESOURCE_EXHAUSTED, admission.text)
         if call.kind is Kind.CREATE and dispatch.breaker.refuses_new_work:
             self._admissions.withdrawn(record)
-            raise Refused(Code.UNAVAILABLE, "the substrate fails every create now; the slot is kept for later")
+            raise Refused(Code.UNAVAILABLE, "the substrate fails every create now; the slot stays for later")
         operation = Operation(
             id=f"op-{self._ids.new_id()}",
             kind=call.kind,

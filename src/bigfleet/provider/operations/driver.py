@@ -1,8 +1,8 @@
 """Runs accepted operations: waits for a dispatch slot, calls the backend with retries, checks readiness, settles.
 
 docs/spec/provider.md §6, §7, §15. Started by `bigfleet.provider.kit.core` after the commit of an acceptance. An
-operation ends in exactly one verdict, in time, whatever the backend does. A result that comes after its verdict must
-never change a record.
+operation ends in exactly one verdict, in time, with any behaviour of the backend. A result that comes after its verdict
+must never change a record.
 """
 
 import asyncio
@@ -450,7 +450,7 @@ class OperationDriver:
 
 
 def _may_retry(state: tenacity.RetryCallState) -> bool:
-    """Say whether an attempt may be repeated: its error is transient, and nobody gave the operation up meanwhile."""
+    """Say whether an attempt may be repeated: its error is transient, and the operation was not abandoned meanwhile."""
     task = asyncio.current_task()
     is_transient = state.outcome is not None and isinstance(state.outcome.exception(), Transient)
     return is_transient and (task is None or not task.cancelling())

@@ -83,7 +83,7 @@ class Shard:
         on_inventory: Callable[[], None] = lambda: None,
         on_rollup: OnRollUp = lambda *_: None,
     ) -> None:
-        """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that.
+        """Without `ownership_file` all is ours that no other shard has bound, and that cannot change.
 
         Without `plan_workers` compositions are planned within the cycle. `on_inventory` is called once, when the first
         List has been applied, `on_rollup` with each roll-up and what became of it.
@@ -512,7 +512,7 @@ class Shard:
             return None
         taken = self.taken
         if self.ownership is not None:
-            # What came lately is our own clusters' supply, and nobody else's for a while.
+            # What came lately is our own clusters' supply, and no other shard's for a while.
             unavailable = self.ownership.handover.cooling | self.ownership_filter.reserved
             taken = rows_with(decided_on.snapshot, taken, unavailable)
         own = self.stockouts.own()
@@ -543,7 +543,7 @@ class Shard:
         return self._ages.ledger
 
     async def inspect(self) -> CycleView:
-        """Return the last finished cycle with its rows made, off the loop when nobody has asked for them before."""
+        """Return the last finished cycle with its rows made, off the loop when they were not read before."""
         view = self.view
         async with self._inspecting:
             await self._compute(lambda: view.needs)

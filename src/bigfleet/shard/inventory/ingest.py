@@ -156,12 +156,12 @@ class Ingest:
         if known is None:
             return
         if known.cluster:
-            # What became of it concerns the cluster that it served, and whoever times its transition.
+            # What became of it concerns the cluster that it served, and the timing of its transition.
             self.take(record, moment)
         self.drop(machine_id)
 
     def take(self, record: ListedMachine, moment: Moment | None = None) -> bool:
-        """Take what the provider shows of a machine that is ours, as `observe` does; nobody asks again whose it is."""
+        """Take what the provider shows of a machine that is ours, as `observe` does, without the ownership filter."""
         shown = record.machine
         machine_id = shown.id
         known = self._inventory.record_of(machine_id)

@@ -266,7 +266,7 @@ class Handover:
             return "has an action under way"
         reservation = self._file.reservations.get(machine_id)
         if reservation is not None and reservation.to_shard != to:
-            return f"is kept for {reservation.to_shard}"
+            return f"is reserved for {reservation.to_shard}"
         return ""
 
     def _is_ours(self, unbound: Machine) -> bool:

@@ -22,14 +22,14 @@ from bigfleet.sim.sites.ownership import OwnershipRecord, owners
 
 @invariant("S5", OwnershipChanged)
 def never_two_owners(_event: OwnershipChanged, observations: Observations) -> Iterator[str]:
-    """No machine is owned by two shards, whatever their disks come to say."""
+    """No machine is owned by two shards, after any loss of disks."""
     for machine_id in sorted(observations.records):
         yield from _two_owners(machine_id, observations)
 
 
 @invariant("S5", Committed)
 def never_two_owners_of_what_is_bound(event: Committed, observations: Observations) -> Iterator[str]:
-    """No machine is owned by two shards, whatever becomes of it at its provider."""
+    """No machine is owned by two shards, in any state at its provider."""
     if event.after is not None and observations.moves.ownerships:
         yield from _two_owners(event.after.id, observations)
 
@@ -53,7 +53,7 @@ def a_shard_decides_on_its_own_machines(event: Cycled, observations: Observation
         record = observations.records.get(known.id)
         binder = "" if record is None or not known.cluster else record.metadata.get(labels.ASSIGNED_SHARD, "")
         if record is not None and known.cluster and record.machine.cluster != known.cluster:
-            # The provider has gone on meanwhile; whose it was then nobody knows now.
+            # The provider has gone on meanwhile; the former owner is not known any more.
             continue
         is_busy = shard.actuator.is_pending(known.id)
         if not is_busy and not ownership.owns(shard.shard_id, known, binder, stays=True):
@@ -115,7 +115,7 @@ def an_instruction_acts_once(event: OwnershipChanged, observations: Observations
 
 @invariant("S15", OwnershipChanged)
 def a_former_leader_is_not_obeyed(event: OwnershipChanged, observations: Observations) -> Iterator[str]:
-    """What a leader of a lower term than the accepted one tells acts not at all."""
+    """Instructions of a leader with a lower term than the accepted one have no effect."""
     handed = observations.moves.handed.get(event.shard_id)
     if handed is None or handed.term >= handed.accepted_term:
         return

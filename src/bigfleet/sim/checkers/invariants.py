@@ -1,9 +1,9 @@
 """Checks the invariants at every step: one function per sentence of docs/spec/simulation.md.
 
-Each takes one event and the observations, and yields a sentence for a breach. `INVARIANTS` lists them with the event that
-they look at; what must hold in the end is in `bigfleet.sim.checkers.liveness`. None may look into the code that it
-judges further than the event shows, and none may repeat that code's own reasoning where the truth can be read from a
-disk.
+Each takes one event and the observations, and yields a sentence for a breach. `INVARIANTS` lists them with the event
+that they look at; `bigfleet.sim.checkers.liveness` has those that must hold in the end. None may look into the code
+that it judges further than the event shows, and none may repeat that code's own reasoning where the truth can be read
+from a disk.
 """
 
 import math
@@ -107,7 +107,7 @@ def one_cluster_at_a_time(event: Hosted, _observations: Observations) -> Iterato
     if before is None or after is None or before.ref != after.ref or not is_there(before, event.at_unix_nanos):
         return
     former = cluster_of(before, event.at_unix_nanos)
-    # A host whose node never becomes Ready there serves nobody, and the cloud knows it.
+    # A host whose node never becomes Ready there serves no cluster, and the cloud knows it.
     if before.ready_unix_nanos is not None and former and after.cluster and after.cluster != former:
         yield f"{event.machine_id}: host {after.ref} was booted into {after.cluster} while it served {former}"
 
@@ -203,16 +203,16 @@ def no_shard_deletes_what_stays(event: Called, observations: Observations) -> It
 
 @invariant("S14", Audited)
 def a_record_names_one_call(event: Audited, observations: Observations) -> Iterator[str]:
-    """Every mutating call has exactly one audit record: none is told twice, none is told that was not made."""
+    """Every mutating call has exactly one audit record: none is recorded twice, none is recorded that was not made."""
     sequence, memory = event.record.token_sequence, observations.memory(event.shard)
     if not sequence:
         return
     if sequence not in memory.calls:
-        yield f"{event.record.kind} of {event.record.machine} tells of the call {sequence}, which was never sent"
+        yield f"{event.record.kind} of {event.record.machine} names the call {sequence}, which was never sent"
     elif memory.calls[sequence].machine_id != event.record.machine:
         yield f"the record of the call {sequence} names {event.record.machine}"
     if memory.audited[sequence]:
-        yield f"{event.record.kind} of {event.record.machine} tells of the call {sequence} once more"
+        yield f"{event.record.kind} of {event.record.machine} names the call {sequence} once more"
 
 
 @invariant("S14", Cycled)
@@ -440,7 +440,7 @@ def a_short_row_keeps_its_machines(event: Cycled, _observations: Observations) -
 
 
 def is_beyond_reach(need: Need, machines: Iterable[Machine]) -> bool:
-    """Say whether a row is short whoever gets what: all that its cluster has and all that is free does not cover it.
+    """Say whether a row is short under any assignment: all that its cluster has and all that is free does not cover it.
 
     Summed here and not read from the decision, which is what is judged. A machine counts when it meets the
     requirements and hosts the min unit; claims of other rows, domains and spreads only make a row shorter.

@@ -35,8 +35,8 @@ _LOOK_SECONDS = 10.0
 #: A machine that failed may stay so where its provider cannot know what runs on it (docs/spec/provider.md §14).
 FAILED_SECONDS_MAX = 1_200.0
 
-#: From healing on a machine may be nobody's for so many report cycles: adoptions that failed three times are tried
-#: again every ten.
+#: From healing on a machine may be without an owner for so many report cycles: adoptions that failed three times are
+#: tried again every ten.
 NOBODYS_REPORT_CYCLES_MAX = 30
 
 Check = Callable[[World, WatchedShard], Iterator[str]]
@@ -110,11 +110,11 @@ def last_words(world: World) -> Iterator[tuple[str, str]]:
 def every_machine_has_one_owner(world: World) -> Iterator[str]:
     """After healing every machine has exactly one owner, but for what lies free in a domain that is being left."""
     for record, found in _unclear(world):
-        yield f"{record.id}, {record.state.label}, belongs to {', '.join(found) or 'nobody'}: {_rows(world, record)}"
+        yield f"{record.id}, {record.state.label}, belongs to {', '.join(found) or 'no shard'}: {_rows(world, record)}"
 
 
 def nobodys_for_long(world: World, since_seconds: dict[str, float]) -> Iterator[str]:
-    """Machines are conserved: in a handover one is nobody's for a bounded time, while nothing fails."""
+    """Machines are conserved: in a handover one has no owner for a bounded time, while nothing fails."""
     now_seconds, bound_seconds = world.clock.monotonic_seconds(), NOBODYS_REPORT_CYCLES_MAX * world.plan.report_seconds
     alone = {record.id: record for record, found in _unclear(world) if not found}
     for machine_id in since_seconds.keys() - alone.keys():
@@ -122,7 +122,7 @@ def nobodys_for_long(world: World, since_seconds: dict[str, float]) -> Iterator[
     for machine_id, record in alone.items():
         since = since_seconds.setdefault(machine_id, now_seconds)
         if now_seconds - since > bound_seconds:
-            yield f"{machine_id} has been nobody's for {now_seconds - since:.0f} s: {_rows(world, record)}"
+            yield f"{machine_id} has had no owner for {now_seconds - since:.0f} s: {_rows(world, record)}"
 
 
 def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
@@ -132,7 +132,7 @@ def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
     left = [domain for name, domain in leaving if _serves_in(world, name, domain)]
     for record in sorted(world.provider.store.records.values(), key=lambda record: record.id) if ownerships else ():
         found = owners(ownerships, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
-        # A shard that leaves acquires nothing there any more, and another must wait until it serves nobody from there.
+        # A shard that leaves acquires nothing there, and another must wait until it serves no cluster from there.
         is_left = not found and any(record.machine.attribute(key) == value for key, value in left)
         if len(found) != 1 and not is_left:
             yield record, found
@@ -219,7 +219,7 @@ def every_hold_ends(world: World, shard: WatchedShard) -> Iterator[str]:
         yield f"{machine_id} has an action in flight"
     ownership = world.observations.moves.ownerships.get(shard.shard_id)
     for machine_id in sorted(ownership.reservations) if ownership is not None else ():
-        yield f"{machine_id} is kept for another shard"
+        yield f"{machine_id} is reserved for another shard"
     for machine_id in sorted(shard.ownership.handover.cooling) if shard.ownership is not None else ():
         yield f"{machine_id} may not be given on yet"
 
@@ -258,7 +258,7 @@ def satisfiable_demand_is_bound(world: World, shard: WatchedShard) -> Iterator[s
             yield from _free_domain(need.profile.same_key, free, row)
     for cluster, amount in wanted.items():
         if any(supplied[cluster].get(name, 0) < least for name, least in amount.items()):
-            yield f"{cluster} is told that {dict(amount)} is bound, and has {dict(supplied[cluster])}"
+            yield f"{cluster} got the report that {dict(amount)} is bound, and has {dict(supplied[cluster])}"
 
 
 def _free_domain(key: str, free: list[Machine], row: RowResult) -> Iterator[str]:

@@ -30,11 +30,11 @@ AT_ONCE_MAX = 4
 
 
 async def chaos(world: World) -> None:
-    """Let faults of the plan come until cancelled; whoever is cancelled undoes what it did in `heal`."""
+    """Let faults of the plan come until cancelled; a cancelled fault is undone in `heal`."""
     rng = world.rng
     kinds = [name for name in FAULTS if name in world.plan.faults]
     if world.plan.coordinator != LIVE:
-        # Whether nobody answers or nobody is asked, the world must take the same course.
+        # Without an answer and without a call, the world must take the same course.
         kinds = [name for name in kinds if name not in COORDINATOR_FAULTS]
     running: set[asyncio.Task[None]] = set()
     if not kinds:

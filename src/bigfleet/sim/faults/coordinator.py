@@ -117,7 +117,7 @@ async def store_leaderless(world: World) -> None:
 
 
 async def lease_lost(world: World) -> None:
-    """Every lease ends at once, whoever lives."""
+    """Every lease ends at once, also of live replicas."""
     world.observations.note("fault", "lease-lost")
     world.fleet.store.end_leases()
     await world.clock.sleep(0.0)

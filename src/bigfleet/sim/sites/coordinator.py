@@ -112,7 +112,7 @@ class CoordinatorSite:
             observations.breach("S0", f"{self.name} ended by itself: {type(error).__name__}: {error}")
 
     async def serve(self, method: str, content: bytes) -> "bytes | CoordinatorCallFailed":
-        """Answer one call, run in the replica's process; a status is an answer, which nobody may be left to hear."""
+        """Answer one call, run in the replica's process; a status is an answer, even if its caller has gone."""
         if self._servicer is None:
             return CoordinatorCallFailed("UNAVAILABLE", "the replica is starting")
         handler = getattr(self._servicer, method)
@@ -190,7 +190,7 @@ class RemoteCoordinators:
         """Return the answer of the replica at an address. Raises NotAnswered."""
         site = self._sites.get(address)
         if site is None:
-            raise NotAnswered(f"{address}: there is nobody")
+            raise NotAnswered(f"{address}: no replica is there")
         content = report_to_wire(report).SerializeToString(deterministic=True)
         if "report-twice" in self._faults and self._rng.random() < _TWICE_SHARE:
             self._send_again(site, content, self._rng.uniform(0.0, 20.0))
@@ -210,7 +210,7 @@ class RemoteCoordinators:
         return answer
 
     def _send_again(self, site: CoordinatorSite, content: bytes, delay_seconds: float) -> None:
-        """Let a report arrive once more, whatever becomes of its sender; nobody waits for the answer."""
+        """Let a report arrive once more, even if its sender has died; the answer is dropped."""
 
         async def late() -> None:
             await self._clock.sleep(delay_seconds)
@@ -221,7 +221,7 @@ class RemoteCoordinators:
 
 
 async def asked(sites: Sequence[CoordinatorSite], caller: str, method: str, request: Any) -> bytes | None:
-    """Return the leader's answer to an administrator's call; None when nobody leads, or it was refused."""
+    """Return the leader's answer to an administrator's call; None when there is no leader, or it was refused."""
     content = request.SerializeToString(deterministic=True)
     for site in sites:
         try:

@@ -1,6 +1,6 @@
 """Runs the shards of a world with their coordinator: replicas, store, links, and zones for shards.
 
-A network of its own lies between them, so that what nobody answers moves no draw of the others. The administrator goes
+They have a network of their own, so that a call without an answer moves no draw of the others. The administrator goes
 by the real calls, again and again until the tables say what is wanted. Nothing here may write a table or a disk.
 """
 
@@ -118,7 +118,7 @@ class ShardFleet:
         self._admin.spawn(self._administer(), name=ADMIN)
 
     def heal(self) -> None:
-        """End every fault; whoever is dead is started again."""
+        """End every fault and start dead processes again."""
         self.network.heal()
         self.faults.clear()
         self.store.is_down = self.store.misses_events = False

@@ -1,7 +1,7 @@
 """Runs a shard's real link in the world, watched, in the shard's process or beside it.
 
 docs/spec/coordinator.md §8. Beside it, it draws from streams of its own and runs after everything else of a moment, so
-that a run with a link that nobody answers can be held against a run without one. The watch notes what is sent and how
+that a run with a link without an answer can be compared with a run without a link. The watch notes what is sent and how
 it ends, and must never change either.
 """
 
@@ -75,7 +75,7 @@ class ShardLink:
         observations: Observations,
         is_aside: bool,
     ) -> None:
-        """`sites` may all be empty places: then nobody ever answers."""
+        """`sites` may all be empty places: then no call is ever answered."""
         #: Called when an instruction is about to be carried out.
         self.on_instruction: Callable[[], None] = lambda: None
         self._shard_id = shard_id

@@ -100,7 +100,7 @@ async def _change_demand(world: World) -> None:
 
 
 async def _heal(world: World) -> None:
-    """End every fault; whoever is dead or silent by a person's word is started again."""
+    """End every fault and start what is dead or was silenced by the plan."""
     world.observations.note("heal", "world")
     world.healed_unix_nanos = world.clock.unix_nanos()
     world.network.heal()

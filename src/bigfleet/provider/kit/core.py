@@ -1,7 +1,7 @@
 """Implements the six calls of a provider, each checked in the order of docs/spec/provider.md §3.
 
 A mutating call takes the machine's turn, and its acceptance, its mark and its effects are one commit; the work begins
-after it (`bigfleet.provider.operations.driver`). A refused call must leave the record exactly as it was.
+after it (`bigfleet.provider.operations.operation_runner`). A refused call must leave the record exactly as it was.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from bigfleet.provider.kit.administration import Administration
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import BackendAdapter, Threads
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.operations.recovery import Recovery
 from bigfleet.provider.operations.restart import Restart
 from bigfleet.provider.records.calls import Call, argument_fault, shown
@@ -116,7 +116,7 @@ class CapacityCore:
         """Build what works on the ledger."""
         ledger, adapter, clock, metrics = self._ledger, self._adapter, self._clock, self.metrics
         self._admissions = Admissions(ledger=ledger, adapter=adapter, quarantine=self.quarantine, clock=clock)
-        self._work = OperationDriver(
+        self._work = OperationRunner(
             ledger=ledger,
             adapter=adapter,
             clock=clock,

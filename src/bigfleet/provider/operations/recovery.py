@@ -16,8 +16,8 @@ from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Found, FoundKind, Op
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import BackendAdapter, within
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.lifecycle import (
     recovered_serving,
@@ -53,7 +53,7 @@ class Recovery:
         *,
         ledger: Ledger,
         adapter: BackendAdapter,
-        work: OperationDriver,
+        work: OperationRunner,
         admissions: Admissions,
         clock: Clock,
         ids: IdSource,

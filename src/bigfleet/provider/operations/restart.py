@@ -11,8 +11,8 @@ import structlog
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backend import ConfigureWaits
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import BackendAdapter
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.records.kinds import KIND_IN_FLIGHT, Kind
 from bigfleet.provider.records.lifecycle import failed
 from bigfleet.provider.records.record import ErrorCode, Operation, Record
@@ -33,7 +33,7 @@ class Restart:
         *,
         ledger: Ledger,
         adapter: BackendAdapter,
-        work: OperationDriver,
+        work: OperationRunner,
         admissions: Admissions,
         blob_key: BlobKey | None,
         clock: Clock,

@@ -29,7 +29,7 @@ from bigfleet.provider.records.refusal import StoreDown
 from bigfleet.provider.records.validate import host_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
 
-_log = structlog.get_logger("bigfleet.provider.operations.driver")
+_log = structlog.get_logger("bigfleet.provider.operations.operation_runner")
 
 _RETRY_SECONDS_MIN = 1.0
 _RETRY_SECONDS_MAX = 30.0
@@ -65,7 +65,7 @@ class _Job:
     seconds: float
 
 
-class OperationDriver:
+class OperationRunner:
     """The operations in the background."""
 
     def __init__(

@@ -19,7 +19,7 @@ from bigfleet.model.profile import Operator
 from bigfleet.model.vector import Vector, vector_key
 
 _COUNT = itemgetter(0)
-_NOBODY: frozenset[ShardId] = frozenset()
+_NO_SHARDS: frozenset[ShardId] = frozenset()
 #: Type, zone and machine size.
 _Kind = tuple[str, str, tuple[tuple[str, int], ...]]
 
@@ -326,7 +326,7 @@ class Drains:
 
     def is_wanted_by_others(self, instance_type: str, requester: ShardId) -> bool:
         """Say whether another donor has a shortfall that the type could serve."""
-        return bool(self._wanted_by.get(instance_type, _NOBODY) - {requester})
+        return bool(self._wanted_by.get(instance_type, _NO_SHARDS) - {requester})
 
 
 @dataclass(slots=True)

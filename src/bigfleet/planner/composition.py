@@ -63,7 +63,7 @@ class Composition:
     """The machines that a cluster should hold."""
 
     #: Held machines that stay, by class.
-    kept: tuple[int, ...]
+    retained: tuple[int, ...]
     #: Machines to acquire, by class.
     added: tuple[int, ...]
     #: Which pods each machine hosts, sorted; together they host every pod that is not in `unhosted`.
@@ -85,4 +85,4 @@ class Composition:
     @property
     def counts(self) -> tuple[int, ...]:
         """Machines by class, retained and added."""
-        return tuple(kept + added for kept, added in zip(self.kept, self.added, strict=True))
+        return tuple(retained + added for retained, added in zip(self.retained, self.added, strict=True))

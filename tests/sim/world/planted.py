@@ -172,7 +172,7 @@ def _clean(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedBackend, "adopt", adopt)
 
 
-@defect("a verdict on a drain is lost, and nobody looks", "L6")
+@defect("a verdict on a drain is lost, and the machine is not checked", "L6")
 def _lost_verdict(patch: pytest.MonkeyPatch) -> None:
     before = provider_work.OperationRunner._settle
 
@@ -417,7 +417,7 @@ def _never_empty(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NeedsTable, "replace", keep)
 
 
-@defect("nobody waits for the first roll-up", "S9", "shard-crash", "operator-silent", "operator-crash", "partition")
+@defect("the shard does not wait for the first roll-up", "S9", "shard-crash", "operator-silent", "operator-crash", "partition")
 def _gate(patch: pytest.MonkeyPatch) -> None:
     before = Intake.__init__
 
@@ -524,7 +524,7 @@ def _forever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backoff, "ROW_BACKOFF_FIRST_SECONDS", 1e9)
 
 
-@defect("clusters are not told of their machines", "L5")
+@defect("clusters get no reports of their machines", "L5")
 def _untold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sessions, "send_node_state", lambda _self, _update: None)
 

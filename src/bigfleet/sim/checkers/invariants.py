@@ -173,7 +173,7 @@ def fixed_hosts_stay(event: Hosted, _observations: Observations) -> Iterator[str
 
 
 @invariant("S11", Called)
-def a_silent_shard_calls_nobody(event: Called, _observations: Observations) -> Iterator[str]:
+def a_silent_shard_makes_no_call(event: Called, _observations: Observations) -> Iterator[str]:
     """Paused and dry-run shards issue no mutating call."""
     settings, call = event.call.shard.settings, event.call
     if settings.actuation_paused or settings.dry_run:

@@ -328,7 +328,7 @@ def pods_of_satisfied_rows_run(world: World, shard: WatchedShard) -> Iterator[st
                 yield f"{pod.id} of {site.name} waits, and its row is called met"
 
 
-def hopeless_pods_harm_nobody(world: World, shard: WatchedShard) -> Iterator[str]:
+def hopeless_pods_harm_no_other_pod(world: World, shard: WatchedShard) -> Iterator[str]:
     """At rest no pod waits beside a free machine that could host it, regardless of the other pods of its row."""
     free = [record.machine for record in _of_shard(world, shard) if record.machine.state in (S.IDLE, S.SPECULATIVE)]
     for site in _clusters_of(world, shard):
@@ -350,7 +350,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("L1", satisfiable_demand_is_bound),
     ("L3", excess_is_reclaimed),
     ("L7", pods_of_satisfied_rows_run),
-    ("L8", hopeless_pods_harm_nobody),
+    ("L8", hopeless_pods_harm_no_other_pod),
 )
 #: L2 is looked at while the world runs: docstring and sentence are here with the others.
 L2_SENTENCE = "At constant demand and supply no action is taken after convergence."

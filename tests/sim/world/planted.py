@@ -417,7 +417,7 @@ def _never_empty(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NeedsTable, "replace", keep)
 
 
-@defect("the shard does not wait for the first roll-up", "S9", "shard-crash", "operator-silent", "operator-crash", "partition")
+@defect("the first roll-up is not awaited", "S9", "shard-crash", "operator-silent", "operator-crash", "partition")
 def _gate(patch: pytest.MonkeyPatch) -> None:
     before = Intake.__init__
 

@@ -43,7 +43,7 @@ PROOFS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers of this suite, let compiled kernels outlive the run, and log errors as they are."""
+    """Let compiled kernels outlive the run, and log errors as they are."""
     keep_kernels()
     switch_validation_on()
     os.environ[VALIDATE_VARIABLE] = "1"
@@ -52,13 +52,21 @@ def pytest_configure(config: pytest.Config) -> None:
     # Drawn with every local of every frame an error takes longer to log than the calls of some tests may take.
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
-    config.addinivalue_line("markers", "virtual_time: run the async test on a loop whose clock jumps to the next timer")
-    config.addinivalue_line(
-        "markers", "slow: many seconds of processor time, or processes that are killed; left to `make test-slow`"
-    )
-    config.addinivalue_line(
-        "markers", "long: minutes of processor time, more of what shorter tests show; left to `make test-long`"
-    )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add an option that runs the tests of one rule."""
+    parser.addoption("--rule", metavar="RULE", help='run only the tests of a rule, such as "shard 9.2/4"')
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that do not prove the rule of `--rule`."""
+    rule = config.getoption("--rule")
+    if rule is None:
+        return
+    proves = {item: any(rule in mark.args for mark in item.iter_markers("rule")) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if not proves[item]])
+    items[:] = [item for item in items if proves[item]]
 
 
 def pytest_collection_finish() -> None:

@@ -58,6 +58,7 @@ def lint(tree: Path, modules: Mapping[str, str]) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.rule("shard 16/7")
 @pytest.mark.parametrize("future", [{}, FUTURE], ids=["packages to come", "packages that exist"])
 def test_a_shard_that_keeps_to_itself_passes(tmp_path: Path, future: Mapping[str, str]) -> None:
     """Before there is a coordinator or a link, and when the link imports the shard."""
@@ -66,6 +67,7 @@ def test_a_shard_that_keeps_to_itself_passes(tmp_path: Path, future: Mapping[str
     assert (linted.returncode, f"{NAME} KEPT" in linted.stdout) == (0, True), linted.stdout + linted.stderr
 
 
+@pytest.mark.rule("shard 1/12", "shard 16/7")
 @pytest.mark.parametrize("target", ["coordinator", "link"])
 @pytest.mark.parametrize(
     ("place", "text"),

@@ -68,6 +68,7 @@ def test_an_empty_log_is_whole(tmp_path: Path) -> None:
     assert run(tmp_path / "audit.log").output == "OK: 0 records in 1 file\n"
 
 
+@pytest.mark.rule("shard 13/10")
 def test_what_is_wrong_is_named_by_file_line_and_kind(log: list[Path]) -> None:
     """One line each; the exit tells."""
     older, newer = log
@@ -95,6 +96,7 @@ def test_a_log_that_is_none_stops_after_some_findings(tmp_path: Path) -> None:
     assert "or more; the rest was not looked at" in str(result.exception)
 
 
+@pytest.mark.rule("shard 13/10")
 def test_a_head_that_was_noted_finds_what_is_gone_from_the_end(log: list[Path]) -> None:
     """The lines that are left know nothing of it."""
     head = run(*log).output.splitlines()[1].removeprefix("head: ")

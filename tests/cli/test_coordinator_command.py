@@ -31,6 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield one
 
 
+@pytest.mark.rule("coordinator 4/15")
 def test_what_administrators_set_is_what_lists_show(running: Running) -> None:
     steps = [
         ("assign-domain", f"{ZONE}=a", "east-0"),
@@ -73,6 +74,7 @@ def test_every_list_has_a_table(running: Running, what: str) -> None:
     assert len(done.stdout.splitlines()) == (1 + len(running.records("get", what)) if done.stdout else 0)
 
 
+@pytest.mark.rule("coordinator 1/6")
 def test_metrics_readiness_and_health_are_served(running: Running) -> None:
     assert running.page("/healthz") == (200, "ok\n")
     assert running.page("/readyz") == (200, "ready\n")
@@ -83,6 +85,7 @@ def test_metrics_readiness_and_health_are_served(running: Running) -> None:
     assert 'bigfleet_coordinator_identity_rejected_total{rpc="ReportShard"} 0.0' in text
 
 
+@pytest.mark.rule("coordinator 4/15")
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
@@ -113,6 +116,7 @@ def test_a_wrong_call_says_what_is_wrong(running: Running, arguments: tuple[str,
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.rule("coordinator 3/12")
 def test_a_second_process_on_the_file_exits_and_names_the_first(running: Running, tmp_path: Path) -> None:
     store = next(running.log.parent.glob("c.db"))
     done = run_here("coordinator", "--store", f"sqlite://{store}", "--listen", "127.0.0.1:0", "--metrics-addr", "off")
@@ -121,6 +125,7 @@ def test_a_second_process_on_the_file_exits_and_names_the_first(running: Running
     assert f"c.db: held by process {running.process.pid} on " in done.stderr
 
 
+@pytest.mark.rule("coordinator 10/6")
 def test_a_snapshot_is_saved_restored_and_led_from_under_a_higher_term(tmp_path: Path) -> None:
     with coordinator(tmp_path, "--store", f"sqlite://{tmp_path}/one.db") as first:
         before = first.report("east-0", clusters=["blue"])
@@ -144,6 +149,7 @@ def test_a_snapshot_is_saved_restored_and_led_from_under_a_higher_term(tmp_path:
         assert (held.returncode, "held by process" in held.stderr) == (1, True)
 
 
+@pytest.mark.rule("coordinator 1/7")
 def test_an_unreachable_store_keeps_it_waiting_with_a_clear_log_and_not_ready(tmp_path: Path) -> None:
     url = f"etcd://127.0.0.1:{free_port()}/bigfleet"
     with coordinator(tmp_path, "--store", url, wait_for="/healthz") as waiting:
@@ -170,10 +176,11 @@ def test_a_damaged_file_ends_the_start_and_is_left_as_it_is(tmp_path: Path) -> N
     done = run_here("coordinator", "--store", f"sqlite://{path}", "--listen", "127.0.0.1:0", "--metrics-addr", "off")
 
     assert done.returncode == 1
-    assert "file is not a database; move it away, then restore a snapshot or start anew" in done.stderr
+    assert "file is not a database; move it away, then restore a snapshot or start empty" in done.stderr
     assert path.read_bytes() == before
 
 
+@pytest.mark.rule("coordinator 1/1")
 def test_the_flags_and_defaults_are_those_of_the_page() -> None:
     """docs/spec/coordinator.md §1, but for what every process has."""
     section = SPEC.read_text(encoding="utf-8").split("## 1. Process")[1].split("\n---")[0]
@@ -197,6 +204,7 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
     assert CoordinatorFlags(store="sqlite:///x").settings() == CoordinatorSettings()
 
 
+@pytest.mark.rule("coordinator 1/2")
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -50,6 +50,7 @@ def words(given: dict[str, str]) -> list[str]:
     return [word for pair in given.items() for word in pair]
 
 
+@pytest.mark.rule("shard 1/3")
 @pytest.mark.parametrize("run", [run_shard, run_provider])
 @pytest.mark.parametrize(
     "given",
@@ -89,6 +90,7 @@ def test_a_shard_takes_its_own_certificate_only(folder: Path, holder: str) -> No
         run_shard(*words(flags(folder, holder)))
 
 
+@pytest.mark.rule("shard 1/4")
 def test_a_shard_of_another_id_is_refused(folder: Path) -> None:
     """The message names both."""
     with pytest.raises(UsageFault, match="names bigfleet://shard/shard-0, not bigfleet://shard/s2"):

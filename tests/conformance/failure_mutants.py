@@ -22,7 +22,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.provider.backend import CONFIGURE_WAITS
 from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
-from bigfleet.provider.operations.driver import OperationDriver
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.operations.restart import Restart
 from bigfleet.provider.records import lifecycle
 from bigfleet.provider.records.fence import Token
@@ -87,7 +87,7 @@ def without_text(_before: Record, after: Record) -> Record:
     return _with(after, last_error="")
 
 
-async def late_result_counts(sound: Any, work: OperationDriver, job: Any, op: Any, result: object) -> None:
+async def late_result_counts(sound: Any, work: OperationRunner, job: Any, op: Any, result: object) -> None:
     """A result that comes after the verdict brings the machine to its target."""
     async with work._ledger.turn(job.machine.id) as record:
         assert record is not None, "the machine is still there"
@@ -95,7 +95,7 @@ async def late_result_counts(sound: Any, work: OperationDriver, job: Any, op: An
         await work._ledger.commit(Change(record=late))
 
 
-async def late_result_adds_to_the_text(sound: Any, work: OperationDriver, job: Any, op: Any, result: object) -> None:
+async def late_result_adds_to_the_text(sound: Any, work: OperationRunner, job: Any, op: Any, result: object) -> None:
     """A result that comes after the verdict is told in last_error."""
     async with work._ledger.turn(job.machine.id) as record:
         assert record is not None, "the machine is still there"
@@ -285,12 +285,12 @@ FAILURE_KIT_MUTANTS = (
     Mutant(
         name="a late success counts",
         breaks="FAULT-4",
-        patch=lambda: method(OperationDriver, "_handle_late", late_result_counts),
+        patch=lambda: method(OperationRunner, "_handle_late", late_result_counts),
     ),
     Mutant(
         name="a late success is told in the text",
         breaks="FAULT-4",
-        patch=lambda: method(OperationDriver, "_handle_late", late_result_adds_to_the_text),
+        patch=lambda: method(OperationRunner, "_handle_late", late_result_adds_to_the_text),
     ),
     Mutant(name="a repeat of what failed is taken", breaks="FAULT-5", clients=kit(_repeats_what_failed)),
     Mutant(name="a Drain that errs leaves it CONFIGURED", breaks="FAULT-6", patch=failure(Kind.DRAIN, bound_as_before)),

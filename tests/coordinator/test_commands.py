@@ -45,6 +45,7 @@ def refused(command: Command, tables: Tables) -> tuple[Rule, str]:
     return raised.value.rule, str(raised.value)
 
 
+@pytest.mark.rule("coordinator 2/2")
 def test_a_shard_is_added_once() -> None:
     tables = two_shards()
 
@@ -56,10 +57,12 @@ def test_a_shard_is_added_once() -> None:
     assert refused(AddShard(ShardId(""), "x:1", 9, 12), tables)[0] is Rule.EMPTY_KEY
 
 
+@pytest.mark.rule("coordinator 2/2")
 def test_a_shard_that_says_the_same_again_is_no_write() -> None:
     assert edits(UpdateShard(EAST, "east:7780", 3), two_shards()) == ()
 
 
+@pytest.mark.rule("coordinator 2/2")
 def test_an_epoch_never_falls() -> None:
     tables = after(UpdateShard(EAST, "elsewhere:7780", 4), start=two_shards())
 
@@ -69,6 +72,7 @@ def test_an_epoch_never_falls() -> None:
     assert refused(UpdateShard(NORTH, "north:7780", 3), tables)[0] is Rule.SHARD_NOT_FOUND
 
 
+@pytest.mark.rule("coordinator 2/3")
 def test_removing_a_shard_removes_all_that_points_to_it_and_nothing_else() -> None:
     tables = after(
         BindCluster(ClusterId("c1"), EAST, 1),
@@ -88,6 +92,7 @@ def test_removing_a_shard_removes_all_that_points_to_it_and_nothing_else() -> No
     assert refused(RemoveShard(EAST), tables)[0] is Rule.SHARD_NOT_FOUND
 
 
+@pytest.mark.rule("coordinator 2/4")
 def test_a_cluster_is_bound_for_ever_by_the_first() -> None:
     tables = after(BindCluster(ClusterId("c1"), EAST, 1), start=two_shards())
 
@@ -100,6 +105,7 @@ def test_a_cluster_is_bound_for_ever_by_the_first() -> None:
     assert refused(BindCluster(ClusterId("c1"), NORTH, 2), tables)[0] is Rule.SHARD_NOT_FOUND
 
 
+@pytest.mark.rule("coordinator 2/5")
 def test_a_domain_has_one_owner_until_its_shard_has_left_it() -> None:
     tables = after(SetDomainOwner(ZONE_A, EAST), start=two_shards())
 
@@ -117,12 +123,14 @@ def test_a_domain_has_one_owner_until_its_shard_has_left_it() -> None:
     assert apply(free, SetDomainOwner(ZONE_A, WEST)).domains[ZONE_A].shard_id == WEST
 
 
+@pytest.mark.rule("coordinator 2/5")
 def test_a_shard_that_is_releasing_a_domain_is_refused_it_until_the_row_is_gone() -> None:
     leaving = after(SetDomainOwner(ZONE_A, EAST), ReleaseDomain(ZONE_A), start=two_shards())
 
     assert refused(SetDomainOwner(ZONE_A, EAST), leaving)[0] is Rule.DOMAIN_ALREADY_ASSIGNED
 
 
+@pytest.mark.rule("coordinator 2/6")
 def test_the_shards_of_one_provider_share_one_topology_key() -> None:
     """Otherwise a machine could lie in two domains."""
     tables = after(SetDomainOwner(ZONE_A, EAST), start=two_shards())
@@ -134,6 +142,7 @@ def test_the_shards_of_one_provider_share_one_topology_key() -> None:
     assert apply(tables, SetDomainOwner(racks, WEST)).domains[racks].shard_id == WEST
 
 
+@pytest.mark.rule("coordinator 2/9")
 @pytest.mark.parametrize(
     ("command", "rule"),
     [
@@ -157,6 +166,7 @@ def test_what_is_malformed_is_refused_by_name(command: Command, rule: Rule) -> N
     assert refused(command, two_shards())[0] is rule
 
 
+@pytest.mark.rule("coordinator 2/7")
 def test_an_empty_quota_deletes_the_row_and_an_equal_one_is_no_write() -> None:
     tables = after(SetQuota(AWS, {EAST: 100, WEST: 0}), start=two_shards())
 
@@ -166,6 +176,7 @@ def test_an_empty_quota_deletes_the_row_and_an_equal_one_is_no_write() -> None:
     assert edits(SetQuota(QuotaKey("gcp", "x"), {}), tables) == ()
 
 
+@pytest.mark.rule("coordinator 2/7")
 def test_a_quota_move_is_booked_once() -> None:
     """A new leader that finds the same hand-over again changes nothing."""
     tables = after(
@@ -177,6 +188,7 @@ def test_a_quota_move_is_booked_once() -> None:
     assert refused(MoveQuota(AWS, WEST, EAST, 294, "4-10", 2_000), tables)[0] is Rule.QUOTA_UNDERFLOW
 
 
+@pytest.mark.rule("coordinator 2/7")
 def test_markers_of_quota_moves_go_after_a_day() -> None:
     later = QUOTA_MOVE_RETENTION_NANOS + 2
     tables = after(
@@ -189,6 +201,7 @@ def test_markers_of_quota_moves_go_after_a_day() -> None:
     assert list(tables.quota_moves) == ["4-10"]
 
 
+@pytest.mark.rule("coordinator 2/8")
 def test_a_provider_is_replaced_or_deleted() -> None:
     tables = after(UpsertProvider("aws", "h:9100", "eu"), UpsertProvider("aws", "h:9200", "eu"))
 
@@ -198,6 +211,7 @@ def test_a_provider_is_replaced_or_deleted() -> None:
     assert edits(UpsertProvider("gcp", "", ""), tables) == ()
 
 
+@pytest.mark.rule("coordinator 2/3")
 @given(st.lists(COMMANDS, max_size=40))
 def test_no_row_ever_points_to_a_shard_that_is_not_there(commands: list[Command]) -> None:
     tables = Tables()
@@ -211,6 +225,7 @@ def test_no_row_ever_points_to_a_shard_that_is_not_there(commands: list[Command]
         assert owners <= set(tables.shards)
 
 
+@pytest.mark.rule("coordinator 2/7")
 @given(st.lists(COMMANDS, max_size=40))
 def test_only_setting_a_quota_or_removing_a_shard_changes_how_many_slots_there_are(commands: list[Command]) -> None:
     tables = Tables()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,6 +195,7 @@ def test_domains_that_are_left_stand_among_the_held_ones() -> None:
     assert holding.owned.domains == {zone_a, zone_b}
 
 
+@pytest.mark.rule("coordinator 6/8")
 def test_an_outcome_of_a_later_version_reads_as_a_failure_that_is_tried_again() -> None:
     message = coordinator_pb2.ShardReport(shard_id="s")
     message.instruction_acks.add(instruction_id="7-1", outcome=99)

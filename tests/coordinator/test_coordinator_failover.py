@@ -47,6 +47,7 @@ async def knows_a_leader(served: Served) -> None:
         await until(lambda: served.replica.is_ready)
 
 
+@pytest.mark.rule("coordinator 3/14", "coordinator 4/1", "coordinator 5/3", "coordinator 12/8")
 async def test_a_follower_names_the_leader_and_takes_over_when_it_stops(member: Cluster) -> None:
     async with (
         serving(etcd_store(member, "r0", "r0:7790")) as first,
@@ -82,6 +83,7 @@ async def test_a_follower_names_the_leader_and_takes_over_when_it_stops(member: 
         assert binding.cluster_id == "c1"
 
 
+@pytest.mark.rule("coordinator 12/4")
 @pytest.mark.slow
 async def test_without_a_quorum_known_shards_are_answered_until_the_lease_ends_and_then_nobody_is(
     three: Cluster,
@@ -105,6 +107,7 @@ async def test_without_a_quorum_known_shards_are_answered_until_the_lease_ends_a
         assert again.coordinator_term > term
 
 
+@pytest.mark.rule("coordinator 1/6", "coordinator 3/14")
 async def test_a_replica_whose_store_cannot_be_reached_listens_and_is_not_ready(member: Cluster) -> None:
     member.kill()
     async with serving(etcd_store(member)) as served, in_plain_text(served.port) as channel:
@@ -121,6 +124,7 @@ async def test_a_replica_whose_store_cannot_be_reached_listens_and_is_not_ready(
         assert (await served.stub.ReportShard(report())).acknowledged
 
 
+@pytest.mark.rule("coordinator 4/9")
 async def test_a_report_whose_sender_gives_up_is_taken_to_its_end(tmp_path: Path) -> None:
     async with serving(sqlite_store(tmp_path / "c.db")) as served:
         term = (await served.led()).replica.leading()
@@ -147,6 +151,7 @@ async def test_a_report_whose_sender_gives_up_is_taken_to_its_end(tmp_path: Path
             await until(lambda: bool(term.tables.shards))
 
 
+@pytest.mark.rule("coordinator 4/9")
 async def test_calls_that_wait_for_their_turn_are_bounded(tmp_path: Path) -> None:
     async with serving(sqlite_store(tmp_path / "c.db")) as served:
         await served.led()
@@ -166,6 +171,7 @@ async def test_calls_that_wait_for_their_turn_are_bounded(tmp_path: Path) -> Non
         assert (await served.stub.ReportShard(report())).acknowledged
 
 
+@pytest.mark.rule("coordinator 7.2/2")
 async def test_idle_machines_reach_a_starving_shard_over_the_wire(tmp_path: Path) -> None:
     settings = CoordinatorSettings(rebalance_interval_seconds=0.05, cooldown_seconds=0.5)
     async with serving(sqlite_store(tmp_path / "c.db"), settings=settings) as served:
@@ -218,6 +224,7 @@ async def test_idle_machines_reach_a_starving_shard_over_the_wire(tmp_path: Path
         assert served.value("machines_unadopted") == 2
 
 
+@pytest.mark.rule("coordinator 1/5")
 async def test_what_a_dry_run_would_do_is_listed_with_finished_instructions(tmp_path: Path) -> None:
     settings = CoordinatorSettings(rebalance_interval_seconds=0.05, cooldown_seconds=0, is_dry_run=True)
     async with serving(sqlite_store(tmp_path / "c.db"), settings=settings) as served:

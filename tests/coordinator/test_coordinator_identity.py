@@ -27,6 +27,7 @@ CHANGES = {
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
+@pytest.mark.rule("coordinator 4/2")
 @pytest.mark.parametrize("bearer", [ADMIN, READONLY, SHARD, CLUSTER, NOBODY], ids=lambda bearer: bearer.name)
 async def test_each_identity_may_call_what_its_role_allows_and_nothing_else(tmp_path: Path, bearer: Bearer) -> None:
     certificates = Certificates.make(tmp_path / "certs")
@@ -71,6 +72,7 @@ async def _is_answered(call: Any) -> bool:
     return True
 
 
+@pytest.mark.rule("coordinator 4/1")
 async def test_a_shard_reports_for_itself_alone_and_bad_arguments_are_told_first(tmp_path: Path) -> None:
     certificates = Certificates.make(tmp_path / "certs")
     files, shard_files = certificates.files(REPLICA), certificates.files(SHARD)
@@ -87,6 +89,7 @@ async def test_a_shard_reports_for_itself_alone_and_bad_arguments_are_told_first
         assert served.value("identity_rejected_total", rpc="ReportShard") == 1
 
 
+@pytest.mark.rule("coordinator 4/1")
 async def test_identity_is_checked_before_arguments_in_every_other_call(tmp_path: Path) -> None:
     certificates = Certificates.make(tmp_path / "certs")
     files, reader = certificates.files(REPLICA), certificates.files(READONLY)

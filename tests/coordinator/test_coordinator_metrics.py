@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bigfleet.coordinator.delivery import State
@@ -23,6 +24,7 @@ def named_in_the_spec() -> set[str]:
     return names
 
 
+@pytest.mark.rule("coordinator 11/1")
 def test_every_name_of_the_spec_is_exported_and_no_other() -> None:
     registry = CollectorRegistry()
     CoordinatorMetrics(registry)
@@ -34,6 +36,7 @@ def test_every_name_of_the_spec_is_exported_and_no_other() -> None:
     assert kept == named_in_the_spec()
 
 
+@pytest.mark.rule("coordinator 11/1")
 def test_closed_label_sets_are_there_from_the_start() -> None:
     registry = CollectorRegistry()
     CoordinatorMetrics(registry)

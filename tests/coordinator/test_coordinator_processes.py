@@ -33,6 +33,7 @@ def two_replicas(member: Cluster, folder: Path, *, lease_ttl: str) -> Iterator[t
         yield first, second
 
 
+@pytest.mark.rule("coordinator 12/2")
 async def test_a_killed_leader_is_followed_by_another_and_a_follower_sends_commands_on(
     member: Cluster, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ async def test_a_killed_leader_is_followed_by_another_and_a_follower_sends_comma
         assert second.page("/readyz")[0] == 200
 
 
+@pytest.mark.rule("coordinator 3/10")
 async def test_a_leader_that_is_stopped_in_order_leaves_at_once(member: Cluster, tmp_path: Path) -> None:
     with two_replicas(member, tmp_path, lease_ttl="600s") as (first, second):
         until_leading(first)
@@ -63,6 +65,7 @@ async def test_a_leader_that_is_stopped_in_order_leaves_at_once(member: Cluster,
         until_leading(second)
 
 
+@pytest.mark.rule("coordinator 3/4", "coordinator 12/3")
 @pytest.mark.slow
 async def test_a_leader_that_was_paused_beyond_its_lease_writes_nothing_when_it_goes_on(
     member: Cluster, tmp_path: Path

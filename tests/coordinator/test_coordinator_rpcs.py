@@ -51,6 +51,7 @@ async def registered(served: Served, *shards: str, provider: str = PROVIDER) -> 
 # ---- reports -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 4/4")
 async def test_a_first_report_registers_the_shard_and_asks_for_its_view(served: Served) -> None:
     ack = await served.stub.ReportShard(report(clusters=["c1"], shard_epoch=4))
 
@@ -64,6 +65,7 @@ async def test_a_first_report_registers_the_shard_and_asks_for_its_view(served: 
     assert binding.last_reported_unix_ns == entry.last_heartbeat_unix_ns
 
 
+@pytest.mark.rule("coordinator 4/4", "coordinator 12/9")
 async def test_reports_are_ordered_by_epoch_and_cycle(served: Served) -> None:
     async def acknowledged(*, cycle: int, shard_epoch: int) -> bool:
         return bool((await served.stub.ReportShard(report(cycle=cycle, shard_epoch=shard_epoch))).acknowledged)
@@ -79,6 +81,7 @@ async def test_reports_are_ordered_by_epoch_and_cycle(served: Served) -> None:
     assert served.value("reports_total", outcome="superseded") == 1
 
 
+@pytest.mark.rule("coordinator 4/6", "coordinator 12/10")
 async def test_an_empty_list_clears_the_shortfalls(served: Served) -> None:
     short = pb.Shortfall(deficit=provider_pb2.Resources(resources={"cpu": "8"}), profile_fingerprint="f", age_cycles=3)
     await served.stub.ReportShard(report(cycle=1, shortfalls=[short]))
@@ -91,6 +94,7 @@ async def test_an_empty_list_clears_the_shortfalls(served: Served) -> None:
     assert after.cycle == 2
 
 
+@pytest.mark.rule("coordinator 12/12")
 async def test_a_new_address_is_recorded_at_the_next_report(served: Served) -> None:
     await served.stub.ReportShard(report(cycle=1))
     await served.stub.ReportShard(report(cycle=2, shard_address="moved:7780"))
@@ -99,6 +103,7 @@ async def test_a_new_address_is_recorded_at_the_next_report(served: Served) -> N
     assert entry.address == "moved:7780"
 
 
+@pytest.mark.rule("coordinator 4/7", "coordinator 12/14")
 async def test_a_cluster_of_two_shards_is_shown_as_a_conflict(served: Served) -> None:
     await served.stub.ReportShard(report("east-0", clusters=["c1"]))
     await served.stub.ReportShard(report("east-1", clusters=["c1"]))
@@ -108,6 +113,7 @@ async def test_a_cluster_of_two_shards_is_shown_as_a_conflict(served: Served) ->
     assert served.value("cluster_conflicts") == 1
 
 
+@pytest.mark.rule("coordinator 3/9", "coordinator 12/7")
 async def test_a_term_above_the_leaders_raises_it(served: Served) -> None:
     term = await registered(served, "east-0")
     ack = await served.stub.ReportShard(report(cycle=2, coordinator_term=term + 5_000))
@@ -116,6 +122,7 @@ async def test_a_term_above_the_leaders_raises_it(served: Served) -> None:
     assert served.value("term_raised_total") == 1
 
 
+@pytest.mark.rule("coordinator 4/3")
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -179,6 +186,7 @@ def domain(zone: str, shard_id: str = "east-0", key: str = ZONE) -> pb.AssignDom
     return pb.AssignDomainRequest(topology_key=key, topology_value=zone, shard_id=shard_id)
 
 
+@pytest.mark.rule("coordinator 4/10")
 async def test_a_domain_is_assigned_delivered_and_released(served: Served) -> None:
     term = await registered(served, "east-0")
     await served.stub.AssignDomain(domain("a"))
@@ -213,6 +221,7 @@ async def test_a_domain_is_assigned_delivered_and_released(served: Served) -> No
     assert not (await served.stub.ListDomainAssignments(pb.ListDomainAssignmentsRequest())).assignments
 
 
+@pytest.mark.rule("coordinator 4/10")
 async def test_what_cannot_be_assigned_is_refused_with_its_code(served: Served) -> None:
     await registered(served, "east-0", "east-1")
     await served.stub.AssignDomain(domain("a"))
@@ -239,6 +248,7 @@ async def test_what_cannot_be_assigned_is_refused_with_its_code(served: Served) 
 # ---- shards and clusters -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 4/11", "coordinator 5/2", "coordinator 12/13")
 async def test_a_live_shard_is_removed_by_force_alone(served: Served) -> None:
     await registered(served, "east-0", "east-1")
     await served.stub.BindCluster(pb.BindClusterRequest(cluster_id="c1", shard_id="east-0"))
@@ -259,6 +269,7 @@ async def test_a_live_shard_is_removed_by_force_alone(served: Served) -> None:
     )
 
 
+@pytest.mark.rule("coordinator 4/11")
 async def test_a_young_leader_removes_nobody_without_force(tmp_path: Path) -> None:
     async with serving(sqlite_store(tmp_path / "c.db")) as before:
         await (await before.led()).stub.ReportShard(report())
@@ -272,6 +283,7 @@ async def test_a_young_leader_removes_nobody_without_force(tmp_path: Path) -> No
         assert text.startswith("this leader is younger than 90 s")
 
 
+@pytest.mark.rule("coordinator 2/4")
 async def test_a_cluster_is_bound_once_for_ever(served: Served) -> None:
     await registered(served, "east-0", "east-1")
     bind = pb.BindClusterRequest(cluster_id="c1", shard_id="east-0")
@@ -298,6 +310,7 @@ def quota(region: str = "eu-west-1", **slots: int) -> pb.SetQuotaRequest:
     return pb.SetQuotaRequest(allocation=pb.QuotaAllocation(provider="aws", region=region, per_shard=slots))
 
 
+@pytest.mark.rule("coordinator 4/12")
 async def test_quotas_are_replaced_listed_in_order_and_deleted(served: Served) -> None:
     await registered(served, "e0", "e1")
     await served.stub.SetQuota(quota("us", e0=1))
@@ -316,6 +329,7 @@ async def test_quotas_are_replaced_listed_in_order_and_deleted(served: Served) -
     assert (await refused(served.stub.SetQuota(quota("eu", west=1))))[0] is Code.NOT_FOUND
 
 
+@pytest.mark.rule("coordinator 4/12")
 async def test_providers_are_replaced_listed_and_deleted(served: Served) -> None:
     async def put(name: str, address: str) -> None:
         entry = pb.ProviderEntry(name=name, address=address, region="eu")
@@ -335,10 +349,12 @@ async def test_providers_are_replaced_listed_and_deleted(served: Served) -> None
 # ---- the rest ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 4/13")
 async def test_there_is_no_raft_cluster_to_join(served: Served) -> None:
     assert await refused(served.stub.JoinRaftCluster(pb.JoinRaftClusterRequest())) == (Code.UNIMPLEMENTED, JOIN_TEXT)
 
 
+@pytest.mark.rule("coordinator 1/6")
 async def test_health_is_served_beside_it(served: Served) -> None:
     async with in_plain_text(served.port) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -347,6 +363,7 @@ async def test_health_is_served_beside_it(served: Served) -> None:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.rule("coordinator 4/5")
 async def test_a_write_that_the_store_refuses_is_unavailable_and_takes_nothing(tmp_path: Path) -> None:
     store = sqlite_store(tmp_path / "c.db")
     async with serving(store) as served:

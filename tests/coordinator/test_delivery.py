@@ -43,6 +43,7 @@ def answered(ledger: InstructionLedger, outcome: InstructionOutcome, now_seconds
     return ledger.acked(EAST, [Ack(entry.instruction.instruction_id, outcome, "why")], now_seconds)
 
 
+@pytest.mark.rule("coordinator 6/1")
 def test_ids_are_term_and_sequence_and_an_answer_is_in_their_order() -> None:
     ledger = told(RELEASE, AssignDomain(ZONE), AssignDomain(Domain("zone", "b")))
 
@@ -50,6 +51,7 @@ def test_ids_are_term_and_sequence_and_an_answer_is_in_their_order() -> None:
     assert ledger.due(WEST, 0.0) == ()
 
 
+@pytest.mark.rule("coordinator 6/2")
 def test_what_was_delivered_is_sent_again_in_every_answer_until_it_is_acked() -> None:
     ledger = told(AssignDomain(ZONE))
     for now_seconds in (0.0, 1.0, 500.0):
@@ -62,12 +64,14 @@ def test_what_was_delivered_is_sent_again_in_every_answer_until_it_is_acked() ->
     assert (only(ledger).state, ledger.due(EAST, 501.0)) == (State.DONE, ())
 
 
+@pytest.mark.rule("coordinator 6/3", "coordinator 12/15")
 def test_a_refusal_is_final_and_surfaced() -> None:
     ledger = answered(told(RELEASE), InstructionOutcome.REJECTED_INVALID, 5.0)
 
     assert (only(ledger).state, only(ledger).is_surfaced) == (State.FAILED, True)
 
 
+@pytest.mark.rule("coordinator 6/4", "coordinator 12/15")
 def test_a_failure_is_tried_again_after_one_and_four_cycles_and_the_third_is_final_and_surfaced() -> None:
     ledger = answered(told(RELEASE), InstructionOutcome.FAILED, 10.0)
     assert (only(ledger).state, only(ledger).is_surfaced) == (State.PENDING, False)
@@ -83,6 +87,7 @@ def test_a_failure_is_tried_again_after_one_and_four_cycles_and_the_third_is_fin
     assert only(ledger).last == Ack("7-1", InstructionOutcome.FAILED, "why")
 
 
+@pytest.mark.rule("coordinator 6/5")
 @pytest.mark.parametrize("payload", PERSISTENT, ids=["assign", "unassign", "adopt", "take back"])
 def test_what_follows_from_state_is_never_given_up(payload: Payload) -> None:
     ledger, now_seconds = told(payload), 0.0
@@ -98,6 +103,7 @@ def test_what_follows_from_state_is_never_given_up(payload: Payload) -> None:
     assert only(ledger.at(1e9)).state is State.PENDING
 
 
+@pytest.mark.rule("coordinator 6/6", "coordinator 12/15")
 @pytest.mark.parametrize("is_delivered", [False, True])
 def test_what_a_donor_does_not_answer_within_ten_cycles_expires(is_delivered: bool) -> None:
     ledger = told(RELEASE)
@@ -107,10 +113,12 @@ def test_what_a_donor_does_not_answer_within_ten_cycles_expires(is_delivered: bo
     assert only(ledger.at(300.0)).state is State.EXPIRED
 
 
+@pytest.mark.rule("coordinator 6/7")
 def test_two_with_the_same_effect_are_one() -> None:
     assert len(told(AssignDomain(ZONE), AssignDomain(ZONE), RELEASE, RELEASE).entries) == 2
 
 
+@pytest.mark.rule("coordinator 6/7")
 def test_an_opposite_cancels_what_was_not_delivered_and_follows_what_was() -> None:
     assert [entry.state for entry in told(AssignDomain(ZONE), UnassignDomain(ZONE)).entries] == [State.CANCELLED]
 
@@ -119,6 +127,7 @@ def test_an_opposite_cancels_what_was_not_delivered_and_follows_what_was() -> No
     assert [entry.state for entry in ledger.entries] == [State.DELIVERED, State.PENDING]
 
 
+@pytest.mark.rule("coordinator 6/8")
 def test_acks_of_others_and_of_unknown_ids_are_ignored() -> None:
     ledger = told(RELEASE)
 
@@ -126,6 +135,7 @@ def test_acks_of_others_and_of_unknown_ids_are_ignored() -> None:
     assert ledger.acked(WEST, [Ack("7-1", InstructionOutcome.ACCEPTED)], 1.0) == ledger
 
 
+@pytest.mark.rule("coordinator 6/9")
 def test_what_is_final_is_listed_for_an_hour_and_no_more_than_a_thousand() -> None:
     done = answered(told(RELEASE), InstructionOutcome.ACCEPTED, 100.0)
     assert len(done.at(100.0 + 3_599.0).entries) == 1
@@ -138,12 +148,14 @@ def test_what_is_final_is_listed_for_an_hour_and_no_more_than_a_thousand() -> No
     assert kept[0].instruction.instruction_id == "7-6"
 
 
+@pytest.mark.rule("coordinator 6/1")
 def test_an_answer_carries_a_thousand_at_most() -> None:
     ledger = told(*(AssignDomain(Domain("zone", str(number))) for number in range(ANSWER_MAX + 5)))
 
     assert len(ledger.due(EAST, 0.0)) == ANSWER_MAX
 
 
+@pytest.mark.rule("coordinator 5/2")
 def test_with_its_shard_everything_pending_goes() -> None:
     ledger = told(RELEASE, ReassignSpeculative(from_shard=EAST, to_shard=WEST, selector=Selector(count=1)))
 

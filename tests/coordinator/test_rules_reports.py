@@ -59,6 +59,7 @@ def said(leader: Leader, cycle: int, **fields: Any) -> ReceivedReport:
     return ReceivedReport(shard_id=EAST, epoch=1, cycle=cycle, **(given | fields))
 
 
+@pytest.mark.rule("coordinator 4/8")
 def test_a_report_that_changes_nothing_asks_nothing_of_the_store(led: tuple[CountingStore, Leader]) -> None:
     store, leader = led
     assert run(leader.report(said(leader, 1, echoed_term=0))).acknowledged
@@ -73,6 +74,7 @@ def test_a_report_that_changes_nothing_asks_nothing_of_the_store(led: tuple[Coun
     assert store.asked == {"UpdateShard": 1}
 
 
+@pytest.mark.rule("coordinator 4/5")
 def test_nothing_of_a_report_whose_write_fails_is_taken(led: tuple[CountingStore, Leader]) -> None:
     store, leader = led
     run(leader.report(said(leader, 1)))
@@ -84,6 +86,7 @@ def test_nothing_of_a_report_whose_write_fails_is_taken(led: tuple[CountingStore
     assert leader.ephemeral.known[EAST].report.cycle == 1
 
 
+@pytest.mark.rule("coordinator 4/14")
 async def test_every_change_is_logged_with_the_identity_of_who_asked_for_it(tmp_path: Path) -> None:
     certificates = Certificates.make(tmp_path / "certs")
     replica_files, shard_files = certificates.files(REPLICA), certificates.files(SHARD)
@@ -101,6 +104,7 @@ async def test_every_change_is_logged_with_the_identity_of_who_asked_for_it(tmp_
     assert changes == [("AssignDomain", "bigfleet://admin"), ("RemoveShard", "bigfleet://admin")]
 
 
+@pytest.mark.rule("coordinator 1/5")
 @pytest.mark.parametrize(
     "settings",
     [CoordinatorSettings(rebalance_interval_seconds=0.0), CoordinatorSettings(is_dry_run=True)],
@@ -119,6 +123,7 @@ def test_what_is_switched_off_moves_nothing(settings: CoordinatorSettings) -> No
     assert fleet.events == []
 
 
+@pytest.mark.rule("coordinator 12/18")
 def test_a_wall_clock_that_jumps_ages_nothing_and_keeps_nothing_young() -> None:
     """Durations run on the monotonic clock alone; the wall clock labels."""
     clock, jump_nanos = HandClock(), 0

@@ -88,6 +88,7 @@ def test_a_query_uses_labels_that_its_series_have(query: Query) -> None:
     assert shown - (grouped or of_all) == set()
 
 
+@pytest.mark.rule("shard 14/2")
 def test_matchers_ask_for_values_that_are_exported() -> None:
     """Values of bounded labels exist: they are exported from the start, at 0."""
     from tests.shard.world import World

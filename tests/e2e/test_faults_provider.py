@@ -55,6 +55,7 @@ def assert_log_is_whole(shard: LiveShard) -> None:
     assert (said.returncode, said.stdout.startswith("OK: ")) == (0, True), said.stdout + said.stderr
 
 
+@pytest.mark.rule("shard 15/5")
 @pytest.mark.slow
 def test_a_provider_that_goes_and_comes_back(provider: LiveProvider, shard: LiveShard, operator: LiveOperator) -> None:
     """While it is away nothing is removed and demand stands; afterwards it is served, and bindings are as they were."""
@@ -72,6 +73,7 @@ def test_a_provider_that_goes_and_comes_back(provider: LiveProvider, shard: Live
     assert_log_is_whole(shard)
 
 
+@pytest.mark.rule("shard 15/8")
 @pytest.mark.slow
 def test_a_provider_that_answers_late(provider: LiveProvider, shard: LiveShard, operator: LiveOperator) -> None:
     """A call without an answer in time may have been applied: it is looked up, and not made again."""
@@ -103,6 +105,7 @@ def test_a_provider_that_errs_after_the_effect(
     assert_log_is_whole(shard)
 
 
+@pytest.mark.rule("shard 5.2/3")
 @pytest.mark.slow
 def test_a_provider_that_loses_its_cursors(provider: LiveProvider, shard: LiveShard, operator: LiveOperator) -> None:
     """It answers a cursor in full, and that is taken as the whole: nothing is removed, and new demand is served."""
@@ -120,6 +123,7 @@ def test_a_provider_that_loses_its_cursors(provider: LiveProvider, shard: LiveSh
     assert shard.said("inventory.machines_removed") == []
 
 
+@pytest.mark.rule("shard 15/7")
 def test_a_provider_that_returns_garbage(provider: LiveProvider, shard: LiveShard, operator: LiveOperator) -> None:
     """A broken record is refused alone and the last good one stays; an answer that is none is no inventory."""
     operator.report("7")

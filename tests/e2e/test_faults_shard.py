@@ -16,6 +16,7 @@ from tests.processes import bigfleet, run_bigfleet, serving
 CONFIGURED = "MACHINE_STATE_CONFIGURED"
 
 
+@pytest.mark.rule("shard 2/10", "shard 15/4")
 @pytest.mark.slow
 def test_of_two_shards_with_one_id_the_older_is_fenced_and_says_so(tmp_path: Path) -> None:
     """On two disks: the later start wins machine by machine, and the older one fails it in its own memory alone."""
@@ -44,6 +45,7 @@ def test_of_two_shards_with_one_id_the_older_is_fenced_and_says_so(tmp_path: Pat
             assert provider.backend.clusters == {bound: "c1"}
 
 
+@pytest.mark.rule("shard 2/7", "shard 15/4")
 @pytest.mark.slow
 def test_a_second_process_on_one_disk_is_told_who_holds_it(tmp_path: Path) -> None:
     """It exits with one line, and the first goes on."""
@@ -56,6 +58,7 @@ def test_a_second_process_on_one_disk_is_told_who_holds_it(tmp_path: Path) -> No
         assert len(shard.machines()) == 4
 
 
+@pytest.mark.rule("shard 1/17", "shard 1/18")
 @pytest.mark.slow
 def test_a_shard_that_is_stopped_under_way_leaves_the_machine_to_the_next(tmp_path: Path) -> None:
     """SIGTERM while a call hangs: the call is not waited for, told as cancelled, read back and not bound again."""
@@ -88,6 +91,7 @@ def test_a_shard_that_is_stopped_under_way_leaves_the_machine_to_the_next(tmp_pa
         assert (said.returncode, said.stdout.startswith("OK: ")) == (0, True)
 
 
+@pytest.mark.rule("shard 2/8")
 def test_a_shard_without_room_for_its_state_file_does_not_start(tmp_path: Path) -> None:
     """Exit 1 and one line that names the file; no byte can be written beyond the first page."""
 
@@ -108,6 +112,7 @@ def test_a_shard_without_room_for_its_state_file_does_not_start(tmp_path: Path) 
     assert said.stderr.startswith(f"bigfleet: {tmp_path / 'shard.db'}: ")
 
 
+@pytest.mark.rule("shard 13/5", "shard 15/26")
 def test_a_full_disk_under_the_audit_log_stops_nothing(tmp_path: Path) -> None:
     """Each lost record is counted, the first is told, and machines are bound as ever."""
     with live_provider(tmp_path) as provider:

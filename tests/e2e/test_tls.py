@@ -147,6 +147,7 @@ def test_an_operator_gets_a_machine_over_mutual_tls(fleet: Fleet) -> None:
     assert set(rejected.values()) == {0}
 
 
+@pytest.mark.rule("shard 10.1/2", "shard 15/19")
 @pytest.mark.usefixtures("operator")
 def test_a_forged_cluster_is_refused_logged_and_counted(fleet: Fleet) -> None:
     """The certificate of c2 and the name of c1: the session of c1 is not replaced."""
@@ -225,6 +226,7 @@ def test_a_provider_that_certifies_says_that_it_is_insecure(fleet: Fleet, tmp_pa
     assert [line["level"] for line in lines if line["event"] == "provider.certification_allowed"] == ["warning"]
 
 
+@pytest.mark.rule("shard 1/4")
 def test_a_shard_with_another_ones_certificate_does_not_start(fleet: Fleet, tmp_path: Path) -> None:
     """Exit 2 and one line."""
     words = ("shard", "--id", "s2", "--provider-addr", fleet.provider, "--data-dir", str(tmp_path))

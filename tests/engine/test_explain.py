@@ -275,6 +275,7 @@ def test_of_idle_machines_the_price_alone_is_told_whatever_their_interruptions()
     assert "It takes a and b, which are idle, each at $1.00/h." in said
 
 
+@pytest.mark.rule("shard 12/7")
 def test_of_many_rows_those_are_asked_about_a_machine_that_take_it_or_that_it_fits() -> None:
     misfits = [{"id": f"x{n}", "t": "PG", "prio": 900, "agg": {"gpu": "8"}} for n in range(ROWS_ASKED_MAX + 5)]
     world = World([{"id": "m", "t": "T4", "st": "Idle"}], [*misfits, {**PLAIN, "prio": 1}])
@@ -333,7 +334,7 @@ def test_a_shortfall_tells_first_what_nearly_fits_and_not_who_holds_what_would_n
     told = World(machines, rows).need(1)
 
     assert shortfall_sentences(told) == [
-        "Machines that fit it, whoever holds them: 0 idle, 0 that could be made, 0 in service.",
+        "Machines that fit it, held or free: 0 idle, 0 that could be made, 0 in service.",
         "Among the idle machines, 1 is too small (small: it has gpu 4, one machine must have gpu 8): small.",
         "Among the idle machines, 1 does not match "
         "(other: node.kubernetes.io/instance-type is t4, wanted is In g8): other.",

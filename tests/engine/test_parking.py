@@ -51,6 +51,7 @@ def test_rows_without_same_never_age() -> None:
     assert stamp_parked([plain], {parking_key(plain): 9}) == [plain]
 
 
+@pytest.mark.rule("shard 7/2")
 @pytest.mark.parametrize(
     ("age", "parked"),
     [(0, False), (7, False), (8, True), (31, True), (32, False), (33, True), (64, False), (96, False)],

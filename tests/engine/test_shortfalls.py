@@ -17,6 +17,7 @@ def unresolved(entry: Entry, quantities: Mapping[str, str]) -> RowResult:
     return RowResult(need=need, members=(need,), unresolved=vector_of(quantities))
 
 
+@pytest.mark.rule("shard 11.1/1")
 def test_rows_of_one_fingerprint_add_up_over_clusters_and_groups() -> None:
     ledger = record(
         {},
@@ -33,12 +34,14 @@ def test_rows_of_one_fingerprint_add_up_over_clusters_and_groups() -> None:
     assert (shortfall.age_cycles, shortfall.is_topology_constrained) == (1, True)
 
 
+@pytest.mark.rule("shard 11.1/4")
 def test_a_row_without_same_may_travel_and_a_resolved_row_is_no_shortfall() -> None:
     ledger = record({}, [unresolved({"t": "PG"}, {"gpu": "8"}), unresolved({"t": "P4"}, {})], advance=True)
 
     assert [shortfall.is_topology_constrained for shortfall in ledger.values()] == [False]
 
 
+@pytest.mark.rule("shard 11.1/2")
 def test_only_advancing_cycles_age_and_any_cycle_drops() -> None:
     short = [unresolved({"t": "PG"}, {"gpu": "8"})]
     ledger = record({}, short, advance=False)
@@ -57,6 +60,7 @@ def short(priority: int, age: int, bucket: int = 1) -> Shortfall:
     return shortfall_of(profile, deficit={"cpu": 1}, min_unit={}, age_cycles=age)
 
 
+@pytest.mark.rule("shard 11.1/3")
 def test_the_report_takes_priority_then_age_then_fingerprint() -> None:
     wanted = [short(9, 1), short(5, 7, 2), short(5, 3, 1), short(5, 3, 3)]
     ledger: dict[Fingerprint, Shortfall] = {s.fingerprint: s for s in reversed(wanted)}
@@ -64,6 +68,7 @@ def test_the_report_takes_priority_then_age_then_fingerprint() -> None:
     assert report(ledger) == wanted
 
 
+@pytest.mark.rule("shard 11.1/3")
 def test_the_report_has_at_most_a_hundred_entries() -> None:
     many = [short(priority, 1) for priority in range(REPORT_ENTRIES_MAX + 5)]
     ledger = {s.fingerprint: s for s in many}

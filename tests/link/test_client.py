@@ -45,6 +45,7 @@ def client(replicas: Replicas, *names: str) -> Client:
     return Client(names or ("a", "b", "c"), replicas, LoopClock())
 
 
+@pytest.mark.rule("coordinator 8/2")
 async def test_addresses_are_asked_in_turn_and_the_leader_first_once_it_is_known() -> None:
     replicas = Replicas(a="", c="leads")
     asking = client(replicas)
@@ -55,6 +56,7 @@ async def test_addresses_are_asked_in_turn_and_the_leader_first_once_it_is_known
     assert replicas.took() == ["c"]
 
 
+@pytest.mark.rule("coordinator 8/2")
 async def test_a_follower_that_names_the_leader_is_believed() -> None:
     replicas = Replicas(a="d", d="leads")
 
@@ -62,6 +64,7 @@ async def test_a_follower_that_names_the_leader_is_believed() -> None:
     assert replicas.took() == ["a", "d"]
 
 
+@pytest.mark.rule("coordinator 8/2")
 async def test_hints_that_lead_nowhere_end_after_three_hops_and_nobody_is_asked_twice() -> None:
     replicas = Replicas(a="h1", h1="h2", h2="h3", h3="h4", h4="leads", b="a")
     assert await client(replicas, "a", "b").send(REPORT) is None
@@ -85,6 +88,7 @@ async def test_a_dead_leader_is_asked_first_once_more_and_then_the_turn_goes_on(
     assert replicas.took() == ["b"]
 
 
+@pytest.mark.rule("coordinator 8/2")
 async def test_a_name_stands_for_all_its_addresses() -> None:
     replicas = Replicas(n2="leads")
     replicas.names["coordinator"] = ("n1", "n2")
@@ -102,6 +106,7 @@ async def test_the_turn_begins_with_another_address_when_nobody_answered() -> No
         assert replicas.took()[0] == first
 
 
+@pytest.mark.rule("coordinator 8/2")
 async def test_that_nobody_answers_is_told_once_a_minute() -> None:
     asking = client(Replicas())
     told = []

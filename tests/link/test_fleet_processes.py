@@ -142,6 +142,7 @@ def served(shard: LiveShard, cluster: str) -> int:
     return list(shard.bound(cluster).values()).count("MACHINE_STATE_CONFIGURED")
 
 
+@pytest.mark.rule("shard 1/21", "shard 5.3/16", "shard 11.3/4", "shard 15/28", "coordinator 7.2/2", "coordinator 12/1")
 def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_nothing(tmp_path: Path) -> None:
     with fleet(tmp_path) as running, ExitStack() as stack:
         hungry, rich = running.shards
@@ -195,6 +196,7 @@ def test_capacity_moves_to_who_starves_and_a_coordinator_that_is_killed_stops_no
         assert not hungry.metric("fenced_total")
 
 
+@pytest.mark.rule("shard 9.3/13")
 def test_urgent_work_gets_a_machine_that_is_drained_for_it_in_another_shard(tmp_path: Path) -> None:
     """Nothing is free anywhere: cheaper work makes room, and its machine is kept until it has moved."""
     with fleet(tmp_path) as running, ExitStack() as stack, running.coordinator():

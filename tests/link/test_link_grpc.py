@@ -114,6 +114,7 @@ async def test_assigned_domains_reach_the_shards_and_come_back_in_their_views(
     assert [[each.topology_value for each in report.ownership.domains] for report in reports] == [["za"], ["zb"]]
 
 
+@pytest.mark.rule("coordinator 9.3/1")
 @pytest.mark.parametrize("dies", ["nobody", "donor", "recipient"])
 async def test_a_machine_goes_from_shard_to_shard_and_never_has_two_owners(
     served: Served, pair: tuple[LinkedShard, LinkedShard], dies: str
@@ -187,6 +188,7 @@ async def following(leader: str) -> AsyncIterator[tuple[Follower, str]]:
         await server.stop(None)
 
 
+@pytest.mark.rule("coordinator 8/2")
 @pytest.mark.parametrize("names_leader", [True, False])
 async def test_a_report_finds_the_leader_behind_a_follower_and_a_dead_address(
     served: Served, tmp_path: Path, names_leader: bool
@@ -218,6 +220,7 @@ async def test_names_are_looked_up_and_one_that_has_no_address_stays_itself() ->
 # ---- with TLS ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 1/21", "coordinator 4/2")
 async def test_a_shard_reports_with_its_certificate_and_for_nobody_else(tmp_path: Path) -> None:
     certificates = Certificates.make(tmp_path / "certs")
     replica = Bearer(name="replica", uris=("bigfleet://admin",), hosts=HOSTS)

@@ -98,6 +98,7 @@ def told(*sequences: int, term: int = 1, answer_term: int = 0) -> ReportAnswer:
     return ReportAnswer(term=answer_term or term, instructions=instructions)
 
 
+@pytest.mark.rule("shard 1/21", "coordinator 8/1")
 async def test_one_report_goes_at_the_start_and_then_one_at_each_interval() -> None:
     link = Link()
 
@@ -108,6 +109,7 @@ async def test_one_report_goes_at_the_start_and_then_one_at_each_interval() -> N
     assert (link.last().epoch, link.last().address, link.last().echoed_term) == (4, "here:7780", 1)
 
 
+@pytest.mark.rule("coordinator 8/1")
 async def test_answers_to_instructions_do_not_wait_for_the_interval() -> None:
     link = Link()
     link.answers = [told(1, 2), ReportAnswer(term=1)]
@@ -124,6 +126,7 @@ async def test_answers_to_instructions_do_not_wait_for_the_interval() -> None:
     assert not link.last().acks
 
 
+@pytest.mark.rule("coordinator 8/3")
 async def test_an_ack_is_said_until_a_report_with_it_was_acknowledged_and_stays_in_front() -> None:
     link = Link()
     link.answers = [
@@ -164,6 +167,7 @@ async def test_what_is_owned_is_said_until_it_was_acknowledged_then_when_it_chan
     assert says == [True, True, True, True, False, True, False]
 
 
+@pytest.mark.rule("shard 15/28", "coordinator 8/4", "coordinator 12/6")
 async def test_an_answer_of_a_former_leader_is_dropped_whole() -> None:
     link = Link()
     link.answers = [told(1, term=5), told(7, term=3), told(7, term=3)]
@@ -176,6 +180,7 @@ async def test_an_answer_of_a_former_leader_is_dropped_whole() -> None:
     assert link.outcomes == [ReportOutcome.OK, ReportOutcome.STALE_TERM, ReportOutcome.STALE_TERM]
 
 
+@pytest.mark.rule("coordinator 8/4")
 async def test_the_term_is_on_disk_before_anything_of_it_is_done() -> None:
     link = Link()
     link.fails["accept"] = MayYetSucceed("disk full")
@@ -188,6 +193,7 @@ async def test_the_term_is_on_disk_before_anything_of_it_is_done() -> None:
     assert (link.terms, link.done) == ([1], ["1-1"])
 
 
+@pytest.mark.rule("coordinator 8/5")
 async def test_a_redelivery_is_answered_alike_and_a_failure_runs_again() -> None:
     link = Link()
     link.fails = {"1-1": DoesNotApply("not here"), "1-2": MayYetSucceed("the kill switch is on")}
@@ -217,6 +223,7 @@ async def test_records_that_a_leader_has_are_not_said_again_with_a_repeated_answ
     assert link.done == ["1-1"]
 
 
+@pytest.mark.rule("coordinator 8/4")
 async def test_confirmations_come_before_instructions() -> None:
     link = Link()
     link.answers = [ReportAnswer(term=1, confirmed=(MachineId("m"),), instructions=told(1).instructions)]
@@ -226,6 +233,7 @@ async def test_confirmations_come_before_instructions() -> None:
     assert link.done == ["confirm m", "1-1"]
 
 
+@pytest.mark.rule("coordinator 8/6")
 async def test_three_reports_that_are_not_taken_are_an_alarm() -> None:
     link = Link()
     link.answers = [ReportAnswer(term=1, acknowledged=False)]
@@ -238,6 +246,7 @@ async def test_three_reports_that_are_not_taken_are_an_alarm() -> None:
     assert levels == [["warning"], ["warning"], ["error"], ["warning"]]
 
 
+@pytest.mark.rule("shard 15/28", "coordinator 8/7")
 async def test_a_silent_coordinator_changes_nothing_but_that_acks_wait() -> None:
     link = Link()
     link.answers = [told(1), None]

@@ -30,6 +30,7 @@ def speaker_of(shard: HandoverShard) -> ShardReportSource:
     return ShardReportSource(shard.world.shard, shard.file, provider_address="provider:9100")
 
 
+@pytest.mark.rule("shard 11.3/4")
 async def test_before_its_first_cycle_a_shard_says_what_it_owns_and_nothing_of_machines(tmp_path: Path) -> None:
     shard = HandoverShard(tmp_path, machine("a", S.IDLE))
 
@@ -40,6 +41,7 @@ async def test_before_its_first_cycle_a_shard_says_what_it_owns_and_nothing_of_m
     shard.close()
 
 
+@pytest.mark.rule("shard 11.3/4")
 async def test_a_shard_says_what_it_has_what_it_lacks_who_reported_and_what_moved(tmp_path: Path) -> None:
     shard = HandoverShard(tmp_path, machine("a", S.IDLE), machine("b", S.IDLE))
     serve(shard, "kept", priority=1)
@@ -57,6 +59,7 @@ async def test_a_shard_says_what_it_has_what_it_lacks_who_reported_and_what_move
     shard.close()
 
 
+@pytest.mark.rule("shard 14/11")
 async def test_reports_and_instructions_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
     shard = HandoverShard(tmp_path)
     counts = LinkCounts(shard.world.shard.metrics, LoopClock())

@@ -135,6 +135,7 @@ BUSY = [
 ]
 
 
+@pytest.mark.rule("shard 15/28", "shard 16/6", "coordinator 8/7", "coordinator 12/1")
 @settings(max_examples=4, deadline=None)
 @example(course=BUSY, answers=2, hangs=True)
 @example(course=[(each, ("settles",)) for each in (1, 1, 334, 4)], answers=0, hangs=True)
@@ -184,6 +185,7 @@ async def _exchange_with(coordinators: Absent, directory: Path) -> World:
     return world
 
 
+@pytest.mark.rule("shard 15/28", "coordinator 8/7")
 @pytest.mark.virtual_time
 async def test_reports_that_fail_are_counted_and_go_on_at_their_pace(tmp_path: Path) -> None:
     world = await _exchange_with(Absent(2, hangs=False), tmp_path)

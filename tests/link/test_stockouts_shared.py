@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from bigfleet.coordinator.ephemeral_state import EphemeralState
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
@@ -62,6 +64,7 @@ async def shards_of(directory: Path, **addresses: str) -> AsyncIterator[tuple[Se
             shard.close()
 
 
+@pytest.mark.rule("shard 9.8/5")
 async def test_a_second_shard_does_not_try_a_pool_that_the_first_found_sold_out(tmp_path: Path) -> None:
     """A shard of another provider does: it sells other machines."""
     async with shards_of(tmp_path, third="elsewhere:9100") as (_served, (first, second, third)):
@@ -73,6 +76,7 @@ async def test_a_second_shard_does_not_try_a_pool_that_the_first_found_sold_out(
         assert "cheap" in await third.wants(3)
 
 
+@pytest.mark.rule("shard 9.8/5")
 async def test_what_was_heard_of_is_not_reported_again_and_ends_with_the_report_of_who_found_it(tmp_path: Path) -> None:
     async with shards_of(tmp_path) as (_served, (first, second, third)):
         await first.wants(3)

@@ -24,9 +24,9 @@ def faults(problem: Problem, composition: Composition) -> list[str]:
 
 def _counts(problem: Problem, composition: Composition) -> list[str]:
     found = []
-    for kind, kept, added in zip(problem.classes, composition.kept, composition.added, strict=True):
-        if not 0 <= kept <= kind.held:
-            found.append(f"{kind.key}: {kept} kept of {kind.held}")
+    for kind, retained, added in zip(problem.classes, composition.retained, composition.added, strict=True):
+        if not 0 <= retained <= kind.held:
+            found.append(f"{kind.key}: {retained} retained of {kind.held}")
         if added < 0 or (kind.stock is not None and added > kind.stock):
             found.append(f"{kind.key}: {added} added of {kind.stock}")
     return found

@@ -84,7 +84,7 @@ def test_held_machines_stay_and_growth_goes_elsewhere() -> None:
 
     asked, found = answer(classes, services(classes, count=80))
 
-    assert found.kept[0] == 12
+    assert found.retained[0] == 12
     assert pool_shares(asked, found)["a"] <= Fraction(12, sum(found.counts))
     assert found.counts[1] >= 8
 

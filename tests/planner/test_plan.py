@@ -71,7 +71,7 @@ def _renamed(asked: PlannerShape, classes: list[int]) -> PlannerShape:
 def _by_key(asked: Problem, found: Composition, shapes: list[int] | range) -> object:
     keys = [each.key for each in asked.classes]
     return (
-        sorted(zip(keys, found.kept, found.added, strict=True)),
+        sorted(zip(keys, found.retained, found.added, strict=True)),
         sorted((keys[c.machine_class], c.first, c.machines, shapes[c.shape], c.count) for c in found.claims),
         sorted((shapes[u.shape], u.count, u.reason.value) for u in found.unhosted),
         (found.cost, found.lost_millipods, found.leader, found.runner_up, found.steps),
@@ -268,9 +268,9 @@ def test_held_machines_stay_and_others_are_added() -> None:
     classes = [kind("dear", 4000, 16384, 1.0, held=2), kind("cheap", 4000, 16384, 0.2)]
     asked = problem(classes, [shape(1000, 4096, 12, 2)])
 
-    assert (plan(asked).kept, plan(asked).added) == ((2, 0), (0, 1))
+    assert (plan(asked).retained, plan(asked).added) == ((2, 0), (0, 1))
     free = plan(replace(asked, may_exchange=True))
-    assert (free.kept, free.added) == ((0, 0), (0, 3))
+    assert (free.retained, free.added) == ((0, 0), (0, 3))
 
 
 def test_held_machines_that_are_not_needed_go_dearest_first() -> None:
@@ -278,7 +278,7 @@ def test_held_machines_that_are_not_needed_go_dearest_first() -> None:
     classes = [kind("cheap", 4000, 16384, 0.2, held=2), kind("dear", 4000, 16384, 1.0, held=2)]
     found = plan(problem(classes, [shape(1000, 4096, 8, 2)]))
 
-    assert (found.kept, found.added) == ((2, 0), (0, 0))
+    assert (found.retained, found.added) == ((2, 0), (0, 0))
 
 
 @pytest.mark.parametrize("seed", [3, 11, 17])
@@ -288,7 +288,7 @@ def test_a_fleet_that_is_planned_again_loses_no_machine(seed: int) -> None:
     planned = plan(asked).counts
     held = [replace(each, held=n, held_cost=each.cost) for each, n in zip(CLOUD, planned, strict=True)]
 
-    assert plan(replace(asked, classes=tuple(held))).kept == planned
+    assert plan(replace(asked, classes=tuple(held))).retained == planned
 
 
 def test_a_part_of_what_is_held_counts_only_where_simple_packers_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def test_a_part_of_what_is_held_counts_only_where_simple_packers_fill_it(monkeyp
     scant = FleetCandidate(value=0, fleet=((0, 2),), lost_millipods=0)
     monkeypatch.setattr(Search, "prune", lambda search, fleet: [scant])
 
-    assert plan(asked).kept == (4,)
+    assert plan(asked).retained == (4,)
 
 
 def test_what_is_paid_for_anyway_is_used_first() -> None:
@@ -313,7 +313,7 @@ def test_empty_demand_needs_nothing() -> None:
     """Without pods nothing is kept and nothing is added."""
     found = plan(problem([kind("m", 1000, 4096, 0.1, held=3)], []))
 
-    assert (found.kept, found.added, found.claims, found.cost) == ((0,), (0,), (), 0)
+    assert (found.retained, found.added, found.claims, found.cost) == ((0,), (0,), (), 0)
 
 
 # ---- wrong input -------------------------------------------------------------------------------------------------

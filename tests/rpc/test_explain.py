@@ -97,6 +97,7 @@ def kinds(events: Any) -> list[str]:
 # ---- a row -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 12/5")
 async def test_a_row_is_explained_from_its_start_to_what_it_lacks(live: LiveShard) -> None:
     """With the row as InspectNeeds shows it, in decision order, as sentences and as fields."""
     live.world.provider.add(
@@ -157,6 +158,7 @@ async def test_a_row_is_explained_from_its_start_to_what_it_lacks(live: LiveShar
     assert (finished.attributes["satisfied"], finished.attributes["matching.idle"]) == ("false", "1")
 
 
+@pytest.mark.rule("shard 12/6")
 async def test_a_folded_row_is_found_as_it_was_reported(live: LiveShard) -> None:
     """Under its own fingerprint and group, and the answer is that of the row that stands for it."""
     live.world.provider.add(machine("m1", S.IDLE), machine("m2", S.IDLE))
@@ -191,6 +193,7 @@ async def test_a_gang_is_told_which_domain_it_chose_and_why(live: LiveShard) -> 
     assert [event.domain for event in answer.events if event.kind == "row_finished"] == ["za"]
 
 
+@pytest.mark.rule("shard 12/6")
 async def test_what_became_of_a_row_is_told_before_what_it_passed_over(live: LiveShard) -> None:
     """A thousand events at most: the end is among them, and truncated says that there was more."""
     live.world.provider.add(*(machine(f"m{number:04d}", S.IDLE, instance_type="t8") for number in range(1500)))
@@ -207,6 +210,7 @@ async def test_what_became_of_a_row_is_told_before_what_it_passed_over(live: Liv
     assert kinds(answer.events)[-2:] == ["acquired", "row_finished"]
 
 
+@pytest.mark.rule("shard 12/5")
 async def test_the_answer_is_that_of_the_last_cycle_and_of_every_asking(live: LiveShard) -> None:
     """What changed since is not in it, and asking twice gives the same."""
     live.world.provider.add(machine("m1", S.IDLE))
@@ -263,6 +267,7 @@ async def test_a_machine_that_has_gone_is_explained_as_it_was(live: LiveShard) -
 # ---- questions without an answer -----------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 12/9")
 async def test_before_the_first_cycle_has_finished_there_is_nothing_to_explain(live: LiveShard) -> None:
     """UNAVAILABLE: asking again may help."""
     live.world.provider.list_fails = True
@@ -288,6 +293,7 @@ async def test_who_is_not_there_is_named(live: LiveShard) -> None:
     assert (code, "'nobody'" in details, "ListMachines" in details) == (Code.NOT_FOUND, True, True)
 
 
+@pytest.mark.rule("shard 12/9")
 @pytest.mark.parametrize("wrong", ["", "two words", "m" * 254, "m\x001"])
 async def test_a_malformed_id_is_named(live: LiveShard, wrong: str) -> None:
     """Even before the first cycle."""
@@ -332,6 +338,7 @@ async def slow_shard(live: LiveShard) -> SlowCompute:
     return slow
 
 
+@pytest.mark.rule("shard 12/8")
 async def test_one_explanation_runs_at_a_time_and_few_wait(live: LiveShard) -> None:
     """One more than may wait is refused at once; the others get their answers."""
     slow = await slow_shard(live)
@@ -347,6 +354,7 @@ async def test_one_explanation_runs_at_a_time_and_few_wait(live: LiveShard) -> N
     assert kinds((await explain_machine(live, "m1")).events) == ["machine_held"]
 
 
+@pytest.mark.rule("shard 12/8")
 async def test_a_reader_that_goes_away_does_not_let_a_second_explanation_run_beside_its_own(live: LiveShard) -> None:
     """Work in a thread cannot be stopped, so the next one waits until it is over."""
     slow = await slow_shard(live)
@@ -374,6 +382,7 @@ def spec_records() -> dict[str, str]:
     return dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE))
 
 
+@pytest.mark.rule("shard 12/5")
 @settings(max_examples=60, deadline=None)
 @given(fleets())
 def test_every_record_becomes_a_message(fleet: FleetInput) -> None:
@@ -392,6 +401,7 @@ def test_every_record_becomes_a_message(fleet: FleetInput) -> None:
         assert message == explanation_to_wire(record)
 
 
+@pytest.mark.rule("shard 12/10")
 def test_attributes_are_quantities_exact_floats_and_lists() -> None:
     """None is left out; a list says how many more there are."""
     held = MachineHeld(machine="m1", reason=HeldReason.HOLD_RUNNING, seconds_left=0.1)

@@ -110,6 +110,7 @@ def assert_machines_are_retold(on: DecidedOn, step: int = 1) -> None:
         assert explain_server._machine_events(on, one.id) == (one, full), one.id
 
 
+@pytest.mark.rule("shard 12/13")
 @EXAMPLES
 @given(varied_fleets(), st.sampled_from(BOUNDS), st.booleans())
 def test_a_row_retold_says_what_the_whole_cycle_says(
@@ -119,6 +120,7 @@ def test_a_row_retold_says_what_the_whole_cycle_says(
         assert_rows_are_retold(decided(fleet, has_source=has_source))
 
 
+@pytest.mark.rule("shard 12/13")
 @EXAMPLES
 @given(varied_fleets(), st.sampled_from(BOUNDS), st.booleans())
 def test_a_machine_retold_says_what_the_whole_cycle_says(

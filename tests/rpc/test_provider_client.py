@@ -243,6 +243,7 @@ class TestAnswers:
 class TestRefusals:
     """What a status means, by its code alone."""
 
+    @pytest.mark.rule("shard 9.6/2", "shard 9.7/2")
     @pytest.mark.parametrize(
         ("code", "kind"),
         [
@@ -274,6 +275,7 @@ class TestRefusals:
         assert (kind, f"{code.name}: no such luck") == (refused.kind, str(refused))
         assert len(world.servicer.asked) == 1
 
+    @pytest.mark.rule("shard 9.6/2")
     async def test_every_code_of_grpc_is_tried(self) -> None:
         """The table above leaves none out but OK."""
         (mark,) = (
@@ -338,6 +340,7 @@ class TestRefusals:
 class TestConnection:
     """Providers that die, hang or come back."""
 
+    @pytest.mark.rule("shard 15/5")
     async def test_nobody_listens(self, world: World, provider: Provider) -> None:
         """A provider that is down: unavailable at once, not after the deadline."""
         await world.kill()
@@ -429,6 +432,7 @@ class TestConnection:
         assert (await calling).kind is RefusalKind.UNKNOWN_OUTCOME
         assert (await refusal(client.get(M1))).kind is RefusalKind.UNKNOWN_OUTCOME
 
+    @pytest.mark.rule("shard 14/10")
     async def test_each_call_is_told_with_its_code_and_time(self, world: World, provider: Provider) -> None:
         """One line per call on the injected clock: for metrics."""
         await provider.create(M1, TOKEN)

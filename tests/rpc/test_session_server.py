@@ -51,6 +51,7 @@ async def until(holds: Callable[[], bool]) -> None:
 # ---- how a session cannot begin ---------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 10.1/1")
 async def test_the_first_frame_must_be_hello(live: LiveShard) -> None:
     """A roll-up, a frame of a kind from the future and an early end are none."""
     peers = [live.dial() for _ in range(3)]
@@ -63,6 +64,7 @@ async def test_the_first_frame_must_be_hello(live: LiveShard) -> None:
     assert len(live.shard.sessions) == 0
 
 
+@pytest.mark.rule("shard 10.1/1")
 @pytest.mark.parametrize("cluster", ["", "two words", "line\nbreak", "x" * 254, "x" * 2000, "é" * 127])
 async def test_a_malformed_cluster_id_is_named(live: LiveShard, cluster: str) -> None:
     """Empty, blank, unprintable or longer than 253 bytes."""
@@ -73,6 +75,7 @@ async def test_a_malformed_cluster_id_is_named(live: LiveShard, cluster: str) ->
     assert (code, "hello.cluster_id" in details) == (Code.INVALID_ARGUMENT, True)
 
 
+@pytest.mark.rule("shard 10.1/1")
 async def test_a_peer_that_says_nothing_is_not_waited_for(live: LiveShard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds in production."""
     assert session_server.HELLO_TIMEOUT_SECONDS == 10
@@ -82,6 +85,7 @@ async def test_a_peer_that_says_nothing_is_not_waited_for(live: LiveShard, monke
     assert await peer.end() == (Code.DEADLINE_EXCEEDED, "no Hello within 10 s")
 
 
+@pytest.mark.rule("shard 1/16")
 async def test_a_stopping_shard_takes_no_session(live: LiveShard) -> None:
     """Neither a new one nor one that had not said who it is."""
     early = live.dial()
@@ -99,6 +103,7 @@ async def test_a_stopping_shard_takes_no_session(live: LiveShard) -> None:
 # ---- how a session ends -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 10.1/4", "shard 15/18")
 async def test_a_replaced_session_is_aborted(live: LiveShard) -> None:
     """The newest operator speaks for the cluster."""
     old = await live.connect("c1")
@@ -110,6 +115,7 @@ async def test_a_replaced_session_is_aborted(live: LiveShard) -> None:
     assert live.world.metric("session_lifecycle_total", event="replaced") == 1
 
 
+@pytest.mark.rule("shard 10.2/1")
 async def test_hello_again_is_acked_and_another_name_ends_the_session(live: LiveShard) -> None:
     """A session speaks for one cluster."""
     peer = await live.connect("c1")
@@ -121,6 +127,7 @@ async def test_hello_again_is_acked_and_another_name_ends_the_session(live: Live
     assert len(live.shard.sessions) == 0
 
 
+@pytest.mark.rule("shard 10.4/4")
 async def test_an_outbox_without_room_for_an_instruction_ends_the_session() -> None:
     """What must be delivered is not dropped: the operator comes back and is told again."""
     async with live_shard(World(settings=ShardSettings(outbox_frames_max=4))) as live:
@@ -141,6 +148,7 @@ def _instruction(number: int) -> ReclaimInstruction:
     )
 
 
+@pytest.mark.rule("shard 10.4/6", "shard 15/16")
 async def test_a_stream_that_takes_nothing_is_given_up(live: LiveShard, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a minute, in production; the others are served meanwhile."""
     assert session_server.WRITE_TIMEOUT_SECONDS == 60
@@ -162,6 +170,7 @@ async def test_a_stream_that_takes_nothing_is_given_up(live: LiveShard, monkeypa
     assert live.shard.sessions.of("c2") is not None
 
 
+@pytest.mark.rule("shard 1/16")
 async def test_a_graceful_stop_ends_streams_as_unavailable(live: LiveShard) -> None:
     """Streams close first, so that the server's own stop waits for none of them."""
     peers = [await live.connect(f"c{number}") for number in range(3)]
@@ -190,6 +199,7 @@ async def test_an_operator_that_vanishes_takes_its_session_with_it(live: LiveSha
 # ---- what no frame can do ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 10.2/5")
 async def test_random_bytes_end_their_own_stream_only(live: LiveShard) -> None:
     """Whether as the first frame or later, each ends in a status or is skipped; another peer notices nothing."""
     rng = random.Random(7)
@@ -211,6 +221,7 @@ async def test_random_bytes_end_their_own_stream_only(live: LiveShard) -> None:
     assert Code.INVALID_ARGUMENT in codes
 
 
+@pytest.mark.rule("shard 10.2/5")
 async def test_bytes_that_are_no_frame_end_the_session(live: LiveShard) -> None:
     """With a word on what was wrong."""
     peer = await live.connect("c1")
@@ -220,6 +231,7 @@ async def test_bytes_that_are_no_frame_end_the_session(live: LiveShard) -> None:
     assert (code, details.startswith("a frame could not be read: ")) == (Code.INVALID_ARGUMENT, True)
 
 
+@pytest.mark.rule("shard 10.2/5")
 async def test_a_name_that_is_too_long_ends_the_session_by_its_field(live: LiveShard) -> None:
     """Half a name would be another one."""
     peer = await live.connect("c1")
@@ -229,6 +241,7 @@ async def test_a_name_that_is_too_long_ends_the_session_by_its_field(live: LiveS
     assert (code, "drain_result.machine_id" in details) == (Code.INVALID_ARGUMENT, True)
 
 
+@pytest.mark.rule("shard 10.2/4")
 async def test_a_frame_of_an_unknown_kind_is_skipped(live: LiveShard) -> None:
     """It is counted, and the stream lives."""
     peer = await live.connect("c1")
@@ -240,6 +253,7 @@ async def test_a_frame_of_an_unknown_kind_is_skipped(live: LiveShard) -> None:
     assert live.world.metric("session_frames_dropped_total", kind="unknown") == 3
 
 
+@pytest.mark.rule("shard 10.2/4")
 async def test_frames_about_other_clusters_machines_concern_nobody(live: LiveShard) -> None:
     """They are counted; late blobs and acks are just dropped."""
     live.world.provider.add(machine("other", S.CONFIGURED, cluster="c2"))
@@ -288,6 +302,7 @@ async def test_a_repeat_that_is_cut_short_is_no_repeat(live: LiveShard) -> None:
     assert live.world.metric("rollups_total", result="unchanged") == 1
 
 
+@pytest.mark.rule("shard 4/6", "shard 15/20")
 async def test_a_malformed_roll_up_is_refused_and_the_session_stays(live: LiveShard) -> None:
     """The last good demand stays; only an operator that understands it is told, by row and field."""
     plain, told = await live.connect("c1"), await live.connect("c2", "need-status")
@@ -313,6 +328,7 @@ def _rejections(peer: Peer) -> list[shard_pb2.Acknowledgement]:
     return [message.ack for message in peer.heard if message.ack.echo == "rollup_rejected"]
 
 
+@pytest.mark.rule("shard 4/1", "shard 15/20")
 async def test_a_roll_up_for_another_cluster_is_dropped(live: LiveShard) -> None:
     """Counted, and the session stays."""
     peer = await live.connect("c1")
@@ -327,6 +343,7 @@ async def test_a_roll_up_for_another_cluster_is_dropped(live: LiveShard) -> None
 # ---- machines ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 9.2/10")
 async def test_a_machine_is_bootstrapped_over_the_wire(live: LiveShard) -> None:
     """The request names the machine, the answer's bytes go to Configure untouched, and each state is shown."""
     labels = {"rack": "r1", "bigfleet.lucy.sh/taints": "dedicated=ml:NoSchedule"}
@@ -359,6 +376,7 @@ async def test_a_machine_is_bootstrapped_over_the_wire(live: LiveShard) -> None:
     assert dict(last.resources.resources) == {"cpu": "4", "memory": "16Gi"}
 
 
+@pytest.mark.rule("shard 9.2/8")
 async def test_an_error_answer_puts_the_machine_back(live: LiveShard) -> None:
     """Its text is kept with the action."""
     peer = await live.connect("c1")
@@ -375,6 +393,7 @@ async def test_an_error_answer_puts_the_machine_back(live: LiveShard) -> None:
     assert live.world.state("m1") is S.IDLE
 
 
+@pytest.mark.rule("shard 9.3/2")
 async def test_a_machine_is_reclaimed_over_the_wire(live: LiveShard) -> None:
     """The instruction, the state, the result, and Idle at the end; the node's name is the one that was reported."""
     live.world.provider.add(machine("m9", S.CONFIGURED, cluster="c1"))
@@ -429,6 +448,7 @@ async def test_an_operator_without_capabilities_gets_nothing_that_it_does_not_kn
     assert live.world.provider.grace_seconds == {"m1": 600}
 
 
+@pytest.mark.rule("shard 10.1/3")
 async def test_a_new_session_is_shown_what_is_the_clusters(live: LiveShard) -> None:
     """Every bound machine, ids ascending, between the acks; the hello's names epoch and capabilities."""
     for name in ("z", "y", "x"):

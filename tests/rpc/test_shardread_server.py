@@ -52,6 +52,7 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
 # ---- InspectNeeds -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 12/2")
 async def test_before_the_first_cycle_nothing_is_computed(live: LiveShard) -> None:
     """Cycle 0 says so; it does not say that there is no demand."""
     live.world.provider.list_fails = True
@@ -62,6 +63,7 @@ async def test_before_the_first_cycle_nothing_is_computed(live: LiveShard) -> No
     assert (header.header.cycle, header.header.computed_at_unix_nanos, header.header.total_needs) == (0, 0, 0)
 
 
+@pytest.mark.rule("shard 12/3")
 async def test_rows_are_shown_as_they_were_reported_and_decided(live: LiveShard) -> None:
     """A header first; then a met row with what it got, and an unmet one with what it lacks and why."""
     live.world.provider.add(machine("m1", S.IDLE), machine("m2", S.CONFIGURED, cluster="c1"))
@@ -131,6 +133,7 @@ def need_views(count: int) -> tuple[NeedView, ...]:
     )
 
 
+@pytest.mark.rule("shard 12/2")
 @pytest.mark.slow
 async def test_twenty_thousand_rows_are_streamed(live: LiveShard) -> None:
     """All of them, in order, as they were when the reader came: a cycle that ends meanwhile changes nothing."""
@@ -165,6 +168,7 @@ async def ids(live: LiveShard, **request: Any) -> list[str]:
     return [view.machine.id for view in machines]
 
 
+@pytest.mark.rule("shard 12/4")
 async def test_the_inventory_is_paged_by_id(live: LiveShard) -> None:
     """Ids ascending, no machine twice or left out; the last page has no token."""
     live.world.provider.add(*(machine(f"m{number:02d}", S.IDLE) for number in reversed(range(25))))
@@ -183,6 +187,7 @@ async def test_the_inventory_is_paged_by_id(live: LiveShard) -> None:
     assert (await page(live, page_size=25))[2] == ""
 
 
+@pytest.mark.rule("shard 12/4")
 async def test_a_machine_that_comes_or_goes_between_pages_is_in_or_out(live: LiveShard) -> None:
     """Never twice, and the rest stays in order."""
     live.world.provider.add(*(machine(f"m{number}", S.IDLE) for number in range(6)))
@@ -195,6 +200,7 @@ async def test_a_machine_that_comes_or_goes_between_pages_is_in_or_out(live: Liv
     assert (first, await ids(live, page_size=3, page_token="m2")) == (["m0", "m1", "m2"], ["m3", "m5", "m9"])
 
 
+@pytest.mark.rule("shard 12/4")
 async def test_what_changed_since_the_last_cycle_is_shown_as_it_is(live: LiveShard) -> None:
     """The inventory is live: what came, went or moved is in its place, in or out, on whatever page."""
     live.world.provider.add(*(machine(f"m{number}", S.IDLE) for number in range(8)))
@@ -216,6 +222,7 @@ async def test_what_changed_since_the_last_cycle_is_shown_as_it_is(live: LiveSha
         assert (total, [view.machine.id for view in machines], token) == (7, expected, following)
 
 
+@pytest.mark.rule("shard 12/4")
 async def test_every_filter_narrows(live: LiveShard) -> None:
     """All of them must hold; the total counts what they leave."""
     live.world.provider.add(
@@ -299,6 +306,7 @@ async def test_a_machine_is_shown_with_what_the_shard_knows_of_it(live: LiveShar
     assert [view.joined, view.unjoined, view.stuck, view.held] == [False] * 4
 
 
+@pytest.mark.rule("shard 10.6/3")
 async def test_a_machine_that_joined_and_one_that_did_not_are_told_apart() -> None:
     """By their flags, which narrow a list as well."""
     # Real time passes here, so the deadline has passed before anything begins.
@@ -326,6 +334,7 @@ async def actions(live: LiveShard, **request: Any) -> list[shardread_pb2.ActionR
     return [message.action for message in await all_of(call)]
 
 
+@pytest.mark.rule("shard 12/11")
 async def test_actions_are_listed_newest_first(live: LiveShard) -> None:
     """Finished ones with outcome and text, running ones without."""
     live.world.provider.add(machine("m1", S.IDLE), machine("m2", S.CONFIGURED, cluster="c2"))
@@ -394,6 +403,7 @@ async def sessions(live: LiveShard, **asked: Any) -> dict[str, shardread_pb2.Ses
     return {answer.session.cluster_id: answer.session for answer in answers}
 
 
+@pytest.mark.rule("shard 12/12")
 async def test_sessions_are_listed_with_what_the_shard_knows_of_each(live: LiveShard) -> None:
     """Who is connected since when, when it last reported, its rows, and what waits for it."""
     before = await sessions(live)
@@ -412,6 +422,7 @@ async def test_sessions_are_listed_with_what_the_shard_knows_of_each(live: LiveS
     session.vanish()
 
 
+@pytest.mark.rule("shard 12/12")
 async def test_a_cluster_that_is_missed_is_listed_without_a_session(live: LiveShard) -> None:
     """Away since its session ended, with the demand that stands; a cluster that nobody knows is not listed."""
     operator = live.world.connect("c1")
@@ -427,6 +438,7 @@ async def test_a_cluster_that_is_missed_is_listed_without_a_session(live: LiveSh
     assert await sessions(live, cluster_id="c7") == {}
 
 
+@pytest.mark.rule("shard 12/12")
 async def test_a_held_roll_up_is_shown_where_its_operator_is(live: LiveShard) -> None:
     operator = live.world.connect("c1")
     operator.report(*(need("c1", "1", priority=priority) for priority in range(12)))

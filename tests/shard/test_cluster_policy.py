@@ -45,6 +45,7 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.rule("shard 1.1/1")
 @pytest.mark.parametrize(
     ("cluster", "order"),
     [
@@ -116,6 +117,7 @@ WRONG = {
 }
 
 
+@pytest.mark.rule("shard 1.1/1")
 @pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
 def test_a_fault_names_file_line_and_remedy_and_ends_the_start(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path / "p.yaml", text)
@@ -142,6 +144,7 @@ def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, c
         read_policies(path).plan_settings("a")
 
 
+@pytest.mark.rule("shard 1.1/1")
 async def test_a_hang_up_reads_it_again_and_a_fault_keeps_the_last_good_one(tmp_path: Path) -> None:
     path = written(tmp_path / "p.yaml", "clusters: {a: {scheduler: most-allocated}}")
     world = World()

@@ -24,6 +24,7 @@ def provider(request: pytest.FixtureRequest) -> ScriptedProvider:
     return ScriptedProvider(synchronous=request.param)
 
 
+@pytest.mark.rule("shard 9.2/11", "shard 16/1")
 async def test_an_idle_machine_is_bound_and_stamped(provider: ScriptedProvider) -> None:
     """A row's machine ends Configured for its cluster, and the provider holds the row's identity."""
     provider.add(machine("m1", S.IDLE))
@@ -48,6 +49,7 @@ async def test_an_idle_machine_is_bound_and_stamped(provider: ScriptedProvider) 
     assert world.outcomes() == [("Bootstrap", "m1", "success")]
 
 
+@pytest.mark.rule("shard 9.2/3", "shard 15/10")
 async def test_a_speculative_machine_is_created_and_then_bound(provider: ScriptedProvider) -> None:
     """A slot becomes a machine of the cluster, whichever way the provider answers."""
     provider.add(machine("s1", S.SPECULATIVE, capacity_type=CapacityType.ON_DEMAND))
@@ -58,6 +60,7 @@ async def test_a_speculative_machine_is_created_and_then_bound(provider: Scripte
     assert (world.machine("s1").state, world.machine("s1").cluster) == (S.CONFIGURED, "c1")
 
 
+@pytest.mark.rule("shard 9.2/1")
 async def test_no_second_machine_is_bought_while_the_first_is_created() -> None:
     """A machine in creation counts for the row that it is created for."""
     provider = ScriptedProvider()
@@ -70,6 +73,7 @@ async def test_no_second_machine_is_bought_while_the_first_is_created() -> None:
     assert world.outcomes() == [("Provision", "s0", "success")]
 
 
+@pytest.mark.rule("shard 9.1/2", "shard 10.3/1", "shard 15/10")
 async def test_a_shrunk_cluster_loses_the_excess_after_its_operator_drained_it(provider: ScriptedProvider) -> None:
     """A reclaim asks the operator, then the provider, and the binding ends with the observed Idle."""
     provider.add(machine("m1", S.IDLE), machine("m2", S.IDLE, price_usd_per_hour=2.0))
@@ -92,6 +96,7 @@ async def test_a_shrunk_cluster_loses_the_excess_after_its_operator_drained_it(p
     assert operator.states("m2")[-2:] == [S.DRAINING, S.IDLE]
 
 
+@pytest.mark.rule("shard 9.3/2")
 async def test_the_instruction_leaves_before_the_draining_state() -> None:
     """An operator hears what to do before it sees the state change (docs/spec/shard.md §9.3 D2)."""
     world = World(ScriptedProvider(synchronous=True))
@@ -110,6 +115,7 @@ async def test_the_instruction_leaves_before_the_draining_state() -> None:
     assert order == ["ReclaimInstruction", "NodeStateUpdate"]
 
 
+@pytest.mark.rule("shard 9.3/5")
 @pytest.mark.parametrize(
     ("result", "seconds", "expected_grace_seconds"),
     [
@@ -171,6 +177,7 @@ async def test_a_preempted_machine_is_drained_though_its_pods_fit_nowhere_else()
     assert "m1" in world.provider.grace_seconds
 
 
+@pytest.mark.rule("shard 9.3/4", "shard 15/14")
 async def test_a_drain_without_a_session_goes_on_with_the_full_grace() -> None:
     """An operator that is gone does not hold machines for ever; it is counted."""
     provider = ScriptedProvider(synchronous=True)
@@ -185,6 +192,7 @@ async def test_a_drain_without_a_session_goes_on_with_the_full_grace() -> None:
     assert world.metric("drains_without_session_total") == 1
 
 
+@pytest.mark.rule("shard 5.3/8", "shard 9.1/4", "shard 9.3/8")
 async def test_an_asynchronous_drain_keeps_the_binding_until_idle_is_observed() -> None:
     """ADR-0059: the transitional ack clears nothing."""
     provider = ScriptedProvider()
@@ -199,6 +207,7 @@ async def test_an_asynchronous_drain_keeps_the_binding_until_idle_is_observed() 
     assert (world.machine("m1").state, world.machine("m1").cluster) == (S.IDLE, "")
 
 
+@pytest.mark.rule("shard 9.4/1")
 async def test_idle_on_demand_capacity_is_released_after_its_hold(provider: ScriptedProvider) -> None:
     """Ten idle minutes after the last use the machine is deleted and its slot offered again; bare metal stays."""
     provider.add(machine("od", S.IDLE, capacity_type=CapacityType.ON_DEMAND), machine("bm", S.IDLE))
@@ -214,6 +223,7 @@ async def test_idle_on_demand_capacity_is_released_after_its_hold(provider: Scri
     assert (world.state("od"), world.state("bm")) == (S.SPECULATIVE, S.IDLE)
 
 
+@pytest.mark.rule("shard 9.3/9")
 async def test_a_preempted_machine_moves_to_the_higher_priority(provider: ScriptedProvider) -> None:
     """The lower row's machine is drained with the grace of the gap and then serves the higher row."""
     provider.add(machine("m1", S.IDLE))
@@ -233,6 +243,7 @@ async def test_a_preempted_machine_moves_to_the_higher_priority(provider: Script
     ) == ("preempt", 10, 1_000_000)
 
 
+@pytest.mark.rule("shard 9.3/3")
 async def test_a_starving_row_drains_one_machine_however_long_the_drain_takes() -> None:
     """Victims on their way count, so that cycles during a drain pick no more of them."""
     provider = ScriptedProvider()
@@ -248,6 +259,7 @@ async def test_a_starving_row_drains_one_machine_however_long_the_drain_takes() 
     assert sum(1 for kind, _machine, _outcome in world.outcomes() if kind == "Preempt") == 1
 
 
+@pytest.mark.rule("shard 9.2/5")
 async def test_without_a_session_nothing_is_touched() -> None:
     """A bootstrap for a cluster that is not connected leaves the machine Idle and calls nobody."""
     provider = ScriptedProvider()
@@ -262,6 +274,7 @@ async def test_without_a_session_nothing_is_touched() -> None:
     assert (world.state("m1"), provider.calls) == (S.IDLE, [])
 
 
+@pytest.mark.rule("shard 9.2/8", "shard 9.2/13")
 async def test_an_operator_that_sends_no_blob_gets_its_machine_rolled_back() -> None:
     """After the timeout the machine is Idle again and the provider was never called."""
     provider = ScriptedProvider()
@@ -276,6 +289,7 @@ async def test_an_operator_that_sends_no_blob_gets_its_machine_rolled_back() -> 
     assert (world.state("m1"), world.machine("m1").cluster, provider.calls) == (S.IDLE, "", [])
 
 
+@pytest.mark.rule("shard 9.2/6", "shard 15/15")
 async def test_a_silent_operator_parks_one_machine_at_a_time() -> None:
     """After three unanswered requests only one probe at a time goes out (docs/spec/shard.md §9.2)."""
     provider = ScriptedProvider()
@@ -294,6 +308,7 @@ async def test_a_silent_operator_parks_one_machine_at_a_time() -> None:
     assert outcomes[6:] == ["blob_timeout"] + ["operator_unresponsive"] * 5
 
 
+@pytest.mark.rule("shard 8/5", "shard 15/17")
 async def test_a_row_that_cannot_be_bootstrapped_backs_off_with_the_operators_text() -> None:
     """An error answer puts the machine back, and the row is left alone for 30 s, then tried again."""
     provider = ScriptedProvider()
@@ -335,6 +350,7 @@ async def test_each_refusal_of_configure(refusal: RefusalKind, outcome: str, sta
     assert state is world.state("m1")
 
 
+@pytest.mark.rule("shard 9.6/3")
 async def test_a_fenced_shard_never_retries_and_raises_the_alarm() -> None:
     """Another process is newer: the machine stays Failed here, whatever the provider shows."""
     provider = ScriptedProvider()
@@ -348,6 +364,7 @@ async def test_a_fenced_shard_never_retries_and_raises_the_alarm() -> None:
     assert (world.state("m1"), world.metric("fenced_total")) == (S.FAILED, 1)
 
 
+@pytest.mark.rule("shard 9.6/4")
 async def test_a_machine_that_is_gone_is_forgotten() -> None:
     """NOT_FOUND removes the machine like a reported removal."""
     provider = ScriptedProvider()
@@ -361,6 +378,7 @@ async def test_a_machine_that_is_gone_is_forgotten() -> None:
     assert "m1" not in world.shard.inventory
 
 
+@pytest.mark.rule("shard 9.6/5", "shard 15/8")
 async def test_a_lost_answer_is_settled_by_the_next_reconcile() -> None:
     """The call was applied although its answer was lost: the machine ends Configured, with one call."""
     provider = ScriptedProvider()
@@ -374,6 +392,7 @@ async def test_a_lost_answer_is_settled_by_the_next_reconcile() -> None:
     assert len(provider.calls) == 1
 
 
+@pytest.mark.rule("shard 9.6/7")
 async def test_three_refusals_in_a_row_hold_the_machine_for_half_an_hour() -> None:
     """A machine that its provider keeps refusing is left alone for a while, then taken as the provider shows it."""
     provider = ScriptedProvider()
@@ -390,6 +409,7 @@ async def test_three_refusals_in_a_row_hold_the_machine_for_half_an_hour() -> No
     assert S.CONFIGURED is world.state("m1")
 
 
+@pytest.mark.rule("shard 15/11")
 async def test_a_failed_operation_is_followed_and_its_row_is_served_elsewhere() -> None:
     """FAILED reported by the provider keeps its text, and the row takes another machine."""
     provider = ScriptedProvider()
@@ -404,6 +424,7 @@ async def test_a_failed_operation_is_followed_and_its_row_is_served_elsewhere() 
     assert (world.machine("m2").state, world.machine("m2").cluster) == (S.CONFIGURED, "c1")
 
 
+@pytest.mark.rule("shard 9.1/3")
 async def test_every_attempt_carries_a_greater_sequence_number() -> None:
     """Tokens rise over machines and methods."""
     provider = ScriptedProvider()
@@ -416,6 +437,7 @@ async def test_every_attempt_carries_a_greater_sequence_number() -> None:
     assert sequences == sorted(set(sequences))
 
 
+@pytest.mark.rule("shard 8/9")
 async def test_slow_operators_do_not_hold_worker_slots() -> None:
     """While many bootstraps wait for their blob, a single slot carries on with the others."""
     provider = ScriptedProvider()

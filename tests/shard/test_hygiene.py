@@ -4,10 +4,13 @@ import ast
 import inspect
 from pathlib import Path
 
+import pytest
+
 import bigfleet.shard
 from bigfleet.shard.sessions.outbox import Outbox
 
 
+@pytest.mark.rule("shard 10.4/1", "shard 16/5")
 def test_no_module_of_the_shard_awaits_an_outbox() -> None:
     """Only the writer of a stream does, and that is not here."""
     modules = sorted(Path(bigfleet.shard.__file__).parent.rglob("*.py"))
@@ -22,6 +25,7 @@ def test_no_module_of_the_shard_awaits_an_outbox() -> None:
     assert awaits == []
 
 
+@pytest.mark.rule("shard 10.4/1")
 def test_putting_a_frame_in_is_no_coroutine() -> None:
     """Nor is asking for a resync or closing."""
     assert [

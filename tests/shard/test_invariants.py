@@ -161,6 +161,7 @@ class Story:
             assert known.cluster or not known.assigned_need_fingerprint or known.state is S.FAILED
 
 
+@pytest.mark.rule("shard 8/2", "shard 16/4")
 @pytest.mark.slow
 @given(mode=modes, synchronous=st.booleans(), story=st.lists(rounds, min_size=1, max_size=8))
 @settings(max_examples=in_proportion(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -356,6 +356,7 @@ def owed(provider: FarProvider, logs: list[MemoryAuditLog]) -> int:
     return len(missing)
 
 
+@pytest.mark.rule("shard 9.3/12", "shard 9.5/6", "shard 13/2", "shard 15/1")
 @pytest.mark.slow
 @pytest.mark.parametrize("death", DEATHS)
 @pytest.mark.parametrize("synchronous", [False, True], ids=["asynchronous", "synchronous"])
@@ -383,6 +384,7 @@ async def test_a_shard_may_die_at_any_await(
     assert (without_record > 0) is (death != "stopped")
 
 
+@pytest.mark.rule("shard 15/1")
 @pytest.mark.parametrize("synchronous", [False, True], ids=["asynchronous", "synchronous"])
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 async def test_the_end_without_a_death_is_the_same(flow: Flow, synchronous: bool) -> None:

@@ -26,6 +26,7 @@ def labelled(world: World, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
+@pytest.mark.rule("shard 14/2")
 async def test_every_bounded_label_is_exported_from_the_start_at_zero() -> None:
     world = World()
 
@@ -36,6 +37,7 @@ async def test_every_bounded_label_is_exported_from_the_start_at_zero() -> None:
     assert {value for name in zeros for value in labelled(world, name).values()} == {0}
 
 
+@pytest.mark.rule("shard 14/2")
 async def test_every_label_that_has_an_end_of_values_starts_with_all_of_them() -> None:
     """So that a rate has a zero to begin with; labels with the ids of clusters have none."""
     world = World()
@@ -50,6 +52,7 @@ async def test_every_label_that_has_an_end_of_values_starts_with_all_of_them() -
     assert all("cluster" in labels[name] for name, count in samples.items() if not count)
 
 
+@pytest.mark.rule("shard 14/2")
 async def test_provider_calls_and_observed_jumps_start_at_zero() -> None:
     """Every method with every code of gRPC; every pair of states that the table has no edge for."""
     world = World()
@@ -62,6 +65,7 @@ async def test_provider_calls_and_observed_jumps_start_at_zero() -> None:
     assert {*calls.values(), *jumps.values()} == {0}
 
 
+@pytest.mark.rule("shard 14/6")
 async def test_demand_counts_held_machines_and_those_of_the_cheapest_class_that_would_cover_the_rest() -> None:
     """Two are held; of 24 cpu that are missing the cheap class of 8 cpu would need three, though none is free."""
     world = World(ScriptedProvider())
@@ -76,6 +80,7 @@ async def test_demand_counts_held_machines_and_those_of_the_cheapest_class_that_
     assert labelled(world, "demand_machines")[("0.5",)] == 2 + 3
 
 
+@pytest.mark.rule("shard 14/6")
 async def test_demand_that_no_class_covers_is_counted_in_min_units() -> None:
     """At least one machine per short row."""
     world = World(ScriptedProvider())
@@ -85,6 +90,7 @@ async def test_demand_that_no_class_covers_is_counted_in_min_units() -> None:
     assert labelled(world, "demand_machines")[("unspecified",)] == 5 + 1
 
 
+@pytest.mark.rule("shard 14/7")
 async def test_shortfalls_are_told_by_age_and_rows_by_reason_and_class() -> None:
     world = World(ScriptedProvider())
     operator = world.connect("c1")
@@ -97,6 +103,7 @@ async def test_shortfalls_are_told_by_age_and_rows_by_reason_and_class() -> None
     assert world.metric("shortfall_rows", **{"reason": "no_matching_supply", "class": "other"}) == 1
 
 
+@pytest.mark.rule("shard 14/7")
 async def test_what_is_met_again_leaves_every_gauge() -> None:
     world = World(ScriptedProvider())
     operator = world.connect("c1", CAPABILITY_NEED_STATUS)
@@ -109,6 +116,7 @@ async def test_what_is_met_again_leaves_every_gauge() -> None:
     assert {value for name in gauges for value in labelled(world, name).values()} == {0}
 
 
+@pytest.mark.rule("shard 14/9")
 async def test_the_fullest_outbox_is_told() -> None:
     world = World(ScriptedProvider())
     world.provider.add(*(machine(f"m{i}", S.CONFIGURED, cluster="c1") for i in range(3)))

@@ -65,6 +65,7 @@ def until_status(port: int, path: str, wanted: int) -> None:
     wait_until(lambda: status_of(port, path) == wanted, f"{path} never answered {wanted}", poll_seconds=0.02)
 
 
+@pytest.mark.rule("shard 1/5", "shard 1/10", "shard 1/14")
 async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over HTTP and gRPC; the process is not ready before its kernels are warm and its machines are known."""
     stop, may_end = asyncio.Event(), threading.Event()
@@ -100,6 +101,7 @@ async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypat
             assert await process == 0
 
 
+@pytest.mark.rule("shard 1/14")
 def test_a_process_loads_no_kernels_before_it_says_where_they_are_kept() -> None:
     """Neither the command nor what it puts together imports them, so that the loop runs when they are loaded."""
     program = (
@@ -112,6 +114,7 @@ def test_a_process_loads_no_kernels_before_it_says_where_they_are_kept() -> None
     assert said.stdout.strip() == "[]"
 
 
+@pytest.mark.rule("shard 1/8")
 @pytest.mark.parametrize(("flags", "cycles"), [((), 100), (("--engine-verify-every", "0"), 0)])
 def test_how_often_a_decision_is_checked_is_a_flag(
     flags: tuple[str, ...], cycles: int, monkeypatch: pytest.MonkeyPatch

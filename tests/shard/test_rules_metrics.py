@@ -44,6 +44,7 @@ def exported(registry: CollectorRegistry) -> dict[str, Metric]:
     }
 
 
+@pytest.mark.rule("shard 14/1")
 async def test_names_and_kinds_are_those_of_the_page() -> None:
     """All that is built and nothing beside."""
     families = exported(World().registry)
@@ -54,6 +55,7 @@ async def test_names_and_kinds_are_those_of_the_page() -> None:
     assert {name: family.type for name, family in families.items()} == kinds
 
 
+@pytest.mark.rule("shard 14/1")
 async def test_histograms_have_the_buckets_of_their_letter() -> None:
     """Doubling from 1 ms or 10 ms."""
     world = World(ScriptedProvider(synchronous=True))
@@ -84,6 +86,7 @@ BOUNDED: dict[str, dict[str, set[str]]] = {
 }
 
 
+@pytest.mark.rule("shard 14/2")
 @pytest.mark.parametrize("name", BOUNDED)
 async def test_every_value_of_a_bounded_label_is_there_from_the_start(name: str) -> None:
     """At 0, so that a rate can be asked for before the first time."""
@@ -93,6 +96,7 @@ async def test_every_value_of_a_bounded_label_is_there_from_the_start(name: str)
     assert not any(sample.value for sample in family.samples if not sample.name.endswith("_created"))
 
 
+@pytest.mark.rule("shard 14/2")
 async def test_each_outcome_of_each_kind_is_there_from_the_start() -> None:
     """Re-drives included."""
     family = exported(World().registry)["action_execute_outcomes_total"]
@@ -101,6 +105,7 @@ async def test_each_outcome_of_each_kind_is_there_from_the_start() -> None:
     assert len(pairs) == 6 * 20
 
 
+@pytest.mark.rule("shard 14/3")
 async def test_no_series_carries_a_machines_id() -> None:
     """However much happens, the number of series is bounded by kinds, states and clusters."""
     provider = ScriptedProvider(synchronous=True)
@@ -117,6 +122,7 @@ async def test_no_series_carries_a_machines_id() -> None:
     assert MachineId("machine-0") in world.shard.inventory
 
 
+@pytest.mark.rule("shard 14/5")
 async def test_there_is_one_sample_per_cycle() -> None:
     """Woken ones included, and one per phase."""
     world = World()

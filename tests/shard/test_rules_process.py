@@ -55,6 +55,7 @@ def flag_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+@pytest.mark.rule("shard 1/1")
 def test_the_flags_and_defaults_are_those_of_the_page() -> None:
     """All and only: what the page does not name (weights, holds, guard, parking) is no setting."""
     wanted = specified() | IN_WORDS
@@ -73,11 +74,13 @@ def vars_of(flags: ShardFlags) -> dict[str, object]:
     return {name: getattr(flags, name) for name in ShardFlags.__dataclass_fields__}
 
 
+@pytest.mark.rule("shard 1/1")
 def test_the_defaults_of_the_flags_are_those_of_a_shard() -> None:
     """Tests and simulation decide under the same settings as a process that was told nothing."""
     assert ShardFlags(provider_addr="127.0.0.1:1").settings() == ShardSettings()
 
 
+@pytest.mark.rule("shard 1/2")
 def test_off_closes_an_endpoint_or_leaves_the_timer_alone() -> None:
     """`--metrics-addr off` and `--wake-min-gap off`."""
     flags = ShardFlags(provider_addr=":1", metrics_addr="off", wake_min_gap="off")
@@ -112,6 +115,7 @@ WRONG = {
 }
 
 
+@pytest.mark.rule("shard 1/3", "shard 1/19")
 @pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG)
 def test_a_wrong_call_ends_with_2_and_one_line_that_names_the_flag(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -149,6 +153,7 @@ def no_signals(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return stop
 
 
+@pytest.mark.rule("shard 1/5", "shard 15/3")
 @pytest.mark.usefixtures("no_signals")
 async def test_a_start_that_fails_names_what_was_in_the_way(tmp_path: Path) -> None:
     """A state file that another process holds, one that is damaged, a port that is taken, a log that is none."""
@@ -189,6 +194,7 @@ async def test_a_provider_at_an_ipv6_address_is_dialled_there(tmp_path: Path, mo
         await serve_shard(place, ShardSettings())
 
 
+@pytest.mark.rule("shard 1/5")
 def test_a_start_or_run_that_fails_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +218,7 @@ def test_a_start_or_run_that_fails_ends_with_1(
     assert capsys.readouterr().err == "bigfleet: the shard stopped by itself: no compiler\n"
 
 
+@pytest.mark.rule("shard 1/5")
 @pytest.mark.usefixtures("no_signals")
 async def test_an_engine_that_cannot_be_made_ends_the_process(tmp_path: Path) -> None:
     """A failure while running, told with its cause."""
@@ -223,11 +230,13 @@ async def test_an_engine_that_cannot_be_made_ends_the_process(tmp_path: Path) ->
         await serve_shard(place_in(tmp_path), ShardSettings(), broken)
 
 
+@pytest.mark.rule("shard 2/1")
 def test_the_engine_runs_in_another_thread_than_the_loop() -> None:
     """So that streams are served while it decides."""
     assert asyncio.run(compute_in_thread(threading.get_ident)) != threading.get_ident()
 
 
+@pytest.mark.rule("shard 1/16", "shard 1/22")
 async def test_streams_close_before_actions_end_and_the_server_stops_last() -> None:
     """A graceful gRPC stop would wait for open streams for ever."""
     order: list[str] = []
@@ -264,12 +273,14 @@ async def test_streams_close_before_actions_end_and_the_server_stops_last() -> N
     assert {task.get_name() for task in asyncio.all_tasks()} & {"link", "shard", "stop"} == set()
 
 
+@pytest.mark.rule("shard 1/18")
 def test_a_stop_is_over_within_20_seconds() -> None:
     """Running calls and streams are the two things that are waited for, one after the other."""
     assert STOP_GRACE_SECONDS == 10
     assert STOP_GRACE_SECONDS + STREAM_GRACE_SECONDS < 20
 
 
+@pytest.mark.rule("shard 1/18")
 @pytest.mark.slow
 async def test_a_stopped_process_has_let_go_of_its_files(tmp_path: Path, no_signals: asyncio.Event) -> None:
     """State file and audit log can be had by the next one at once; it gets the next epoch."""
@@ -285,6 +296,7 @@ async def test_a_stopped_process_has_let_go_of_its_files(tmp_path: Path, no_sign
     assert audit_log.exists()
 
 
+@pytest.mark.rule("shard 13/7")
 async def test_a_hang_up_opens_the_audit_log_anew(tmp_path: Path, no_signals: asyncio.Event) -> None:
     """SIGHUP after the file was moved away: a new one is there (docs/spec/shard.md §13)."""
     audit_log, port = tmp_path / "audit.log", free_port()
@@ -309,6 +321,7 @@ async def test_a_hang_up_opens_the_audit_log_anew(tmp_path: Path, no_signals: as
     assert await process == 0
 
 
+@pytest.mark.rule("shard 2/6")
 def test_a_state_file_is_written_through(tmp_path: Path) -> None:
     """WAL and synchronous=FULL (docs/spec/shard.md §2)."""
     with StateFile.open(tmp_path, shard_id="s", clock=_Wall()) as state_file:

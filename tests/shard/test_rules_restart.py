@@ -14,6 +14,7 @@ pytestmark = pytest.mark.virtual_time
 S = MachineState
 
 
+@pytest.mark.rule("shard 2/3")
 async def test_idle_time_starts_again_at_discovery() -> None:
     """A restarted shard holds an idle machine for ten minutes of its own."""
     provider = ScriptedProvider(synchronous=True)
@@ -32,6 +33,7 @@ async def test_idle_time_starts_again_at_discovery() -> None:
     assert [call[0] for call in provider.calls] == ["delete"]
 
 
+@pytest.mark.rule("shard 2/2", "shard 2/4", "shard 2/5", "shard 15/2")
 async def test_a_restart_knows_bindings_and_no_demand() -> None:
     """Inventory, cluster and stamps come from List; roll-ups, ages and the ledger start again."""
     provider = ScriptedProvider()
@@ -56,6 +58,7 @@ async def test_a_restart_knows_bindings_and_no_demand() -> None:
     assert {kind for kind, *_rest in second.outcomes()} == set()
 
 
+@pytest.mark.rule("shard 9.3/12", "shard 15/1")
 async def test_a_drain_that_waited_when_the_process_died_is_decided_afresh() -> None:
     """The provider shows Configured: the cluster sees that, nothing is drained before its roll-up, then again."""
     provider = ScriptedProvider()
@@ -81,6 +84,7 @@ async def test_a_drain_that_waited_when_the_process_died_is_decided_afresh() -> 
     assert second.outcomes() == [("Reclaim", "m1", "success")]
 
 
+@pytest.mark.rule("shard 15/8")
 async def test_a_call_of_unknown_end_is_not_made_twice_by_the_next_process() -> None:
     """The binding is in the provider's record, whatever the process that asked for it has heard."""
     provider = ScriptedProvider()
@@ -97,6 +101,7 @@ async def test_a_call_of_unknown_end_is_not_made_twice_by_the_next_process() -> 
     assert (second.state("m1"), second.state("m2")) == (S.CONFIGURED, S.IDLE)
 
 
+@pytest.mark.rule("shard 2/10", "shard 15/4")
 async def test_of_two_processes_with_two_disks_the_older_is_fenced_machine_by_machine() -> None:
     """Where the newer one has called, the older one's machine becomes Failed in its own memory, and nowhere else."""
     provider = ScriptedProvider(synchronous=True)
@@ -121,6 +126,7 @@ async def test_of_two_processes_with_two_disks_the_older_is_fenced_machine_by_ma
     assert (provider.state("m1"), newer.state("m1"), len(listing.records)) == (S.CONFIGURED, S.CONFIGURED, 2)
 
 
+@pytest.mark.rule("shard 10.3/4")
 async def test_a_replaced_session_s_successor_sees_what_there_is() -> None:
     """Without a session a state frame is dropped; the resync of the next one repairs it (§10.3)."""
     provider = ScriptedProvider()
@@ -140,6 +146,7 @@ async def test_a_replaced_session_s_successor_sees_what_there_is() -> None:
     assert last.echo == ECHO_RESYNC
 
 
+@pytest.mark.rule("shard 2/5")
 async def test_what_a_queue_held_is_derived_again() -> None:
     """Ledger and queue are nobody's memory: the next process decides the same from what it sees."""
     provider = ScriptedProvider(synchronous=True)

@@ -190,13 +190,13 @@ def target_of(asked: ClusterProblem, answer: Composition) -> Target:
     """Return the composition in the terms of a decision."""
     counts: Counter[ClassKey] = Counter()
     first: dict[int, int] = {}
-    kept = dict(enumerate(answer.kept))
+    retained = dict(enumerate(answer.retained))
     added = dict(enumerate(answer.added))
     held_first = sorted(range(len(asked.kinds)), key=lambda n: (asked.kinds[n].key, asked.kinds[n].is_idle))
     for n in held_first:
         key = asked.kinds[n].key
         first[n] = counts[key]
-        counts[key] += kept.get(n, 0) + added.get(n, 0)
+        counts[key] += retained.get(n, 0) + added.get(n, 0)
     claims = tuple(
         TargetClaim(
             machine_class=asked.kinds[claim.machine_class].key,

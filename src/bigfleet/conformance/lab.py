@@ -36,7 +36,7 @@ from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 _POLL_SECONDS_MIN = 0.001
 _POLL_SECONDS_MAX = 0.1
 _POLL_GROWTH = 1.5
-#: Slots that are tried before one is found that nobody else has taken.
+#: Slots that are tried before one is found that no other run has taken.
 _TAKES_MAX = 16
 #: How long a machine that should stay as it is gets watched.
 QUIET_SECONDS = 0.25
@@ -239,7 +239,7 @@ class Lab:
                 self._taken.append(machine_id)
                 return machine_id
             takes += 1
-            expect(takes < _TAKES_MAX, "slots stay SPECULATIVE while nobody calls", machine_text(machine))
+            expect(takes < _TAKES_MAX, "slots stay SPECULATIVE between calls", machine_text(machine))
 
     async def idle(self) -> str:
         """Return an IDLE machine, lent until the behaviour ends. Raises NoSlots or Broken."""
@@ -315,7 +315,7 @@ class Lab:
             machine_ids = self._taken[-_HANDED_BACK_AT_ONCE_MAX:]
             del self._taken[-_HANDED_BACK_AT_ONCE_MAX:]
             ends = await asyncio.gather(*map(self._hand_back, machine_ids), return_exceptions=True)
-            # In the order in which they were lent, so that the next behaviour draws the same whoever came back first.
+            # In the order in which they were lent, so that the next behaviour draws the same in any order of return.
             for machine_id, end in zip(machine_ids, ends, strict=True):
                 if isinstance(end, BaseException):
                     faults.append(f"{machine_id} was not handed back: {end}")

@@ -19,7 +19,7 @@ from bigfleet.model.profile import Operator
 from bigfleet.model.vector import Vector, vector_key
 
 _COUNT = itemgetter(0)
-_NOBODY: frozenset[ShardId] = frozenset()
+_NO_SHARDS: frozenset[ShardId] = frozenset()
 #: Type, zone and machine size.
 _Kind = tuple[str, str, tuple[tuple[str, int], ...]]
 
@@ -150,7 +150,7 @@ class DonorBatch:
 
 @dataclass(slots=True)
 class Most:
-    """What the best rows could still bring to one asking, dimension by dimension, whoever asks and whatever rests."""
+    """What the best rows could still bring to one asking, dimension by dimension, for any shard, without cooldowns."""
 
     has_rows: bool = False
     milli: dict[str, int] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class DonorOffers:
         return known
 
     def most(self, asking: ShortfallClass, slots: "DonorSlots | None") -> "Most":
-        """Return what any row could still bring to whoever asks."""
+        """Return what any row could still bring to any shard."""
         most = Most()
         for allocatable, batch in self.serving(asking):
             if batch.is_margin_reached:
@@ -326,7 +326,7 @@ class Drains:
 
     def is_wanted_by_others(self, instance_type: str, requester: ShardId) -> bool:
         """Say whether another donor has a shortfall that the type could serve."""
-        return bool(self._wanted_by.get(instance_type, _NOBODY) - {requester})
+        return bool(self._wanted_by.get(instance_type, _NO_SHARDS) - {requester})
 
 
 @dataclass(slots=True)

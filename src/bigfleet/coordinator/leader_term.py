@@ -226,7 +226,7 @@ class Term:
 
 
 def _unadopted(ephemeral: EphemeralState) -> list[OwnershipRow]:
-    """Return the released rows whose machine nobody has adopted since."""
+    """Return the released rows whose machine no shard has adopted since."""
     views = [known.reported.rows for known in ephemeral.known.values() if known.reported is not None]
     adopted: dict[str, OwnershipRow] = {}
     for rows in views:

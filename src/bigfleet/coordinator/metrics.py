@@ -60,9 +60,9 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Figures], float]]] = {
     "cluster_conflicts": ("Clusters that more than one shard serves", lambda f: f.cluster_conflicts),
     "domains": ("Domains that have a shard", lambda f: f.domains),
     "domains_releasing": ("Domains that their shard has yet to leave", lambda f: f.domains_releasing),
-    "ownership_overlap": ("Shards kept out of rebalancing as they may own the same", lambda f: f.ownership_overlap),
+    "ownership_overlap": ("Shards excluded from rebalancing as they may own the same", lambda f: f.ownership_overlap),
     "machines_unadopted": ("Machines given up and not yet adopted", lambda f: f.machines_unadopted),
-    "oldest_unadopted_seconds": ("How long the oldest of those is nobody's", lambda f: f.oldest_unadopted_seconds),
+    "oldest_unadopted_seconds": ("How long the oldest of those has had no owner", lambda f: f.oldest_unadopted_seconds),
 }
 
 

@@ -111,7 +111,7 @@ def still_follows(instruction: Instruction, to: ShardId, peers: PeerViews) -> bo
     """Say whether what was enqueued for a shard still follows from what is known, at the moment of its delivery.
 
     An adoption needs its release in some view, and nothing later anywhere: a shard that has lost its disk would
-    otherwise adopt what it has given on since. To forget needs that nobody has come to have the machine meanwhile.
+    otherwise adopt what it has given on since. A row is forgotten only if no other shard has the machine meanwhile.
     """
     payload, version = instruction.payload, instruction.row_version
     if not isinstance(payload, TransferOwnership | ReassignSpeculative):
@@ -154,7 +154,7 @@ def _reconcile_domains(view: OwnershipView, peers: PeerViews, done: OwnershipPla
 
 
 def _still_in(domain: Domain, others: Iterable[OwnershipView]) -> tuple[ShardId, ...]:
-    """Return the other shards that have a domain; it is given to nobody while there is one."""
+    """Return the other shards that have a domain; it is assigned to no shard while there is one."""
     return tuple(view.shard_id for view in others if not _has_left(view, domain))
 
 

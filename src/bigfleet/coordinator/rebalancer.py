@@ -165,7 +165,7 @@ def fleet_view(
     leaving: set[MachineId],
     now_seconds: float,
 ) -> FleetView:
-    """Return the fleet as the last reports show it; machines in `leaving` are ready for nobody any more."""
+    """Return the fleet as the last reports show it; machines in `leaving` are ready for no shard any more."""
     overlapping = ownership_overlap(ephemeral, tables)
     shards: list[ShardFigures] = []
     for shard_id in sorted(tables.shards):

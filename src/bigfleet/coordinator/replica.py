@@ -181,7 +181,7 @@ class Replica:
     async def change(self, work: Callable[[Term], Coroutine[Any, Any, T]]) -> T:
         """Do something in the present term, after everything before it.
 
-        It is done to its end even if the caller goes away meanwhile: half a change is what nobody could mend. Raises
+        It is done to its end even if the caller goes away meanwhile: half a change could not be repaired. Raises
         NotTheLeader, StoreUnavailable when too many wait already, and what `work` raises.
         """
         self.leading()
@@ -203,7 +203,7 @@ class Replica:
             term = self.leading()
             answer = await work(term)
             if self._term is not term:
-                # What was decided in a term that has ended meanwhile is nobody's answer any more.
+                # A decision of a term that has ended meanwhile is no answer any more.
                 raise NotTheLeader(self._store.leader())
             return answer
 

@@ -104,7 +104,7 @@ class Memory:
     draining: Mapping[ShortfallKey, Vector] = field(default_factory=dict)
     #: Donors that drain for somebody.
     draining_donors: frozenset[ShardId] = frozenset()
-    #: Shortfalls for which a drain is under way, also one of machines whose size nobody knows.
+    #: Shortfalls for which a drain is under way, also one of machines of unknown size.
     drained_for: frozenset[ShortfallKey] = frozenset()
 
 

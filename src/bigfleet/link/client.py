@@ -1,6 +1,6 @@
 """Finds the leader among the coordinators and sends it reports: tries addresses in turn, follows hints of followers.
 
-docs/spec/coordinator.md §8, point 2. It waits for nobody longer than a call may take, and it keeps nothing of a report
+docs/spec/coordinator.md §8, point 2. It never waits longer than a call may take, and it keeps nothing of a report
 that found no taker: the next one says all of it again.
 """
 
@@ -16,7 +16,7 @@ from bigfleet.model.shard_report import ShardReport
 CALL_SECONDS: Final = 5.0
 #: How often one attempt is handed on from a replica to the one that it names.
 HOPS_MAX: Final = 3
-#: Least time between two warnings that nobody answers.
+#: Least time between two warnings that no replica answers.
 WARNING_SECONDS: Final = 60.0
 
 _log = structlog.get_logger("bigfleet.link.client")
@@ -43,7 +43,7 @@ class Coordinators(Protocol):
 
 
 class Client:
-    """One shard's way to whoever leads."""
+    """One shard's client of the leader."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Client:
         self._warned_at_seconds = float("-inf")
 
     async def send(self, report: ShardReport) -> ReportAnswer | None:
-        """Return the leader's answer; None when nobody answered, which is logged once a minute at most."""
+        """Return the leader's answer; None when no replica answered, which is logged once a minute at most."""
         faults: dict[str, str] = {}
         for address in await self._order():
             answer = await self._ask(address, report, faults)
@@ -78,7 +78,7 @@ class Client:
             _log.warning(
                 "link.coordinator_unreachable",
                 asked=faults,
-                advice="acknowledgements are kept until a coordinator answers",
+                advice="acknowledgements are stored until a coordinator answers",
             )
         return None
 
@@ -90,7 +90,7 @@ class Client:
         return list(dict.fromkeys([self._leader, *ordered] if self._leader else ordered))
 
     async def _ask(self, address: str, report: ShardReport, faults: dict[str, str]) -> ReportAnswer | None:
-        """Ask one address, and whom it names; nobody twice in one attempt."""
+        """Ask one address, then the leader that it names; no address twice in one attempt."""
         for _hop in range(1 + HOPS_MAX):
             if address in faults:
                 return None

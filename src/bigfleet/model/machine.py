@@ -1,6 +1,6 @@
 """Defines a machine, its invariant, and what it costs (docs/spec/model.md §1, §2).
 
-A record is a frozen value: whoever changes a machine makes a new one. `invariant_fault` holds on every insert and
+A record is a frozen value: a change makes a new one. `invariant_fault` holds on every insert and
 update; a record that breaks it is refused and the last good one stays.
 """
 

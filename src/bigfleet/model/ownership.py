@@ -105,11 +105,11 @@ class Owned:
         row = self.rows.get(machine.id)
         if row is not None:
             return row.kind is RowKind.ADOPTED
-        if self.base is Base.ALL or self._lies_in(machine, self.domains):
+        if self.base is Base.ALL or self._is_in(machine, self.domains):
             return True
-        return stays and self._lies_in(machine, self.leaving)
+        return stays and self._is_in(machine, self.leaving)
 
-    def _lies_in(self, machine: Machine, domains: frozenset[Domain]) -> bool:
+    def _is_in(self, machine: Machine, domains: frozenset[Domain]) -> bool:
         return any(machine.attribute(key) in values for key, values in _values_by_key(domains).items())
 
     # ---- domains ------------------------------------------------------------------------------------------------

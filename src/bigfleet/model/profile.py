@@ -30,7 +30,7 @@ class Operator(IntEnum):
 
 
 class SpreadMode(IntEnum):
-    """What to do when a spread cannot be kept. The numbers are those of the wire and of the fingerprint."""
+    """What to do when a spread cannot be satisfied. The numbers are those of the wire and of the fingerprint."""
 
     UNSPECIFIED = 0
     DO_NOT_SCHEDULE = 1

@@ -1,7 +1,7 @@
 """Holds the distinct pod requests of a row of demand, and what daemons take of every node.
 
 A row of at most `SHAPES_MAX` shapes says which requests it consists of, where an aggregate says only their sum. Shapes
-stand in one canonical order, so that equal demand is equal data whatever order the pods came in.
+stand in one canonical order, so that equal demand is equal data for any order of pods.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ LIMIT_MAX: Final = 2**31 - 1
 _CUT_MAX: Final = 512
 #: Leading bits that numbers of one cell of that grid share, from the finest grid to the coarsest.
 _LEADING_BITS: Final = range(12, 0, -1)
-#: Of shares that are kept as integers.
+#: Of shares that are stored as integers.
 _SCALE: Final = 1 << 40
 
 

@@ -43,7 +43,7 @@ class CapacityType(IntEnum):
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
-#: All and only the states in which a machine may stay for as long as nobody calls.
+#: All and only the states in which a machine may stay without a call.
 RESTING_STATES: Final = frozenset({MachineState.SPECULATIVE, MachineState.IDLE, MachineState.CONFIGURED})
 #: All and only the states that a provider's own work ends.
 TRANSITIONAL_STATES: Final = frozenset(
@@ -58,10 +58,10 @@ _S = MachineState
 TRANSITIONS: Final = MappingProxyType(
     {
         (_S.SPECULATIVE, _S.CREATING): "a row wants the machine: Create was asked of the provider",
-        (_S.CREATING, _S.IDLE): "the machine has a host and serves nobody yet",
+        (_S.CREATING, _S.IDLE): "the machine has a host and serves no cluster yet",
         (_S.CREATING, _S.FAILED): "the provider could not make the host",
         (_S.IDLE, _S.CONFIGURING): "a row wants the machine: it is being bound to the row's cluster",
-        (_S.IDLE, _S.DELETING): "nobody needs the machine and its hold is over",
+        (_S.IDLE, _S.DELETING): "no row needs the machine and its hold is over",
         (_S.CONFIGURING, _S.CONFIGURED): "its node is Ready in the cluster",
         (_S.CONFIGURING, _S.IDLE): "rolled back before the provider knew: no blob, or the provider refused",
         (_S.CONFIGURING, _S.FAILED): "the node never became Ready, or Configure failed",

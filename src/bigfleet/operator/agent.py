@@ -93,6 +93,7 @@ class KubernetesAgent:
         settings: AgentSettings,
     ) -> None:
         """Take the views once they are synced."""
+        self._views = views
         self._bootstrap = bootstrap
         self._events = events
         self._metrics = metrics
@@ -135,18 +136,7 @@ class KubernetesAgent:
         self._waiting = UnschedulablePods(pods=views.pods, requests=self._demand, nodes=joined, clock=clock)
         self._demand.waiting = self._waiting
         self._verdicts = RequestVerdicts(demand=self._demand, clock=clock, pods=self._waiting)
-        self._writer = StatusWriter(
-            api=api,
-            requests=views.capacity_requests,
-            demand=self._demand,
-            verdicts=self._verdicts,
-            events=events,
-            clock=clock,
-            rng=rng,
-            pods=self._waiting,
-            workers=settings.status_workers,
-            listener=metrics,
-        )
+        self._writer = self._make_writer(api, rng, settings.status_workers)
         self._demand.add_listener(self._verdicts)
         self._waiting.add_listener(self._verdicts)
         self._nodes.listen(self._node_changed)
@@ -158,7 +148,20 @@ class KubernetesAgent:
         views.daemon_sets.add_listener(overheads)
         views.capacity_requests.add_listener(self._demand)
         views.pods.add_listener(self._waiting)
-        self._views = views
+
+    def _make_writer(self, api: KubernetesApi, rng: Rng, workers: int) -> StatusWriter:
+        return StatusWriter(
+            api=api,
+            requests=self._views.capacity_requests,
+            demand=self._demand,
+            verdicts=self._verdicts,
+            events=self._events,
+            clock=self._clock,
+            rng=rng,
+            pods=self._waiting,
+            workers=workers,
+            listener=self._metrics,
+        )
 
     async def run(self) -> None:
         """Represent the cluster until cancelled; drains that an earlier leader began go on."""

@@ -189,7 +189,7 @@ def _read_bounds(body: Body, owner: str) -> Bounds:
 
 
 def _refuse_others(body: Body, keys: tuple[str, ...], owner: str) -> None:
-    """Refuse keys that nobody knows: within a policy they are fatal."""
+    """Refuse unknown keys: within a policy they are fatal."""
     others = [key for key in body if key not in keys]
     if others:
         shown, allowed = listed(sorted(others)), listed(sorted(keys))
@@ -330,7 +330,7 @@ def _host(
     vcpus = each.cpus_reserved + there.vcpus
     use = 0 if each.is_exclusive else there.spindle_use
     planned_use = 0 if each.is_exclusive else use + there.planned_spindle_use
-    # Where storage is shared nobody has spindles of its own, so there are none to count.
+    # Where storage is shared no host has spindles of its own, so there are none to count.
     spindles = each.spindles_free if each.is_exclusive else 0
     planned_spindles = there.planned_spindles if each.is_exclusive else 0
     room = Room(

@@ -21,7 +21,7 @@ class AdminState(Enum):
 
 
 class Instance:
-    """An instance that is there, planned or wanted. A value: nobody writes to one."""
+    """An instance that is there, planned or wanted. An immutable value."""
 
     __slots__ = (
         "disk_mib",

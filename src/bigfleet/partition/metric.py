@@ -140,7 +140,7 @@ class Room(NamedTuple):
         )
 
 
-#: A host of exclusive storage whose CPUs nobody counts.
+#: A host of exclusive storage whose CPUs are not counted.
 UNLIMITED_CPUS: Final = HostLimits(is_exclusive=True, vcpus_max=None, spindle_use_max=0)
 
 

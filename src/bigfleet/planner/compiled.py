@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 _CONFIG: Final[Any] = numba.config
-#: Compiled code leaves the interpreter to others while it runs; it is kept where the process named a directory.
+#: Compiled code leaves the interpreter to others while it runs; it is cached where the process named a directory.
 _SETTINGS: Final[dict[str, Any]] = {"cache": bool(_CONFIG.CACHE_DIR), "nogil": True, "error_model": "numpy"}
 _ROW: Final = numba.int64[::1]
 _TABLE: Final = numba.int64[:, ::1]

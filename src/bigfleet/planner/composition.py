@@ -35,8 +35,8 @@ class Unhosted:
 class ShapeAssignment:
     """Pods of one shape on a run of machines of one class.
 
-    Machines of a class are numbered from 0: first those that are kept, then those that are added. Each of the machines
-    `first` to `first + machines - 1` hosts `count` pods of the shape.
+    Machines of a class are numbered from 0: first those that are retained, then those that are added. Each of the
+    machines `first` to `first + machines - 1` hosts `count` pods of the shape.
     """
 
     #: Position in the problem's classes.
@@ -63,13 +63,13 @@ class Composition:
     """The machines that a cluster should hold."""
 
     #: Held machines that stay, by class.
-    kept: tuple[int, ...]
+    retained: tuple[int, ...]
     #: Machines to acquire, by class.
     added: tuple[int, ...]
     #: Which pods each machine hosts, sorted; together they host every pod that is not in `unhosted`.
     claims: tuple[ShapeAssignment, ...]
     unhosted: tuple[Unhosted, ...]
-    #: Price of kept and added machines and expected interruptions of the claims, nano-dollars per hour.
+    #: Price of retained and added machines and expected interruptions of the claims, nano-dollars per hour.
     cost: int
     #: Expected pods without a place in the scheduler's order, in thousandths of a pod.
     lost_millipods: int
@@ -84,5 +84,5 @@ class Composition:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Machines by class, kept and added."""
-        return tuple(kept + added for kept, added in zip(self.kept, self.added, strict=True))
+        """Machines by class, retained and added."""
+        return tuple(retained + added for retained, added in zip(self.retained, self.added, strict=True))

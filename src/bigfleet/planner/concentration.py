@@ -82,9 +82,9 @@ def _with_less_stock(problem: Problem, answer: Composition, parts: Mapping[str, 
     left: dict[str, int] = {}
     for pool, part in parts.items():
         members = [n for n, kind in enumerate(problem.classes) if kind.pool == pool]
-        kept = sum(answer.kept[n] for n in members)
+        retained = sum(answer.retained[n] for n in members)
         added = sum(answer.added[n] for n in members)
-        left[pool] = max(0, min(added - 1, int((kept + added) * part) - kept))
+        left[pool] = max(0, min(added - 1, int((retained + added) * part) - retained))
     classes: dict[int, MachineClass] = {}
     for n in sorted(range(len(problem.classes)), key=lambda n: (problem.classes[n].cost, problem.classes[n].key)):
         kind = problem.classes[n]

@@ -113,16 +113,16 @@ def _composition(
     """Return a fleet with its packing in the terms of the problem."""
     core = prepared.core
     problem = core.problem
-    kept, added = [0] * len(problem.classes), [0] * len(problem.classes)
+    retained, added = [0] * len(problem.classes), [0] * len(problem.classes)
     cost = 0
     for column, count in fleet:
         of = core.columns[column]
-        (kept if of.is_held else added)[of.machine_class] += count
+        (retained if of.is_held else added)[of.machine_class] += count
         cost += of.cost * count
     claims = _claims(core, fleet, on)
     led_by = leader(core, fleet) if fleet else None
     return Composition(
-        kept=tuple(kept),
+        retained=tuple(retained),
         added=tuple(added),
         claims=tuple(claims),
         unhosted=prepared.unhosted,

@@ -20,7 +20,7 @@ def open_locked(path: Path, *, takes_devices: bool = False) -> int:
 
     A device, where one is taken, is not locked.
     """
-    # Without waiting: opening a pipe that nobody reads would never return.
+    # Without waiting: opening a pipe without a reader would never return.
     opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, _MODE)
     try:
         mode = os.fstat(opened).st_mode

@@ -1,6 +1,6 @@
 """Passes the input and the answer of each decision to a recorder (docs/adr/0134).
 
-References to values that nobody changes, so it costs a cycle nothing. Nothing here may look at them.
+References to immutable values, so it costs a cycle nothing. Nothing here may look at them.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -12,7 +12,7 @@ from bigfleet.model.need import Need
 
 
 class CycleInput(NamedTuple):
-    """What one cycle asks the engine, held by reference; nobody changes any of it."""
+    """What one cycle asks the engine, held by reference; none of it changes."""
 
     cycle: int
     at_unix_nanos: int

@@ -1,4 +1,4 @@
-"""Numbers for what the rows of a decision got, in compiled code: half a million claims in a millisecond.
+"""Computes digests of what the rows of a decision got, in compiled code: half a million claims in a millisecond.
 
 docs/adr/0134-a-recording-is-what-the-engine-saw.md. Importing this module loads or compiles the loop, which is why it
 is imported when the first cycle is recorded and not before. The numbers are for finding accidents: nothing here may be

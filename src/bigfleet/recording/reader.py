@@ -39,9 +39,9 @@ from bigfleet.recording.values import (
     stamp_of,
 )
 
-#: Views back that say which rows changed, for whoever follows view by view.
+#: Views back that say which rows changed, for readers that follow view by view.
 _HISTORY_MAX: Final = 8
-#: What a record raises that was written by nobody of ours, or by a version that this one does not know.
+#: Raised for a record that BigFleet did not write, or that a later version wrote.
 _WRONG: Final = (msgspec.MsgspecError, ValueError, IndexError, TypeError, KeyError)
 
 
@@ -112,9 +112,9 @@ class _State:
     def __init__(self) -> None:
         self._layout = 0
         self._generation = 0
-        self._begin_anew()
+        self._restart()
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._vocabulary = Vocabulary()
         self._ids: list[MachineId] = []
         self._columns = Columns.empty(0)
@@ -126,7 +126,7 @@ class _State:
     def next(self, record: CycleRecord, head: RecordingHead) -> RecordedCycle:
         """Return the cycle of the next record. Raises one of `_WRONG`."""
         if record.is_fresh:
-            self._begin_anew()
+            self._restart()
         view = self._view(record.machines)
         self._demand = self._listing(record.demand)
         self._options = options_of(record.options, self._options)

@@ -1,6 +1,6 @@
 """Records what each cycle of a shard decided on and came to, off its loop (docs/adr/0134).
 
-`Recorder.take` hands over references to values that nobody changes; a task has them written in a thread. When cycles
+`Recorder.take` hands over references to immutable values; a task has them written in a thread. When cycles
 come faster than they can be written some are left out, and the next one says how many. Whatever goes wrong ends the
 recording, with one line and a metric. Nothing here may hold up a cycle, change what it decides, or see what a provider
 or an operator is sent.
@@ -50,7 +50,7 @@ class Recorder:
         self._bytes = Counter("bigfleet_shard_recording_bytes", "Bytes of recording written.", registry=registry)
         self._is_on = Gauge("bigfleet_shard_recording_on", "1 while cycles are recorded.", registry=registry)
         self._is_on.set(1)
-        #: Filled by the loop, emptied by whoever writes.
+        #: Filled by the loop, emptied by the writer.
         self._waiting: deque[tuple[CycleInput, Decision | None, int]] = deque()
         self._arrived = asyncio.Event()
         #: Cycles that were left out since the last one that was taken.
@@ -115,9 +115,9 @@ class Recorder:
         is_grown = self._since_fresh_bytes >= _WORTH_OF_FRESH * self._fresh_bytes
         if self._file.is_full and (self._tracker.is_fresh or is_grown):
             self._file.rotate()
-            self._tracker.begin_anew()
+            self._tracker.restart()
         if not self._tracker.knows(asked.snapshot):
-            self._tracker.begin_anew()
+            self._tracker.restart()
         is_fresh = self._tracker.is_fresh
         if is_fresh:
             self._packer = FramePacker()

@@ -41,9 +41,9 @@ class Tracker:
     """What was recorded last, and how the next differs."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget everything: the next differs from nothing."""
         self._vocabulary: Vocabulary | None = None
         #: How many entries of the vocabulary were written.
@@ -70,7 +70,7 @@ class Tracker:
         """Return how the machines differ, and remember them.
 
         Cost: the rows that changed; one pass over the ids when some are new; one over the columns when that many views
-        were left out that nobody knows what changed.
+        were left out that the changes are unknown.
         """
         gone, come = _NONE, _NONE
         rows: Rows | None = None

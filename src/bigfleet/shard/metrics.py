@@ -31,7 +31,7 @@ UNMET_REASONS = tuple(reason for reason in UnmetReason if reason is not UnmetRea
 _BUCKETS_A = tuple(0.001 * 2**n for n in range(14))
 #: 10 ms × 2^0…15.
 _BUCKETS_B = tuple(0.01 * 2**n for n in range(16))
-#: Why a frame of an operator concerned nobody: of a kind unknown here, or about a machine that is not its cluster's.
+#: Why a frame of an operator was dropped: of a kind unknown here, or about a machine that is not its cluster's.
 DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
 #: 10 ms × 2^0…19.
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
@@ -124,7 +124,7 @@ class ShardMetrics:
         self.session_lifecycle = counter("session_lifecycle_total", "Sessions that came and went", ["event"])
         self.session_identity_rejected = counter("session_identity_rejected_total", "Sessions refused for who they are")
         self.session_frames_dropped = counter(
-            "session_frames_dropped_total", "Operators' frames that concerned nobody", ["kind"]
+            "session_frames_dropped_total", "Operators' frames that concerned no machine of the cluster", ["kind"]
         )
         self.outbox_frames = gauge("outbox_frames", "Frames that wait for one operator, the most of any")
         self.outbox_dropped = counter("outbox_dropped_total", "Frames dropped for lack of room")
@@ -158,7 +158,7 @@ class ShardMetrics:
             "reclaim_delayed_machines", "Excess machines that wait for the end of the reclaim delay"
         )
         self.reclaim_held_machines = gauge(
-            "reclaim_held_machines", "Machines that are kept because their pods would not fit on other nodes"
+            "reclaim_held_machines", "Machines that are not reclaimed because their pods would not fit on other nodes"
         )
         self.reclaim_after = gauge("reclaim_after_seconds", "How long a machine is excess before it is reclaimed")
         self.idle_releases = counter("idle_releases_total", "Machines that reached Speculative")
@@ -181,7 +181,7 @@ class ShardMetrics:
     def _count_ownership(self, registry: CollectorRegistry) -> None:
         """Make the metrics of the coordinator, and of machines that went from shard to shard."""
         counter, gauge, _histogram = _makers(registry)
-        self.machines_reserved = gauge("machines_reserved", "Machines that are kept for other shards")
+        self.machines_reserved = gauge("machines_reserved", "Machines that are reserved for other shards")
         self.ownership_machines = gauge(
             "ownership_machines", "Machines that moved, and those shown that are another shard's", ["relation"]
         )

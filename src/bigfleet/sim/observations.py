@@ -1,8 +1,8 @@
 """Defines what the invariants observe: events as they happen, and what is known of the run so far.
 
-An invariant (`bigfleet.sim.checkers.invariants`) is a function of one event and of this evidence, and gives a sentence
-for each breach. The evidence is written by the watch alone, from disks and wires and never from the memory of what it
-judges, unless an event says whose memory it shows. It must never change what it watches.
+An invariant (`bigfleet.sim.checkers.invariants`) is a function of one event and of these observations, and gives a
+sentence for each breach. They are written by the watch alone, from disks and wires and never from the memory of what it
+judges, unless an event says whose memory it shows. They must never change what is watched.
 """
 
 from collections import Counter
@@ -273,7 +273,7 @@ class Observations:
     faults: Counter[str] = field(default_factory=Counter)
     actions: Counter[str] = field(default_factory=Counter)
     cycles: int = 0
-    #: Errors that code of ours logged with a traceback, and nobody has looked at yet.
+    #: Errors that code of ours logged with a traceback, and no check has read yet.
     unexpected: list[str] = field(default_factory=list)
     #: How often each invariant looked at an event.
     checks: Counter[str] = field(default_factory=Counter)

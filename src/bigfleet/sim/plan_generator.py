@@ -96,7 +96,7 @@ COORDINATOR_EVENTS: Final = (
 #: Faults for states that the others hardly ever reach. Drawn apart: no other draw moves with them.
 RARE_FAULTS: Final = (SHORT_QUEUES, QUARANTINE_OVER_HANDOVER, LEASE_LOST_OVER_PREEMPTION)
 ALL_FAULTS: Final = (*SHARD_FAULTS, *COORDINATOR_EVENTS, *RARE_FAULTS)
-#: How a coordinator is about: it lives, nobody ever answers, or no shard knows of any.
+#: How a coordinator is about: it lives, it never answers, or no shard is configured with one.
 LIVE, GONE, NONE = "live", "gone", "none"
 #: Every so many-th decision is made a second time from nothing: most of the time of a world goes into decisions.
 VERIFY_EVERY_CYCLES: Final = 3
@@ -415,7 +415,7 @@ def _of_several(alone: WorldPlan, rng: Random) -> WorldPlan:
     coordinator = rng.choice((LIVE,) * 7 + (GONE,))
     homes = list(range(shards))
     if rng.random() < 0.3:
-        # A shard that serves nobody: its machines are for the others, and its zone can be left at once.
+        # A shard without a cluster: its machines are for the others, and its zone can be left at once.
         homes.remove(rng.choice([number for number in homes if number != starving]))
     if rng.random() < 0.4:
         homes.append(rng.choice(homes))

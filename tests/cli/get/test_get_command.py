@@ -206,7 +206,7 @@ def test_the_wrong_port_of_a_shard_is_told(fleet: LiveFleet) -> None:
 
     assert [one.returncode for one in (metrics, grpc, provider)] == [1, 1, 1]
     assert "speaks no gRPC" in metrics.stderr
-    assert "nobody speaks http there" in grpc.stderr
+    assert "there is no http server" in grpc.stderr
     assert "is not a shard" in provider.stderr
 
 

@@ -117,7 +117,7 @@ def test_the_command_prints_the_gap(tmp_path: Path) -> None:
     text = " ".join(CliRunner().invoke(app, arguments, catch_exceptions=False).output.split())
     document = json.loads(CliRunner().invoke(app, [*arguments, "--output", "json"], catch_exceptions=False).output)
 
-    assert "What 1 row takes anew costs $1.00/h, expected interruptions included." in text
+    assert "New machines for 1 row cost $1.00/h, expected interruptions included." in text
     assert "costs less than $0.75/h: the plan is at most 33.3% above the best." in text
     assert document["bound"]["gap"] == pytest.approx(1 / 3)
 
@@ -132,12 +132,13 @@ def shown(bound: CostBound) -> str:
 def test_a_bound_of_nothing_says_no_share() -> None:
     free = CostBound(ours_usd_per_hour=0.0, least_usd_per_hour=0.0, rows=2, classes=3)
 
-    assert shown(free) == "What 2 rows take anew costs nothing, and nothing costs less."
+    assert shown(free) == "New machines for 2 rows cost nothing, and nothing costs less."
     assert shown(replace(free, ours_usd_per_hour=1.5)) == (
-        "What 2 rows take anew costs $1.50/h, expected interruptions included. No choice among the 3 classes of "
-        "machines costs less than $0.00/h: parts of machines that cost nothing would do, so there is no share to tell."
+        "New machines for 2 rows cost $1.50/h, expected interruptions included. No choice among the 3 classes of "
+        "machines costs less than $0.00/h: parts of machines that cost nothing would do, so there is no "
+        "share to report."
     )
-    assert shown(replace(free, rows=0)) == "Nothing is taken anew, so there is no cost to bound."
+    assert shown(replace(free, rows=0)) == "No new machines are taken, so there is no cost to bound."
 
 
 @settings(max_examples=60, deadline=None)

@@ -118,7 +118,7 @@ def test_a_shortfall_comes_with_its_reasons(files: Files) -> None:
     (short,) = files.document()["plan"]["shortfalls"]
 
     assert (short["row"], short["lacks"], short["priority"]) == ("gpu", {"gpu": "8"}, 0)
-    assert "Machines that fit it, whoever holds them: 0 idle, 0 that could be made, 0 in service." in short["reasons"]
+    assert "Machines that fit it, held or free: 0 idle, 0 that could be made, 0 in service." in short["reasons"]
     assert (
         "Among the machines that could be made, 1 is too small (n2: it has no gpu, one machine must have gpu 8): n2."
     ) in short["reasons"]

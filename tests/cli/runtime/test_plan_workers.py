@@ -35,6 +35,7 @@ def test_a_worker_compiles_its_loops_before_the_first_problem() -> None:
     assert done.stdout == "True\n"
 
 
+@pytest.mark.rule("shard 4.1/2")
 @pytest.mark.slow
 async def test_a_worker_that_dies_is_replaced() -> None:
     problem = tiny(random.Random(1))
@@ -47,6 +48,7 @@ async def test_a_worker_that_dies_is_replaced() -> None:
         assert await workers.plan(problem) == plan(problem)
 
 
+@pytest.mark.rule("shard 4.1/2")
 def test_a_worker_ends_with_its_shard() -> None:
     script = textwrap.dedent("""
         import asyncio, random, sys

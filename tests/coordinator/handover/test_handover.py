@@ -41,6 +41,7 @@ def live(seed: int) -> None:
     world.heal()
 
 
+@pytest.mark.rule("coordinator 9.3/1", "coordinator 9.4/1", "coordinator 12/2")
 def test_no_machine_ever_has_two_owners_and_each_has_one_in_the_end(record_property: RecordProperty) -> None:
     seeds = 40
     for seed in range(seeds):
@@ -48,6 +49,7 @@ def test_no_machine_ever_has_two_owners_and_each_has_one_in_the_end(record_prope
     record_property("handovers", (seeds, seeds))
 
 
+@pytest.mark.rule("coordinator 9.4/1", "coordinator 13/2")
 @pytest.mark.parametrize(
     "first",
     [
@@ -71,6 +73,7 @@ def mutant_params() -> list[Any]:
     ]
 
 
+@pytest.mark.rule("coordinator 9.1/4", "coordinator 13/1")
 @pytest.mark.parametrize("mutant", mutant_params())
 def test_each_rule_is_needed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
@@ -180,6 +183,7 @@ COURSES = [
 ]
 
 
+@pytest.mark.rule("coordinator 9.6/3", "coordinator 12/6", "coordinator 13/1")
 @pytest.mark.parametrize(("mutant", "course"), COURSES, ids=lambda value: getattr(value, "__name__", ""))
 def test_chosen_courses_end_well_and_only_because_of_their_rule(
     mutant: Mutant, course: object, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +198,7 @@ def test_chosen_courses_end_well_and_only_because_of_their_rule(
         course(settled())
 
 
+@pytest.mark.rule("coordinator 9.4/1", "coordinator 12/16")
 @pytest.mark.slow
 def test_every_state_that_a_move_can_reach(record_property: RecordProperty) -> None:
     budget = Budget(moves=[Move(M0, S0, S1), Move(M0, S1, S0)], lost_answers=1, crashes=1)
@@ -226,6 +231,7 @@ def budget_params() -> list[Any]:
     ]
 
 
+@pytest.mark.rule("coordinator 9.4/1", "coordinator 12/16", "coordinator 13/2")
 @pytest.mark.parametrize("budget", budget_params())
 def test_every_state_within_a_budget(budget: Budget, record_property: RecordProperty) -> None:
     states, _ = explore(first_state(budget), states_max=200_000)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from bigfleet.coordinator.delivery import PERSISTENT_RETRY_CYCLES, State
 from bigfleet.coordinator.ephemeral_state import EphemeralState
 from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, WantedInstruction
@@ -35,6 +37,7 @@ def live(ephemeral: EphemeralState) -> list[Payload | None]:
     return [entry.instruction.payload for entry in ephemeral.ledger.live()]
 
 
+@pytest.mark.rule("coordinator 9.2/2")
 def test_a_domain_that_is_being_left_is_told_again_after_ten_report_cycles() -> None:
     ephemeral = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
     for now_seconds in (2.0, 30.0, RETRY_SECONDS):
@@ -53,6 +56,7 @@ def test_what_was_not_answered_is_told_at_once() -> None:
     assert live(ephemeral) == [UnassignDomain(ZONE)]
 
 
+@pytest.mark.rule("coordinator 9.2/2")
 def test_a_domain_that_was_given_back_meanwhile_is_taken_at_once() -> None:
     ephemeral = done(told(new_leader(), UnassignDomain(ZONE), 0.0), 1.0)
     given = told(ephemeral, AssignDomain(ZONE), 2.0)

@@ -83,23 +83,27 @@ def told(done: OwnershipPlan) -> list[object]:
 # ---- domains -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 9.6/1", "coordinator 12/7")
 def test_a_domain_without_a_row_is_written_for_the_shard_that_lists_it() -> None:
     assert reconcile_ownership(D, around({D: held(ZONE)})).commands == [AssignRow(ZONE, D)]
     leaving = replace(NOTHING, leaving=frozenset({ZONE}))
     assert reconcile_ownership(D, around({D: leaving})).commands == [AssignRow(ZONE, D), ReleaseDomain(ZONE)]
 
 
+@pytest.mark.rule("coordinator 9.6/1", "coordinator 12/13")
 @pytest.mark.parametrize("row", [assigned(R), releasing(D)], ids=["of another shard", "being released"])
 def test_a_domain_that_is_listed_and_not_ones_own_is_taken(row: Mapping[Domain, DomainRow]) -> None:
     assert told(reconcile_ownership(D, around({D: held(ZONE), R: NOTHING}, domains=row))) == [UnassignDomain(ZONE)]
 
 
+@pytest.mark.rule("coordinator 9.2/1")
 def test_a_row_goes_once_its_shard_lists_the_domain_no_more() -> None:
     assert reconcile_ownership(D, around({D: NOTHING}, domains=releasing(D))).commands == [DropDomain(ZONE)]
     still = replace(NOTHING, leaving=frozenset({ZONE}))
     assert is_nothing(reconcile_ownership(D, around({D: still}, domains=releasing(D))))
 
 
+@pytest.mark.rule("coordinator 9.6/3")
 def test_a_row_stays_while_the_last_answer_may_have_given_the_domain() -> None:
     """A view is older than the answer that followed it."""
     giving = Instruction(instruction_id="5-1", version=OwnershipVersion(TERM, 1), payload=AssignDomain(ZONE))
@@ -109,6 +113,7 @@ def test_a_row_stays_while_the_last_answer_may_have_given_the_domain() -> None:
     assert done.commands == []
 
 
+@pytest.mark.rule("coordinator 9.6/1")
 def test_a_domain_is_given_when_all_views_are_there_and_not_before() -> None:
     rows = assigned(D)
 
@@ -122,6 +127,7 @@ def test_a_domain_is_given_when_all_views_are_there_and_not_before() -> None:
         assert (is_nothing(done), done.waits_for) == (True, (R,))
 
 
+@pytest.mark.rule("coordinator 9.6/1")
 def test_what_lies_elsewhere_is_noted_before_its_domain_is_given() -> None:
     adopted = NOTHING.adopted(M, FORMER, by_gift_of=X)
 
@@ -134,12 +140,14 @@ def test_what_lies_elsewhere_is_noted_before_its_domain_is_given() -> None:
 # ---- machines ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 9.6/2")
 def test_a_machine_that_arrived_is_confirmed_to_who_released_it() -> None:
     views = {D: NOTHING.released(IDLE, MINE, to=R), R: NOTHING.adopted(M, MINE, by_gift_of=D)}
 
     assert reconcile_ownership(D, around(views)).confirmed == [M]
 
 
+@pytest.mark.rule("coordinator 9.6/2")
 def test_where_a_machine_came_from_and_is_forgotten_hears_where_it_is() -> None:
     """As after a lost disk."""
     views = {D: NOTHING, R: NOTHING.adopted(M, MINE, by_gift_of=D)}
@@ -148,12 +156,14 @@ def test_where_a_machine_came_from_and_is_forgotten_hears_where_it_is() -> None:
     assert reconcile_ownership(R, around(views)).instructions == [WantedInstruction(D, "5-3/note/d", note)]
 
 
+@pytest.mark.rule("coordinator 9.6/2")
 def test_an_older_release_is_history() -> None:
     views = {D: NOTHING.released(IDLE, FORMER, to=R), X: NOTHING.noted(M, MINE, at=R)}
 
     assert reconcile_ownership(D, around(views)).confirmed == [M]
 
 
+@pytest.mark.rule("coordinator 9.3/4")
 @pytest.mark.parametrize("machine", [IDLE, SLOT], ids=["a machine", "a slot"])
 def test_what_was_released_is_sent_on_to_its_recipient(machine: Machine) -> None:
     views = {D: NOTHING.released(machine, MINE, to=R), R: NOTHING}
@@ -167,6 +177,7 @@ def test_what_was_released_is_sent_on_to_its_recipient(machine: Machine) -> None
         assert wanted.payload == ReassignSpeculative(from_shard=D, to_shard=R, machine_ids=(M,))
 
 
+@pytest.mark.rule("coordinator 9.6/2")
 def test_a_release_of_this_term_needs_no_other_view_and_one_of_a_former_term_all_of_them() -> None:
     for version, is_sent in ((MINE, True), (FORMER, False)):
         views = {D: NOTHING.released(IDLE, version, to=R), R: NOTHING}
@@ -174,6 +185,7 @@ def test_a_release_of_this_term_needs_no_other_view_and_one_of_a_former_term_all
         assert (bool(done.instructions), done.waits_for) == (is_sent, () if is_sent else (R,))
 
 
+@pytest.mark.rule("coordinator 9.6/2")
 def test_what_has_no_recipient_any_more_is_taken_back_once_all_views_are_there() -> None:
     gone = {D: NOTHING.released(IDLE, MINE, to=R), X: NOTHING}
     assert reconcile_ownership(D, around(gone)).taken_back == [M]
@@ -184,6 +196,7 @@ def test_what_has_no_recipient_any_more_is_taken_back_once_all_views_are_there()
     assert (done.taken_back, done.waits_for) == ([], (X,))
 
 
+@pytest.mark.rule("coordinator 9.3/5")
 def test_what_everybody_says_is_elsewhere_is_forgotten_once_all_views_are_there() -> None:
     views = {D: NOTHING.noted(M, MINE, at=R), R: NOTHING}
 
@@ -192,6 +205,7 @@ def test_what_everybody_says_is_elsewhere_is_forgotten_once_all_views_are_there(
     assert is_nothing(reconcile_ownership(D, around(views, stale=frozenset({R}))))
 
 
+@pytest.mark.rule("coordinator 9.6/3")
 def test_a_shard_whose_view_is_not_current_is_left_alone() -> None:
     views = {D: NOTHING.released(IDLE, MINE, to=R), R: NOTHING}
 

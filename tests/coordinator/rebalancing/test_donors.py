@@ -8,6 +8,7 @@ from collections import Counter
 from fractions import Fraction
 from math import ceil
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def margins(draw: st.DrawFn) -> Knobs:
     return Knobs(margin_min=least, margin_fraction=share, machines_max=draw(st.integers(1, 100)))
 
 
+@pytest.mark.rule("coordinator 7.1/4")
 def test_a_donor_keeps_its_margin_of_every_kind_over_all_moves_of_a_pass(record_property: RecordProperty) -> None:
     proof = Proof()
 
@@ -95,6 +97,7 @@ def test_a_donor_keeps_its_margin_of_every_kind_over_all_moves_of_a_pass(record_
     proof.assert_features(frozenset({"tier 1", "tier 2", "tier 3"}))
 
 
+@pytest.mark.rule("coordinator 7.1/4", "coordinator 12/17")
 @examples(100)
 @given(st.integers(0, 60), st.integers(0, 100))
 def test_whatever_it_is_asked_for_a_donor_itself_keeps_a_tenth_and_one(matching: int, asked: int) -> None:
@@ -110,6 +113,7 @@ def test_whatever_it_is_asked_for_a_donor_itself_keeps_a_tenth_and_one(matching:
     assert not given_away or matching - len(given_away) >= max(1, ceil(Fraction(matching, 10)))
 
 
+@pytest.mark.rule("coordinator 7.1/2")
 @examples(100)
 @given(views())
 def test_what_must_lie_together_never_moves_at_any_age(view: FleetView) -> None:
@@ -125,6 +129,7 @@ def test_what_must_lie_together_never_moves_at_any_age(view: FleetView) -> None:
     assert not {(move.requester, move.fingerprint) for move in moves} & together
 
 
+@pytest.mark.rule("coordinator 7.4/1")
 @examples(100)
 @given(views())
 def test_a_drain_tells_the_donor_what_the_work_is_worth_that_it_is_for(view: FleetView) -> None:
@@ -155,6 +160,7 @@ def rounded_up(dollars: float) -> float:
     return min(step for step in DOLLARS if step >= dollars)
 
 
+@pytest.mark.rule("coordinator 7.4/2")
 @examples(200)
 @given(st.lists(workloads(), max_size=12), st.integers(-5, 5), st.integers(0, 27), st.integers(0, 12))
 def test_a_drain_never_interrupts_work_as_urgent_or_as_costly_as_what_it_is_for(

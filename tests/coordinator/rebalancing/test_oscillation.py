@@ -127,26 +127,31 @@ def check_swing(seed: int) -> int:
     return len(fleet.moved())
 
 
+@pytest.mark.rule("coordinator 7.5/1")
 def test_random_fleets_with_constant_demand_come_to_rest(record_property: RecordProperty) -> None:
     record_property("fleets at rest", told([check_rest(seed) for seed in (0, 1, 2, 4, 6)]))
 
 
+@pytest.mark.rule("shard 16/6", "coordinator 7.5/2")
 def test_with_swinging_demand_nothing_moves_before_its_cooldown_is_over(record_property: RecordProperty) -> None:
     moved = [check_swing(seed) for seed in (1, 9)]
     record_property("swinging fleets", (len(moved), sum(moved)))
 
 
+@pytest.mark.rule("coordinator 7.5/1")
 @pytest.mark.long
 def test_many_random_fleets_with_constant_demand_come_to_rest(record_property: RecordProperty) -> None:
     record_property("fleets at rest", told([check_rest(seed) for seed in range(FLEETS)]))
 
 
+@pytest.mark.rule("coordinator 7.5/2")
 @pytest.mark.long
 def test_with_much_swinging_demand_nothing_moves_before_its_cooldown_is_over(record_property: RecordProperty) -> None:
     moved = [check_swing(seed) for seed in range(FLEETS // 2)]
     record_property("swinging fleets", (len(moved), sum(moved)))
 
 
+@pytest.mark.rule("coordinator 7.5/2")
 def test_what_came_lately_is_not_drained_for_others() -> None:
     """Nor for whoever gave it away: the work that it came for would be interrupted for nothing."""
     fleet = Fleet(CoordinatorSettings())
@@ -305,6 +310,7 @@ def counted(fleet: Fleet, oscillates: Callable[[Fleet], int]) -> tuple[int, int]
     return run_virtual(course)
 
 
+@pytest.mark.rule("coordinator 7.5/3")
 @pytest.mark.parametrize("defence", DEFENCES, ids=lambda defence: defence.name)
 def test_each_defence_stops_an_oscillation_that_the_others_let_through(
     defence: Defence, monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty

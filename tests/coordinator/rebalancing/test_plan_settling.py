@@ -70,6 +70,7 @@ def crowded_fleets(draw: st.DrawFn) -> tuple[FleetView, Memory]:
     return FleetView(shards=tuple(shards), providers={"p": ProviderRow("p:1", "r")}, quotas=quotas), memory
 
 
+@pytest.mark.rule("coordinator 7/1")
 @pytest.mark.slow
 @settings(max_examples=in_proportion(300))
 @given(crowded_fleets(), st.integers(0, 12))

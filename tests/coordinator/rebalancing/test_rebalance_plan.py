@@ -131,6 +131,7 @@ def told(move: Transfer) -> dict[str, Any]:
     return fields
 
 
+@pytest.mark.rule("coordinator 7.6/1")
 @pytest.mark.parametrize("case", DOCUMENT["cases"], ids=lambda case: case["name"].replace(" ", "-"))
 def test_worked_examples(case: Mapping[str, Any]) -> None:
     view, keys = view_of(case)
@@ -141,6 +142,7 @@ def test_worked_examples(case: Mapping[str, Any]) -> None:
     assert {str(key.shard_id): reason.label for key, reason in planned.skipped().items()} == case.get("skipped", {})
 
 
+@pytest.mark.rule("coordinator 7/2")
 def test_a_move_says_in_one_sentence_who_lacks_what_and_who_gives() -> None:
     view, _ = view_of(DOCUMENT["cases"][0])
 
@@ -222,6 +224,7 @@ def shortfall_named(view: FleetView, move: Transfer) -> Shortfall:
     return next(s for s in shards_of(view)[move.requester].shortfalls if s.fingerprint == move.fingerprint)
 
 
+@pytest.mark.rule("coordinator 7/1")
 @given(fleets(), st.integers(0, 99))
 def test_the_order_of_the_input_plays_no_part(view: FleetView, seed: int) -> None:
     shuffled = list(view.shards)
@@ -235,6 +238,7 @@ def test_the_order_of_the_input_plays_no_part(view: FleetView, seed: int) -> Non
     )
 
 
+@pytest.mark.rule("coordinator 7.1/1", "coordinator 7.4/3")
 @given(fleets())
 def test_who_gives_who_gets_and_how_much(view: FleetView) -> None:
     given_away: Counter[tuple[ShardId, Tier, str, str]] = Counter()
@@ -316,6 +320,7 @@ def prepared_like(shard: ShardFigures, shortfalls: list[Shortfall]) -> ShardFigu
     )
 
 
+@pytest.mark.rule("coordinator 7.2/1")
 @pytest.mark.parametrize("tier", [Tier.IDLE, Tier.SPECULATIVE])
 @given(view=fleets())
 def test_the_first_flow_is_the_best_of_all(tier: Tier, view: FleetView) -> None:

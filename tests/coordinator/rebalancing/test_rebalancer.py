@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from bigfleet.coordinator.commands import SetQuota, UpsertProvider
@@ -138,6 +139,7 @@ STARVING = {"shortfall": short()}
 RICH = {"idle": 12}
 
 
+@pytest.mark.rule("coordinator 5/4")
 async def test_no_pass_runs_in_the_first_cooldown_of_a_term(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     await fleet.passes(east0=STARVING, east1=RICH)
@@ -151,6 +153,7 @@ async def test_no_pass_runs_in_the_first_cooldown_of_a_term(tmp_path: Any) -> No
     assert (entry.to, entry.move and entry.move.count) == (EAST1, 2)
 
 
+@pytest.mark.rule("coordinator 1/5")
 async def test_a_dry_run_proposes_and_tells_nobody(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path, is_dry_run=True)
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=STARVING, east1=RICH)
@@ -160,6 +163,7 @@ async def test_a_dry_run_proposes_and_tells_nobody(tmp_path: Any) -> None:
     assert (await fleet.tell(EAST1, **RICH)).instructions == ()
 
 
+@pytest.mark.rule("coordinator 7.1/3")
 async def test_what_is_in_flight_is_not_asked_for_again_until_the_recipient_has_reported_it(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=STARVING, east1=RICH)
@@ -193,6 +197,7 @@ async def test_what_is_in_flight_is_not_asked_for_again_until_the_recipient_has_
     assert fleet.skipped() is None
 
 
+@pytest.mark.rule("coordinator 6/6")
 async def test_an_instruction_that_nobody_answers_expires_and_is_in_flight_no_more(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=STARVING, east1=RICH)
@@ -204,6 +209,7 @@ async def test_an_instruction_that_nobody_answers_expires_and_is_in_flight_no_mo
     assert [entry.state for entry in fleet.term.instructions()] == [State.EXPIRED, State.PENDING]
 
 
+@pytest.mark.rule("coordinator 7.3/1")
 async def test_slots_move_with_their_quota_which_is_booked_before_the_recipient_is_told(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     key = QuotaKey("aws", "eu-west-1")
@@ -234,6 +240,7 @@ async def test_slots_move_with_their_quota_which_is_booked_before_the_recipient_
     assert fleet.term.tables.quotas[key].slots_of == {EAST0: 102, EAST1: 298}
 
 
+@pytest.mark.rule("coordinator 7.4/3")
 async def test_drained_machines_are_handed_over_when_they_are_ready_and_only_then(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     desperate = {"shortfall": short(age=13)}
@@ -265,6 +272,7 @@ async def test_drained_machines_are_handed_over_when_they_are_ready_and_only_the
     assert [entry.move and entry.move.tier for entry in fleet.term.instructions()] == [Tier.PREEMPT, Tier.READY]
 
 
+@pytest.mark.rule("coordinator 7.4/4", "coordinator 12/17")
 async def test_a_donor_that_found_no_victim_is_not_asked_again_for_a_cooldown(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     desperate, poor = {"shortfall": short(age=13)}, {"bound": 30}
@@ -281,6 +289,7 @@ async def test_a_donor_that_found_no_victim_is_not_asked_again_for_a_cooldown(tm
     assert len(fleet.term.instructions()) == 2
 
 
+@pytest.mark.rule("coordinator 7.1/1", "coordinator 9.1/5")
 async def test_shards_that_may_own_the_same_machines_are_kept_out(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     fleet.owned[EAST0] = replace(fleet.owned[EAST0], base=Base.ALL)
@@ -291,6 +300,7 @@ async def test_shards_that_may_own_the_same_machines_are_kept_out(tmp_path: Any)
     assert fleet.term.figures().ownership_overlap == 2
 
 
+@pytest.mark.rule("coordinator 5/1", "coordinator 12/11")
 async def test_silent_shards_give_and_get_nothing_and_stay_listed(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0={}, east1=RICH)
@@ -303,6 +313,7 @@ async def test_silent_shards_give_and_get_nothing_and_stay_listed(tmp_path: Any)
     assert not fleet.term.is_alive(EAST1)
 
 
+@pytest.mark.rule("coordinator 7/2")
 async def test_every_pass_counts_what_it_gave_and_why_it_gave_nothing(tmp_path: Any) -> None:
     fleet = await Fleet.make(tmp_path)
     await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0={"shortfall": short(age=5)}, east1=RICH)

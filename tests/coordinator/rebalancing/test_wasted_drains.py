@@ -81,10 +81,12 @@ def check_every_moment(drain_seconds: float, step_seconds: int) -> tuple[int, in
     return len(moments), wasted
 
 
+@pytest.mark.rule("coordinator 9.5/2", "coordinator 12/2")
 def test_a_leader_lost_in_a_drain_wastes_one_at_most(record_property: RecordProperty) -> None:
     record_property("leaders lost in a drain", check_every_moment(60.0, step_seconds=60))
 
 
+@pytest.mark.rule("coordinator 9.5/2")
 @pytest.mark.slow
 @pytest.mark.parametrize("drain_seconds", [60.0, 600.0], ids=["a-short-drain", "the-longest-drain"])
 def test_a_leader_lost_at_any_moment_of_a_drain_wastes_one_at_most(

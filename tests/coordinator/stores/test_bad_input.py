@@ -57,6 +57,7 @@ def lacking(*requirements: capacity_pb2.NodeSelectorRequirement, bucket: int = 1
 # ---- reports -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 4/3")
 @pytest.mark.parametrize(
     ("shortfall", "told"),
     [
@@ -96,6 +97,7 @@ async def test_a_malformed_requirement_is_named_by_its_place_and_the_last_report
         ]
 
 
+@pytest.mark.rule("coordinator 4/4", "coordinator 12/9")
 async def test_a_superseded_process_is_told_so_and_changes_nothing(tmp_path: Path) -> None:
     async with serving(sqlite_store(tmp_path / "c.db")) as served:
         await (await served.led()).stub.ReportShard(report(shard_epoch=5, cycle=3))
@@ -108,6 +110,7 @@ async def test_a_superseded_process_is_told_so_and_changes_nothing(tmp_path: Pat
         assert [log["reason"] for log in logs if log["event"] == "coordinator.report_rejected"] == ["superseded"]
 
 
+@pytest.mark.rule("coordinator 4/7", "coordinator 12/14")
 async def test_a_cluster_that_two_shards_claim_is_logged_once(tmp_path: Path) -> None:
     async with serving(sqlite_store(tmp_path / "c.db")) as served:
         await (await served.led()).stub.ReportShard(report("east-0", clusters=["blue"]))
@@ -149,6 +152,7 @@ def cut_short(content: bytes) -> bytes:
     return content[:5000]
 
 
+@pytest.mark.rule("coordinator 3/13")
 @pytest.mark.parametrize("harm", [damaged_page, cut_short], ids=lambda harm: harm.__name__)
 def test_a_file_that_was_damaged_ends_the_start_in_one_line_and_is_left_as_it_is(
     tmp_path: Path, harm: Callable[[bytes], bytes]
@@ -161,7 +165,7 @@ def test_a_file_that_was_damaged_ends_the_start_in_one_line_and_is_left_as_it_is
 
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert f"--store: {path}: " in done.stderr
-    assert done.stderr.rstrip().endswith("; move it away, then restore a snapshot or start anew")
+    assert done.stderr.rstrip().endswith("; move it away, then restore a snapshot or start empty")
     assert path.read_bytes() == harmed
 
 
@@ -179,6 +183,7 @@ def test_a_path_that_no_file_can_have_is_named(tmp_path: Path) -> None:
 # ---- etcd --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 1/7")
 @pytest.mark.slow
 async def test_a_store_that_comes_late_is_waited_for_with_longer_and_longer_pauses(
     member: Cluster, tmp_path: Path
@@ -208,6 +213,7 @@ def _until(is_so: Callable[[], bool], log: Path) -> None:
     wait_until(is_so, log.read_text)
 
 
+@pytest.mark.rule("coordinator 10/4")
 async def test_a_row_that_cannot_be_read_keeps_the_store_as_it_is_until_a_snapshot_replaces_it(
     member: Cluster, tmp_path: Path
 ) -> None:
@@ -236,6 +242,7 @@ async def test_a_row_that_cannot_be_read_keeps_the_store_as_it_is_until_a_snapsh
 # ---- snapshots ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 10/3")
 def test_a_snapshot_of_another_version_writes_nothing(tmp_path: Path) -> None:
     saved, target = tmp_path / "saved", tmp_path / "c.db"
     write_snapshot(saved, snapshot_of(Tables(), term=7, index=3, saved_at_unix_nanos=1_000_000_000))
@@ -249,6 +256,7 @@ def test_a_snapshot_of_another_version_writes_nothing(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@pytest.mark.rule("coordinator 10/5")
 def test_a_restore_that_cannot_reach_its_store_says_that_nothing_was_written(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     write_snapshot(saved, snapshot_of(Tables(), term=7, index=3, saved_at_unix_nanos=1_000_000_000))
@@ -259,6 +267,7 @@ def test_a_restore_that_cannot_reach_its_store_says_that_nothing_was_written(tmp
     assert done.stderr.rstrip().endswith("; nothing was written")
 
 
+@pytest.mark.rule("coordinator 3/13")
 def test_after_a_damaged_file_a_snapshot_brings_everything_back(tmp_path: Path) -> None:
     """As the message says: away with the file, the snapshot in its place."""
     path, saved = tmp_path / "c.db", tmp_path / "saved"

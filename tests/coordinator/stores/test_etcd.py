@@ -30,6 +30,7 @@ def replica(endpoints: list[str], name: str = "r0", ttl_seconds: int = TTL_SECON
     )
 
 
+@pytest.mark.rule("coordinator 3/1", "coordinator 3/2")
 async def test_rows_outlive_leaders_and_terms_rise(member: Cluster) -> None:
     first = replica(member.endpoints)
     won = await first.campaign()
@@ -53,6 +54,7 @@ async def test_rows_outlive_leaders_and_terms_rise(member: Cluster) -> None:
     await second.close()
 
 
+@pytest.mark.rule("coordinator 3/10")
 async def test_a_follower_knows_the_leader_and_takes_over_at_once_when_it_resigns(member: Cluster) -> None:
     first, second = replica(member.endpoints, "r0", 60), replica(member.endpoints, "r1", 60)
     won = await first.campaign()
@@ -71,6 +73,7 @@ async def test_a_follower_knows_the_leader_and_takes_over_at_once_when_it_resign
     await second.close()
 
 
+@pytest.mark.rule("coordinator 3/8")
 async def test_a_leader_that_was_cut_off_writes_nothing_and_steps_down(member: Cluster) -> None:
     """It believes that it leads until its own clock says otherwise; its writes fail at once when they arrive."""
     proxy = Proxy(member.members[0].client_port)
@@ -103,6 +106,7 @@ class StandingClock(SystemClock):
         return 1_000.0
 
 
+@pytest.mark.rule("coordinator 3/3", "coordinator 12/6")
 @pytest.mark.slow
 async def test_a_leader_beyond_a_partition_that_still_believes_has_its_writes_refused(three: Cluster) -> None:
     """Its own clock never tells it to step down; what it writes once the network is back fails at the guard."""
@@ -138,6 +142,7 @@ async def test_a_leader_beyond_a_partition_that_still_believes_has_its_writes_re
     await proxy.close()
 
 
+@pytest.mark.rule("coordinator 3/3")
 async def test_a_leader_whose_key_was_taken_cannot_write_even_if_it_has_not_noticed(member: Cluster) -> None:
     store = replica(member.endpoints, ttl_seconds=60)
     await store.campaign()
@@ -157,6 +162,7 @@ async def test_a_leader_whose_key_was_taken_cannot_write_even_if_it_has_not_noti
     await store.close()
 
 
+@pytest.mark.rule("coordinator 3/8")
 async def test_leadership_is_lost_as_soon_as_the_key_goes(member: Cluster) -> None:
     store = replica(member.endpoints, ttl_seconds=60)
     await store.campaign()
@@ -191,6 +197,7 @@ async def test_a_store_that_restarts_keeps_rows_and_leadership_that_lasted(membe
     await second.close()
 
 
+@pytest.mark.rule("coordinator 3/9")
 async def test_a_term_that_shards_have_outrun_is_raised(member: Cluster) -> None:
     store = replica(member.endpoints)
     won = await store.campaign()
@@ -203,6 +210,7 @@ async def test_a_term_that_shards_have_outrun_is_raised(member: Cluster) -> None
     await second.close()
 
 
+@pytest.mark.rule("coordinator 3/5")
 async def test_a_command_that_others_outran_is_applied_to_what_they_wrote(member: Cluster) -> None:
     store = replica(member.endpoints)
     await store.campaign()
@@ -219,6 +227,7 @@ async def test_a_command_that_others_outran_is_applied_to_what_they_wrote(member
     await store.close()
 
 
+@pytest.mark.rule("coordinator 3/7")
 async def test_more_rows_than_one_transaction_holds(member: Cluster) -> None:
     """A shard goes with all its clusters; its own row is the last to go."""
     store = replica(member.endpoints)
@@ -243,6 +252,7 @@ async def test_a_row_that_does_not_read_back_is_named(member: Cluster) -> None:
     await store.close()
 
 
+@pytest.mark.rule("coordinator 3/2")
 async def test_another_prefix_is_another_install(member: Cluster) -> None:
     raw = EtcdClient(member.endpoints)
     await raw.txn([], [put(b"bigfleet2/shards/x", b"theirs"), put(b"bigfleet", b"theirs")])
@@ -253,6 +263,7 @@ async def test_another_prefix_is_another_install(member: Cluster) -> None:
     await store.close()
 
 
+@pytest.mark.rule("coordinator 3/11")
 @pytest.mark.parametrize("victim", ["leader", "follower"])
 async def test_a_member_that_dies_costs_nothing_that_was_written(three: Cluster, victim: str) -> None:
     store = replica(three.endpoints, ttl_seconds=15)
@@ -276,6 +287,7 @@ async def test_a_member_that_dies_costs_nothing_that_was_written(three: Cluster,
     await store.close()
 
 
+@pytest.mark.rule("coordinator 12/4")
 @pytest.mark.slow
 async def test_without_a_quorum_nobody_writes_and_with_it_again_somebody_does(three: Cluster) -> None:
     store = replica(three.endpoints)
@@ -316,6 +328,7 @@ class LossyClient(EtcdClient):
         return await super().range(*args, **kwargs)
 
 
+@pytest.mark.rule("coordinator 3/6", "coordinator 12/5")
 @pytest.mark.parametrize("comes_through", [True, False], ids=["it came through", "it never arrived"])
 async def test_a_write_without_an_answer_is_read_back_and_done_once(member: Cluster, *, comes_through: bool) -> None:
     client = LossyClient(member.endpoints)
@@ -333,6 +346,7 @@ async def test_a_write_without_an_answer_is_read_back_and_done_once(member: Clus
     await store.close()
 
 
+@pytest.mark.rule("coordinator 3/6", "coordinator 12/5")
 async def test_a_write_that_cannot_be_read_back_either_is_told_as_unknown(member: Cluster) -> None:
     client = LossyClient(member.endpoints)
     store = EtcdStore(

@@ -62,6 +62,7 @@ def store(cluster: Cluster, tls: StoreTls | None) -> EtcdStore:
     return EtcdStore(client, prefix="bigfleet", me=me, lease_ttl_seconds=5, clock=SystemClock())
 
 
+@pytest.mark.rule("coordinator 1/3")
 async def test_only_who_has_a_certificate_reads_and_writes(guarded: tuple[Cluster, Path], tmp_path: Path) -> None:
     cluster, folder = guarded
     ours, plain = store(cluster, shown_to_etcd(folder)), store(cluster, None)
@@ -77,6 +78,7 @@ async def test_only_who_has_a_certificate_reads_and_writes(guarded: tuple[Cluste
     await ours.close()
 
 
+@pytest.mark.rule("coordinator 1/3", "coordinator 4/2")
 async def test_an_install_with_tls_everywhere_and_a_shard_that_says_it_is_another(
     guarded: tuple[Cluster, Path], tmp_path: Path
 ) -> None:
@@ -109,6 +111,7 @@ async def test_an_install_with_tls_everywhere_and_a_shard_that_says_it_is_anothe
     assert "bigfleet://shard/east-0" in log
 
 
+@pytest.mark.rule("coordinator 1/4")
 @pytest.mark.parametrize(
     ("spoiled", "told"),
     [

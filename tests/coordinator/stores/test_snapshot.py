@@ -42,6 +42,7 @@ def tables_after(commands: list[Command]) -> Tables:
     return tables
 
 
+@pytest.mark.rule("coordinator 10/1")
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(COMMANDS, max_size=30))
 def test_a_snapshot_reads_back_equal(tmp_path: Path, commands: list[Command]) -> None:
@@ -65,6 +66,7 @@ def saved(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.rule("coordinator 10/1")
 def test_one_changed_byte_is_noticed(tmp_path: Path) -> None:
     folder = saved(tmp_path / "s")
     state = folder / "state.json"
@@ -74,6 +76,7 @@ def test_one_changed_byte_is_noticed(tmp_path: Path) -> None:
         read_snapshot(folder)
 
 
+@pytest.mark.rule("coordinator 10/3")
 def test_a_snapshot_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     folder = saved(tmp_path / "s")
     meta = folder / "meta.json"
@@ -83,6 +86,7 @@ def test_a_snapshot_of_another_version_is_refused_by_name(tmp_path: Path) -> Non
         read_snapshot(folder)
 
 
+@pytest.mark.rule("coordinator 10/3")
 def test_what_is_no_snapshot_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text("{}")
 
@@ -94,6 +98,7 @@ def test_what_is_no_snapshot_is_refused_by_name(tmp_path: Path) -> None:
         write_snapshot(tmp_path, snapshot_of(Tables(), term=1, index=1, saved_at_unix_nanos=NANOS))
 
 
+@pytest.mark.rule("coordinator 10/2")
 def test_exports_are_kept_up_to_a_number_and_latest_is_the_last(tmp_path: Path) -> None:
     for index in range(4):
         taken = snapshot_of(Tables(), term=7, index=index, saved_at_unix_nanos=index * 60 * NANOS)
@@ -104,6 +109,7 @@ def test_exports_are_kept_up_to_a_number_and_latest_is_the_last(tmp_path: Path) 
     assert read_meta((tmp_path / "latest" / "meta.json").read_bytes(), "latest").index == 3
 
 
+@pytest.mark.rule("coordinator 10/2")
 async def test_the_leader_exports_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     to = Export(directory=tmp_path / "out", interval_seconds=0.02, keep=48)
     async with serving(sqlite_store(tmp_path / "c.db"), export_to=to) as served:
@@ -132,6 +138,7 @@ async def stream(served: Served) -> tuple[bytes, bytes]:
     return frames[0].meta_json, b"".join(frame.data for frame in frames[1:])
 
 
+@pytest.mark.rule("coordinator 10/4", "coordinator 10/6", "coordinator 13/3")
 async def test_saved_over_the_wire_and_restored_into_etcd_the_tables_are_equal_and_the_term_is_higher(
     tmp_path: Path, member: Cluster
 ) -> None:

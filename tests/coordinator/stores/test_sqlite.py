@@ -22,6 +22,7 @@ def opened(path: Path) -> SqliteStateStore:
     return SqliteStateStore(path, leader=ME)
 
 
+@pytest.mark.rule("coordinator 3/1")
 async def test_each_start_has_a_higher_term_and_the_rows_of_the_last(tmp_path: Path) -> None:
     terms = []
     for start in range(3):
@@ -54,6 +55,7 @@ async def test_who_does_not_lead_writes_nothing(tmp_path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.rule("coordinator 3/9")
 async def test_a_term_is_raised_above_what_shards_have_seen(tmp_path: Path) -> None:
     store = opened(tmp_path / "c.db")
     await store.campaign()
@@ -90,6 +92,7 @@ async def test_a_write_that_fails_is_not_taken(tmp_path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.rule("coordinator 3/12")
 def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     code = (
@@ -112,6 +115,7 @@ def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
     asyncio.run(opened(path).close())
 
 
+@pytest.mark.rule("coordinator 3/13")
 async def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     with sqlite3.connect(path) as connection:
@@ -124,6 +128,7 @@ async def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.rule("coordinator 3/13")
 async def test_noise_is_named_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     path.write_bytes(b"not a database, but long enough to look at it" * 100)
@@ -133,6 +138,7 @@ async def test_noise_is_named_and_kept(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"not a database")
 
 
+@pytest.mark.rule("coordinator 3/13")
 async def test_a_newer_schema_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     await opened(path).close()
@@ -143,6 +149,7 @@ async def test_a_newer_schema_is_not_touched(tmp_path: Path) -> None:
         opened(path)
 
 
+@pytest.mark.rule("coordinator 3/13")
 @pytest.mark.parametrize(
     ("statement", "finding"),
     [

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ async def compare(open_store: Open, lives: list[list[Command]]) -> None:
 LIVES = st.lists(st.lists(COMMANDS, max_size=15), min_size=1, max_size=3)
 
 
+@pytest.mark.rule("coordinator 2/1")
 @settings(max_examples=40)
 @given(LIVES)
 def test_a_file_is_the_model(lives: list[list[Command]]) -> None:
@@ -62,6 +64,7 @@ def test_a_file_is_the_model(lives: list[list[Command]]) -> None:
         asyncio.run(compare(lambda: SqliteStateStore(path, leader=ME), lives))
 
 
+@pytest.mark.rule("coordinator 2/1")
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lives=LIVES)
 def test_etcd_is_the_model(member: Cluster, lives: list[list[Command]]) -> None:

@@ -41,6 +41,7 @@ def decisions(engine: ColumnarEngine, told: list[Phase]) -> Iterator[Decision]:
     yield engine.decide(store.snapshot(), (), OPTIONS, on_phase=told.append)
 
 
+@pytest.mark.rule("shard 14/4")
 @pytest.mark.parametrize("is_incremental", [True, False])
 def test_each_phase_is_told_once_and_in_order_whatever_was_kept(is_incremental: bool) -> None:
     told: list[Phase] = []

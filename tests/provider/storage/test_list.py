@@ -56,7 +56,7 @@ class Fleet:
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (lambda view: view._journal.remove(2), "change log"),
+        (lambda view: view._change_log.remove(2), "change log"),
         (lambda view: view._states[S.IDLE].add("b"), "other machines are"),
         (lambda view: view.counts.update({(S.IDLE, CapacityType.ON_DEMAND): 1}), "counts"),
         (

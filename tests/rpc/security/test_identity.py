@@ -214,6 +214,7 @@ def let_in(codes: dict[str, grpc.StatusCode]) -> set[str]:
 ALWAYS = {"Health", "Reflection"}
 
 
+@pytest.mark.rule("shard 12/1")
 @pytest.mark.parametrize(
     ("bearer", "allowed"),
     [
@@ -284,6 +285,7 @@ async def test_an_rpc_that_nobody_put_into_the_table_is_refused(certificates: Ce
 # ---- sessions ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 10.1/2", "shard 15/19")
 async def test_a_forged_cluster_id_is_refused_and_nothing_of_it_processed(
     certificates: Certificates, shard: SecureShard
 ) -> None:
@@ -325,6 +327,7 @@ async def test_the_rightful_cluster_keeps_its_session_when_another_claims_its_na
     assert shard.world.metric("session_lifecycle_total", event="replaced") == 0
 
 
+@pytest.mark.rule("shard 10.1/2")
 @pytest.mark.parametrize("hello", [{"rollup": capacity_pb2.ClusterCapacityNeeds()}, {"hello": shard_pb2.Hello()}])
 async def test_a_session_is_judged_by_its_frame_before_its_certificate(
     certificates: Certificates, shard: SecureShard, hello: dict[str, Any]

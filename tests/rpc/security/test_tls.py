@@ -342,6 +342,7 @@ async def calling_provider(certificates: Certificates, files: TlsFiles) -> Async
         await client.close()
 
 
+@pytest.mark.rule("shard 1/4")
 async def test_a_shard_shows_its_provider_the_new_certificate_and_running_calls_end_in_peace(
     certificates: Certificates,
 ) -> None:

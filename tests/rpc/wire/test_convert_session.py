@@ -313,6 +313,7 @@ class TestRollUp:
 class TestDigest:
     """How a shard knows a roll-up that it has already read."""
 
+    @pytest.mark.rule("shard 4/2")
     def test_it_ignores_the_timestamp_alone(self) -> None:
         """Equal demand at another time has an equal digest; any other difference shows."""
         demand = [wire_need(WireRequirement(key="zone", operator=SAME), group="g"), wire_need(min_unit={"cpu": "1"})]
@@ -325,6 +326,7 @@ class TestDigest:
         assert base.digest != offered(rollup(demand[0], at=1)).digest
         assert base.digest != offered(other_cluster).digest
 
+    @pytest.mark.rule("shard 4/2")
     def test_it_ignores_the_order_of_maps(self) -> None:
         """A map has no order, whatever the sender's library makes of it."""
         names = [f"r{number}" for number in range(20)]

@@ -50,6 +50,7 @@ FINGERPRINT = need("c1", "4").fingerprint
 # ---- strikes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 9.6/7")
 def test_the_third_refusal_in_a_row_counts(clock: HandClock) -> None:
     """An accepted call in between starts the count again."""
     machine_backoff = MachineBackoff(clock)
@@ -60,6 +61,7 @@ def test_the_third_refusal_in_a_row_counts(clock: HandClock) -> None:
     assert not machine_backoff.refused("m2")
 
 
+@pytest.mark.rule("shard 9.6/7")
 def test_a_hold_doubles_from_half_an_hour_to_a_day(clock: HandClock) -> None:
     """Each time that the machine is held again without an accepted call in between."""
     machine_backoff = MachineBackoff(clock)
@@ -78,6 +80,7 @@ def test_a_hold_doubles_from_half_an_hour_to_a_day(clock: HandClock) -> None:
     assert not machine_backoff.holds("m1", S.IDLE)
 
 
+@pytest.mark.rule("shard 9.6/8")
 def test_a_hold_ends_early_when_the_provider_shows_another_state(clock: HandClock) -> None:
     """Compared with the state at the hold's start."""
     machine_backoff = MachineBackoff(clock)
@@ -116,6 +119,7 @@ def test_a_machine_that_is_gone_is_forgotten(clock: HandClock) -> None:
 # ---- rows -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 9.2/14", "shard 9.2/16")
 def test_a_refused_row_is_backed_off_for_twice_as_long_each_time(clock: HandClock) -> None:
     """From 30 s to 10 min; what was refused stays known until the row succeeds."""
     demand_backoff = DemandBackoff(clock)
@@ -135,6 +139,7 @@ def test_a_refused_row_is_backed_off_for_twice_as_long_each_time(clock: HandCloc
     assert not demand_backoff.is_backed_off(bootstrap())
 
 
+@pytest.mark.rule("shard 9.2/14")
 def test_refusals_of_one_round_count_once(clock: HandClock) -> None:
     """Six machines asked for at the same time are one thing that the operator cannot do."""
     demand_backoff = DemandBackoff(clock)
@@ -145,6 +150,7 @@ def test_refusals_of_one_round_count_once(clock: HandClock) -> None:
     assert not demand_backoff.is_backed_off(bootstrap())
 
 
+@pytest.mark.rule("shard 8/5")
 def test_only_what_binds_a_machine_to_the_row_is_left_out(clock: HandClock) -> None:
     """Other kinds, other clusters and other groups go on."""
     demand_backoff = DemandBackoff(clock)
@@ -155,6 +161,7 @@ def test_only_what_binds_a_machine_to_the_row_is_left_out(clock: HandClock) -> N
     assert not demand_backoff.is_backed_off(bootstrap("c2"))
 
 
+@pytest.mark.rule("shard 9.2/16")
 def test_a_new_session_clears_what_is_held_against_its_cluster(clock: HandClock) -> None:
     """Rows and breaker; other clusters keep theirs."""
     demand_backoff = DemandBackoff(clock)
@@ -169,6 +176,7 @@ def test_a_new_session_clears_what_is_held_against_its_cluster(clock: HandClock)
     assert [demand_backoff.may_ask(cluster) for cluster in ("c1", "c2")] == [True, False]
 
 
+@pytest.mark.rule("shard 9.2/16")
 def test_a_row_that_left_the_demand_is_forgotten(clock: HandClock) -> None:
     """What is kept is bounded by what is asked for."""
     demand_backoff = DemandBackoff(clock)
@@ -182,6 +190,7 @@ def test_a_row_that_left_the_demand_is_forgotten(clock: HandClock) -> None:
 # ---- the blob breaker -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 9.2/6")
 def test_the_breaker_lets_one_probe_through_at_a_time(clock: HandClock) -> None:
     """From the third unanswered request in a row until one is answered."""
     demand_backoff = DemandBackoff(clock)

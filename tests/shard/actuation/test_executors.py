@@ -47,6 +47,7 @@ async def bootstrapped_with(answer: ListedMachine) -> World:
     return world
 
 
+@pytest.mark.rule("shard 9.2/12", "shard 16/1")
 @pytest.mark.parametrize(
     ("answer", "outcome", "state"),
     [
@@ -83,6 +84,7 @@ async def test_an_answer_to_drain_about_another_machine_is_not_believed() -> Non
     assert (world.state("m1"), "m2" in world.shard.inventory) == (S.FAILED, False)
 
 
+@pytest.mark.rule("shard 9.6/6")
 async def test_a_get_about_another_machine_settles_nothing() -> None:
     """After a refusal the machine is asked for; an answer about another one is left aside, and the List tells."""
 
@@ -102,6 +104,7 @@ async def test_a_get_about_another_machine_settles_nothing() -> None:
     assert world.state("m1") is S.CONFIGURED
 
 
+@pytest.mark.rule("shard 9.1/1")
 @pytest.mark.parametrize(
     ("kind", "state", "outcome"),
     [
@@ -135,6 +138,7 @@ async def test_a_machine_that_moved_on_is_left_alone(kind: ActionKind, state: Ma
     assert provider.calls == []
 
 
+@pytest.mark.rule("shard 9.2/3")
 @pytest.mark.parametrize(
     ("refusals", "outcomes"),
     [
@@ -175,6 +179,7 @@ async def released(provider: ScriptedProvider) -> World:
     return world
 
 
+@pytest.mark.rule("shard 9.4/3")
 @pytest.mark.parametrize(
     ("refusal", "outcome"),
     [(RefusalKind.NOT_SUPPORTED, "not_supported"), (RefusalKind.REFUSED, "provider_error")],
@@ -191,6 +196,7 @@ async def test_a_machine_that_cannot_be_deleted_is_not_tried_again(refusal: Refu
     assert (world.state("m1"), world.machine("m1").last_error) == (S.FAILED, DISAGREEMENT_CAUSE)
 
 
+@pytest.mark.rule("shard 9.4/3")
 async def test_a_refused_delete_of_a_machine_that_is_not_idle_any_more_proves_nothing() -> None:
     """What Get shows is followed: the machine may be deleted later."""
 
@@ -205,6 +211,7 @@ async def test_a_refused_delete_of_a_machine_that_is_not_idle_any_more_proves_no
     assert (world.state("m1"), len(world.shard.machine_backoff)) == (S.DELETING, 0)
 
 
+@pytest.mark.rule("shard 9.4/3")
 async def test_an_exhausted_delete_is_tried_again() -> None:
     """No room for the call now says nothing about the machine."""
     provider = ScriptedProvider()
@@ -217,6 +224,7 @@ async def test_an_exhausted_delete_is_tried_again() -> None:
     assert world.state("m1") is S.SPECULATIVE
 
 
+@pytest.mark.rule("shard 9.6/4")
 async def test_the_hold_of_a_machine_that_is_gone_goes_with_it() -> None:
     """NOT_FOUND forgets strikes as well."""
     provider = ScriptedProvider()
@@ -231,6 +239,7 @@ async def test_the_hold_of_a_machine_that_is_gone_goes_with_it() -> None:
     assert world.shard.machine_backoff._refusals == {}
 
 
+@pytest.mark.rule("shard 8/9", "shard 14/9")
 async def test_only_actions_that_hold_a_slot_are_counted_in_flight() -> None:
     """One that waits for its operator has given its slot back."""
     provider = ScriptedProvider()
@@ -250,6 +259,7 @@ async def test_only_actions_that_hold_a_slot_are_counted_in_flight() -> None:
     await asyncio.gather(workers, return_exceptions=True)
 
 
+@pytest.mark.rule("shard 14/8")
 async def test_a_scrape_never_builds_a_snapshot() -> None:
     """It runs in another thread: what it shows is the last cycle's, and the next cycle's view is not its doing."""
     provider = ScriptedProvider()

@@ -48,6 +48,7 @@ WRONG = {
 }
 
 
+@pytest.mark.rule("shard 1/6")
 @pytest.mark.parametrize(("arguments", "wanted"), WRONG.values(), ids=WRONG)
 def test_a_wrong_call_ends_with_2_and_one_line(
     arguments: list[str], wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -64,6 +65,7 @@ def test_a_wrong_call_ends_with_2_and_one_line(
     assert [part for part in wanted if part not in said] == []
 
 
+@pytest.mark.rule("shard 1/6")
 def test_a_place_has_an_address_or_fake_slots() -> None:
     """Never both, never neither."""
     fake, real = ShardFlags(fake_provider=7).place(), ShardFlags(provider_addr="127.0.0.1:9100").place()
@@ -72,6 +74,7 @@ def test_a_place_has_an_address_or_fake_slots() -> None:
     assert (real.provider_address, real.fake_slots) == (("127.0.0.1", 9100), None)
 
 
+@pytest.mark.rule("shard 1/7")
 def test_a_shard_with_a_real_provider_loads_nothing_of_the_kit() -> None:
     """Neither the command nor what it puts together."""
     program = (
@@ -85,6 +88,7 @@ def test_a_shard_with_a_real_provider_loads_nothing_of_the_kit() -> None:
     assert said.stdout.strip() == "[]"
 
 
+@pytest.mark.rule("shard 1/7")
 async def test_the_kit_answers_on_loopback_and_is_gone_with_its_context() -> None:
     """Inventory at once and fence as any provider; afterwards nobody listens on the port."""
     clock = SystemClock()
@@ -110,6 +114,7 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return stop
 
 
+@pytest.mark.rule("shard 1/7")
 async def test_it_ends_after_the_shard_and_needs_no_certificate(
     tmp_path: Path, stop: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +161,7 @@ def _no_engine(**_arguments: object) -> Any:
     return None
 
 
+@pytest.mark.rule("shard 1/7")
 @pytest.mark.slow
 def test_a_clusters_demand_is_served_by_fake_machines(tmp_path: Path) -> None:
     """A process of its own, from demand to bound machines to a clean stop; on disk is what any shard keeps."""

@@ -58,6 +58,7 @@ REFUSALS: dict[RefusalKind, str] = {
 }
 
 
+@pytest.mark.rule("shard 9.6/1", "shard 9.6/6", "shard 9.7/2", "shard 16/1")
 @pytest.mark.parametrize("synchronous", [False, True], ids=["asynchronous", "synchronous"])
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("call", CALLS)
@@ -90,6 +91,7 @@ async def test_each_refusal_of_each_call(call: str, refusal: RefusalKind, synchr
     assert provider.gets == (["m1"] if refusal in (RefusalKind.EXHAUSTED, RefusalKind.REFUSED) else [])
 
 
+@pytest.mark.rule("shard 9.6/7")
 @pytest.mark.parametrize("call", ["create", "configure", "drain"])
 async def test_the_third_refusal_in_a_row_holds_the_machine(call: str) -> None:
     """For half an hour, whatever the call; the provider's state is taken again then."""
@@ -107,6 +109,7 @@ async def test_the_third_refusal_in_a_row_holds_the_machine(call: str) -> None:
     assert len(provider.calls) == 4
 
 
+@pytest.mark.rule("shard 9.6/3")
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_fenced_call_is_never_made_again(call: str) -> None:
     """The machine stays Failed here whatever time it is; the alarm is logged at error with what to do."""
@@ -123,6 +126,7 @@ async def test_a_fenced_call_is_never_made_again(call: str) -> None:
     assert (told["log_level"], "stop one of the two processes" in told["advice"]) == ("error", True)
 
 
+@pytest.mark.rule("shard 8/8")
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_call_that_is_not_answered_is_given_up(call: str) -> None:
     """After --execute-timeout; its outcome is unknown, and the machine stays on its way until it is observed."""
@@ -171,6 +175,7 @@ class Answers(ScriptedProvider):
 BROKEN = {"price_usd_per_hour": -1.0}
 
 
+@pytest.mark.rule("shard 9.2/2", "shard 9.3/8", "shard 9.4/2", "shard 16/1")
 @pytest.mark.parametrize(
     ("call", "shown", "outcome", "state"),
     [
@@ -203,6 +208,7 @@ async def test_each_answer_to_create_drain_and_delete(
     assert world.shard.machine_backoff.is_held("m1") is (outcome == "invalid_record")
 
 
+@pytest.mark.rule("shard 9.6/9", "shard 15/11")
 @pytest.mark.parametrize(
     ("call", "kind"), [("create", "Create"), ("configure", "Configure"), ("drain", "Drain"), ("delete", "Delete")]
 )
@@ -217,6 +223,7 @@ async def test_an_operation_that_fails_is_followed_with_its_text(call: str, kind
     assert world.machine("m1").cluster == ("c1" if call in ("configure", "drain") else "")
 
 
+@pytest.mark.rule("shard 9.7/1")
 def test_the_outcomes_are_those_of_the_page() -> None:
     """A bounded label set: all and only (docs/spec/shard.md §9.7)."""
     text = SPEC.read_text(encoding="utf-8").partition("### 9.7")[2].partition("In the audit log also")[0]
@@ -224,6 +231,7 @@ def test_the_outcomes_are_those_of_the_page() -> None:
     assert {outcome.value for outcome in ActionOutcome} == set(re.findall(r"`(\w+)`", text))
 
 
+@pytest.mark.rule("shard 8/8")
 async def test_a_machine_gets_a_slot_only_when_one_is_free() -> None:
     """`--execute-concurrency` calls at once, each with a deadline of its own, independent of the cycle (§8)."""
     running: list[str] = []

@@ -59,6 +59,7 @@ async def working(world: World) -> AsyncIterator[None]:
 # ---- §8: into the queue -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 8/3")
 async def test_of_two_actions_of_one_machine_the_first_is_queued() -> None:
     """Preempts precede reclaims in a decision, so the Preempt it is; the other one is counted."""
     world = await world_of(machine("m1", S.CONFIGURED, cluster="c1"))
@@ -70,6 +71,7 @@ async def test_of_two_actions_of_one_machine_the_first_is_queued() -> None:
     assert pending.action.kind is ActionKind.PREEMPT
 
 
+@pytest.mark.rule("shard 8/4")
 @pytest.mark.parametrize("kind", ActionKind)
 @pytest.mark.parametrize("state", [S.SPECULATIVE, S.IDLE, S.CONFIGURING, S.CONFIGURED, S.DRAINING])
 async def test_an_action_is_queued_only_for_a_machine_in_its_state(kind: ActionKind, state: MachineState) -> None:
@@ -83,6 +85,7 @@ async def test_an_action_is_queued_only_for_a_machine_in_its_state(kind: ActionK
     assert counts.enqueued + counts.deduped == 1
 
 
+@pytest.mark.rule("shard 8/4")
 async def test_an_unknown_machine_passes_and_its_worker_decides() -> None:
     """It is not the queue that knows what a machine is."""
     world = await world_of()
@@ -92,6 +95,7 @@ async def test_an_unknown_machine_passes_and_its_worker_decides() -> None:
     assert (counts.enqueued, world.outcomes(), world.provider.calls) == (1, [("Bootstrap", "nobody", "stale")], [])
 
 
+@pytest.mark.rule("shard 8/1")
 async def test_an_action_is_told_apart_by_id_cycle_and_time() -> None:
     """Of its decision; the executing cycle is noted when its worker begins."""
     world = await world_of(machine("m1", S.IDLE), machine("m2", S.IDLE))
@@ -107,6 +111,7 @@ async def test_an_action_is_told_apart_by_id_cycle_and_time() -> None:
     assert (one.decided_cycle, one.executed_cycle) == (2, 3)
 
 
+@pytest.mark.rule("shard 8/7")
 async def test_what_is_looked_at_is_four_times_the_queue_and_the_rest_spends_nothing() -> None:
     """Of 100 reclaims eight are looked at, two queued; the others count as dropped, and no cap was spent on them."""
     world = await world_of(
@@ -120,6 +125,7 @@ async def test_what_is_looked_at_is_four_times_the_queue_and_the_rest_spends_not
     assert world.shard.guardrails._reclaims_spent == {"c1": 8}
 
 
+@pytest.mark.rule("shard 8/9")
 async def test_who_finds_no_room_to_wait_waits_in_its_slot() -> None:
     """At --execute-waiting-max the slots themselves are the bound."""
     settings = ShardSettings(execute_concurrency_max=2, execute_waiting_max=1)
@@ -141,6 +147,7 @@ async def test_who_finds_no_room_to_wait_waits_in_its_slot() -> None:
 # ---- §9.2: Provision and Bootstrap ------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 9.2/1")
 async def test_a_machine_in_creation_is_stamped_for_its_row() -> None:
     """P1 and P4: fingerprint, group and intended cluster, kept with an asynchronous ack, cleared with Idle."""
     world = await world_of(machine("s1", S.SPECULATIVE, capacity_type=CapacityType.SPOT))
@@ -164,6 +171,7 @@ async def test_a_machine_in_creation_is_stamped_for_its_row() -> None:
     assert (made.state, made.assigned_need_fingerprint, made.intended_cluster) == (S.IDLE, "", "")
 
 
+@pytest.mark.rule("shard 9.2/4")
 @pytest.mark.parametrize(
     ("cluster", "same_row", "outcome"),
     [("c1", True, "noop"), ("c1", False, "transition_error"), ("c2", True, "transition_error")],
@@ -184,6 +192,7 @@ async def test_a_bootstrap_of_a_configured_machine(cluster: str, same_row: bool,
     assert (provider.calls, world.state("m1")) == ([], S.CONFIGURED)
 
 
+@pytest.mark.rule("shard 9.2/7")
 async def test_a_machine_counts_for_its_row_while_its_blob_is_awaited() -> None:
     """B4: Configuring with cluster, fingerprint and group, shown to the cluster; no second machine is taken."""
     world = await world_of(machine("m1", S.IDLE), machine("m2", S.IDLE))
@@ -203,6 +212,7 @@ async def test_a_machine_counts_for_its_row_while_its_blob_is_awaited() -> None:
         assert (len(world.shard.actuator.history), world.state("m2")) == (1, S.IDLE)
 
 
+@pytest.mark.rule("shard 9.2/8")
 async def test_a_late_blob_is_dropped() -> None:
     """B5: the machine has been rolled back; the answer changes nothing."""
     world = await world_of(machine("m1", S.IDLE))
@@ -224,6 +234,7 @@ def requests(operator: FakeOperator) -> list[BootstrapRequest]:
     return [frame for frame in operator.frames if isinstance(frame, BootstrapRequest)]
 
 
+@pytest.mark.rule("shard 9.2/9")
 @pytest.mark.parametrize(
     ("ttl_seconds", "waits", "outcome"), [(5, 1, "success"), (5, 2, "blob_expired"), (0, 2, "success")]
 )
@@ -260,6 +271,7 @@ def _fresh(ttl_seconds: int) -> Any:
     return lambda request: BootstrapResponse(request_id=request.request_id, user_data=b"!", ttl_seconds=ttl_seconds)
 
 
+@pytest.mark.rule("shard 9.2/10")
 async def test_configure_carries_the_six_keys() -> None:
     """B7: five stamps and the shard's id, and nothing else."""
     world = await world_of(machine("m1", S.IDLE))
@@ -276,6 +288,7 @@ async def test_configure_carries_the_six_keys() -> None:
     }
 
 
+@pytest.mark.rule("shard 9.2/11", "shard 15/10")
 @pytest.mark.parametrize("synchronous", [False, True], ids=["asynchronous", "synchronous"])
 @pytest.mark.parametrize("lost", [False, True], ids=["answered", "answer lost"])
 async def test_a_binding_carries_its_stamps_however_it_is_finished(synchronous: bool, lost: bool) -> None:
@@ -297,6 +310,7 @@ async def test_a_binding_carries_its_stamps_however_it_is_finished(synchronous: 
 # ---- §9.3: drains -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 9.3/1")
 @pytest.mark.parametrize("kind", [ActionKind.RECLAIM, ActionKind.PREEMPT])
 async def test_a_machine_that_serves_another_cluster_by_now_is_not_drained(kind: ActionKind) -> None:
     """D1: it was decided about another binding."""
@@ -307,6 +321,7 @@ async def test_a_machine_that_serves_another_cluster_by_now_is_not_drained(kind:
     assert (world.provider.calls, world.state("m1")) == ([], S.CONFIGURED)
 
 
+@pytest.mark.rule("shard 9.3/3")
 async def test_a_draining_machine_keeps_binding_and_stamps_and_says_for_whom() -> None:
     """D2: binding and Assigned* stay, the preemptor is stamped; all of it ends with the observed Idle."""
     world = await world_of(machine("m1", S.IDLE))
@@ -329,6 +344,7 @@ async def test_a_draining_machine_keeps_binding_and_stamps_and_says_for_whom() -
     assert (free.state, free.cluster, free.preempted_for, free.assigned_priority) == (S.IDLE, "", None, 0)
 
 
+@pytest.mark.rule("shard 9.3/2")
 async def test_an_instruction_names_machine_provider_id_node_grace_and_reason() -> None:
     """D2: a reclaim is voluntary, ten minutes and priority 0; without a node name the machine's id stands for it."""
     world = await world_of(
@@ -348,6 +364,7 @@ async def test_an_instruction_names_machine_provider_id_node_grace_and_reason() 
     assert [each.instruction_id for each in told] == [each.action_id for each in world.shard.actuator.history]
 
 
+@pytest.mark.rule("shard 9.3/10")
 @pytest.mark.parametrize(
     ("kind", "tag", "reason"),
     [
@@ -368,6 +385,7 @@ async def test_an_instruction_says_why(kind: ActionKind, tag: str, reason: str) 
     assert [(each.reason, each.grace_seconds, each.preemptor_priority) for each in told] == [(reason, 30, 7)]
 
 
+@pytest.mark.rule("shard 9.3/4")
 async def test_a_drain_without_a_session_is_warned_of() -> None:
     """D2': nobody evicts its pods, and budgets for disruption are not honoured."""
     world = await world_of(machine("m1", S.CONFIGURED, cluster="c1"), synchronous=True)
@@ -383,6 +401,7 @@ async def test_a_drain_without_a_session_is_warned_of() -> None:
 # ---- §9.4: Delete -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 9.4/1")
 @pytest.mark.parametrize("kind", CapacityType)
 async def test_only_what_can_be_had_again_is_deleted(kind: CapacityType) -> None:
     """L1: on-demand and spot; anything else is never called for, whoever asks."""
@@ -394,6 +413,7 @@ async def test_only_what_can_be_had_again_is_deleted(kind: CapacityType) -> None
     assert (outcome.value, len(world.provider.calls)) == (("success", 1) if deleted else ("stale", 0))
 
 
+@pytest.mark.rule("shard 9.4/2", "shard 15/10")
 @pytest.mark.parametrize("synchronous", [False, True], ids=["asynchronous", "synchronous"])
 async def test_a_deleted_machine_is_a_slot_without_host_or_stamps(synchronous: bool) -> None:
     """L2 and L3: Idle → Deleting → Speculative, by ack or by reconcile, counted once."""
@@ -414,6 +434,7 @@ async def test_a_deleted_machine_is_a_slot_without_host_or_stamps(synchronous: b
     assert world.metric("idle_releases_total") == 1
 
 
+@pytest.mark.rule("shard 9.1/3")
 async def test_an_executor_makes_one_attempt() -> None:
     """Retrying is the next cycle's business (§9.1): one call per action, with a token of its own."""
 
@@ -438,6 +459,7 @@ async def test_an_executor_makes_one_attempt() -> None:
 # ---- §3: what a decision is made on -----------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 3/10")
 async def test_a_decision_assigns_before_it_preempts_before_it_reclaims() -> None:
     """Machines for rows first, then those that others give up for rows, then what nobody needs."""
     fleet = [
@@ -462,6 +484,7 @@ async def test_a_decision_assigns_before_it_preempts_before_it_reclaims() -> Non
     ]
 
 
+@pytest.mark.rule("shard 3/8")
 async def test_a_cycle_decides_in_another_thread_on_what_it_saw_at_its_start() -> None:
     """A machine that fails meanwhile is decided on as it was, and its action finds that it no longer applies."""
     threads: list[int] = []

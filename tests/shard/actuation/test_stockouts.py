@@ -73,6 +73,7 @@ async def run(world: World, provider: SellsOut, seconds: float) -> list[int]:
     return creates
 
 
+@pytest.mark.rule("shard 9.8/1", "shard 15/12")
 @pytest.mark.parametrize("synchronous", [True, False], ids=["refused", "failed later"])
 @pytest.mark.parametrize("count", [12, 200, 2000])
 async def test_another_type_is_asked_for_within_two_cycles(count: int, synchronous: bool) -> None:
@@ -90,6 +91,7 @@ async def test_another_type_is_asked_for_within_two_cycles(count: int, synchrono
     assert world.shard.view.needs[0].satisfied
 
 
+@pytest.mark.rule("shard 9.8/3", "shard 15/12")
 @pytest.mark.parametrize("synchronous", [True, False], ids=["refused", "failed later"])
 async def test_a_row_whose_creations_fail_is_short_and_ages(synchronous: bool) -> None:
     """While its machines are being created it is not; from the first failure on it is in every cycle."""
@@ -112,6 +114,7 @@ async def test_a_row_whose_creations_fail_is_short_and_ages(synchronous: bool) -
     assert len(provider.creates) <= 3 + 4
 
 
+@pytest.mark.rule("shard 9.8/1", "shard 9.8/2")
 async def test_a_pool_is_shared_by_all_clusters_and_comes_back_with_a_probe_that_succeeds() -> None:
     """Back-off of three minutes, doubled; the probe is one Create, for any row."""
     provider = SellsOut(synchronous=True, sold_out={"cheap"})
@@ -131,6 +134,7 @@ async def test_a_pool_is_shared_by_all_clusters_and_comes_back_with_a_probe_that
     assert all(view.satisfied for view in world.shard.view.needs)
 
 
+@pytest.mark.rule("shard 9.8/2")
 async def test_a_stockout_is_no_strike_against_the_machine() -> None:
     """One back-off and not two: the slot is never held for it."""
     provider = SellsOut(synchronous=True, sold_out={"cheap"})
@@ -143,6 +147,7 @@ async def test_a_stockout_is_no_strike_against_the_machine() -> None:
     assert {outcome for _kind, _machine, outcome in world.outcomes()} == {"exhausted"}
 
 
+@pytest.mark.rule("shard 9.8/2")
 async def test_sold_out_machines_are_neither_given_away_nor_told_as_available() -> None:
     """Until the pool is available again."""
     provider = SellsOut(synchronous=True, sold_out={"cheap"})
@@ -155,6 +160,7 @@ async def test_sold_out_machines_are_neither_given_away_nor_told_as_available() 
     assert (operator.hints()[-1].available_count, len(world.shard.taken)) == (0, 5)
 
 
+@pytest.mark.rule("shard 9.8/3")
 async def test_what_was_failed_by_the_backend_is_a_shortfall_too() -> None:
     """Not for want of stock: the pool stays, the slots fail one after the other, and the row is short meanwhile."""
     provider = SellsOut()
@@ -172,6 +178,7 @@ async def test_what_was_failed_by_the_backend_is_a_shortfall_too() -> None:
     assert (world.shard.view.needs[0].reason, world.metric("capacity_pools_sold_out")) == (UnmetReason.STOCKOUT, 0)
 
 
+@pytest.mark.rule("shard 9.8/1")
 async def test_three_creations_that_fail_for_any_reason_count_as_a_stockout() -> None:
     """A type that always refuses Create does not keep its row from another type."""
     provider = ScriptedProvider(synchronous=True)
@@ -189,6 +196,7 @@ async def test_three_creations_that_fail_for_any_reason_count_as_a_stockout() ->
     assert [name.partition("-")[0] for name in tried] == ["cheap"] * 3 + ["dear"]
 
 
+@pytest.mark.rule("shard 9.8/4")
 async def test_a_machine_that_fails_to_bootstrap_waits_behind_others() -> None:
     """The others are tried first; without another it is tried again at once."""
     provider = ScriptedProvider(synchronous=True)
@@ -214,6 +222,7 @@ async def test_a_machine_that_fails_to_bootstrap_waits_behind_others() -> None:
     assert world.state("m0") is S.CONFIGURED
 
 
+@pytest.mark.rule("shard 9.8/2")
 async def test_a_restart_forgets_back_offs_and_pools_without_demand_are_forgotten() -> None:
     """An hour after its end a back-off begins with three minutes again."""
     provider = SellsOut(synchronous=True, sold_out={"cheap"})

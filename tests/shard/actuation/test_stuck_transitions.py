@@ -115,6 +115,7 @@ async def in_transition(provider: ScriptedProvider, enter: Enter, **options: Any
     return world
 
 
+@pytest.mark.rule("shard 9.5/1", "shard 13/2")
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("enter", "state", "call", "bound_seconds", "kind"), TRANSITIONS)
 async def test_a_transition_over_its_bound_is_driven_again_and_ends(
@@ -139,6 +140,7 @@ async def test_a_transition_over_its_bound_is_driven_again_and_ends(
     assert not world.shard.stuck.stuck()
 
 
+@pytest.mark.rule("shard 9.5/5", "shard 15/13")
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("enter", "state", "call", "bound_seconds", "kind"), TRANSITIONS)
 async def test_a_transition_that_still_does_not_end_is_shown_as_stuck_and_left_alone(
@@ -162,6 +164,7 @@ async def test_a_transition_that_still_does_not_end_is_shown_as_stuck_and_left_a
     )
 
 
+@pytest.mark.rule("shard 9.5/1")
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("enter", "state", "call", "bound_seconds", "kind"), TRANSITIONS)
 async def test_a_synchronous_provider_ends_a_lost_transition_with_the_second_call(
@@ -178,6 +181,7 @@ async def test_a_synchronous_provider_ends_a_lost_transition_with_the_second_cal
     assert world.state("m1") is not state
 
 
+@pytest.mark.rule("shard 9.5/5")
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("enter", "state", "call", "bound_seconds", "kind"), TRANSITIONS)
 @pytest.mark.parametrize(
@@ -219,6 +223,7 @@ async def test_each_refusal_of_a_redrive(
         assert known.state is (S.FAILED if after == "held" else state)
 
 
+@pytest.mark.rule("shard 9.5/3")
 @pytest.mark.virtual_time
 async def test_a_configure_is_driven_again_with_a_fresh_blob_and_what_the_provider_echoes() -> None:
     """Cluster and metadata as the provider has them, not as this process would make them now."""
@@ -244,6 +249,7 @@ async def test_a_configure_is_driven_again_with_a_fresh_blob_and_what_the_provid
     assert (world.state("m1"), world.machine("m1").cluster) == (S.CONFIGURED, "c1")
 
 
+@pytest.mark.rule("shard 9.5/3")
 @pytest.mark.virtual_time
 async def test_a_provider_without_an_echo_is_told_what_it_was_told_before() -> None:
     """The stamps are still here: an echo may come only with Configured."""
@@ -255,6 +261,7 @@ async def test_a_provider_without_an_echo_is_told_what_it_was_told_before() -> N
     assert provider.metadata_sent[0] == provider.metadata_sent[1]
 
 
+@pytest.mark.rule("shard 9.5/5")
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("obstacle", "outcome"),
@@ -284,6 +291,7 @@ async def test_a_configure_that_cannot_be_driven_is_stuck_at_once(obstacle: str,
     assert (world.state("m1"), world.shard.stuck.is_stuck(MachineId("m1"))) == (S.CONFIGURING, True)
 
 
+@pytest.mark.rule("shard 9.5/7")
 @pytest.mark.virtual_time
 async def test_a_machine_that_moved_just_before_it_is_driven_again_is_only_read() -> None:
     """Get shows that the provider has ended the transition itself."""
@@ -298,6 +306,7 @@ async def test_a_machine_that_moved_just_before_it_is_driven_again_is_only_read(
     assert (world.state("m1"), len(provider.calls)) == (S.CONFIGURED, 1)
 
 
+@pytest.mark.rule("shard 9.5/4", "shard 9.5/7")
 @pytest.mark.virtual_time
 async def test_the_grace_of_a_drain_counts_and_is_over_when_it_is_driven_again() -> None:
     """Ten seconds of grace and ten minutes on top; a drain whose grace nobody here knows gets the longest there is."""
@@ -323,6 +332,7 @@ async def test_the_grace_of_a_drain_counts_and_is_over_when_it_is_driven_again()
     assert provider.graces_sent == [("m1", 9), ("m1", 0), ("old", 0)]
 
 
+@pytest.mark.rule("shard 9.5/2")
 @pytest.mark.virtual_time
 async def test_a_machine_whose_drain_waits_for_its_operator_is_not_overdue() -> None:
     """It has an action in flight, which ends by itself."""
@@ -342,6 +352,7 @@ async def test_a_machine_whose_drain_waits_for_its_operator_is_not_overdue() -> 
     await asyncio.gather(workers, return_exceptions=True)
 
 
+@pytest.mark.rule("shard 9.5/1")
 @pytest.mark.virtual_time
 async def test_each_stay_is_measured_anew() -> None:
     """A machine that was Configuring before, for another binding, starts at zero."""
@@ -362,6 +373,7 @@ async def test_each_stay_is_measured_anew() -> None:
     assert world.metric("redrives_total", kind="Bootstrap") == 0
 
 
+@pytest.mark.rule("shard 9.5/2")
 @pytest.mark.virtual_time
 async def test_woken_cycles_drive_nothing_again() -> None:
     """Only the timer does: a busy shard has no other measure than a quiet one."""
@@ -374,6 +386,7 @@ async def test_woken_cycles_drive_nothing_again() -> None:
     assert world.metric("redrives_total", kind="Provision") == 1
 
 
+@pytest.mark.rule("shard 6/20")
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("posture", "outcome", "counter"),
@@ -396,6 +409,7 @@ async def test_a_pause_and_a_dry_run_suppress_a_redrive(posture: ShardSettings, 
     assert (provider.calls, world.shard.stuck.is_stuck(MachineId("m1"))) == ([], True)
 
 
+@pytest.mark.rule("shard 9.5/6")
 @pytest.mark.virtual_time
 async def test_a_full_queue_puts_a_redrive_off() -> None:
     """What finds no room is driven again by a later timer cycle."""
@@ -412,6 +426,7 @@ async def test_a_full_queue_puts_a_redrive_off() -> None:
     assert counts == [2, 4, 5, 5]
 
 
+@pytest.mark.rule("shard 9.5/5")
 async def test_a_reader_sees_and_finds_stuck_machines() -> None:
     """The flag of MachineView, the filter of ListMachines, and the kind of the action."""
     provider = Forgetful(heals=False)
@@ -453,6 +468,7 @@ def test_a_row_is_found_by_the_stamps_of_its_machine_folded_or_not() -> None:
 # ---- flags ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 1/9")
 def test_the_bounds_are_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sets what its name says; the defaults are those of the specification."""
     given: list[ShardSettings] = []

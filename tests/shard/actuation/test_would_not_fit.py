@@ -22,6 +22,7 @@ def excess_world() -> World:
     return World(provider)
 
 
+@pytest.mark.rule("shard 9.3/14")
 async def test_the_machine_stays_configured_and_the_provider_is_not_called() -> None:
     """The operator is shown the machine as Configured again, which ends the instruction."""
     world = excess_world()
@@ -36,6 +37,7 @@ async def test_the_machine_stays_configured_and_the_provider_is_not_called() -> 
     assert world.metric("drain_results_total", outcome="would_not_fit") == 1
 
 
+@pytest.mark.rule("shard 9.3/14")
 async def test_it_is_held_for_ten_minutes_doubled_to_two_hours() -> None:
     """Per machine, and shown with the reason."""
     world = excess_world()
@@ -58,6 +60,7 @@ async def test_it_is_held_for_ten_minutes_doubled_to_two_hours() -> None:
     assert world.shard.guardrails.delay_of(MachineId("m0")) == (0, "")
 
 
+@pytest.mark.rule("shard 9.3/14")
 async def test_it_serves_again_at_once_and_is_reclaimed_when_its_pods_fit() -> None:
     """The hold binds reclaims alone."""
     world = excess_world()
@@ -76,6 +79,7 @@ async def test_it_serves_again_at_once_and_is_reclaimed_when_its_pods_fit() -> N
     assert world.state(HELD) is S.IDLE
 
 
+@pytest.mark.rule("shard 9.3/14")
 async def test_a_preemption_does_not_ask_whether_pods_fit() -> None:
     """The answer counts like a failed drain: the provider is called at once."""
     provider = ScriptedProvider(synchronous=True)

@@ -47,6 +47,7 @@ FIELDS = [
 # ---- what is written --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 13/1")
 @pytest.mark.virtual_time
 async def test_a_record_says_what_was_done_to_whom_why_and_how_it_ended() -> None:
     """Every field of the specification, in its order; the first record of a file tells what it goes on from."""
@@ -75,6 +76,7 @@ async def test_a_record_says_what_was_done_to_whom_why_and_how_it_ended() -> Non
     assert reclaim["seconds"] == 5.0
 
 
+@pytest.mark.rule("shard 13/2")
 @pytest.mark.virtual_time
 async def test_every_mutating_call_has_exactly_one_record() -> None:
     """By the sequence number of its token, refused calls and both halves of a purchase included."""
@@ -99,6 +101,7 @@ async def test_every_mutating_call_has_exactly_one_record() -> None:
     assert {record["kind"] for record in log.records} == {"Bootstrap", "Provision", "Reclaim", "Delete"}
 
 
+@pytest.mark.rule("shard 6/9", "shard 12/11", "shard 13/3", "shard 15/27")
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("posture", "outcome"),
@@ -124,6 +127,7 @@ async def test_each_action_that_is_kept_from_being_carried_out_is_recorded(
     assert check([("log", log.lines)]).findings == ()
 
 
+@pytest.mark.rule("shard 13/8")
 @pytest.mark.virtual_time
 async def test_texts_from_outside_are_bounded_and_always_writable() -> None:
     """An operator's error may be long, and may hold what UTF-8 cannot say."""
@@ -139,6 +143,7 @@ async def test_texts_from_outside_are_bounded_and_always_writable() -> None:
     assert log.records[0]["message"] == "?" + "x" * 1023
 
 
+@pytest.mark.rule("shard 13/9")
 @pytest.mark.virtual_time
 async def test_a_chain_goes_on_over_a_restart() -> None:
     """The next process writes the next number, and both parts are one whole log."""
@@ -159,6 +164,7 @@ async def test_a_chain_goes_on_over_a_restart() -> None:
     )
 
 
+@pytest.mark.rule("shard 13/5", "shard 13/9", "shard 15/26")
 @pytest.mark.virtual_time
 async def test_a_full_disk_is_counted_and_holds_up_nothing() -> None:
     """Actions are carried out, each lost record is counted, and the gap shows afterwards."""
@@ -216,6 +222,7 @@ def head_of(lines: list[bytes]) -> AuditHead:
     return AuditHead(line.sequence, line.chain)
 
 
+@pytest.mark.rule("shard 13/9")
 def test_a_chain_is_the_digest_of_the_one_before_and_of_the_record_without_its_own() -> None:
     """Anybody can check it with a SHA-256 and no program of ours."""
     first, second = log_of(2)
@@ -239,6 +246,7 @@ def test_a_whole_log_has_no_findings() -> None:
     assert check([("f", lines), ("g", later)]).head == head_of(later)
 
 
+@pytest.mark.rule("shard 13/10")
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -270,6 +278,7 @@ def test_a_missing_file_is_a_gap() -> None:
     assert faults(first, third) == [("f2", 1, "gap")]
 
 
+@pytest.mark.rule("shard 13/10")
 def test_what_was_cut_off_at_the_end_shows_against_a_head_that_was_noted() -> None:
     """The lines alone cannot tell, nor whether somebody wrote all of them again."""
     lines = log_of(9)
@@ -304,6 +313,7 @@ def _tampered(data: st.DataObject, lines: list[bytes]) -> list[bytes]:
     return [*lines[:place], added, *lines[place:]]
 
 
+@pytest.mark.rule("shard 13/10")
 @settings(max_examples=in_proportion(400), deadline=None)
 @given(st.data())
 def test_any_edit_deletion_swap_or_insertion_in_a_verified_log_is_found(data: st.DataObject) -> None:

@@ -67,6 +67,7 @@ def test_a_new_log_starts_with_the_first_record(path: Path) -> None:
     assert path.stat().st_mode & 0o007 == 0
 
 
+@pytest.mark.rule("shard 13/6")
 def test_a_log_rotates_below_its_size_and_keeps_four_old_files(path: Path) -> None:
     """Every file is at most as large as asked for, each goes on from the one before."""
     writer = Writer(path)
@@ -92,6 +93,7 @@ def test_a_line_larger_than_a_file_is_written_all_the_same(path: Path) -> None:
     assert check(files_of(path)).findings == ()
 
 
+@pytest.mark.rule("shard 13/9")
 def test_the_next_process_goes_on_where_the_last_one_ended(path: Path) -> None:
     """Within the file, and from the file before when there is nothing in this one yet."""
     first = Writer(path)
@@ -166,6 +168,7 @@ def test_two_processes_never_share_a_log(path: Path) -> None:
     AuditFile(path, size_bytes_max=SIZE_BYTES_MAX).close()
 
 
+@pytest.mark.rule("shard 13/7")
 def test_a_log_that_was_moved_away_is_begun_anew_when_told(path: Path) -> None:
     """Until then records go where the file went; both parts are one chain."""
     writer = Writer(path)
@@ -244,6 +247,7 @@ def test_a_disk_that_takes_half_a_line_keeps_none_of_it(path: Path, monkeypatch:
     assert check(files_of(path)).findings == ()
 
 
+@pytest.mark.rule("shard 13/4")
 @pytest.mark.virtual_time
 async def test_the_disk_is_asked_once_a_second_and_only_when_something_was_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
@@ -293,6 +297,7 @@ async def test_a_disk_that_cannot_keep_what_was_written_is_counted(path: Path, m
     assert len(failures) == 2
 
 
+@pytest.mark.rule("shard 15/26")
 @pytest.mark.virtual_time
 async def test_a_device_that_is_always_full_costs_records_and_nothing_else() -> None:
     """`/dev/full` refuses every write: each is counted, and actions are carried out."""
@@ -308,6 +313,7 @@ async def test_a_device_that_is_always_full_costs_records_and_nothing_else() -> 
     assert (world.metric("audit_write_errors_total"), world.metric("cycle_failures_total")) == (3, 0)
 
 
+@pytest.mark.rule("shard 13/4")
 @pytest.mark.virtual_time
 async def test_a_shard_writes_a_log_that_verifies(path: Path) -> None:
     """Through the real file, over a rotation and a restart."""

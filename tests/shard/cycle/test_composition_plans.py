@@ -50,6 +50,7 @@ def bound(world: World) -> int:
     return sum(one.state is not S.SPECULATIVE for one in world.provider.records.values())
 
 
+@pytest.mark.rule("shard 4.1/1")
 async def test_a_cluster_takes_nothing_until_its_plan_is_there() -> None:
     provider = ScriptedProvider(synchronous=True)
     offers(provider)
@@ -66,6 +67,7 @@ async def test_a_cluster_takes_nothing_until_its_plan_is_there() -> None:
     assert world.metric("clusters_awaiting_plan") == 0
 
 
+@pytest.mark.rule("shard 4.1/1")
 async def test_a_late_planner_delays_no_longer_than_the_wait() -> None:
     provider = ScriptedProvider(synchronous=True)
     offers(provider)
@@ -80,6 +82,7 @@ async def test_a_late_planner_delays_no_longer_than_the_wait() -> None:
     await world.shard.plans.close()
 
 
+@pytest.mark.rule("shard 4.1/2")
 @pytest.mark.parametrize(
     ("fault", "outcome"), [(RuntimeError("the worker died"), "failed"), (ProblemFault("too many pods"), "too_large")]
 )
@@ -139,6 +142,7 @@ async def test_what_runs_already_waits_for_no_plan() -> None:
     assert bound(world) == 2
 
 
+@pytest.mark.rule("shard 4.1/1")
 async def test_demand_that_never_stands_still_is_served_all_the_same() -> None:
     """Each plan that comes is acted on, though demand has changed by then."""
     provider = ScriptedProvider(synchronous=True)
@@ -156,6 +160,7 @@ async def test_demand_that_never_stands_still_is_served_all_the_same() -> None:
     assert seen[-1] > seen[20] > seen[10]
 
 
+@pytest.mark.rule("shard 4.1/1")
 async def test_a_little_change_waits_for_no_plan() -> None:
     provider = ScriptedProvider(synchronous=True)
     offers(provider)
@@ -173,6 +178,7 @@ async def test_a_little_change_waits_for_no_plan() -> None:
     await world.shard.plans.close()
 
 
+@pytest.mark.rule("shard 4.1/2")
 @pytest.mark.parametrize(
     "policy", [ClusterPolicy(scheduler=SchedulerOrder.MOST_ALLOCATED), ClusterPolicy(spot_pool_max=70)], ids=str
 )

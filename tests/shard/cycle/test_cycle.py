@@ -74,6 +74,7 @@ def bound_fleet(count: int, cluster: str = "c1") -> ScriptedProvider:
 # ---- when -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 3/1")
 async def test_the_timer_alone_cycles_at_its_interval() -> None:
     """The first cycle is at once."""
     world = World()
@@ -83,6 +84,7 @@ async def test_the_timer_alone_cycles_at_its_interval() -> None:
     assert (starts.of_timer, starts.woken) == ([0, 10, 20, 30], [])
 
 
+@pytest.mark.rule("shard 3/2")
 async def test_a_burst_of_wake_ups_gives_one_extra_cycle() -> None:
     """Fifty changed roll-ups at once are decided on together."""
     world = World()
@@ -96,6 +98,7 @@ async def test_a_burst_of_wake_ups_gives_one_extra_cycle() -> None:
     assert (starts.of_timer, starts.woken) == ([0], [3])
 
 
+@pytest.mark.rule("shard 3/2")
 async def test_woken_cycles_keep_the_least_gap() -> None:
     """However fast demand changes, they start half a second apart, and after a timer cycle too."""
     world = World()
@@ -107,6 +110,7 @@ async def test_woken_cycles_keep_the_least_gap() -> None:
     assert (starts.of_timer, starts.woken) == ([0], [0.5, 1.0, 1.5])
 
 
+@pytest.mark.rule("shard 3/3")
 async def test_a_wake_up_during_a_cycle_is_remembered_once() -> None:
     """What came while a List was under way is decided on right after, together."""
     world = World()
@@ -120,6 +124,7 @@ async def test_a_wake_up_during_a_cycle_is_remembered_once() -> None:
     assert (starts.of_timer, starts.woken) == ([0], [2])
 
 
+@pytest.mark.rule("shard 3/3")
 async def test_a_timer_cycle_takes_a_pending_wake_up_with_it() -> None:
     """No woken cycle follows for what the timer cycle has already seen."""
     world = World()
@@ -133,6 +138,7 @@ async def test_a_timer_cycle_takes_a_pending_wake_up_with_it() -> None:
     assert (starts.of_timer, starts.woken) == ([0, 10], [9.6])
 
 
+@pytest.mark.rule("shard 1/2")
 async def test_without_a_gap_there_are_timer_cycles_alone() -> None:
     """A wake-up changes nothing then."""
     world = World(settings=ShardSettings(wake_gap_seconds=None))
@@ -144,6 +150,7 @@ async def test_without_a_gap_there_are_timer_cycles_alone() -> None:
     assert (starts.of_timer, starts.woken) == ([0, 10], [])
 
 
+@pytest.mark.rule("shard 3/5")
 async def test_ticks_missed_by_a_long_cycle_are_one() -> None:
     """Three ticks fire during a List of 25 s; one cycle follows, at once."""
     world = World()
@@ -154,6 +161,7 @@ async def test_ticks_missed_by_a_long_cycle_are_one() -> None:
     assert (starts.of_timer, starts.woken) == ([0, 25, 50], [])
 
 
+@pytest.mark.rule("shard 3/12")
 async def test_no_cycle_waits_for_an_action_or_a_stream() -> None:
     """Calls that never return and an operator that never reads change no start."""
 
@@ -178,6 +186,7 @@ async def test_no_cycle_waits_for_an_action_or_a_stream() -> None:
 # ---- what only a timer cycle does -------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 3/6", "shard 7/1", "shard 15/23")
 async def test_parking_ages_on_timer_cycles_only() -> None:
     """The ninth stalled timer period is the first parked one, whatever demand does in between."""
     world = World()
@@ -192,6 +201,7 @@ async def test_parking_ages_on_timer_cycles_only() -> None:
     assert parked == [False] * 8 + [True] * 2
 
 
+@pytest.mark.rule("shard 3/6", "shard 7/3")
 async def test_a_woken_cycle_may_forget_a_parking_age() -> None:
     """A class that has hope again starts at zero."""
     world = World()
@@ -207,6 +217,7 @@ async def test_a_woken_cycle_may_forget_a_parking_age() -> None:
     assert world.shard.view.needs[0].parked_age_cycles == 1
 
 
+@pytest.mark.rule("shard 3/6", "shard 11.1/2", "shard 11.1/5")
 async def test_shortfalls_age_on_timer_cycles_and_are_dropped_by_any() -> None:
     """A new one has age 1; one that was away in any cycle starts again."""
     world = World()
@@ -229,6 +240,7 @@ async def test_shortfalls_age_on_timer_cycles_and_are_dropped_by_any() -> None:
     assert world.shard.shortfall_ledger[row.fingerprint].age_cycles == 1
 
 
+@pytest.mark.rule("shard 3/6", "shard 6/3", "shard 15/22")
 async def test_the_reclaim_cap_is_spent_over_woken_cycles_and_refilled_by_the_timer() -> None:
     """40 machines at 0.05 give two a period; what is capped wakes nothing."""
     world = World(bound_fleet(40))
@@ -244,6 +256,7 @@ async def test_the_reclaim_cap_is_spent_over_woken_cycles_and_refilled_by_the_ti
     assert not world.shard._wakeup.is_set()
 
 
+@pytest.mark.rule("shard 6/4")
 async def test_only_reclaims_are_capped() -> None:
     """A cluster may be given as much at once as it asks for."""
     world = World(idle_fleet(30))
@@ -255,6 +268,7 @@ async def test_only_reclaims_are_capped() -> None:
 # ---- before the first view --------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 1/15")
 async def test_no_phase_runs_before_the_first_successful_reconcile() -> None:
     """An unread inventory is not an empty one: no shortfall, no view, no action; sessions are served all the same."""
     provider = idle_fleet(1)
@@ -271,6 +285,7 @@ async def test_no_phase_runs_before_the_first_successful_reconcile() -> None:
     assert (world.shard.is_ready, world.shard.view.cycle) == (True, 4)
 
 
+@pytest.mark.rule("shard 10.1/7")
 async def test_sessions_that_came_too_early_are_resynchronised() -> None:
     """The first reconcile shows them what is theirs, followed by the ack."""
     world = World(bound_fleet(3))
@@ -283,6 +298,7 @@ async def test_sessions_that_came_too_early_are_resynchronised() -> None:
     assert all(operator.states(f"m0{number}")[-1] is S.CONFIGURED for number in range(3))
 
 
+@pytest.mark.rule("shard 3/9")
 async def test_nothing_is_reclaimed_before_the_clusters_first_roll_up() -> None:
     """After a restart the machines of a cluster that has not spoken stay; the others' excess goes."""
     provider = bound_fleet(2, "c1")
@@ -301,6 +317,7 @@ async def test_nothing_is_reclaimed_before_the_clusters_first_roll_up() -> None:
 # ---- errors and postures ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 3/11")
 async def test_an_error_in_a_cycle_is_counted_and_the_loop_lives() -> None:
     """Nothing of that cycle is enqueued; the next one decides afresh."""
     world = World(idle_fleet(1))
@@ -324,6 +341,7 @@ async def test_an_error_in_a_cycle_is_counted_and_the_loop_lives() -> None:
     assert world.metric("cycle_last_success_timestamp_seconds") * NANOS_PER_SECOND > 0
 
 
+@pytest.mark.rule("shard 6/9", "shard 6/19", "shard 6/20", "shard 15/27")
 @pytest.mark.parametrize(
     ("settings", "label"),
     [
@@ -356,6 +374,7 @@ async def test_a_pause_and_a_dry_run_call_nobody(settings: ShardSettings, label:
 # ---- bounds -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 3/4", "shard 6/18")
 async def test_what_the_action_limit_puts_off_wakes_one_more_cycle() -> None:
     """Ten bootstraps at three a cycle take four cycles, three of them woken, and no fifth."""
     world = World(idle_fleet(10), settings=ShardSettings(actions_per_cycle_max=3))
@@ -367,6 +386,7 @@ async def test_what_the_action_limit_puts_off_wakes_one_more_cycle() -> None:
     assert (len(world.outcomes()), world.metric("actions_deferred_total")) == (10, 7 + 4 + 1)
 
 
+@pytest.mark.rule("shard 8/6", "shard 15/24")
 async def test_a_full_queue_drops_and_the_next_cycle_derives_again() -> None:
     """Nothing blocks, and what was dropped leaves no trace in the ledger."""
     world = World(idle_fleet(6), settings=ShardSettings(execute_concurrency_max=1))
@@ -380,6 +400,7 @@ async def test_a_full_queue_drops_and_the_next_cycle_derives_again() -> None:
     assert sum(1 for each in world.shard.inventory if each.state is S.CONFIGURED) == 6
 
 
+@pytest.mark.rule("shard 8/2")
 async def test_a_machine_in_flight_is_decided_on_but_not_queued_twice() -> None:
     """The second decision is dropped and counted."""
     world = World(idle_fleet(1))
@@ -389,6 +410,7 @@ async def test_a_machine_in_flight_is_decided_on_but_not_queued_twice() -> None:
     assert (first.enqueued, second.enqueued, world.metric("actions_deduped_total")) == (1, 0, 1)
 
 
+@pytest.mark.rule("shard 8/4")
 async def test_an_action_that_no_longer_applies_is_not_carried_out() -> None:
     """The live record counts: a machine that left its state between decision and start is left alone."""
     world = World(idle_fleet(1))
@@ -401,6 +423,7 @@ async def test_an_action_that_no_longer_applies_is_not_carried_out() -> None:
     assert (record.outcome_label, world.provider.calls) == ("stale", [])
 
 
+@pytest.mark.rule("shard 1/17")
 async def test_a_stopping_shard_starts_no_queued_action_and_gives_running_calls_ten_seconds() -> None:
     """What cannot end in that time is cancelled and left as it is."""
 
@@ -422,6 +445,7 @@ async def test_a_stopping_shard_starts_no_queued_action_and_gives_running_calls_
     assert S.DRAINING is world.state("m01")
 
 
+@pytest.mark.rule("shard 1/17")
 async def test_a_stopping_shard_waits_for_no_operator() -> None:
     """An action that waits for a blob, a drain or a slot ends at once and makes no call any more."""
     provider = ScriptedProvider(synchronous=True)
@@ -445,6 +469,7 @@ async def _run_for_one_second(world: World) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.rule("shard 9.1/3")
 async def test_every_token_is_fresh_over_woken_and_timer_cycles() -> None:
     """Sequence numbers rise by the attempt, and the epoch is the process's."""
     seen: list[FenceToken] = []

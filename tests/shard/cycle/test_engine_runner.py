@@ -77,6 +77,7 @@ def idle_world(**arguments: Any) -> World:
     return World(provider, **arguments)
 
 
+@pytest.mark.rule("shard 1/8")
 async def test_one_engine_serves_a_shard_for_its_life() -> None:
     """What it keeps between cycles is what makes them quick."""
     makers = Makers()
@@ -87,6 +88,7 @@ async def test_one_engine_serves_a_shard_for_its_life() -> None:
     assert (makers.asked, [engine.decisions for engine in makers.engines]) == ([7], [3])
 
 
+@pytest.mark.rule("shard 1/8")
 async def test_a_divergence_is_told_with_its_evidence_and_the_answer_is_used() -> None:
     """Once each, at error level, and counted; the cycle goes on."""
     world = idle_world(make_engine=Makers(frozenset({2, 3})))
@@ -108,6 +110,7 @@ async def test_a_divergence_is_told_with_its_evidence_and_the_answer_is_used() -
     assert ("Bootstrap", "m1", "success") in world.outcomes()
 
 
+@pytest.mark.rule("shard 1/8")
 async def test_the_engine_of_a_shard_checks_itself_as_often_as_it_is_told() -> None:
     """The one for large fleets takes the settings' number; 0 checks nothing and decides all the same."""
     for verify_every_cycles in (0, 1):
@@ -135,6 +138,7 @@ class Held:
         return work()
 
 
+@pytest.mark.rule("shard 1/10", "shard 1/14")
 async def test_a_shard_is_ready_when_its_engine_is_and_its_machines_are_known() -> None:
     """Reconciles run and sessions are served meanwhile; nothing is decided, and the first decision comes at once."""
     compute = Held()
@@ -153,6 +157,7 @@ async def test_a_shard_is_ready_when_its_engine_is_and_its_machines_are_known() 
     await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.rule("shard 1/10")
 async def test_an_engine_without_machines_is_not_ready() -> None:
     """An unread inventory is not an empty one."""
     world = idle_world()

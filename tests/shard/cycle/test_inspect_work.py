@@ -53,6 +53,7 @@ async def calls_to_show(rows: int) -> float:
     return calls / rows
 
 
+@pytest.mark.rule("shard 12/15")
 async def test_showing_a_row_is_the_same_work_however_many_there_are() -> None:
     few, many = await calls_to_show(50), await calls_to_show(300)
 

@@ -59,6 +59,7 @@ class Timed:
         return {phase: figures for phase, figures in seen.items() if figures[0]}
 
 
+@pytest.mark.rule("shard 14/4")
 def test_every_moment_of_a_cycle_belongs_to_one_phase() -> None:
     timed = Timed()
     timed.after(1).end("reconcile")
@@ -100,6 +101,7 @@ def test_every_phase_of_a_decision_has_a_name_of_its_own() -> None:
     assert set(SHOWN_AS.values()) < set(PHASES)
 
 
+@pytest.mark.rule("shard 14/4")
 @pytest.mark.virtual_time
 async def test_waiting_for_a_thread_is_of_the_snapshot_and_the_way_back_of_the_last_phase() -> None:
     """So that no other phase looks slow when the machine has too little processor."""

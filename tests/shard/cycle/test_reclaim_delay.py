@@ -34,6 +34,7 @@ async def cycles(world: World, count: int, *, is_timer: bool = True) -> list[int
     return enqueued
 
 
+@pytest.mark.rule("shard 6/13")
 @pytest.mark.virtual_time
 async def test_a_machine_is_reclaimed_after_ten_minutes_of_excess() -> None:
     """In the 61st timer cycle at ten seconds each, and not before."""
@@ -44,6 +45,7 @@ async def test_a_machine_is_reclaimed_after_ten_minutes_of_excess() -> None:
     assert [kind for kind, *_rest in world.outcomes()] == ["Reclaim", "Reclaim"]
 
 
+@pytest.mark.rule("shard 6/13")
 @pytest.mark.virtual_time
 async def test_a_machine_that_becomes_useful_again_starts_over() -> None:
     """One cycle in which a row claims it is enough, a woken one too."""
@@ -58,6 +60,7 @@ async def test_a_machine_that_becomes_useful_again_starts_over() -> None:
         assert await cycles(world, 61) == [0] * 60 + [1], is_timer
 
 
+@pytest.mark.rule("shard 6/14")
 @pytest.mark.virtual_time
 async def test_the_delay_is_measured_on_timer_cycles() -> None:
     """Woken cycles neither start nor end it, however much time they span."""
@@ -70,6 +73,7 @@ async def test_the_delay_is_measured_on_timer_cycles() -> None:
     assert await cycles(world, 1) == [1]
 
 
+@pytest.mark.rule("shard 6/15", "shard 15/22")
 @pytest.mark.virtual_time
 async def test_the_cap_applies_after_the_delay() -> None:
     """Of 40 machines that are due at once two go in each period; the delayed ones spend nothing of the cap."""
@@ -83,6 +87,7 @@ async def test_the_cap_applies_after_the_delay() -> None:
     assert (due.delayed, due.capped, due.enqueued) == (0, 38, 2)
 
 
+@pytest.mark.rule("shard 6/15")
 @pytest.mark.virtual_time
 async def test_preemption_and_unjoined_machines_are_not_delayed() -> None:
     """A starving row and a machine without a node cannot wait for it."""
@@ -101,6 +106,7 @@ async def test_preemption_and_unjoined_machines_are_not_delayed() -> None:
     assert world.shard.actuator.history[0].action.reason == "phase3.unjoined"
 
 
+@pytest.mark.rule("shard 6/14")
 @pytest.mark.virtual_time
 async def test_without_a_delay_reclaims_are_at_once() -> None:
     """`--reclaim-after 0` keeps nothing in memory, and woken cycles reclaim as well."""
@@ -112,6 +118,7 @@ async def test_without_a_delay_reclaims_are_at_once() -> None:
     assert not world.shard.guardrails.excess.since_seconds
 
 
+@pytest.mark.rule("shard 6/16")
 @pytest.mark.virtual_time
 async def test_a_delay_starts_over_with_the_process() -> None:
     """A restart makes the wait longer, never shorter."""
@@ -124,6 +131,7 @@ async def test_a_delay_starts_over_with_the_process() -> None:
     assert await cycles(again, 61) == [0] * 60 + [1]
 
 
+@pytest.mark.rule("shard 6/16")
 @pytest.mark.virtual_time
 async def test_the_delay_of_a_cluster_without_a_session_goes_on() -> None:
     """Its last accepted demand stands, so what was excess stays excess; the drain then follows §9.3, D2'."""
@@ -138,6 +146,7 @@ async def test_the_delay_of_a_cluster_without_a_session_goes_on() -> None:
     assert world.metric("drains_without_session_total") == 1
 
 
+@pytest.mark.rule("shard 6/17")
 @pytest.mark.virtual_time
 async def test_the_delay_is_shown() -> None:
     """As gauges, in the report of the cycle and in one log line when delays start."""
@@ -153,6 +162,7 @@ async def test_the_delay_is_shown() -> None:
     assert [(line["machines"], line["waiting"]) for line in lines] == [(2, 2)]
 
 
+@pytest.mark.rule("shard 6/13")
 @given(st.lists(st.tuples(st.booleans(), st.frozensets(st.integers(0, 5))), max_size=40), st.integers(0, 6))
 @settings(deadline=None)
 def test_due_means_excess_in_every_cycle_since_a_timer_cycle_that_long_ago(

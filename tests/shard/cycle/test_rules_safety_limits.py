@@ -30,12 +30,14 @@ def bound_fleet(count: int) -> ScriptedProvider:
 # ---- limit 1 -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 6/1", "shard 16/2")
 @pytest.mark.parametrize(("configured", "cap"), [(0, 1), (1, 1), (19, 1), (20, 1), (21, 1), (40, 2), (1000, 50)])
 def test_a_period_sees_a_twentieth_of_the_cluster_and_at_least_one(configured: int, cap: int) -> None:
     """The product is cut, not rounded."""
     assert reclaim_cap(0.05, configured) == cap
 
 
+@pytest.mark.rule("shard 6/1", "shard 15/22")
 def test_a_cluster_of_1000_that_wants_nothing_is_gone_after_107_periods() -> None:
     """The cap shrinks with the cluster: some eighteen minutes, not at once."""
     left, periods = 1000, 0
@@ -46,6 +48,7 @@ def test_a_cluster_of_1000_that_wants_nothing_is_gone_after_107_periods() -> Non
     assert periods == 107
 
 
+@pytest.mark.rule("shard 6/2", "shard 8/10")
 @pytest.mark.parametrize(("configured", "cap"), [(19, 1), (20, 1), (21, 1), (40, 2)])
 async def test_the_head_of_the_order_is_kept_and_the_tail_derived_again(configured: int, cap: int) -> None:
     """What is dropped is counted, wakes nothing, and comes first in the next period."""
@@ -67,6 +70,7 @@ async def test_the_head_of_the_order_is_kept_and_the_tail_derived_again(configur
 # ---- limits 2 and 4 in the log -----------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 6/5")
 async def test_the_third_suspicious_roll_up_is_believed_with_a_warning() -> None:
     """Those before it were held with one."""
     world = World()
@@ -84,6 +88,7 @@ async def test_the_third_suspicious_roll_up_is_believed_with_a_warning() -> None
     ]
 
 
+@pytest.mark.rule("shard 6/11")
 async def test_what_the_brake_holds_back_and_believes_is_logged_at_error() -> None:
     """With how many machines and of how many."""
     provider = ScriptedProvider()
@@ -107,6 +112,7 @@ async def test_what_the_brake_holds_back_and_believes_is_logged_at_error() -> No
 # ---- dry run ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 6/19")
 async def test_a_dry_run_says_each_action_in_one_line() -> None:
     """At info; a pause says none."""
     lines = {}
@@ -129,6 +135,7 @@ async def test_a_dry_run_says_each_action_in_one_line() -> None:
     assert lines["pause"] == []
 
 
+@pytest.mark.rule("shard 6/20")
 async def test_max_actions_are_not_counted_under_a_pause() -> None:
     """Safety limit 1 and the limit of actions are skipped: everything is shown."""
     world = World(bound_fleet(40), settings=ShardSettings(actuation_paused=True, actions_per_cycle_max=3))
@@ -150,6 +157,7 @@ def gang(group: str) -> Need:
     return Need(cluster=row.cluster, profile=profile, aggregate=row.aggregate, min_unit=row.min_unit, group=group)
 
 
+@pytest.mark.rule("shard 7/4")
 async def test_parking_remembers_the_stalled_gangs_of_the_last_cycle_and_no_others() -> None:
     """However many there were before."""
     world = World()
@@ -163,6 +171,7 @@ async def test_parking_remembers_the_stalled_gangs_of_the_last_cycle_and_no_othe
     assert kept == [{"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2, "c": 2}, {"b": 3}, {}]
 
 
+@pytest.mark.rule("shard 7/2", "shard 15/23")
 async def test_a_parked_gang_may_try_again_at_age_32_for_one_period() -> None:
     """It is shown as short all the time, and buys nothing."""
     world = World()
@@ -196,6 +205,7 @@ def jump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     return jump_now
 
 
+@pytest.mark.rule("shard 15/25")
 async def test_holds_ages_and_deadlines_do_not_follow_the_wall_clock(jump: Callable[[], None]) -> None:
     """An idle hold, a strike's hold, a shortfall's age and a drain's grace last as long as they would have (§15)."""
     provider = ScriptedProvider()

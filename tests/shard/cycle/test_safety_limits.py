@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def actions(draw: st.DrawFn) -> list[Action]:
     ]
 
 
+@pytest.mark.rule("shard 3/10")
 @given(
     actions(),
     st.frozensets(st.integers(0, 29).map(lambda number: MachineId(f"m{number}")), max_size=10),
@@ -76,6 +78,7 @@ def test_every_action_is_kept_or_accounted_for(
         assert not fraction or Counter(chosen.spent) == Counter(spent) + reclaims
 
 
+@pytest.mark.rule("shard 8/5")
 def test_rows_that_are_backed_off_take_no_room() -> None:
     """Others behind them get their turn; machines that are taken from such a row's cluster are another matter."""
     row = need("c1", "4")

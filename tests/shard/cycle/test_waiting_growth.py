@@ -48,6 +48,7 @@ async def cycles(world: World, seconds: float) -> list[int]:
     return found
 
 
+@pytest.mark.rule("shard 9.9/1")
 @pytest.mark.parametrize(("count", "machines"), [(1, 2), (2, 2), (3, 3), (4, 3)])
 async def test_pods_that_wait_get_what_they_need_and_no_more_before_it_has_joined(count: int, machines: int) -> None:
     """One machine for the pod that runs; two waiting pods fit on each further one."""
@@ -59,6 +60,7 @@ async def test_pods_that_wait_get_what_they_need_and_no_more_before_it_has_joine
     assert await cycles(world, 600) == [machines] * 60
 
 
+@pytest.mark.rule("shard 9.9/1")
 async def test_after_the_node_has_joined_the_scheduler_has_a_minute_and_then_another_is_acquired() -> None:
     world, operator = fleet(8, CAPABILITY_NODE_STATUS)
     operator.report(waiting(1, "3500m"))
@@ -86,6 +88,7 @@ async def test_a_machine_that_waits_for_its_pods_is_kept_until_they_run_or_are_g
     assert configured(world) == 1
 
 
+@pytest.mark.rule("shard 9.9/1")
 async def test_a_machine_that_fails_is_replaced() -> None:
     world, operator = fleet(8, CAPABILITY_NODE_STATUS)
     operator.report(waiting(1, "3500m"))

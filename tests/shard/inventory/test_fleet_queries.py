@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ fleets = machines().flatmap(
 )
 
 
+@pytest.mark.rule("shard 14/8")
 @given(fleets)
 @settings(max_examples=in_proportion(150), deadline=None)
 def test_counts_are_those_of_the_machines(drawn: tuple[list[Machine], frozenset[MachineId]]) -> None:

@@ -62,6 +62,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.rule("shard 5.3/3", "shard 9.1/2")
 @given(st.lists(steps, max_size=12), shown())
 @settings(max_examples=in_proportion(400), deadline=None)
 def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(

@@ -5,6 +5,7 @@ Insert, apply, remove and idle stamps are the cases of tests/cases/engine/machin
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def test_the_index_by_cluster_holds_all_and_only_its_machines(story: list[tuple[
     assert set(inventory.clusters) == {each.cluster for each in inventory if each.cluster}
 
 
+@pytest.mark.rule("shard 2/1", "shard 3/8")
 def test_a_snapshot_is_of_its_moment() -> None:
     """The same object while nothing changes; the newest one stays readable when something did."""
     inventory = Inventory()
@@ -62,6 +64,7 @@ STATES = (S.IDLE, S.CONFIGURED, S.SPECULATIVE, S.DELETING)
 steps = st.tuples(st.sampled_from("abcd"), st.sampled_from((*STATES, None)), st.booleans())
 
 
+@pytest.mark.rule("shard 2/1")
 @given(st.lists(steps, max_size=40))
 @settings(max_examples=in_proportion(150), deadline=None)
 def test_the_columns_hold_what_the_inventory_holds(story: list[tuple[str, MachineState | None, bool]]) -> None:

@@ -1,6 +1,7 @@
 """What is counted by class is what looking at each machine and row would find."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def looked_at(need: Need, rows: list[Need], free: list[Machine]) -> tuple[int, C
     return len(idle) + len(slots), confidence, min(idle or slots or [0.0])
 
 
+@pytest.mark.rule("shard 10.5/4")
 @given(fleets(), st.data())
 @settings(max_examples=in_proportion(120), deadline=None)
 def test_offers_claims_and_unmet_rows_equal_what_looking_at_each_finds(fleet: FleetInput, data: st.DataObject) -> None:

@@ -43,6 +43,7 @@ def row(shard: HandoverShard, name: str) -> OwnershipRow:
 # ---- giving up ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 9.3/5")
 async def test_a_donor_gives_named_machines_up_for_good(make: Any) -> None:
     shard = make(*idle("a", "b"))
     await shard.read()
@@ -57,6 +58,7 @@ async def test_a_donor_gives_named_machines_up_for_good(make: Any) -> None:
     assert shard.holds() == ["b"]
 
 
+@pytest.mark.rule("shard 13/11", "coordinator 9.3/3")
 async def test_the_door_is_closed_behind_each_machine_with_a_token_that_fences_older_processes(make: Any) -> None:
     shard = make(*idle("a"))
     await shard.read()
@@ -75,6 +77,7 @@ async def test_the_door_is_closed_behind_each_machine_with_a_token_that_fences_o
     assert record["token_sequence"] == shard.provider.calls[0][2]
 
 
+@pytest.mark.rule("coordinator 7.1/4")
 @pytest.mark.parametrize(
     ("matching", "asked", "given"), [(1, 5, 0), (2, 5, 1), (10, 99, 9), (11, 99, 9), (12, 99, 10), (12, 3, 3)]
 )
@@ -93,6 +96,7 @@ async def test_a_donor_keeps_a_tenth_of_what_matches_and_at_least_one(
             await shard.handover.carry_out(told)
 
 
+@pytest.mark.rule("coordinator 9.3/2")
 async def test_the_longest_idle_go_first_then_by_id(make: Any) -> None:
     shard = make(*idle("c", "d", "e"))
     await shard.read()
@@ -105,6 +109,7 @@ async def test_the_longest_idle_go_first_then_by_id(make: Any) -> None:
     assert done.machine_ids == ("c", "d", "e", "a")
 
 
+@pytest.mark.rule("coordinator 9.3/2")
 async def test_a_selector_never_finds_what_is_bound_claimed_or_of_another_kind(make: Any) -> None:
     shard = make(*idle("claimed", "free1", "free2", "free3"), *idle("far", zone="zb"))
     serve(shard, "bound", priority=0)
@@ -116,6 +121,7 @@ async def test_a_selector_never_finds_what_is_bound_claimed_or_of_another_kind(m
     assert done.machine_ids == ("free1", "free2")
 
 
+@pytest.mark.rule("shard 11.3/3", "coordinator 7.5/2")
 async def test_what_just_came_is_given_on_only_after_eight_report_cycles(make: Any) -> None:
     shard = make()
     await shard.read()
@@ -129,6 +135,7 @@ async def test_what_just_came_is_given_on_only_after_eight_report_cycles(make: A
     assert (await shard.handover.carry_out(instruction(release(count=9), 3))).machine_ids == ("n1",)
 
 
+@pytest.mark.rule("coordinator 9.3/4")
 async def test_slots_are_given_up_as_slots(make: Any) -> None:
     shard = make(*[machine(name, S.SPECULATIVE) for name in ("s1", "s2")], *idle("a", "b"))
     await shard.read()
@@ -140,6 +147,7 @@ async def test_slots_are_given_up_as_slots(make: Any) -> None:
     assert row(shard, "s1").kind is RowKind.RELEASED
 
 
+@pytest.mark.rule("shard 16/6")
 async def test_an_instruction_that_comes_again_is_answered_alike_and_does_nothing(make: Any) -> None:
     shard = make(*idle("a", "b", "c"))
     await shard.read()
@@ -169,6 +177,7 @@ async def test_a_late_instruction_changes_nothing_that_a_later_one_has_settled(m
     assert not shard.provider.calls
 
 
+@pytest.mark.rule("coordinator 9.3/2")
 @pytest.mark.parametrize(
     ("named", "reason"),
     [("unknown", "unknown is not ours"), ("bound", "bound is Configured"), ("slot", "slot is Speculative")],
@@ -183,6 +192,7 @@ async def test_a_named_machine_that_cannot_be_given_is_refused_and_named(make: A
     assert not shard.provider.calls
 
 
+@pytest.mark.rule("coordinator 9.3/2")
 async def test_named_machines_that_are_still_on_their_way_may_be_given_later(make: Any) -> None:
     shard = make(machine("m", S.DELETING))
     await shard.read()
@@ -191,6 +201,7 @@ async def test_named_machines_that_are_still_on_their_way_may_be_given_later(mak
         await shard.handover.carry_out(instruction(release("m")))
 
 
+@pytest.mark.rule("coordinator 9.3/3")
 @pytest.mark.parametrize("kind", [RefusalKind.UNKNOWN_OUTCOME, RefusalKind.NOT_FOUND, RefusalKind.EXHAUSTED])
 async def test_a_machine_whose_door_did_not_close_is_left_out(make: Any, kind: RefusalKind) -> None:
     shard = make(*idle("a", "b"))
@@ -203,6 +214,7 @@ async def test_a_machine_whose_door_did_not_close_is_left_out(make: Any, kind: R
     assert shard.holds() == ["a"]
 
 
+@pytest.mark.rule("coordinator 9.3/3")
 async def test_a_machine_that_the_provider_shows_in_use_is_left_out(make: Any) -> None:
     shard = make(*idle("a", "b"))
     await shard.read()
@@ -211,6 +223,7 @@ async def test_a_machine_that_the_provider_shows_in_use_is_left_out(make: Any) -
     assert (await shard.handover.carry_out(instruction(release("a", "b")))).machine_ids == ("b",)
 
 
+@pytest.mark.rule("coordinator 9.3/3")
 async def test_a_process_that_is_fenced_itself_gives_nothing_up(make: Any) -> None:
     shard = make(*idle("a", "b"))
     await shard.read()
@@ -239,6 +252,7 @@ async def test_a_machine_that_the_shard_begins_to_use_meanwhile_stays(make: Any)
     assert shard.holds() == ["a"]
 
 
+@pytest.mark.rule("shard 6/21")
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [({"actuation_paused": True}, "actuation is paused"), ({"dry_run": True}, "this is a dry run")],
@@ -276,6 +290,7 @@ async def test_an_instruction_for_others_is_refused(make: Any) -> None:
 # ---- crashes -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 9.4/2")
 async def test_wherever_a_donor_dies_the_instruction_runs_to_the_same_end(tmp_path: Path) -> None:
     """Before the commit the machine is the donor's, after it nobody's until it is adopted."""
     told = instruction(release("a"))
@@ -297,6 +312,7 @@ async def test_wherever_a_donor_dies_the_instruction_runs_to_the_same_end(tmp_pa
         shard.close()
 
 
+@pytest.mark.rule("coordinator 9.4/2")
 @pytest.mark.parametrize("method", ["drain", "get"])
 async def test_a_donor_that_dies_while_it_closes_the_door_has_only_moved_marks(make: Any, method: str) -> None:
     shard = make(*idle("a"))
@@ -323,6 +339,7 @@ async def _unless_refused(call: Any) -> None:
         await call
 
 
+@pytest.mark.rule("coordinator 9.4/2")
 async def test_wherever_a_recipient_dies_it_has_the_machine_in_the_end(tmp_path: Path) -> None:
     told = instruction(adopt(idle("n")))
     for place in range(2):
@@ -340,6 +357,7 @@ async def test_wherever_a_recipient_dies_it_has_the_machine_in_the_end(tmp_path:
 # ---- taking over -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 9.3/5")
 async def test_a_recipient_has_what_it_adopts_at_once_and_reads_everything_again(make: Any) -> None:
     shard = make()
     await shard.read()
@@ -366,12 +384,13 @@ async def test_an_adoption_that_comes_again_puts_no_old_record_back(make: Any) -
     shard = make()
     told = instruction(adopt(idle("n")))
     await shard.handover.carry_out(told)
-    shard.handover_host.leave([MachineId("n")])
+    shard.handover_host.remove([MachineId("n")])
 
     assert (await shard.handover.carry_out(told)).machine_ids == ("n",)
     assert shard.holds() == []
 
 
+@pytest.mark.rule("coordinator 9.3/6")
 async def test_a_shard_that_has_adopted_very_many_refuses_another(make: Any) -> None:
     shard = make()
     owned = shard.owned
@@ -386,6 +405,7 @@ async def test_a_shard_that_has_adopted_very_many_refuses_another(make: Any) -> 
     assert again.machine_ids == ("m7",)
 
 
+@pytest.mark.rule("coordinator 9.3/5")
 async def test_a_machine_that_never_arrived_comes_back(make: Any) -> None:
     shard = make(*idle("a"))
     await shard.read()
@@ -399,6 +419,7 @@ async def test_a_machine_that_never_arrived_comes_back(make: Any) -> None:
     assert shard.widened == 1
 
 
+@pytest.mark.rule("coordinator 9.3/5")
 async def test_a_shard_that_hears_where_a_machine_is_lets_go_of_it_unless_it_is_in_use(make: Any) -> None:
     shard = make(*idle("a"))
     serve(shard, "bound", priority=0)
@@ -420,6 +441,7 @@ async def test_a_shard_that_hears_where_a_machine_is_lets_go_of_it_unless_it_is_
     assert shard.widened == 1
 
 
+@pytest.mark.rule("coordinator 9.1/2")
 async def test_the_first_domain_ends_owning_everything(make: Any) -> None:
     shard = make()
     assert shard.owned.base is Base.ALL
@@ -430,6 +452,7 @@ async def test_the_first_domain_ends_owning_everything(make: Any) -> None:
     assert shard.widened == 1
 
 
+@pytest.mark.rule("coordinator 9.2/1")
 async def test_a_domain_is_left_when_nothing_of_ours_lies_in_it(make: Any) -> None:
     """What was adopted stays with its adopter."""
     shard = make(*idle("a"))
@@ -441,12 +464,13 @@ async def test_a_domain_is_left_when_nothing_of_ours_lies_in_it(make: Any) -> No
 
     shard.handover.tend()
     assert shard.owned.leaving == {Domain(ZONE, "za")}
-    shard.handover_host.leave([MachineId("a"), MachineId("b")])
+    shard.handover_host.remove([MachineId("a"), MachineId("b")])
     shard.handover.tend()
     assert not shard.owned.leaving
     assert not shard.owned.domains
 
 
+@pytest.mark.rule("shard 2/13")
 async def test_a_change_that_cannot_be_written_fails_the_instruction_alone(make: Any) -> None:
     shard = make(*idle("a"))
     await shard.read()
@@ -463,6 +487,7 @@ async def test_a_change_that_cannot_be_written_fails_the_instruction_alone(make:
 # ---- draining for others -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("coordinator 7.4/2")
 async def test_both_gates_of_a_drain_are_strict(make: Any) -> None:
     """Less urgent work, and work that is cheaper to interrupt: $1024 is bucket 13."""
     shard = make()
@@ -496,6 +521,7 @@ async def test_no_more_are_drained_than_asked_for_and_none_that_has_not_joined_o
         await shard.handover.carry_out(instruction(drain(9, priority=1), 3))
 
 
+@pytest.mark.rule("shard 9.3/13", "coordinator 9.5/1")
 async def test_a_drained_machine_waits_for_its_shard_and_goes_to_no_other(make: Any) -> None:
     shard = make()
     serve(shard, "a", priority=1)
@@ -528,6 +554,7 @@ async def ready(shard: HandoverShard) -> None:
     shard.handover.tend()
 
 
+@pytest.mark.rule("shard 9.3/13", "coordinator 9.5/1")
 async def test_a_reservation_ends_after_ten_report_cycles(make: Any) -> None:
     shard = make()
     await ready(shard)
@@ -540,6 +567,7 @@ async def test_a_reservation_ends_after_ten_report_cycles(make: Any) -> None:
     assert not shard.file.reservations
 
 
+@pytest.mark.rule("coordinator 9.5/1", "coordinator 12/18")
 async def test_a_reservation_outlives_the_process_and_not_its_time(make: Any) -> None:
     shard = make()
     await ready(shard)
@@ -572,6 +600,7 @@ async def test_a_drain_that_died_with_its_process_is_queued_again_or_given_up(ma
     assert not shard.file.reservations
 
 
+@pytest.mark.rule("coordinator 9.5/1")
 @pytest.mark.parametrize("place", [0, 1])
 async def test_wherever_a_donor_dies_in_a_drain_at_most_that_drain_is_lost(make: Any, place: int) -> None:
     shard = make()

@@ -49,6 +49,7 @@ async def kept_for_another(shard: HandoverShard, **machine_facts: Any) -> None:
 # ---- what is kept for another ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 3/14", "shard 10.5/8", "shard 11.3/3", "shard 14/11")
 async def test_a_machine_that_is_kept_for_another_shard_serves_no_row_and_is_offered_to_nobody(make: Any) -> None:
     shard = make()
     await kept_for_another(shard)
@@ -66,6 +67,7 @@ async def test_a_machine_that_is_kept_for_another_shard_serves_no_row_and_is_off
     assert shard.world.metric("machines_reserved") == 1
 
 
+@pytest.mark.rule("shard 3/14")
 async def test_when_nobody_fetched_it_in_time_it_serves_again(make: Any) -> None:
     shard = make()
     await kept_for_another(shard)
@@ -78,6 +80,7 @@ async def test_when_nobody_fetched_it_in_time_it_serves_again(make: Any) -> None
     assert shard.world.metric("machines_reserved") == 0
 
 
+@pytest.mark.rule("shard 9.4/4")
 async def test_a_machine_that_is_kept_for_another_shard_is_never_deleted(make: Any) -> None:
     """Neither by the engine, after any time, nor by an action that was decided before."""
     shard = make(settings=ShardSettings(report_interval_seconds=DAY_SECONDS))
@@ -99,6 +102,7 @@ async def test_a_machine_that_is_kept_for_another_shard_is_never_deleted(make: A
 # ---- what comes and goes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 3/13")
 async def test_a_finished_adoption_wakes_a_cycle_that_uses_the_machine(make: Any) -> None:
     shard = make()
     operator = shard.world.connect("web")
@@ -116,6 +120,7 @@ async def test_a_finished_adoption_wakes_a_cycle_that_uses_the_machine(make: Any
     assert shard.world.metric("ownership_machines", relation="adopted") == 1
 
 
+@pytest.mark.rule("shard 10.5/8", "shard 11.3/3")
 async def test_what_came_lately_serves_here_and_is_not_reported_as_giveable(make: Any) -> None:
     shard = make(*idle("old"))
     await shard.world.cycle()
@@ -177,6 +182,7 @@ async def test_nothing_is_given_up_before_a_cycle_has_said_what_is_needed_here(m
 # ---- what is shown and recorded --------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 10.1/8")
 async def test_the_hello_of_a_shard_tells_the_term_that_it_has_accepted(make: Any) -> None:
     shard = make()
     await ownership_of(shard).handover.accept_term(7)
@@ -189,6 +195,7 @@ async def test_the_hello_of_a_shard_tells_the_term_that_it_has_accepted(make: An
     assert (hello.coordinator_term, hello.shard_epoch) == (7, shard.world.shard.epoch)
 
 
+@pytest.mark.rule("shard 9.3/13")
 async def test_an_operator_is_told_that_a_machine_goes_to_another_shard(make: Any) -> None:
     shard = make()
     serve(shard, "a", priority=1)
@@ -203,6 +210,7 @@ async def test_an_operator_is_told_that_a_machine_goes_to_another_shard(make: An
     assert (instructed.reason, instructed.machine_ids) == ("cross_shard_preempt", ("a",))
 
 
+@pytest.mark.rule("shard 13/11")
 async def test_every_call_that_an_instruction_asked_for_is_in_the_audit_log_with_its_id(make: Any) -> None:
     shard = make(*idle("b", "c"))
     serve(shard, "a", priority=1)
@@ -219,6 +227,7 @@ async def test_every_call_that_an_instruction_asked_for_is_in_the_audit_log_with
     assert [each["token_sequence"] for each in records] == [call[2] for call in shard.provider.calls]
 
 
+@pytest.mark.rule("shard 14/11")
 async def test_machines_that_moved_are_counted_by_where_they_are(make: Any) -> None:
     shard = make(*idle("a", "b", "c"))
     await shard.world.cycle()
@@ -236,6 +245,7 @@ async def test_machines_that_moved_are_counted_by_where_they_are(make: Any) -> N
 # ---- pause, dry run, full disk ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 6/21")
 @pytest.mark.parametrize("settings", [ShardSettings(actuation_paused=True), ShardSettings(dry_run=True)])
 async def test_what_needs_no_call_is_carried_out_under_pause_and_dry_run(make: Any, settings: ShardSettings) -> None:
     shard = make(*idle("a", "b"), settings=settings)
@@ -254,6 +264,7 @@ async def test_what_needs_no_call_is_carried_out_under_pause_and_dry_run(make: A
     assert {"a", "b", "bound"} <= set(shard.holds())
 
 
+@pytest.mark.rule("shard 2/13", "shard 15/26")
 async def test_a_full_disk_fails_instructions_and_cycles_go_on(make: Any) -> None:
     shard = make(*idle("a", "b"))
     await kept_for_another(shard)

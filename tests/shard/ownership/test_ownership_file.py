@@ -101,6 +101,7 @@ reservations = st.builds(
 steps = st.lists(st.tuples(st.lists(changes, max_size=3), st.lists(reservations, max_size=3)), max_size=6)
 
 
+@pytest.mark.rule("shard 2/11", "coordinator 9.1/4")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.integers(0, 2**62), st.sampled_from(Base))
 def test_any_sequence_of_changes_is_read_back_as_it_was(
@@ -141,6 +142,7 @@ def test_a_file_that_says_otherwise_than_its_process_is_found(tmp_path: Path, st
             state_file.ownership.validate()
 
 
+@pytest.mark.rule("shard 2/11", "coordinator 9.1/4")
 def test_a_lower_term_never_replaces_a_higher_one(tmp_path: Path) -> None:
     with opened(tmp_path) as state_file:
         state_file.ownership.accept_term(7)
@@ -149,6 +151,7 @@ def test_a_lower_term_never_replaces_a_higher_one(tmp_path: Path) -> None:
     assert held(tmp_path)[2] == 7
 
 
+@pytest.mark.rule("shard 1/19")
 def test_the_base_of_a_file_is_asked_of_a_new_one_alone(tmp_path: Path) -> None:
     opened(tmp_path, new_file_owns=Base.DOMAINS).close()
 
@@ -156,6 +159,7 @@ def test_the_base_of_a_file_is_asked_of_a_new_one_alone(tmp_path: Path) -> None:
         assert state_file.ownership.owned.base is Base.DOMAINS
 
 
+@pytest.mark.rule("shard 2/12")
 def test_a_file_of_the_former_schema_goes_on_owning_everything(tmp_path: Path) -> None:
     tmp_path.joinpath(FILE_NAME).touch()
     execute(
@@ -174,6 +178,7 @@ def released(name: str) -> Owned:
     return Owned(base=Base.DOMAINS).released(machine, OwnershipVersion(1, 1), to=OTHER)
 
 
+@pytest.mark.rule("shard 2/13")
 def test_a_change_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:
     """Neither on disk nor in memory: whoever wanted it is told."""
     with opened(tmp_path) as state_file:
@@ -193,6 +198,7 @@ def test_a_change_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:
     assert held(tmp_path) == (before, {}, 0)
 
 
+@pytest.mark.rule("shard 2/11")
 def test_a_process_that_dies_within_a_change_leaves_nothing_of_it(tmp_path: Path) -> None:
     with opened(tmp_path) as state_file:
         kept = state_file.ownership
@@ -214,6 +220,7 @@ def test_a_process_that_dies_within_a_change_leaves_nothing_of_it(tmp_path: Path
     assert held(tmp_path)[0] == before
 
 
+@pytest.mark.rule("shard 2/12")
 @pytest.mark.parametrize(
     ("damage", "finding"),
     [
@@ -244,6 +251,7 @@ def test_what_cannot_be_read_is_named_and_kept(tmp_path: Path, damage: str, find
         assert "restore the file from a backup" in str(fault.value)
 
 
+@pytest.mark.rule("shard 2/11")
 def test_the_records_of_released_machines_survive(tmp_path: Path) -> None:
     with opened(tmp_path) as state_file:
         state_file.ownership.commit(released("m0"))

@@ -52,16 +52,19 @@ def execute(directory: Path, statement: str) -> None:
         connection.commit()
 
 
+@pytest.mark.rule("shard 2/9", "shard 15/2")
 def test_a_new_file_starts_at_the_wall_clocks_seconds(tmp_path: Path) -> None:
     """A shard that lost its disk so outranks all its predecessors; the directory is made."""
     assert epoch_of(tmp_path / "deep" / "data") == NOW_SECONDS
 
 
+@pytest.mark.rule("shard 2/9")
 def test_a_wall_clock_at_zero_still_gives_an_epoch(tmp_path: Path) -> None:
     """At least 1: zero would say that there is no epoch."""
     assert epoch_of(tmp_path, unix_seconds=0.2) == 1
 
 
+@pytest.mark.rule("shard 2/9", "shard 15/1")
 def test_each_start_raises_the_epoch_by_one(tmp_path: Path) -> None:
     """Whatever the wall clock does meanwhile."""
     epochs = [epoch_of(tmp_path, unix_seconds=seconds) for seconds in (NOW_SECONDS, 5, NOW_SECONDS + 99)]
@@ -69,6 +72,7 @@ def test_each_start_raises_the_epoch_by_one(tmp_path: Path) -> None:
     assert epochs == [NOW_SECONDS, NOW_SECONDS + 1, NOW_SECONDS + 2]
 
 
+@pytest.mark.rule("shard 1/13")
 def test_the_epoch_is_on_disk_before_it_is_used(tmp_path: Path) -> None:
     """A process that dies right after its start is outranked by the next one."""
     state_file = StateFile.open(tmp_path, shard_id="shard-0", clock=WallClock())
@@ -79,6 +83,7 @@ def test_the_epoch_is_on_disk_before_it_is_used(tmp_path: Path) -> None:
     assert stored == {"schema": str(SCHEMA), "shard_id": "shard-0", "epoch": str(NOW_SECONDS), "base": "all"}
 
 
+@pytest.mark.rule("shard 2/7")
 def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
     """Nothing is raised meanwhile; when the holder ends, the file can be had."""
     with StateFile.open(tmp_path, shard_id="shard-0", clock=WallClock()):
@@ -89,6 +94,7 @@ def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
     assert epoch_of(tmp_path) == NOW_SECONDS + 1
 
 
+@pytest.mark.rule("shard 2/8")
 def test_a_damaged_file_is_named_and_kept(tmp_path: Path) -> None:
     """It is never made again silently: its epoch may be the only one that outranks a process elsewhere."""
     epoch_of(tmp_path)
@@ -98,6 +104,7 @@ def test_a_damaged_file_is_named_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / FILE_NAME).read_bytes().startswith(b"this is no database")
 
 
+@pytest.mark.rule("shard 2/8")
 def test_a_file_with_a_damaged_page_is_refused(tmp_path: Path) -> None:
     """The header alone proves nothing."""
     epoch_of(tmp_path)
@@ -110,6 +117,7 @@ def test_a_file_with_a_damaged_page_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path / FILE_NAME) in refusal(tmp_path)
 
 
+@pytest.mark.rule("shard 2/8", "shard 15/3")
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
@@ -157,6 +165,7 @@ def test_a_refused_file_is_let_go(tmp_path: Path) -> None:
     assert epoch_of(tmp_path) == NOW_SECONDS + 1
 
 
+@pytest.mark.rule("shard 2/8")
 @pytest.mark.parametrize("name", [FILE_NAME, LOCK_NAME])
 def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
     """Not a traceback."""

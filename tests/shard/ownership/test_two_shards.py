@@ -170,6 +170,7 @@ _EVENTS = st.one_of(
 _GIVES_WHEN_TOLD_AGAIN = [("dies", 0), ("gives", 0, 1), ("cycles", 0, False), ("again", 0, 0)]
 
 
+@pytest.mark.rule("shard 5.3/16", "shard 16/6")
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(course=st.lists(_EVENTS, min_size=10, max_size=40), mode=st.sampled_from(MODES))
@@ -206,6 +207,7 @@ async def _busy(base: Path, mode: str) -> int:
     return pair.moved
 
 
+@pytest.mark.rule("shard 5.3/16")
 @pytest.mark.parametrize("mode", MODES)
 def test_machines_go_to_and_fro_over_restarts(tmp_path: Path, mode: str) -> None:
     assert run_virtual(lambda: _busy(tmp_path, mode)) > 3

@@ -43,6 +43,7 @@ async def told(shard: HandoverShard, payload: Any, sequence: int, suffix: str = 
 # ---- one record ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.3/13", "coordinator 9.1/1")
 async def test_a_machine_that_another_shard_has_bound_is_not_ours_whatever_the_file_says(make: Any) -> None:
     shard = make(*idle("free"))
     bind(shard, "mine", by=ME)
@@ -59,6 +60,7 @@ async def test_a_machine_that_another_shard_has_bound_is_not_ours_whatever_the_f
     assert shard.world.metric("ownership_machines", relation="foreign") == 1
 
 
+@pytest.mark.rule("shard 1/20", "coordinator 9.1/1")
 async def test_the_bound_machines_of_a_shard_that_is_gone_for_good_are_its_heirs(make: Any) -> None:
     shard = make(settings=ShardSettings(inherits=frozenset({OTHER})))
     bind(shard, "theirs", by=OTHER)
@@ -69,6 +71,7 @@ async def test_the_bound_machines_of_a_shard_that_is_gone_for_good_are_its_heirs
     assert shard.holds() == ["theirs"]
 
 
+@pytest.mark.rule("shard 5.3/13", "coordinator 9.1/2")
 async def test_a_shard_without_a_file_owns_all_that_nobody_else_has_bound() -> None:
     ownership_filter = OwnershipFilter(
         me=ME, inherits=frozenset(), resources=EVERYTHING, is_known=lambda _id: False, is_busy=lambda _id: False
@@ -80,6 +83,7 @@ async def test_a_shard_without_a_file_owns_all_that_nobody_else_has_bound() -> N
     assert not ownership_filter.reserved
 
 
+@pytest.mark.rule("shard 5.3/14")
 async def test_a_machine_that_is_elsewhere_leaves_the_inventory_without_being_gone(make: Any) -> None:
     """Nobody is told that it failed, and no removal is counted or braked."""
     shard = make(*idle(*(f"m{number:02}" for number in range(30))))
@@ -97,6 +101,7 @@ async def test_a_machine_that_is_elsewhere_leaves_the_inventory_without_being_go
     assert not [frame for frame in operator.frames if "failed" in repr(frame).lower()]
 
 
+@pytest.mark.rule("shard 5.3/14")
 async def test_the_former_cluster_hears_of_a_machine_that_another_shard_has_bound_to_another_one(make: Any) -> None:
     shard = make()
     bind(shard, "m", by=ME, cluster="web")
@@ -110,6 +115,7 @@ async def test_the_former_cluster_hears_of_a_machine_that_another_shard_has_boun
     assert operator.states("m")[-1] is S.FAILED
 
 
+@pytest.mark.rule("shard 5.3/14")
 async def test_a_drained_machine_that_is_not_ours_any_more_leaves_with_its_last_word_to_its_cluster(make: Any) -> None:
     """A domain that is gone already: what the last binding held goes as soon as the drain is acked."""
     for is_synchronous in (False, True):
@@ -135,6 +141,7 @@ async def test_a_drained_machine_that_is_not_ours_any_more_leaves_with_its_last_
 # ---- a lost state file -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 1/19", "shard 15/2", "coordinator 9.1/2")
 async def test_a_shard_that_lost_its_file_knows_its_own_and_touches_nothing_idle_until_it_is_told(make: Any) -> None:
     shard = make(*idle("a", "b"), new_file_owns=Base.DOMAINS)
     bind(shard, "mine", by=ME)
@@ -155,6 +162,7 @@ async def test_a_shard_that_lost_its_file_knows_its_own_and_touches_nothing_idle
 # ---- domains ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.3/15", "coordinator 9.2/1")
 async def test_of_a_domain_that_is_left_the_free_machines_go_at_once_and_the_bound_ones_with_their_demand(
     make: Any,
 ) -> None:
@@ -177,6 +185,7 @@ async def test_of_a_domain_that_is_left_the_free_machines_go_at_once_and_the_bou
     assert [call[:2] for call in shard.provider.calls] == [("drain", "bound")]
 
 
+@pytest.mark.rule("shard 5.3/15")
 async def test_what_lies_in_a_held_domain_too_keeps_no_leaving_one_open(make: Any) -> None:
     rack = Domain("rack", "r1")
     shard = make(*idle("m", labels={"rack": "r1"}))
@@ -190,6 +199,7 @@ async def test_what_lies_in_a_held_domain_too_keeps_no_leaving_one_open(make: An
     assert (shard.owned.domains, shard.owned.leaving) == ({rack}, frozenset())
 
 
+@pytest.mark.rule("shard 5.3/15")
 async def test_a_free_machine_whose_last_action_ended_goes_though_its_record_says_nothing_new(make: Any) -> None:
     """Its record was recognised by its digest, and nobody would look at it again."""
     shard = make()
@@ -208,6 +218,7 @@ async def test_a_free_machine_whose_last_action_ended_goes_though_its_record_say
 # ---- reading all of it again -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.2/9", "coordinator 9.1/3")
 async def test_more_that_is_ours_makes_the_next_reconcile_a_full_one_and_wakes_the_cycle(make: Any) -> None:
     provider = RevisionedProvider()
     shard = make(provider=provider, settings=ShardSettings(incremental_reconcile=True), new_file_owns=Base.DOMAINS)
@@ -226,6 +237,7 @@ async def test_more_that_is_ours_makes_the_next_reconcile_a_full_one_and_wakes_t
     assert shard.holds() == ["a"]
 
 
+@pytest.mark.rule("shard 5.2/9")
 async def test_a_list_that_was_under_way_does_not_count_as_the_full_one(make: Any) -> None:
     provider = RevisionedProvider()
     shard = make(provider=provider, settings=ShardSettings(incremental_reconcile=True), new_file_owns=Base.DOMAINS)
@@ -260,6 +272,7 @@ async def shown(shard: HandoverShard, *machines: Machine, metadata: Any = None) 
     return counted.reads
 
 
+@pytest.mark.rule("shard 5.3/17")
 async def test_the_records_of_other_shards_are_read_once(make: Any) -> None:
     mine, theirs = idle("a", "b"), idle(*(f"t{number}" for number in range(8)), zone="zb")
     shard = make(new_file_owns=Base.DOMAINS)
@@ -308,6 +321,7 @@ def _courses(draw: st.DrawFn) -> list[tuple[list[Machine], dict[str, dict[str, s
     return course
 
 
+@pytest.mark.rule("shard 5.3/13")
 @settings(max_examples=10, deadline=None)
 @given(course=_courses())
 def test_a_shard_that_reads_digests_has_what_one_that_reads_records_has(course: Any, tmp_path_factory: Any) -> None:
@@ -345,6 +359,7 @@ def test_a_shard_that_reads_digests_has_what_one_that_reads_records_has(course: 
 # ---- adopted rows ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.3/18", "coordinator 9.3/6")
 async def test_an_adopted_row_goes_when_three_full_lists_in_a_row_do_not_name_its_machine(make: Any) -> None:
     shard = make(*idle("a"))
     await shard.world.cycle()
@@ -364,6 +379,7 @@ async def test_an_adopted_row_goes_when_three_full_lists_in_a_row_do_not_name_it
     assert not shard.owned.rows
 
 
+@pytest.mark.rule("shard 5.3/18")
 async def test_a_machine_that_is_named_and_cannot_be_read_keeps_its_row(make: Any) -> None:
     shard = make(machine("n", S.IDLE, price_usd_per_hour=-1.0))
     await told(shard, adopt(idle("n")), 1)
@@ -374,6 +390,7 @@ async def test_a_machine_that_is_named_and_cannot_be_read_keeps_its_row(make: An
     assert shard.owned.rows[MachineId("n")].kind is RowKind.ADOPTED
 
 
+@pytest.mark.rule("shard 5.3/18")
 async def test_deltas_say_nothing_of_what_they_do_not_name(make: Any) -> None:
     provider = RevisionedProvider()
     provider.add(*idle("a", "n"))

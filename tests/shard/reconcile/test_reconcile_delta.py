@@ -39,6 +39,7 @@ def revisioned(*machines: Machine, **options: Any) -> RevisionedProvider:
 # ---- with tombstones --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.2/1")
 async def test_a_delta_changes_what_it_names_and_removes_what_it_tells() -> None:
     """What an answer with tombstones leaves out is as it was."""
     provider = revisioned(*fleet(5))
@@ -54,6 +55,7 @@ async def test_a_delta_changes_what_it_names_and_removes_what_it_tells() -> None
     assert [world.metric("reconcile_total", mode=mode, outcome="ok") for mode in ("full", "delta")] == [1, 1]
 
 
+@pytest.mark.rule("shard 5.2/3")
 async def test_a_full_answer_to_a_cursor_is_taken_as_one() -> None:
     """A provider known to send tombstones that sends none has found the cursor too old: what is absent is gone."""
     provider = revisioned(*fleet(5))
@@ -68,6 +70,7 @@ async def test_a_full_answer_to_a_cursor_is_taken_as_one() -> None:
     assert [world.metric("reconcile_total", mode=mode, outcome="ok") for mode in ("full", "delta")] == [2, 1]
 
 
+@pytest.mark.rule("shard 6/12")
 async def test_removals_that_a_delta_told_are_remembered_while_they_are_held_back() -> None:
     """They are told once; the third pass in a row believes them."""
     provider = revisioned(*fleet(40))
@@ -83,6 +86,7 @@ async def test_removals_that_a_delta_told_are_remembered_while_they_are_held_bac
     assert left == [(40, 12), (40, 12), (28, 0)]
 
 
+@pytest.mark.rule("shard 6/12")
 async def test_a_held_back_machine_that_is_reported_again_stays() -> None:
     """Two of twelve come back, and ten are few enough to be believed at once."""
     provider = revisioned(*fleet(40))
@@ -97,6 +101,7 @@ async def test_a_held_back_machine_that_is_reported_again_stays() -> None:
     assert "m001" in world.shard.inventory
 
 
+@pytest.mark.rule("shard 6/12")
 async def test_a_full_answer_that_is_held_back_is_asked_for_again() -> None:
     """A delta to it would never name what it left out: a provider that was blind once loses nothing by it."""
     provider = revisioned(*fleet(30))
@@ -115,6 +120,7 @@ async def test_a_full_answer_that_is_held_back_is_asked_for_again() -> None:
     assert provider.cursors[2:5] == [b"1", b"", b"3"]
 
 
+@pytest.mark.rule("shard 15/6")
 async def test_the_third_empty_full_answer_in_a_row_is_believed() -> None:
     """After the first that is due, the other two are asked for at once, each without a cursor."""
     provider = revisioned(*fleet(30), tombstones=False)
@@ -130,6 +136,7 @@ async def test_the_third_empty_full_answer_in_a_row_is_believed() -> None:
     assert provider.cursors == [b"", b"0", b"", b"", b""]
 
 
+@pytest.mark.rule("shard 5.2/6")
 async def test_an_error_keeps_the_cursor() -> None:
     """It is replaced only after a whole answer was applied, so nothing is missed."""
     provider = revisioned(*fleet(3))
@@ -148,6 +155,7 @@ async def test_an_error_keeps_the_cursor() -> None:
 # ---- without tombstones -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.2/4")
 async def test_without_tombstones_only_a_full_list_finds_removals() -> None:
     """Deltas remove nothing, and every so many cycles the cursor is left out."""
     provider = revisioned(*fleet(5), tombstones=False)
@@ -163,6 +171,7 @@ async def test_without_tombstones_only_a_full_list_finds_removals() -> None:
     assert [cursor == b"" for cursor in provider.cursors] == [True, False, False, False, True, False]
 
 
+@pytest.mark.rule("shard 5.2/5")
 async def test_a_provider_without_revisions_is_always_listed_in_full() -> None:
     """An empty revision is no cursor."""
     provider = ScriptedProvider()
@@ -178,6 +187,7 @@ async def test_a_provider_without_revisions_is_always_listed_in_full() -> None:
 # ---- revisits ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.2/7", "shard 15/9")
 async def test_a_record_skipped_in_flight_is_read_again() -> None:
     """Later deltas would not name it, so Get does, as soon as the machine is not pending."""
     provider = revisioned(machine("m1", S.IDLE))
@@ -195,6 +205,7 @@ async def test_a_record_skipped_in_flight_is_read_again() -> None:
     assert (world.state("m1"), world.machine("m1").price_usd_per_hour) == (S.CONFIGURED, 5.0)
 
 
+@pytest.mark.rule("shard 9.6/5")
 async def test_a_call_that_was_never_applied_is_found_by_reading_the_machine() -> None:
     """A state that did not move makes no delta: without the Get the machine would be Configuring for ever."""
     provider = revisioned(machine("m1", S.IDLE))
@@ -227,6 +238,7 @@ async def test_an_action_that_broke_inside_is_found_by_reading_the_machine(monke
     assert S.CONFIGURED is world.state("m1")
 
 
+@pytest.mark.rule("shard 5.2/8")
 async def test_the_end_of_a_hold_is_found_by_reading_the_machine() -> None:
     """After half an hour the machine takes the state that its provider showed all the time."""
     provider = revisioned(machine("m1", S.IDLE))
@@ -245,6 +257,7 @@ async def test_the_end_of_a_hold_is_found_by_reading_the_machine() -> None:
     assert S.CONFIGURED is world.state("m1")
 
 
+@pytest.mark.rule("shard 5.2/8")
 async def test_a_removal_told_while_its_machine_is_in_flight_is_not_lost() -> None:
     """The action ends first; then the machine is asked for, and its absence removes it."""
     provider = revisioned(machine("m1", S.IDLE))
@@ -278,6 +291,7 @@ class SlowGets(ScriptedProvider):
         return await super().get(machine_id)
 
 
+@pytest.mark.rule("shard 5.2/7")
 async def test_revisits_are_bounded() -> None:
     """At most 256 a cycle, 16 at a time; the rest follows in the next one."""
     provider = SlowGets()
@@ -316,6 +330,7 @@ async def stop(workers: "asyncio.Task[None]") -> None:
     await asyncio.gather(workers, return_exceptions=True)
 
 
+@pytest.mark.rule("shard 5.3/2")
 async def test_a_configured_machine_in_a_drain_wait_stays_draining() -> None:
     """Draining here, Configured there: that is what the wait is."""
     world, workers = await drain_wait(ScriptedProvider())
@@ -327,6 +342,7 @@ async def test_a_configured_machine_in_a_drain_wait_stays_draining() -> None:
     await stop(workers)
 
 
+@pytest.mark.rule("shard 5.3/2", "shard 9.3/11")
 @pytest.mark.parametrize("shown", [S.IDLE, S.FAILED, S.DRAINING])
 async def test_any_other_state_ends_a_drain_wait(shown: MachineState) -> None:
     """What the provider shows is taken, and it is not called."""
@@ -341,6 +357,7 @@ async def test_any_other_state_ends_a_drain_wait(shown: MachineState) -> None:
     await stop(workers)
 
 
+@pytest.mark.rule("shard 9.3/11")
 async def test_a_refused_record_does_not_end_a_drain_wait() -> None:
     """Garbage says nothing about the drain."""
     world, workers = await drain_wait(ScriptedProvider())
@@ -352,6 +369,7 @@ async def test_a_refused_record_does_not_end_a_drain_wait() -> None:
     await stop(workers)
 
 
+@pytest.mark.rule("shard 5.1/1", "shard 9.3/11")
 async def test_a_machine_that_goes_in_a_drain_wait_is_removed() -> None:
     """A drain wait does not count as pending for removals."""
     world, workers = await drain_wait(ScriptedProvider())

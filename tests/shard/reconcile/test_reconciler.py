@@ -57,6 +57,7 @@ def fleet(count: int) -> list[Machine]:
 # ---- what a record changes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.3/3")
 async def test_a_pass_that_shows_nothing_new_changes_nothing() -> None:
     """Equal records allocate nothing: the snapshot stays the same object."""
     world = World(provider_of(machine("m1", S.IDLE), machine("m2", S.CONFIGURED, cluster="c1")))
@@ -68,6 +69,7 @@ async def test_a_pass_that_shows_nothing_new_changes_nothing() -> None:
     assert world.metric("reconcile_total", mode="full", outcome="ok") == 2
 
 
+@pytest.mark.rule("shard 5.3/4")
 async def test_new_facts_are_taken_without_a_transition() -> None:
     """A price may change while a machine rests; how long it has been Idle does not."""
     provider = provider_of(machine("m1", S.IDLE))
@@ -82,6 +84,7 @@ async def test_new_facts_are_taken_without_a_transition() -> None:
     assert world.shard.inventory.idle_since_seconds(known.id) == 0.0
 
 
+@pytest.mark.rule("shard 5.3/11")
 async def test_new_facts_of_a_bound_machine_keep_its_stamps_and_reach_its_cluster() -> None:
     """The cluster hears of what its frame shows, and of nothing else."""
     provider = provider_of(machine("m1", S.CONFIGURED, cluster="c1"))
@@ -115,6 +118,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.rule("shard 5.1/2", "shard 5.3/5", "shard 15/7")
 @pytest.mark.parametrize(("changes", "reason"), BROKEN.values(), ids=BROKEN)
 async def test_a_refused_record_leaves_the_last_good_one(changes: dict[str, Any], reason: str) -> None:
     """It is counted by reason, costs nobody else anything, never reads as a removal, and a sound one is taken again."""
@@ -136,6 +140,7 @@ async def test_a_refused_record_leaves_the_last_good_one(changes: dict[str, Any]
     assert world.machine("m1").price_usd_per_hour == 4.0
 
 
+@pytest.mark.rule("shard 5.3/5")
 async def test_a_refused_record_of_an_unknown_machine_is_left_out() -> None:
     """The others of the same List are known all the same."""
     world = World(provider_of(machine("bad", S.IDLE, price_usd_per_hour=math.nan), machine("good", S.IDLE)))
@@ -144,6 +149,7 @@ async def test_a_refused_record_of_an_unknown_machine_is_left_out() -> None:
     assert [each.id for each in world.shard.inventory] == ["good"]
 
 
+@pytest.mark.rule("shard 5.3/7", "shard 9.6/9")
 @pytest.mark.parametrize(
     ("source", "target", "is_jump"),
     [
@@ -176,6 +182,7 @@ def _in_state(state: MachineState) -> Machine:
     return machine("m1", state, **bound, **cause)
 
 
+@pytest.mark.rule("shard 5.3/8")
 @pytest.mark.parametrize("target", [S.CREATING, S.CONFIGURING, S.CONFIGURED, S.DRAINING, S.FAILED])
 async def test_stamps_stay_while_a_machine_is_on_its_way_or_bound(target: MachineState) -> None:
     """They are the shard's own: what the provider echoes later does not touch them."""
@@ -189,6 +196,7 @@ async def test_stamps_stay_while_a_machine_is_on_its_way_or_bound(target: Machin
     assert stamps(world.machine("m1")) == RESTORED
 
 
+@pytest.mark.rule("shard 5.3/8", "shard 5.3/11")
 @pytest.mark.parametrize("target", [S.IDLE, S.SPECULATIVE, S.DELETING])
 async def test_stamps_end_together_with_the_cluster(target: MachineState) -> None:
     """ADR-0059: so an asynchronous drain ends here; a cluster that the provider still names is not believed."""
@@ -228,6 +236,7 @@ async def test_reaching_speculative_counts_as_a_release() -> None:
 # ---- what comes back after a restart ----------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 2/2", "shard 5.3/6")
 async def test_a_restarted_shard_reads_the_stamps_from_the_echo() -> None:
     """Inventory, bindings and attribution come from one List."""
     world = World(provider_of(_in_state(S.CONFIGURED)), epoch=2)
@@ -236,6 +245,7 @@ async def test_a_restarted_shard_reads_the_stamps_from_the_echo() -> None:
     assert (world.machine("m1").cluster, stamps(world.machine("m1"))) == ("c1", RESTORED)
 
 
+@pytest.mark.rule("shard 5.3/6")
 async def test_a_stamp_that_cannot_be_read_is_left_at_zero() -> None:
     """It is counted and spoils no other."""
     provider = provider_of(_in_state(S.CONFIGURED))
@@ -249,6 +259,7 @@ async def test_a_stamp_that_cannot_be_read_is_left_at_zero() -> None:
     assert world.metric("metadata_decode_errors_total") == 2
 
 
+@pytest.mark.rule("shard 5.3/9", "shard 10.3/1")
 async def test_the_provider_wins_a_binding_conflict() -> None:
     """Stamps come from the echo then; the former cluster hears that it lost the machine, the new one that it has it."""
     provider = provider_of(_in_state(S.CONFIGURED))
@@ -268,6 +279,7 @@ async def test_the_provider_wins_a_binding_conflict() -> None:
     assert two.states("m1") == [S.CONFIGURED]
 
 
+@pytest.mark.rule("shard 5.3/9")
 async def test_a_binding_that_this_process_did_not_make_is_no_conflict() -> None:
     """An Idle machine that turns up bound is taken with its echo."""
     provider = provider_of(machine("m1", S.IDLE))
@@ -281,6 +293,7 @@ async def test_a_binding_that_this_process_did_not_make_is_no_conflict() -> None
     assert world.metric("binding_conflicts_total") == 0
 
 
+@pytest.mark.rule("shard 5.3/10")
 async def test_a_configuring_machine_whose_cluster_is_not_told_keeps_ours() -> None:
     """Absent is not said: otherwise every cycle would buy the row another machine."""
     provider = provider_of(*fleet(3))
@@ -298,6 +311,7 @@ async def test_a_configuring_machine_whose_cluster_is_not_told_keeps_ours() -> N
 # ---- removals ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.1/1", "shard 5.3/11")
 async def test_a_removed_bound_machine_is_shown_as_failed_to_its_cluster() -> None:
     """With the node name that the operator knows it by."""
     provider = provider_of(_in_state(S.CONFIGURED))
@@ -315,6 +329,7 @@ async def test_a_removed_bound_machine_is_shown_as_failed_to_its_cluster() -> No
     assert (gone.state, gone.last_error, gone.node_name) == (S.FAILED, NO_LONGER_REPORTED, "node-1")
 
 
+@pytest.mark.rule("shard 10.3/2")
 async def test_a_node_status_is_kept_only_in_the_order_of_its_observation() -> None:
     """An older one changes nothing; one about a machine of another cluster concerns nobody."""
     world = World(provider_of(_in_state(S.CONFIGURED)))
@@ -350,6 +365,7 @@ async def test_the_load_of_a_node_is_kept_until_the_machine_leaves_its_cluster()
     assert world.shard.ingest.node_load(machine_id) is None
 
 
+@pytest.mark.rule("shard 5.1/3", "shard 6/10", "shard 16/2")
 @pytest.mark.parametrize(
     ("known", "removed", "is_believed"),
     [(20, 10, True), (20, 11, False), (109, 11, False), (110, 11, True), (110, 12, False), (119, 12, False)],
@@ -373,6 +389,7 @@ async def test_a_sudden_loss_is_believed_up_to_ten_machines_or_a_tenth(
     assert world.metric("reconcile_total", mode="full", outcome="braked") == (0 if is_believed else 1)
 
 
+@pytest.mark.rule("shard 6/11", "shard 15/6")
 async def test_the_third_empty_list_in_a_row_is_believed() -> None:
     """Two passes remove nothing, the third everything."""
     provider = provider_of(*fleet(30))
@@ -388,6 +405,7 @@ async def test_the_third_empty_list_in_a_row_is_believed() -> None:
     assert world.metric("removals_braked") == 0
 
 
+@pytest.mark.rule("shard 6/11")
 async def test_a_sound_list_ends_the_streak() -> None:
     """A provider that shows nothing every other time loses no machine."""
     provider = provider_of(*fleet(30))
@@ -401,6 +419,7 @@ async def test_a_sound_list_ends_the_streak() -> None:
     assert len(world.shard.inventory) == 30
 
 
+@pytest.mark.rule("shard 6/11")
 async def test_the_brake_can_be_switched_off() -> None:
     """Then the first empty List is believed."""
     provider = provider_of(*fleet(30))
@@ -412,6 +431,7 @@ async def test_the_brake_can_be_switched_off() -> None:
     assert len(world.shard.inventory) == 0
 
 
+@pytest.mark.rule("shard 1/11", "shard 3/7", "shard 15/5")
 async def test_a_provider_that_is_down_removes_nothing() -> None:
     """The last view stays, cycles go on, and readiness is not taken back."""
     provider = provider_of(*fleet(12))
@@ -425,6 +445,7 @@ async def test_a_provider_that_is_down_removes_nothing() -> None:
     assert world.metric("reconcile_total", mode="full", outcome="error") == 5
 
 
+@pytest.mark.rule("shard 5.1/5")
 async def test_a_list_that_does_not_come_is_given_up() -> None:
     """A hanging List costs its deadline and no more."""
     provider = provider_of(*fleet(1))
@@ -469,6 +490,7 @@ async def test_the_first_inventory_is_told_once() -> None:
 # ---- in flight --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 5.1/2", "shard 5.3/1", "shard 15/9", "shard 16/3")
 async def test_a_list_answered_before_a_call_and_applied_after_it_is_skipped() -> None:
     """The machine was pending when the List was sent: the view may predate the call."""
     provider = ScriptedProvider(synchronous=True)
@@ -483,6 +505,7 @@ async def test_a_list_answered_before_a_call_and_applied_after_it_is_skipped() -
     assert world.metric("observed_jumps_total", **{"from": "Configured", "to": "Idle"}) == 0
 
 
+@pytest.mark.rule("shard 5.3/1", "shard 16/3")
 async def test_a_list_answered_after_a_call_and_applied_before_its_ack_is_skipped() -> None:
     """The machine is pending when the List is applied: its worker will know better."""
     provider = ScriptedProvider(synchronous=True)
@@ -503,6 +526,7 @@ async def test_a_list_answered_after_a_call_and_applied_before_its_ack_is_skippe
     assert (world.state("m1"), world.machine("m1").assigned_priority) == (S.CONFIGURED, 7)
 
 
+@pytest.mark.rule("shard 5.1/1")
 async def test_a_pending_machine_that_is_not_listed_is_not_removed() -> None:
     """Its action ends first; a later List may remove it."""
     provider = provider_of(machine("m1", S.IDLE))
@@ -518,6 +542,7 @@ async def test_a_pending_machine_that_is_not_listed_is_not_removed() -> None:
     assert "m1" not in world.shard.inventory
 
 
+@pytest.mark.rule("shard 5.3/12", "shard 9.6/8")
 async def test_a_machine_held_by_this_shard_stays_failed_until_the_provider_moves() -> None:
     """The state recorded at the start of the hold is left aside, any other one is followed."""
     provider = provider_of(machine("m1", S.IDLE))

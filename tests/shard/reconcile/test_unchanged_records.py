@@ -117,6 +117,7 @@ def act(world: World, kind: str, subject: Any) -> None:
             ingest.fail(known, "broken here")
 
 
+@pytest.mark.rule("shard 5.1/4")
 @pytest.mark.slow
 @given(st.lists(steps, max_size=25), st.sampled_from([1, 2, 8192]))
 @settings(max_examples=in_proportion(100), deadline=None)
@@ -154,6 +155,7 @@ def fleet(count: int) -> list[Machine]:
     return [machine(f"m{number:03}", S.IDLE) for number in range(count)]
 
 
+@pytest.mark.rule("shard 5.1/4")
 async def test_what_is_known_is_not_read_again() -> None:
     """Of a fleet only what changed is; a provider that lists it in another order is understood as well."""
     world, shown = World(), fleet(50)
@@ -232,6 +234,7 @@ async def test_machines_that_a_recognised_answer_leaves_out_are_removed() -> Non
     assert set(world.shard.inventory.ids) == {each.id for each in shown if each.id != "m004"} | {"new"}
 
 
+@pytest.mark.rule("shard 5.1/4")
 async def test_an_answer_with_a_record_that_cannot_be_read_changes_nothing() -> None:
     """Not even what stands before it, and the next one is taken."""
     world, shown = World(), fleet(3)

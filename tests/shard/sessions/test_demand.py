@@ -50,6 +50,7 @@ async def acks(operator: FakeOperator, echo: str) -> list[Acknowledgement]:
     return [frame for frame in operator.frames if isinstance(frame, Acknowledgement) and frame.echo == echo]
 
 
+@pytest.mark.rule("shard 3/4", "shard 4/8")
 async def test_an_accepted_roll_up_replaces_the_demand_and_wakes_the_cycle() -> None:
     """Never merged: what the last one does not name is gone. Its ack carries its timestamp."""
     world = World()
@@ -64,6 +65,7 @@ async def test_an_accepted_roll_up_replaces_the_demand_and_wakes_the_cycle() -> 
     assert world.metric("rollups_total", result="accepted") == 2
 
 
+@pytest.mark.rule("shard 4/3")
 async def test_an_unchanged_roll_up_is_acked_and_not_read() -> None:
     """Nothing is parsed, no cycle wakes, arrival stays; only the timestamp of the ack is new."""
     world = World()
@@ -80,6 +82,7 @@ async def test_an_unchanged_roll_up_is_acked_and_not_read() -> None:
     assert (await acks(operator, ECHO_ROLLUP))[-1].rollup_timestamp_unix_nanos == 99
 
 
+@pytest.mark.rule("shard 4/9")
 async def test_a_row_that_was_there_keeps_its_arrival() -> None:
     """Otherwise equal priorities would change order with every report."""
     world = World()
@@ -122,6 +125,7 @@ async def test_a_cycle_decides_with_the_overheads_in_force() -> None:
     assert report.decision.basis.options.overheads == {"c1": daemons}
 
 
+@pytest.mark.rule("shard 4/6")
 async def test_a_malformed_roll_up_is_refused_whole() -> None:
     """The last good demand stays, the refusal is counted, and who understands it hears where the fault is."""
     world = World()
@@ -137,6 +141,7 @@ async def test_a_malformed_roll_up_is_refused_whole() -> None:
     assert [str(fault)] == [ack.error for ack in await acks(told, ECHO_ROLLUP_REJECTED)]
 
 
+@pytest.mark.rule("shard 4/6", "shard 4/10")
 async def test_a_malformed_roll_up_is_no_report() -> None:
     """A cluster that was never understood has not spoken: nothing of it may be reclaimed."""
     world = World()
@@ -145,6 +150,7 @@ async def test_a_malformed_roll_up_is_no_report() -> None:
     assert world.shard.intake.reported == set()
 
 
+@pytest.mark.rule("shard 4/1")
 async def test_a_roll_up_for_another_cluster_is_dropped() -> None:
     """It is counted; neither cluster's demand changes, nobody is acked."""
     world = World()
@@ -157,6 +163,7 @@ async def test_a_roll_up_for_another_cluster_is_dropped() -> None:
     assert len(await acks(operator, ECHO_ROLLUP)) == 1
 
 
+@pytest.mark.rule("shard 4/7", "shard 6/5", "shard 15/21")
 async def test_a_sudden_loss_of_rows_is_held_twice_and_then_believed() -> None:
     """A held one is acked as such, wakes nothing, and counts as a report."""
     world = World()
@@ -174,6 +181,7 @@ async def test_a_sudden_loss_of_rows_is_held_twice_and_then_believed() -> None:
     assert world.metric("rollup_quarantined", cluster="c1") == 0
 
 
+@pytest.mark.rule("shard 4/3", "shard 6/7")
 async def test_an_unchanged_roll_up_ends_the_streak() -> None:
     """A flapping list never adds up to three."""
     world = World()
@@ -183,6 +191,7 @@ async def test_an_unchanged_roll_up_ends_the_streak() -> None:
     assert outcomes == ["accepted", "held", "held", "unchanged", "held", "held", "unchanged"]
 
 
+@pytest.mark.rule("shard 6/5", "shard 15/21", "shard 16/2")
 @pytest.mark.parametrize(
     ("before", "after", "outcome"),
     [(9, 0, "accepted"), (10, 0, "held"), (10, 1, "accepted"), (11, 1, "held"), (20, 2, "accepted"), (21, 2, "held")],
@@ -198,6 +207,7 @@ async def test_the_borders_of_the_guard(before: int, after: int, outcome: str) -
         assert outcome == operator.report(*reports[1])
 
 
+@pytest.mark.rule("shard 6/5")
 async def test_an_empty_roll_up_of_a_cluster_with_few_rows_and_many_pods_is_held() -> None:
     """Nine rows with hundreds of pods; an intended scale-down to zero is accepted with the third report."""
     world = World()
@@ -211,6 +221,7 @@ async def test_an_empty_roll_up_of_a_cluster_with_few_rows_and_many_pods_is_held
     assert reasons == ["the total of cpu fell from 450000 to 0 milli-units"] * 3
 
 
+@pytest.mark.rule("shard 6/6")
 async def test_a_row_of_ten_machines_that_vanishes_is_held() -> None:
     """Measured in the largest machine that is bound to the cluster, where there is one."""
     for machines, cpu, outcome in ((1, "40", "held"), (1, "39", "accepted"), (0, "10", "held"), (0, "9", "accepted")):
@@ -226,6 +237,7 @@ async def test_a_row_of_ten_machines_that_vanishes_is_held() -> None:
         assert operator.report(*others) == outcome, (machines, cpu)
 
 
+@pytest.mark.rule("shard 2/4", "shard 6/8")
 async def test_the_first_roll_up_of_a_process_has_nothing_to_compare_with() -> None:
     """An empty one passes and is a statement."""
     world = World(ScriptedProvider(), epoch=2)
@@ -234,6 +246,7 @@ async def test_the_first_roll_up_of_a_process_has_nothing_to_compare_with() -> N
     assert (operator.report(), world.shard.intake.reported) == ("accepted", {"c1"})
 
 
+@pytest.mark.rule("shard 6/8")
 async def test_the_guard_can_be_switched_off() -> None:
     """Then the first small one is believed."""
     world = World(settings=ShardSettings(empty_rollup_guard=False))
@@ -243,6 +256,7 @@ async def test_the_guard_can_be_switched_off() -> None:
     assert operator.report() == "accepted"
 
 
+@pytest.mark.rule("shard 4/11")
 async def test_a_lost_session_changes_no_demand() -> None:
     """Silence never means that nothing is needed."""
     world = World()
@@ -253,6 +267,7 @@ async def test_a_lost_session_changes_no_demand() -> None:
     assert (operator.session.outbox.closed is not None, len(world.shard.intake.table.in_list_order())) == (True, 3)
 
 
+@pytest.mark.rule("shard 14/3")
 async def test_a_cluster_that_is_gone_leaves_no_series_behind() -> None:
     """Gone is: no session and no demand."""
     world = World()
@@ -269,6 +284,7 @@ async def test_a_cluster_that_is_gone_leaves_no_series_behind() -> None:
     assert world.registry.get_sample_value("bigfleet_shard_rollup_quarantined", {"cluster": "c1"}) == 0
 
 
+@pytest.mark.rule("shard 4/4")
 async def test_the_newest_roll_up_in_line_is_taken() -> None:
     """One slot per session: what was replaced there is never read."""
     world = World()
@@ -325,6 +341,7 @@ def large(timestamp_unix_nanos: int, *, count: int = ROWS_ON_LOOP_MAX + 1, cpu: 
     return CountingOffer("c1", rows(count, cpu=cpu), timestamp_unix_nanos)
 
 
+@pytest.mark.rule("shard 4/4", "shard 4/5")
 async def test_a_large_roll_up_is_read_off_the_loop_and_in_its_turn() -> None:
     """The loop goes on while it is read; what came later on this session waits, other sessions do not."""
     apart = Apart()
@@ -345,6 +362,7 @@ async def test_a_large_roll_up_is_read_off_the_loop_and_in_its_turn() -> None:
     await asyncio.gather(*lanes)
 
 
+@pytest.mark.rule("shard 4/5")
 async def test_a_large_roll_up_is_judged_like_any_other() -> None:
     """Unchanged ones are not read, malformed ones are refused with the place of the fault, misrouted ones dropped."""
     apart = Apart()
@@ -388,6 +406,7 @@ async def test_a_large_roll_up_that_is_known_already_takes_its_turn_on_the_loop(
     await lane
 
 
+@pytest.mark.rule("shard 10.1/4")
 async def test_a_large_roll_up_of_a_session_that_has_ended_changes_nothing() -> None:
     """It was being read when the session was replaced: the newer one speaks for the cluster."""
     apart = Apart()

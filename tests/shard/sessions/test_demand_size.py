@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ def is_suspicious(before: list[Need], after: list[Need], largest: Vector) -> boo
     return False
 
 
+@pytest.mark.rule("shard 6/5")
 @given(roll_ups(), roll_ups(), AMOUNTS)
 @settings(deadline=None, max_examples=in_proportion(400))
 def test_a_loss_is_what_the_specification_says(before: list[Need], after: list[Need], largest: Vector) -> None:
@@ -63,6 +65,7 @@ def test_a_loss_is_what_the_specification_says(before: list[Need], after: list[N
     assert bool(loss) == is_suspicious(before, after, largest), loss
 
 
+@pytest.mark.rule("shard 6/5")
 @given(st.lists(roll_ups(), min_size=1, max_size=8))
 @settings(deadline=None)
 def test_a_streak_is_held_twice_and_believed_the_third_time(course: list[list[Need]]) -> None:

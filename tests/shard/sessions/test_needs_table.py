@@ -34,6 +34,7 @@ table_rows = st.lists(
 )
 
 
+@pytest.mark.rule("shard 4/9")
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), table_rows, st.booleans()), max_size=12),
     st.sampled_from([0, 3, demand.MOVES_MAX]),

@@ -47,6 +47,7 @@ async def later(world: World, seconds: float) -> None:
     await world.cycle()
 
 
+@pytest.mark.rule("shard 2/3", "shard 10.6/2")
 async def test_a_machine_that_nobody_saw_ready_is_unjoined_after_the_deadline() -> None:
     """Counted from when it is Configured, here from its discovery."""
     world = bound_world()
@@ -58,6 +59,7 @@ async def test_a_machine_that_nobody_saw_ready_is_unjoined_after_the_deadline() 
     assert (in_time, unjoined(world)) == ((0, []), (1, ["m0"]))
 
 
+@pytest.mark.rule("shard 10.6/1")
 async def test_a_machine_that_was_seen_ready_once_is_joined_for_good() -> None:
     """A later status without ready is shown, not judged."""
     world = bound_world()
@@ -90,6 +92,7 @@ async def test_a_late_node_joins_after_all() -> None:
     assert unjoined(world) == (0, [])
 
 
+@pytest.mark.rule("shard 10.6/1")
 async def test_a_node_seen_while_its_machine_is_configuring_has_joined() -> None:
     """It counts since the machine was bound, not since the provider says Configured."""
     world = World(ScriptedProvider(), settings=ShardSettings())
@@ -104,6 +107,7 @@ async def test_a_node_seen_while_its_machine_is_configuring_has_joined() -> None
     assert (world.state("m0"), unjoined(world)) == (S.CONFIGURED, (0, []))
 
 
+@pytest.mark.rule("shard 10.6/1")
 async def test_a_status_of_a_former_binding_counts_for_nothing() -> None:
     """A machine that comes back to the cluster starts again."""
     world = bound_world()
@@ -116,6 +120,7 @@ async def test_a_status_of_a_former_binding_counts_for_nothing() -> None:
     assert (world.state("m0"), unjoined(world)) == (S.CONFIGURED, (1, ["m0"]))
 
 
+@pytest.mark.rule("shard 10.6/2")
 @pytest.mark.parametrize("capabilities", [("drain-result",), ()], ids=["another capability", "none"])
 async def test_an_operator_that_cannot_tell_is_not_judged(capabilities: tuple[str, ...]) -> None:
     world = bound_world()
@@ -126,6 +131,7 @@ async def test_an_operator_that_cannot_tell_is_not_judged(capabilities: tuple[st
     assert unjoined(world) == (0, [])
 
 
+@pytest.mark.rule("shard 10.6/2")
 async def test_a_session_must_have_stood_for_a_minute() -> None:
     """Without one nothing is judged; a fresh one first gets the time to tell what it sees."""
     world = bound_world()
@@ -142,6 +148,7 @@ async def test_a_session_must_have_stood_for_a_minute() -> None:
     assert (silent, fresh, unjoined(world)) == ((0, []), (0, []), (1, ["m0"]))
 
 
+@pytest.mark.rule("shard 10.6/3")
 async def test_observe_changes_no_decision() -> None:
     world = bound_world(idle=1)
     await connected(world)
@@ -151,6 +158,7 @@ async def test_observe_changes_no_decision() -> None:
     assert (world.state("m0"), world.state("idle0")) == (S.CONFIGURED, S.IDLE)
 
 
+@pytest.mark.rule("shard 10.6/3")
 async def test_enforce_replaces_the_machine_and_reclaims_it() -> None:
     """It is no supply any more: its row takes another one, and reclaim lists it with the reason."""
     world = bound_world(JoinGate.ENFORCE, idle=1)
@@ -164,6 +172,7 @@ async def test_enforce_replaces_the_machine_and_reclaims_it() -> None:
     assert actions == {("Bootstrap", "idle0", "phase1.idle"), ("Reclaim", "m0", "phase3.unjoined")}
 
 
+@pytest.mark.rule("shard 10.6/3")
 async def test_enforce_stays_under_the_reclaim_cap() -> None:
     world = bound_world(JoinGate.ENFORCE, machines=40)
     await connected(world, machines=40)
@@ -173,6 +182,7 @@ async def test_enforce_stays_under_the_reclaim_cap() -> None:
     assert (unjoined(world)[0], report.enqueued, report.capped) == (40, 2, 38)
 
 
+@pytest.mark.rule("shard 10.6/3")
 async def test_off_keeps_and_shows_nothing() -> None:
     world = bound_world(JoinGate.OFF)
     operator = await connected(world)

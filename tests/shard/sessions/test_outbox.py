@@ -61,6 +61,7 @@ async def test_frames_leave_in_the_order_in_which_they_came() -> None:
     assert read(outbox) == frames
 
 
+@pytest.mark.rule("shard 10.4/2")
 async def test_a_newer_frame_takes_the_place_of_the_older_at_the_tail() -> None:
     """So it is never delivered ahead of a frame that was queued before it arose."""
     outbox = Outbox(8)
@@ -79,6 +80,7 @@ async def test_a_frame_that_was_taken_is_not_replaced() -> None:
     assert read(outbox) == [node("a", S.CONFIGURED)]
 
 
+@pytest.mark.rule("shard 10.4/2")
 async def test_frames_that_must_be_delivered_are_never_replaced() -> None:
     """Equal ones are delivered twice."""
     outbox = Outbox(8)
@@ -87,6 +89,7 @@ async def test_frames_that_must_be_delivered_are_never_replaced() -> None:
     assert len(read(outbox)) == 4
 
 
+@pytest.mark.rule("shard 10.4/3")
 async def test_a_full_outbox_drops_what_coalesces_and_asks_for_a_resync() -> None:
     """The resync follows when half of the room is free again."""
     outbox = Outbox(4)
@@ -110,6 +113,7 @@ async def test_a_newer_state_finds_room_in_a_full_outbox() -> None:
     assert (outbox.dropped, read(outbox)) == (0, [must(1), node("a", S.FAILED)])
 
 
+@pytest.mark.rule("shard 10.4/4")
 async def test_a_frame_that_must_be_delivered_pushes_out_the_oldest_that_coalesces() -> None:
     """What is pushed out marks the session for a resync."""
     outbox = Outbox(3)
@@ -172,6 +176,7 @@ async def test_a_writer_that_waits_hears_of_a_frame_of_a_resync_and_of_the_end()
         await waiting
 
 
+@pytest.mark.rule("shard 10.1/6")
 async def test_a_resync_shows_each_machine_as_of_sending() -> None:
     """It needs no room in the queue, leaves out what is no longer bound, and its ack comes last."""
     states = {"a": S.CONFIGURING, "b": S.CONFIGURED, "c": S.CONFIGURED}
@@ -187,6 +192,7 @@ async def test_a_resync_shows_each_machine_as_of_sending() -> None:
     assert read(outbox) == [node("c", S.DRAINING), Acknowledgement(echo=ECHO_RESYNC)]
 
 
+@pytest.mark.rule("shard 10.1/6")
 async def test_queued_frames_go_ahead_of_a_resync() -> None:
     """A resync tells the present, so nothing older may follow it for the same machine."""
     outbox = Outbox(4)
@@ -203,6 +209,7 @@ operations = st.one_of(
 )
 
 
+@pytest.mark.rule("shard 10.4/2")
 @given(frames_max=st.integers(1, 5), story=st.lists(operations, max_size=40))
 @settings(max_examples=in_proportion(200), deadline=None)
 def test_the_outbox_follows_its_model(frames_max: int, story: list[tuple[object, ...]]) -> None:

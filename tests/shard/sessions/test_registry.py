@@ -57,6 +57,7 @@ async def end(task: "asyncio.Task[None]") -> None:
 # ---- opening ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 10.1/3", "shard 10.1/6")
 async def test_a_session_begins_with_hello_the_clusters_machines_and_the_ack_of_the_resync() -> None:
     """Ids ascending; machines of others and unbound ones are nobody's business."""
     world = bound_world(3)
@@ -72,6 +73,7 @@ async def test_a_session_begins_with_hello_the_clusters_machines_and_the_ack_of_
     assert (hello.shard_epoch, hello.capabilities) == (1, frozenset({"drain-result", "need-status", "node-status"}))
 
 
+@pytest.mark.rule("shard 10.1/4")
 async def test_a_newcomer_takes_over_at_once() -> None:
     """The older stream ends as replaced, and what it still says concerns nobody."""
     world = bound_world()
@@ -85,6 +87,7 @@ async def test_a_newcomer_takes_over_at_once() -> None:
     assert (counted, world.metric("active_sessions")) == ([2, 1, 0], 1)
 
 
+@pytest.mark.rule("shard 10.1/5")
 async def test_a_late_removal_never_evicts_the_successor() -> None:
     """The old stream's end comes after the new one's beginning."""
     world = bound_world()
@@ -123,6 +126,7 @@ async def test_a_stopping_shard_ends_every_session() -> None:
 # ---- overflow ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 10.4/5", "shard 15/16")
 async def test_a_session_that_reads_nothing_ends_when_an_instruction_finds_no_room() -> None:
     """Its drain waits go on; it is counted, and the next session starts clean."""
     world = bound_world(8, ShardSettings(outbox_frames_max=4, reclaim_cap_fraction=0))
@@ -147,6 +151,7 @@ async def test_a_session_that_reads_nothing_ends_when_an_instruction_finds_no_ro
     await end(workers)
 
 
+@pytest.mark.rule("shard 10.4/5")
 async def test_a_bootstrap_request_that_finds_no_room_is_a_lost_session() -> None:
     """Nobody waits out the timeout for an answer that cannot come."""
     world = World(ScriptedProvider(), settings=ShardSettings(outbox_frames_max=2))
@@ -160,6 +165,7 @@ async def test_a_bootstrap_request_that_finds_no_room_is_a_lost_session() -> Non
     assert (world.state("m1"), world.shard._clock.monotonic_seconds()) == (S.IDLE, 0)
 
 
+@pytest.mark.rule("shard 10.1/7", "shard 10.4/3")
 async def test_a_session_that_caught_up_after_an_overflow_is_resynchronised() -> None:
     """What was dropped is told again, as of now."""
     world = bound_world(6, ShardSettings(outbox_frames_max=4))
@@ -191,6 +197,7 @@ def take_all(outbox: Outbox) -> list[ShardFrame]:
 # ---- waiting for operators --------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("shard 9.2/8", "shard 10.2/2")
 async def test_a_blob_is_taken_from_the_session_that_was_asked_only() -> None:
     """An answer with a foreign or an old id is dropped."""
     world = World(ScriptedProvider(synchronous=True))
@@ -214,6 +221,7 @@ async def test_a_blob_is_taken_from_the_session_that_was_asked_only() -> None:
     assert world.outcomes() == [("Bootstrap", "m1", "success")]
 
 
+@pytest.mark.rule("shard 9.2/8")
 async def test_a_lost_session_ends_the_wait_for_its_blobs() -> None:
     """The machine is rolled back at once, not after the timeout."""
     world = World(ScriptedProvider())
@@ -231,6 +239,7 @@ async def test_a_lost_session_ends_the_wait_for_its_blobs() -> None:
     assert (world.state("m1"), world.shard._clock.monotonic_seconds()) == (S.IDLE, 0)
 
 
+@pytest.mark.rule("shard 9.3/6", "shard 10.1/7")
 async def test_a_new_session_gets_the_instruction_of_a_running_drain_again() -> None:
     """The same id, with what is left of the grace, ahead of the machine's state; its answer ends the wait."""
     world = bound_world()
@@ -256,6 +265,7 @@ async def test_a_new_session_gets_the_instruction_of_a_running_drain_again() -> 
     await end(workers)
 
 
+@pytest.mark.rule("shard 10.2/3")
 async def test_only_the_bound_clusters_operator_can_end_a_drain() -> None:
     """A result from elsewhere, for another instruction or another machine is nobody's."""
     world = bound_world()
@@ -281,6 +291,7 @@ async def test_only_the_bound_clusters_operator_can_end_a_drain() -> None:
     await end(workers)
 
 
+@pytest.mark.rule("shard 9.3/7")
 async def test_an_operator_that_cannot_tell_results_is_not_waited_for() -> None:
     """The provider drains at once with the whole grace (docs/spec/shard.md §9.3 D3')."""
     world = bound_world()

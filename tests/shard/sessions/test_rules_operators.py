@@ -24,6 +24,7 @@ async def read() -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.rule("shard 4/4")
 async def test_a_slow_roll_up_does_not_hold_up_a_blob_of_the_same_session() -> None:
     """Roll-ups have a lane of their own; the answer to a bootstrap request finds its waiter at once (§4 point 3)."""
     provider = ScriptedProvider(synchronous=True)
@@ -56,6 +57,7 @@ async def test_a_slow_roll_up_does_not_hold_up_a_blob_of_the_same_session() -> N
     await lane
 
 
+@pytest.mark.rule("shard 1/15")
 async def test_nothing_is_said_of_supply_before_the_first_reconcile() -> None:
     """Neither hint nor verdict nor state: an unread inventory is not an empty one (§1)."""
     provider = ScriptedProvider()
@@ -71,6 +73,7 @@ async def test_nothing_is_said_of_supply_before_the_first_reconcile() -> None:
     assert {type(frame).__name__ for frame in operator.frames} == {"Acknowledgement"}
 
 
+@pytest.mark.rule("shard 10.3/2", "shard 10.3/3")
 async def test_the_providers_node_name_goes_before_the_operators() -> None:
     """And an operator's before none (§10.3); other machines of the frame's fields are the machine's own."""
     provider = ScriptedProvider()
@@ -97,6 +100,7 @@ def _last_state(operator: FakeOperator) -> NodeStateUpdate:
     return [frame for frame in operator.frames if isinstance(frame, NodeStateUpdate)][-1]
 
 
+@pytest.mark.rule("shard 10.3/3")
 async def test_without_an_allocatable_the_resources_are_shown() -> None:
     """Both are the machine's, none is computed from a need."""
     provider = ScriptedProvider()
@@ -109,6 +113,7 @@ async def test_without_an_allocatable_the_resources_are_shown() -> None:
     assert _last_state(operator).resources == {"cpu": "8"}
 
 
+@pytest.mark.rule("shard 15/14")
 async def test_an_operator_that_is_gone_loses_nothing_by_its_silence() -> None:
     """Its demand stands and nothing is reclaimed, for however long; a drain under way goes on (§15)."""
     provider = ScriptedProvider(synchronous=True)
@@ -127,6 +132,7 @@ async def test_an_operator_that_is_gone_loses_nothing_by_its_silence() -> None:
     assert {kind for kind, *_rest in world.outcomes()} == {"Bootstrap"}
 
 
+@pytest.mark.rule("shard 15/15")
 async def test_an_operator_that_hangs_on_blobs_costs_other_clusters_nothing() -> None:
     """They get their machines in the same cycle; the silent one's are Idle again after the timeout (§15)."""
     provider = ScriptedProvider(synchronous=True)
@@ -150,6 +156,7 @@ async def test_an_operator_that_hangs_on_blobs_costs_other_clusters_nothing() ->
     await asyncio.gather(workers, return_exceptions=True)
 
 
+@pytest.mark.rule("shard 10.1/4", "shard 15/18")
 async def test_frames_of_a_replaced_session_change_nothing() -> None:
     """Of two operators with one cluster id the newest wins (§15): the older one's roll-up is not taken."""
     world = World()
@@ -165,6 +172,7 @@ async def test_frames_of_a_replaced_session_change_nothing() -> None:
     assert older.session.outbox.closed is CloseReason.REPLACED
 
 
+@pytest.mark.rule("shard 10.4/1", "shard 15/16", "shard 16/5")
 async def test_a_stream_that_takes_nothing_makes_nobody_wait() -> None:
     """The same cycles at the same times, with and without a session that never reads (§16)."""
     moments = []
@@ -187,6 +195,7 @@ async def test_a_stream_that_takes_nothing_makes_nobody_wait() -> None:
     assert moments == [0, 0]
 
 
+@pytest.mark.rule("shard 11.1/6")
 async def test_a_row_that_victims_cover_is_no_shortfall_and_is_shown_as_short() -> None:
     """Picked now or still draining (§11.1)."""
     provider = ScriptedProvider()

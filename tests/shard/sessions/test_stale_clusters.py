@@ -30,6 +30,7 @@ async def silent_after(world: World, seconds: float) -> tuple[float, set[str]]:
     return world.metric("clusters_silent"), set(world.shard.publisher.silence.silent)
 
 
+@pytest.mark.rule("shard 10.7/4")
 async def test_a_cluster_with_machines_that_never_called_is_silent_after_the_alert() -> None:
     """Counted from its first sight."""
     world = world_with("c1")
@@ -39,6 +40,7 @@ async def test_a_cluster_with_machines_that_never_called_is_silent_after_the_ale
     assert await silent_after(world, 1) == (1, {"c1"})
 
 
+@pytest.mark.rule("shard 12/12")
 async def test_a_missed_cluster_is_shown_as_away_and_after_the_alert_as_silent() -> None:
     """Since the same moment; with a session it is neither."""
     world = world_with("c1")
@@ -57,6 +59,7 @@ async def test_a_missed_cluster_is_shown_as_away_and_after_the_alert_as_silent()
     assert away.since_unix_nanos == silent.since_unix_nanos < connected.since_unix_nanos
 
 
+@pytest.mark.rule("shard 10.7/4")
 async def test_a_cluster_with_demand_alone_matters_too() -> None:
     world = world_with()
     operator = world.connect("c1")
@@ -90,6 +93,7 @@ async def test_a_cluster_without_demand_and_machines_is_nobodys_business() -> No
     assert await silent_after(world, ALERT_SECONDS + 1) == (0, set())
 
 
+@pytest.mark.rule("shard 10.7/4")
 async def test_silence_is_logged_once_and_changes_nothing() -> None:
     """Its demand stands and its machines stay."""
     world = world_with("c1")

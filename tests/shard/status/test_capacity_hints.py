@@ -84,6 +84,7 @@ OFFERS: dict[str, tuple[tuple[Machine, ...], tuple[int, str, float]]] = {
 }
 
 
+@pytest.mark.rule("shard 10.5/1")
 @pytest.mark.parametrize("name", OFFERS)
 async def test_a_hint_says_what_is_left_how_sure_and_at_what_price(name: str) -> None:
     """After the decision: what Phase 1 claimed is gone."""
@@ -93,6 +94,7 @@ async def test_a_hint_says_what_is_left_how_sure_and_at_what_price(name: str) ->
     assert [told(hint) for hint in operator.hints()] == [expected]
 
 
+@pytest.mark.rule("shard 10.5/3")
 async def test_a_hint_carries_requirements_fingerprint_and_the_priced_machines_allocatable() -> None:
     world = shard_of(machine("a", S.IDLE), machine("b", S.IDLE))
     (hint,) = (await hints_for(world, SMALL)).hints()
@@ -101,6 +103,7 @@ async def test_a_hint_carries_requirements_fingerprint_and_the_priced_machines_a
     assert hint.resources == {"cpu": "4", "memory": "16Gi"}
 
 
+@pytest.mark.rule("shard 10.5/2")
 async def test_a_machine_must_hold_the_largest_min_unit_of_the_fingerprints_rows() -> None:
     """There is one hint per fingerprint, whatever the number of its rows."""
     world = shard_of(machine("a", S.IDLE), machine("b", S.IDLE, allocatable={"cpu": "64"}))
@@ -110,6 +113,7 @@ async def test_a_machine_must_hold_the_largest_min_unit_of_the_fingerprints_rows
     assert [told(hint)[:2] for hint in operator.hints()] == [(0, "NONE")]
 
 
+@pytest.mark.rule("shard 10.5/2")
 async def test_same_asks_for_the_key_and_an_allowed_value() -> None:
     """In which single domain they are does not matter to a hint; one of za or zb the gang has claimed itself."""
     requirements = (Requirement(INSTANCE_TYPE, Operator.IN, ("t4",)), Requirement(ZONE, Operator.SAME, ("za", "zb")))
@@ -121,6 +125,7 @@ async def test_same_asks_for_the_key_and_an_allowed_value() -> None:
     assert [told(hint)[:2] for hint in operator.hints()] == [(1, "HIGH")]
 
 
+@pytest.mark.rule("shard 10.5/1")
 async def test_a_pending_machine_is_not_on_offer() -> None:
     """Neither before nor after the provider shows that it is on its way."""
     world = World(ScriptedProvider())
@@ -135,6 +140,7 @@ async def test_a_pending_machine_is_not_on_offer() -> None:
     assert [told(hint)[0] for hint in operator.hints()] == [2]
 
 
+@pytest.mark.rule("shard 10.5/5")
 async def test_an_unchanged_hint_is_repeated_after_five_minutes_and_not_before() -> None:
     world = shard_of(machine("a", S.IDLE), machine("b", S.IDLE))
     operator = await hints_for(world, SMALL)
@@ -149,6 +155,7 @@ async def test_an_unchanged_hint_is_repeated_after_five_minutes_and_not_before()
     assert (before, len(operator.hints())) == (1, 3)
 
 
+@pytest.mark.rule("shard 10.5/5")
 async def test_a_changed_hint_waits_for_the_interval_and_then_says_the_latest() -> None:
     """What changed there and back again is not told at all."""
     world = shard_of(machine("a", S.IDLE), machine("b", S.IDLE), available_capacity_interval_seconds=5.0)
@@ -168,6 +175,7 @@ async def test_a_changed_hint_waits_for_the_interval_and_then_says_the_latest() 
     assert (early, [told(hint)[0] for hint in operator.hints()]) == (1, [1, 3])
 
 
+@pytest.mark.rule("shard 10.5/6")
 async def test_a_new_session_hears_everything_and_the_others_nothing() -> None:
     world = shard_of(*(machine(f"m{i}", S.IDLE) for i in range(4)))
     first, other = world.connect("c1"), world.connect("c2")
@@ -182,6 +190,7 @@ async def test_a_new_session_hears_everything_and_the_others_nothing() -> None:
     assert (len(first.hints()), len(again.hints()), len(other.hints())) == (1, 1, 1)
 
 
+@pytest.mark.rule("shard 1/15")
 async def test_nothing_is_said_before_the_first_inventory() -> None:
     world = shard_of(machine("a", S.IDLE))
     world.provider.list_fails = True
@@ -203,6 +212,7 @@ async def test_a_need_that_left_is_told_no_more() -> None:
     assert len(operator.hints()) == 1
 
 
+@pytest.mark.rule("shard 10.5/7")
 async def test_many_hints_leave_half_of_the_outbox_to_others() -> None:
     """What found no room follows in later cycles, each hint once; nothing overflows."""
     world = shard_of(machine("a", S.IDLE), outbox_frames_max=16)
@@ -216,6 +226,7 @@ async def test_many_hints_leave_half_of_the_outbox_to_others() -> None:
     assert operator.session.outbox.dropped == 0
 
 
+@pytest.mark.rule("shard 10.4/3")
 async def test_frames_that_were_dropped_are_made_up_for() -> None:
     """After an overflow the operator hears its hints again."""
     world = shard_of(machine("a", S.IDLE), machine("b", S.IDLE), outbox_frames_max=16)
@@ -229,6 +240,7 @@ async def test_frames_that_were_dropped_are_made_up_for() -> None:
     assert sum(told_hint.fingerprint == SMALL.fingerprint for told_hint in operator.hints()) == 2
 
 
+@pytest.mark.rule("shard 10.5/1")
 def test_low_is_never_said() -> None:
     """The three that are said are all but LOW and the unspecified one."""
     said = {expected[1] for _machines, expected in OFFERS.values()}

@@ -32,6 +32,7 @@ async def bound_after(world: World, seconds: float) -> None:
     await world.cycle()
 
 
+@pytest.mark.rule("shard 11.2/1")
 async def test_latency_runs_from_the_first_roll_up_to_the_configured_machine() -> None:
     world = World(ScriptedProvider())
     world.provider.add(machine("m0", S.IDLE))
@@ -42,6 +43,7 @@ async def test_latency_runs_from_the_first_roll_up_to_the_configured_machine() -
     assert samples(world) == (1, 37)
 
 
+@pytest.mark.rule("shard 9.1/4", "shard 11.2/1")
 async def test_a_synchronous_provider_gives_the_same_sample() -> None:
     """The sample hangs on the transition, not on who observed it."""
     world = World(ScriptedProvider(synchronous=True))
@@ -53,6 +55,7 @@ async def test_a_synchronous_provider_gives_the_same_sample() -> None:
     assert (samples(world), samples(world, "configure_phase_seconds")[0]) == ((1, 7), 1)
 
 
+@pytest.mark.rule("shard 11.2/1")
 async def test_several_machines_of_one_need_give_one_sample() -> None:
     world = World(ScriptedProvider())
     world.provider.add(*(machine(f"m{i}", S.IDLE) for i in range(3)))
@@ -62,6 +65,7 @@ async def test_several_machines_of_one_need_give_one_sample() -> None:
     assert samples(world) == (1, 10)
 
 
+@pytest.mark.rule("shard 11.2/2")
 @pytest.mark.parametrize("content", ["changed", "the same"])
 async def test_the_next_roll_up_that_still_asks_counts_anew(content: str) -> None:
     """From that roll-up on, whether or not its bytes are new."""
@@ -78,6 +82,7 @@ async def test_the_next_roll_up_that_still_asks_counts_anew(content: str) -> Non
     assert samples(world) == (2, 15)
 
 
+@pytest.mark.rule("shard 11.2/2")
 async def test_a_need_that_left_and_came_back_starts_at_its_return() -> None:
     world = World(ScriptedProvider())
     operator = world.connect("c1")
@@ -91,6 +96,7 @@ async def test_a_need_that_left_and_came_back_starts_at_its_return() -> None:
     assert samples(world) == (1, 20)
 
 
+@pytest.mark.rule("shard 4/7")
 async def test_a_held_roll_up_changes_no_first_sight() -> None:
     """Stamps follow the accepted demand."""
     world = World(ScriptedProvider())
@@ -121,6 +127,7 @@ async def test_a_folded_gang_is_measured_by_its_members_first_sight() -> None:
     assert seen == [30.0]
 
 
+@pytest.mark.rule("shard 2/5", "shard 11.2/2")
 async def test_a_machine_for_nobodys_need_gives_no_sample() -> None:
     """As after a restart: what the provider finishes was asked for in another life."""
     world = World(ScriptedProvider())
@@ -134,6 +141,7 @@ async def test_a_machine_for_nobodys_need_gives_no_sample() -> None:
     )
 
 
+@pytest.mark.rule("shard 9.1/4")
 async def test_each_phase_is_timed_from_state_to_state() -> None:
     """Creating to Idle, Configuring to Configured, Draining to Idle."""
     world = World(ScriptedProvider())

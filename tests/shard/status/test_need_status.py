@@ -59,6 +59,7 @@ def reasons(update: NeedStatusUpdate) -> list[tuple[str, UnmetReason]]:
     return [(row.group, row.reason) for row in update.rows]
 
 
+@pytest.mark.rule("shard 10.7/2")
 async def test_unmet_rows_are_told_with_what_they_lack_and_met_ones_are_not() -> None:
     short, met = need("c1", "6", priority=50), need("c1", "4", priority=100)
     _world, operator = await judged(short, met)
@@ -93,6 +94,7 @@ async def test_highest_priority_comes_first() -> None:
     assert told == [rows[1].fingerprint, rows[2].fingerprint, rows[0].fingerprint]
 
 
+@pytest.mark.rule("shard 10.7/2")
 async def test_a_folded_row_is_told_as_the_gangs_that_were_reported() -> None:
     """As many fully met, in list order, as the covered amount pays for; the next one in part."""
     # One machine of 4 cpu, folded gangs of 3 cpu each: the first is met, the second lacks two, the third all.
@@ -127,6 +129,7 @@ async def test_a_parked_gang_says_that_it_is_parked() -> None:
     assert "tried again" in row.message
 
 
+@pytest.mark.rule("shard 9.2/15", "shard 11.1/7", "shard 15/17")
 async def test_a_refused_bootstrap_carries_the_operators_own_words() -> None:
     world, operator = await judged(idle=1)
     operator.answer = lambda request: BootstrapResponse(request_id=request.request_id, error="no template for t4")
@@ -148,6 +151,7 @@ async def test_a_refused_bootstrap_carries_the_operators_own_words() -> None:
     )
 
 
+@pytest.mark.rule("shard 10.7/1", "shard 10.7/3")
 async def test_a_verdict_comes_again_when_the_judged_roll_up_is_a_newer_one() -> None:
     """Also when that one says the same: its requests may be others."""
     world, operator = await judged(need("c1", "4"))
@@ -167,6 +171,7 @@ async def test_a_held_roll_up_is_not_the_one_that_is_judged() -> None:
     assert {update.rollup_timestamp_unix_nanos for update in operator.verdicts()} == {1}
 
 
+@pytest.mark.rule("shard 10.7/1")
 async def test_verdicts_come_at_most_every_five_seconds_and_the_last_word_is_not_lost() -> None:
     world, operator = await judged(need("c1", "4"))
     for seconds, stamp in ((0, 2), (2, 3), (2, 4), (2, 5)):
@@ -179,6 +184,7 @@ async def test_verdicts_come_at_most_every_five_seconds_and_the_last_word_is_not
     assert [update.rollup_timestamp_unix_nanos for update in operator.verdicts()] == [1, 2, 5]
 
 
+@pytest.mark.rule("shard 10.7/1")
 async def test_an_operator_that_cannot_read_verdicts_gets_none() -> None:
     world = World(ScriptedProvider())
     operator = world.connect("c1")
@@ -215,6 +221,7 @@ async def test_a_verdict_lists_a_thousand_rows_and_says_that_there_are_more() ->
     assert update.rows[0].fingerprint == rows[-2].fingerprint
 
 
+@pytest.mark.rule("shard 10.7/3", "shard 11.1/6")
 async def test_a_row_that_victims_will_cover_is_unmet_but_no_shortfall() -> None:
     world = World(ScriptedProvider())
     low = need("c2", "4", priority=1)

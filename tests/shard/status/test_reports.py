@@ -30,6 +30,7 @@ def kind(name: str, count: int, state: MachineState = S.IDLE, **facts: Any) -> l
     return [machine(f"{name}-{number}", state, **facts) for number in range(count)]
 
 
+@pytest.mark.rule("shard 11.3/1")
 def test_total_counts_every_state_and_free_the_idle_and_speculative() -> None:
     view = view_of(
         *kind("i", 2),
@@ -54,6 +55,7 @@ def test_names_are_counted_in_any_state_largest_first() -> None:
     assert list(summary.zone_counts.items()) == [("z1", 4), ("z2", 1)]
 
 
+@pytest.mark.rule("shard 11.3/2")
 def test_names_and_rows_are_bounded() -> None:
     """The largest stay."""
     view = view_of(*(machine(f"m{n:03}", S.IDLE, instance_type=f"t{n:03}") for n in range(300)), machine("x", S.IDLE))
@@ -63,6 +65,7 @@ def test_names_and_rows_are_bounded() -> None:
     assert summary.idle[0].instance_type == "t000"
 
 
+@pytest.mark.rule("shard 11.3/2")
 def test_capacity_stands_by_type_zone_and_capacity_type_largest_first() -> None:
     """Then type, zone, capacity type ascending; Idle and Speculative apart."""
     spot = CapacityType.SPOT
@@ -100,6 +103,7 @@ def test_a_rows_allocatable_is_what_each_of_its_machines_has() -> None:
     )
 
 
+@pytest.mark.rule("shard 11.3/2")
 def test_machines_that_are_taken_count_and_are_not_offered() -> None:
     view = view_of(*kind("a", 3))
     summary = summary_of(view, np.array([0, 2]))
@@ -114,6 +118,7 @@ def test_an_empty_shard_reports_nothing() -> None:
     assert (summary.total_machines, summary.zone_counts, summary.idle) == (0, {}, ())
 
 
+@pytest.mark.rule("shard 11.3/2")
 @pytest.mark.virtual_time
 async def test_a_shard_reports_its_last_cycle() -> None:
     """What was claimed is not offered, what was short is lacking; before a cycle there is no report."""

@@ -60,6 +60,7 @@ async def test_a_met_row_says_what_it_got() -> None:
     assert (row.reason, row.matching, row.unmet_age_cycles) == (UnmetReason.UNSPECIFIED, None, 0)
 
 
+@pytest.mark.rule("shard 11.1/5", "shard 12/3")
 async def test_a_folded_row_is_split_over_the_rows_that_were_reported() -> None:
     """In list order: as many met as the covered amount pays for, the next one in part, the rest not at all."""
     rows = [gang(name, "3", priority=100) for name in ("a", "b", "c")]
@@ -74,6 +75,7 @@ async def test_a_folded_row_is_split_over_the_rows_that_were_reported() -> None:
     assert [view.need.min_unit for view in (first, second, third)] == [parse_vector({"cpu": "1"})] * 3
 
 
+@pytest.mark.rule("shard 12/3")
 async def test_rows_come_in_list_order_whatever_was_folded() -> None:
     """Priority, arrival, cluster, and then as they stood in the message."""
     rows = (
@@ -139,6 +141,7 @@ REASONS: dict[str, tuple[Need, tuple[Machine, ...], UnmetReason]] = {
 }
 
 
+@pytest.mark.rule("shard 12/14")
 @pytest.mark.parametrize(("row", "machines", "reason"), REASONS.values(), ids=REASONS)
 async def test_the_first_reason_that_holds_is_shown(
     row: Need, machines: tuple[Machine, ...], reason: UnmetReason
@@ -150,6 +153,7 @@ async def test_the_first_reason_that_holds_is_shown(
     assert shown.matching is not None
 
 
+@pytest.mark.rule("shard 12/14")
 async def test_a_gang_whose_domain_is_too_small_keeps_what_it_takes_there() -> None:
     """Concentrate, then wait: what a peer of higher precedence holds there does not count."""
     machines = (
@@ -193,6 +197,7 @@ async def test_nothing_was_computed_before_the_first_cycle() -> None:
     assert (world.shard.view.cycle, world.shard.view.needs) == (0, ())
 
 
+@pytest.mark.rule("shard 9.2/15", "shard 11.1/7", "shard 12/14")
 @pytest.mark.parametrize("row", [need("c1", "4"), gang("g", "3")], ids=["plain", "folded"])
 async def test_a_row_that_its_operator_cannot_boot_is_short(row: Need) -> None:
     """Machines that it may claim do not help it: the row ages, is left alone for a while, and is no fleet shortfall."""
@@ -218,6 +223,7 @@ async def test_a_row_that_its_operator_cannot_boot_is_short(row: Need) -> None:
     assert (shown.satisfied, shown.reason, shown.unmet_age_cycles) == (True, UnmetReason.UNSPECIFIED, 0)
 
 
+@pytest.mark.rule("shard 12/2")
 async def test_rows_are_made_when_somebody_asks_for_them() -> None:
     """Off the loop, once, and of the cycle that had finished then: most cycles are never looked at."""
     works: list[object] = []

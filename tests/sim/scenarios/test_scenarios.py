@@ -69,6 +69,7 @@ def scenario_marks(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if name in SLOW_SCENARIOS or scenario_of(name).slow else []
 
 
+@pytest.mark.rule("shard 6/13", "shard 16/6")
 @pytest.mark.parametrize("name", scenario_params())
 def test_a_scenario_holds(name: str) -> None:
     """What its file says must hold does, and no invariant is broken in any cycle."""

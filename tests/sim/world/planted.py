@@ -19,7 +19,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import Found, FoundKind
 from bigfleet.provider.backend import Host as BackendHost
 from bigfleet.provider.backends.simulated.backend import SimulatedBackend
-from bigfleet.provider.operations import driver as provider_work
+from bigfleet.provider.operations import operation_runner as provider_work
 from bigfleet.provider.records import lifecycle
 from bigfleet.provider.records.fence import Fence
 from bigfleet.provider.records.kinds import Kind
@@ -145,7 +145,7 @@ def _drain_back(patch: pytest.MonkeyPatch) -> None:
             return replace(record, machine=replace(record.machine, state=S.CONFIGURED))
         return before(record, *rest)
 
-    patch.setattr("bigfleet.provider.operations.driver.completed", completed)
+    patch.setattr("bigfleet.provider.operations.operation_runner.completed", completed)
 
 
 @defect("a drained machine keeps its cluster", "S4")
@@ -158,7 +158,7 @@ def _drain_keeps(patch: pytest.MonkeyPatch) -> None:
             after = replace(after, machine=replace(after.machine, cluster=record.machine.cluster))
         return after
 
-    patch.setattr("bigfleet.provider.operations.driver.completed", completed)
+    patch.setattr("bigfleet.provider.operations.operation_runner.completed", completed)
 
 
 @defect("a host that serves is taken for clean", "S1", "error-after-effect", "effect-after-timeout", found_by=3)
@@ -172,15 +172,15 @@ def _clean(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedBackend, "adopt", adopt)
 
 
-@defect("a verdict on a drain is lost, and nobody looks", "L6")
+@defect("a verdict on a drain is lost, and the machine is not checked", "L6")
 def _lost_verdict(patch: pytest.MonkeyPatch) -> None:
-    before = provider_work.OperationDriver._settle
+    before = provider_work.OperationRunner._settle
 
     async def settle(self: Any, job: Any, verdict: Any) -> None:
         if job.operation.kind is not Kind.DRAIN:
             await before(self, job, verdict)
 
-    patch.setattr(provider_work.OperationDriver, "_settle", settle)
+    patch.setattr(provider_work.OperationRunner, "_settle", settle)
     patch.setattr(StuckTransitions, "look", lambda *_arguments: None)
 
 
@@ -417,7 +417,7 @@ def _never_empty(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NeedsTable, "replace", keep)
 
 
-@defect("nobody waits for the first roll-up", "S9", "shard-crash", "operator-silent", "operator-crash", "partition")
+@defect("the first roll-up is not awaited", "S9", "shard-crash", "operator-silent", "operator-crash", "partition")
 def _gate(patch: pytest.MonkeyPatch) -> None:
     before = Intake.__init__
 
@@ -524,7 +524,7 @@ def _forever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backoff, "ROW_BACKOFF_FIRST_SECONDS", 1e9)
 
 
-@defect("clusters are not told of their machines", "L5")
+@defect("clusters get no reports of their machines", "L5")
 def _untold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sessions, "send_node_state", lambda _self, _update: None)
 

@@ -156,7 +156,7 @@ def _open_doors(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardHandoverHost, "fence_machine", fence_machine)
 
 
-@defect("what was given up is handed to nobody", "S5")
+@defect("a released machine is handed to no shard", "S5")
 def _to_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ownership_reconcile, "_hand_on", lambda *_arguments: None)
 
@@ -171,7 +171,7 @@ def _again(patch: pytest.MonkeyPatch) -> None:
 
 
 @defect(
-    "who has lost the lease leads on, and terms are checked by nobody",
+    "a leader that lost the lease continues, and terms are not checked",
     "S15",
     "lease-lost",
     "store-partition",
@@ -209,7 +209,7 @@ def _kept_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 @defect(
-    "nobody keeps a cooldown",
+    "cooldowns are ignored",
     "S17",
     found_by=2,
     pools=_EVEN_POOLS,
@@ -233,7 +233,7 @@ def _no_cooldown(patch: pytest.MonkeyPatch) -> None:
 # ---- nobody answers ---------------------------------------------------------------------------------------------
 
 
-@defect("who hears nothing of the coordinator does one thing at a time", "S12", coordinator=GONE)
+@defect("a shard without a coordinator does one thing at a time", "S12", coordinator=GONE)
 def _silence(patch: pytest.MonkeyPatch) -> None:
     before_send, before_choose = Client.send, safety_limits.choose
     #: The loops whose shards heard nothing; each lasts as long as its run.

@@ -86,11 +86,11 @@ def test_a_smaller_world_keeps_a_home_for_each_cluster() -> None:
 def test_a_machine_that_is_given_on_before_its_cooldown_is_over_is_told() -> None:
     """S17 on what disks say: within the cooldown it is a breach, whoever gets the machine, and after it none."""
     now_nanos, machine_id, donor = [0], MachineId("m"), ShardId("a")
-    evidence = Observations(Journal(), lambda: now_nanos[0])
-    evidence.moves.cooldown_nanos = 80_000_000_000
+    observations = Observations(Journal(), lambda: now_nanos[0])
+    observations.moves.cooldown_nanos = 80_000_000_000
     nothing = OwnershipRecord(owned=Owned(base=Base.DOMAINS))
     came = OwnershipRecord(owned=nothing.owned.adopted(machine_id, OwnershipVersion(1, 1), by_gift_of=ShardId("b")))
-    remember(OwnershipChanged(donor, nothing, came), evidence)
+    remember(OwnershipChanged(donor, nothing, came), observations)
     machine = Machine(
         id=machine_id, state=MachineState.IDLE, host=HostRef("p", "h"), capacity_type=CapacityType.RESERVED
     )
@@ -99,9 +99,11 @@ def test_a_machine_that_is_given_on_before_its_cooldown_is_over_is_told() -> Non
     )
 
     now_nanos[0] = 79_000_000_000
-    assert list(what_has_come_stays_for_a_while(gone, evidence)) == ["m came from b to a and goes to b after 79.0 s"]
+    assert list(what_has_come_stays_for_a_while(gone, observations)) == [
+        "m came from b to a and goes to b after 79.0 s"
+    ]
     now_nanos[0] = 80_000_000_000
-    assert list(what_has_come_stays_for_a_while(gone, evidence)) == []
+    assert list(what_has_come_stays_for_a_while(gone, observations)) == []
 
 
 # ---- disks ------------------------------------------------------------------------------------------------------

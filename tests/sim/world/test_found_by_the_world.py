@@ -41,6 +41,7 @@ async def test_a_machine_refused_in_the_first_list_is_known_once_its_record_is_s
     assert provider.cursors.count(b"") == 2, "once everything was taken, deltas are enough again"
 
 
+@pytest.mark.rule("shard 5.2/2")
 async def test_a_machine_that_a_full_list_left_out_is_known_after_a_while() -> None:
     """No delta tells of a machine that did not change: who tells removals is listed again all the same (seed 55)."""
     left_out = machine("m1", S.IDLE)

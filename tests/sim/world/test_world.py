@@ -33,6 +33,7 @@ def told(result: WorldResult) -> list[str]:
     return [f"{each.invariant} at {each.at_nanos / 1e9:.1f} s: {each.text}" for each in result.violations]
 
 
+@pytest.mark.rule("shard 16/6")
 @pytest.mark.parametrize("seed", QUICK_SEEDS)
 def test_every_invariant_holds_in_a_short_world(seed: int) -> None:
     """A dozen seeds with two minutes of faults each, and the time until the world is at rest."""
@@ -71,6 +72,7 @@ def course(seed: int, hash_seed: str) -> str:
     return run.stdout
 
 
+@pytest.mark.rule("shard 16/6")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 4, *TWICE_SEEDS])
 def test_equal_seeds_take_equal_courses_in_processes_with_other_hash_seeds(seed: int) -> None:

@@ -63,7 +63,7 @@ def dev(
 ) -> None:
     """Create a development authority and certificates for all identities.
 
-    What is in DIR already is kept, so that another cluster can be added later.
+    Existing files in DIR stay, so that another cluster can be added later.
     """
     from bigfleet.cli.certs.folder import CertificateFolder
     from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
@@ -139,7 +139,7 @@ def _identified(identity: "PeerIdentity", hosts: tuple[str, ...] = ()) -> "Beare
 def _anonymous(hosts: tuple[str, ...]) -> "Bearer":
     from bigfleet.cli.certs.issuing import Bearer
 
-    # A provider calls nobody, so that it needs no identity; it is known by its host name.
+    # A provider makes no calls, so that it needs no identity; it is known by its host name.
     return Bearer(name="BigFleet provider", hosts=hosts)
 
 

@@ -17,8 +17,8 @@ from bigfleet.cli.certs.issuing import Authority, Bearer, Issued, serves
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 AUTHORITY: Final = "ca"
-_ANEW: Final = "--force makes everything anew"
-_AWAY: Final = f"remove it with its key, or {_ANEW}"
+_FORCE_ADVICE: Final = "--force creates all files again"
+_AWAY: Final = f"remove it with its key, or {_FORCE_ADVICE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,9 @@ class CertificateFolder:
         try:
             authority = Authority.load(_read(certificate), _read(key))
         except ValueError as error:
-            raise UsageFault(f"{certificate} and {key} make no authority of ours: {error}; {_ANEW}") from error
+            raise UsageFault(f"{certificate} and {key} make no authority of ours: {error}; {_FORCE_ADVICE}") from error
         if authority.certificate.not_valid_after_utc <= self._now:
-            raise UsageFault(f"{certificate}: the authority has expired; {_ANEW}")
+            raise UsageFault(f"{certificate}: the authority has expired; {_FORCE_ADVICE}")
         return authority
 
     def _has(self, name: str) -> bool:
@@ -102,7 +102,7 @@ class CertificateFolder:
         certificate, key = self._files(name)
         if certificate.exists() != key.exists():
             here, gone = (certificate, key) if certificate.exists() else (key, certificate)
-            raise UsageFault(f"{here} is there and {gone} is not; remove it too, or {_ANEW}")
+            raise UsageFault(f"{here} is there and {gone} is not; remove it too, or {_FORCE_ADVICE}")
         return certificate.exists()
 
     def _files(self, name: str) -> tuple[Path, Path]:

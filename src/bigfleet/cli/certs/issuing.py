@@ -23,7 +23,7 @@ _BACKDATED = timedelta(minutes=5)
 class Bearer:
     """Whom a certificate is for."""
 
-    #: Shown as the subject; nobody decides by it.
+    #: Shown as the subject; it has no other effect.
     name: str
     #: The identity; empty for one that has none.
     uris: tuple[str, ...] = ()

@@ -105,7 +105,7 @@ def parse_command(text: str | None, flag: str) -> tuple[str, ...] | None:
         raise UsageFault(f"{flag}: is empty; give a command that serves on {ADDRESS}")
     for placeholder, why in ((ADDRESS, "where to serve"), (STATE, "where to keep its state")):
         if not any(placeholder in argument for argument in arguments):
-            raise UsageFault(f"{flag}: has no {placeholder}; the command must be told {why}")
+            raise UsageFault(f"{flag}: has no {placeholder}; the command needs it: {why}")
     return arguments
 
 

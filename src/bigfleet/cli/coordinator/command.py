@@ -96,7 +96,7 @@ _ExportDir = Annotated[
 _ExportInterval = Annotated[
     str, typer.Option(metavar="DURATION", help="Time between snapshots, if the tables changed.")
 ]
-_ExportKeep = Annotated[int, typer.Option(min=1, metavar="N", help="Number of snapshots that are kept.")]
+_ExportKeep = Annotated[int, typer.Option(min=1, metavar="N", help="Number of snapshots to retain.")]
 _LogLevel = Annotated[
     str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
 ]

@@ -136,7 +136,7 @@ async def _run_until(stop: asyncio.Event, replica: Replica, server: GrpcServer, 
 
 
 async def _report_health(replica: Replica, server: GrpcServer, clock: SystemClock) -> None:
-    """Keep the health of the service as readiness is, and say when nobody leads."""
+    """Keep the health of the service as readiness is, and log when there is no leader."""
     was_ready: bool | None = None
     since_seconds = clock.monotonic_seconds()
     has_warned = False

@@ -95,7 +95,7 @@ def _show_events(console: Console, events: Sequence[Record], *, truncated: bool)
         grid.add_row(f"{place}.", Text(line))
     print_trimmed(console, grid if events else Text("the cycle came past it without a word"))
     if truncated:
-        console.print(Text("There is more: the shard tells the first thousand, those about itself first.", style="dim"))
+        console.print(Text("There is more: the shard sends the first thousand, those about itself first.", style="dim"))
 
 
 def _lines(events: Iterable[Record]) -> list[str]:

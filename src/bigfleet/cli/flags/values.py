@@ -50,7 +50,7 @@ def parse_address(text: str, flag: str) -> tuple[str, int]:
 def check_dialable(text: str, flag: str) -> str:
     """Return a HOST:PORT as it is, if others can dial it. Raises UsageFault naming the flag."""
     host, port = parse_address(text, flag)
-    # A URL, which is what people try first, would be taken for the name of a host that nobody finds.
+    # A URL, which is what people try first, would be taken for the name of a host that does not exist.
     if text.startswith(":") or "/" in host or identifier_fault(host) is not None or not port:
         raise UsageFault(f"{flag}: {text!r} is nothing that can be dialled; write HOST:PORT with a port above 0")
     return text

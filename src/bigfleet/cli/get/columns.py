@@ -30,7 +30,7 @@ _STATE_STYLES: Final[Mapping[str, str]] = {
     "Configuring": "cyan",
 }
 _SESSION_STYLES: Final[Mapping[str, str]] = {"connected": "green", "away": "yellow", "silent": "bold red"}
-#: Outcomes after which nobody needs to look.
+#: Outcomes that need no attention.
 _CALM_OUTCOMES: Final = frozenset({"success", "noop", "stale", "transition_raced_to_idle"})
 
 

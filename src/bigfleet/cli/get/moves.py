@@ -24,7 +24,7 @@ class MoveState(Enum):
     ASKED = "asked"
     #: Machines of tier 3: they are drained, and another move hands over what becomes free.
     DRAINING = "draining"
-    #: The donor has given them up, and nobody has them.
+    #: The donor has released them, and no shard has adopted them.
     GIVEN = "given"
     ARRIVED = "arrived"
     FAILED = "failed"

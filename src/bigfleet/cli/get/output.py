@@ -190,7 +190,7 @@ def plural(noun: str) -> str:
 
 @contextmanager
 def quiet_when_unread() -> Iterator[None]:
-    """Stop without a word when nobody reads on, as in `bigfleet get machines | head`."""
+    """Stop silently when the reader closes the pipe, as in `bigfleet get machines | head`."""
     try:
         yield
         sys.stdout.flush()

@@ -23,7 +23,7 @@ _SHOWN: Final[tuple[tuple[str, str, str], ...]] = (
     ("clusters_silent", "", "clusters with demand or machines and no operator for too long"),
     ("session_lifecycle_total", "event", "sessions since the process started"),
     ("rollups_total", "result", "roll-ups since the process started"),
-    ("session_frames_dropped_total", "kind", "frames that concerned nobody"),
+    ("session_frames_dropped_total", "kind", "frames that concerned no machine of the cluster"),
     ("session_identity_rejected_total", "", "sessions refused for their certificate"),
     ("outbox_frames", "", "frames waiting in the fullest outbox"),
     ("outbox_dropped_total", "", "frames dropped for lack of room"),
@@ -82,7 +82,7 @@ def _read(address: str) -> str:
         response = connection.getresponse()
         body = response.read(METRICS_BYTES_MAX)
     except (OSError, HTTPException) as error:
-        cause = error.strerror if isinstance(error, OSError) and error.strerror else "nobody speaks HTTP there"
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else "there is no HTTP server"
         raise RunFault(
             f"cannot read http://{address}/metrics: {cause.lower()}; check that the shard runs and that --metrics-addr "
             "or BIGFLEET_SHARD_METRICS_ADDR names the address of its --metrics-addr"

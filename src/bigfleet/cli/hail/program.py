@@ -2,8 +2,8 @@
 
 docs/spec/partition.md §1. It is started again for each question of Ganeti's, so it imports what it needs and no more:
 not the other commands, and not the libraries that they stand on (docs/adr/0120-the-allocator-starts-again.md). Exit
-codes are those of `hail`: 0 with an answer, whatever it is; 1 with one line on standard error and nothing on standard
-output; 2 for an option that nobody knows. It never writes to anything but its two outputs.
+codes are those of `hail`: 0 with any answer; 1 with one line on standard error and nothing on standard
+output; 2 for an unknown option. It never writes to anything but its two outputs.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         help="program that gets the requests that are not dedicated, such as Ganeti's own hail",
     )
     add("--ignore-soft-errors", action="store_true", help="leave out the soft checks of primary hosts")
-    add("--restrict-allocation-to", metavar="HOST,...", help="the only hosts to look at, whatever the request says")
+    add("--restrict-allocation-to", metavar="HOST,...", help="the only hosts to use, even if the request names others")
     add(
         "--static-kvm-node-memory",
         default=str(STATIC_KVM_MIB),
@@ -74,7 +74,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except OSError as error:
-        # A full disk, or nobody who reads; the interpreter would try again to write it when it ends.
+        # A full disk, or a closed pipe; the interpreter would try again to write it when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.stderr.write(f"Error: the answer could not be written: {error.strerror}\n")
         code = 1

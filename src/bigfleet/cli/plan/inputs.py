@@ -200,7 +200,7 @@ def machine_given(entry: MachineEntry, place: str) -> MachineGiven:
         labels=entry.labels,
         price_usd_per_hour=_dollars(entry.price_per_hour, f"{place}: price_per_hour"),
         interruption_probability=entry.interruption_probability,
-        last_error=entry.last_error or ("not told" if state is MachineState.FAILED else ""),
+        last_error=entry.last_error or ("not reported" if state is MachineState.FAILED else ""),
         assigned_priority=_int32(entry.assigned_priority, f"{place}: assigned_priority"),
         assigned_interruption_penalty_dollars=_dollars(
             entry.assigned_interruption_penalty_dollars, f"{place}: assigned_interruption_penalty_dollars"

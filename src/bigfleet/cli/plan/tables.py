@@ -129,22 +129,22 @@ def show_bound(console: Console, bound: CostBound) -> None:
     console.print()
     _title(console, "Bound")
     if not bound.rows:
-        _print(console, "Nothing is taken anew, so there is no cost to bound.")
+        _print(console, "No new machines are taken, so there is no cost to bound.")
         return
-    rows = "1 row takes" if bound.rows == 1 else f"{bound.rows:,} rows take"
+    rows = "1 row" if bound.rows == 1 else f"{bound.rows:,} rows"
     if not bound.ours_usd_per_hour:
-        _print(console, f"What {rows} anew costs nothing, and nothing costs less.")
+        _print(console, f"New machines for {rows} cost nothing, and nothing costs less.")
         return
     above = (
         f"the plan is at most {100 * bound.gap:.1f}% above the best"
         if math.isfinite(bound.gap)
-        else "parts of machines that cost nothing would do, so there is no share to tell"
+        else "parts of machines that cost nothing would do, so there is no share to report"
     )
     _print(
         console,
-        f"What {rows} anew costs {dollars_text(bound.ours_usd_per_hour)}/h, expected interruptions included. No choice "
-        f"among the {bound.classes:,} classes of machines costs less than {dollars_text(bound.least_usd_per_hour)}/h: "
-        f"{above}.",
+        f"New machines for {rows} cost {dollars_text(bound.ours_usd_per_hour)}/h, expected interruptions included. No "
+        f"choice among the {bound.classes:,} classes of machines costs less than "
+        f"{dollars_text(bound.least_usd_per_hour)}/h: {above}.",
     )
 
 

@@ -1,6 +1,6 @@
 """Defines `bigfleet provider admin --state FILE …`: administers a running provider over its admin socket.
 
-docs/spec/provider.md §13, §14. Exit 0 done, 1 refused or nobody there, 2 a wrong call. The provider decides and writes
+docs/spec/provider.md §13, §14. Exit 0 done, 1 refused or not running, 2 a wrong call. The provider decides and writes
 the audit line; nothing here may open the state file.
 """
 

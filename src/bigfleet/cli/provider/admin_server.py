@@ -142,7 +142,7 @@ def _listen(path: Path) -> socket.socket:
     """Return a socket that its owner alone may connect to."""
     listening = socket.socket(socket.AF_UNIX)
     try:
-        # The state file is locked: whoever left this one behind is gone.
+        # The state file is locked: the process that left this socket behind has ended.
         path.unlink(missing_ok=True)
         with socket_address(path) as address:
             # Before bind: at no moment may anybody else connect.

@@ -41,7 +41,7 @@ class AdminConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket. Raises OSError when nobody listens."""
+        """Connect to the socket. Raises OSError when no process listens."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         with socket_address(self._path) as address:

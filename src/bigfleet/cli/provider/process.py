@@ -60,7 +60,7 @@ async def serve_place(place: ProviderPlace, options: CoreOptions, open_substrate
         store = SqliteProviderStore(place.state_path, is_power_safe=place.is_power_safe)
     try:
         if isinstance(store, SqliteProviderStore):
-            # First, so that files of the substrate's own beside it are nobody else's either.
+            # First, so that files of the substrate's own beside it have one owner as well.
             store.lock()
         substrate = open_substrate(place)
     except StartRefused as refused:

@@ -188,7 +188,7 @@ def _write_json(replayed: "Iterator[Replayed]") -> bool | None:
             sys.stdout.write(("," if count else '{"cycles":[') + "\n" + msgspec.json.encode(cycle_record(one)).decode())
             is_same, count = is_same and one.is_same, count + 1
     finally:
-        # Whatever ends the file, what was written is a document.
+        # The output is a complete document after any end of the file.
         if count:
             sys.stdout.write(f'\n],"count":{count},"verdict":"{"same" if is_same else "different"}"}}\n')
     return is_same if count else None

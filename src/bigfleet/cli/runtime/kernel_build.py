@@ -144,7 +144,7 @@ def _check_own(directory: Path) -> None:
 
 
 def _clear(directory: Path) -> None:
-    # The manifest first: without it nobody takes what is left for a set.
+    # The manifest first: without it the rest does not count as a set.
     (directory / MANIFEST).unlink(missing_ok=True)
     for module in KERNEL_MODULES:
         shutil.rmtree(directory / module, ignore_errors=True)

@@ -11,7 +11,7 @@ from typing import Final
 #: Of glibc's malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-#: Answers up to this size reuse memory; that much of it may stay with the process when nobody asks.
+#: Answers up to this size reuse memory; that much of it may stay with the process between calls.
 RETAINED_BYTES_MAX: Final = 256 * 1024 * 1024
 
 

@@ -55,7 +55,7 @@ class ProcessPlanWorkers:
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            # Spawned, because a fork of a process with threads may inherit locks that nobody will open.
+            # Spawned, because a fork of a process with threads may inherit locks that are never released.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_begin)
         return self._pool

@@ -126,10 +126,10 @@ _Record = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Record the input of each cycle to this file, for bigfleet replay.")
 ]
 _RecordMax = Annotated[
-    str, typer.Option(metavar="SIZE", help="Size at which the recording is rotated; 4 old files are kept.")
+    str, typer.Option(metavar="SIZE", help="Size at which the recording is rotated; 4 old files are retained.")
 ]
 _AuditLogMax = Annotated[
-    str, typer.Option(metavar="SIZE", help="Size at which the audit log is rotated; 4 old files are kept.")
+    str, typer.Option(metavar="SIZE", help="Size at which the audit log is rotated; 4 old files are retained.")
 ]
 _StuckCreating = Annotated[
     str, typer.Option(metavar="DURATION", help="Time in Creating after which the call is repeated.")
@@ -326,7 +326,7 @@ class ShardFlags:
         if self.coordinator_addr is not None:
             # It would send real clusters here, and no machine here can be given to another shard.
             raise UsageFault(
-                "--coordinator-addr and --fake-provider contradict each other: a coordinator is told of no fake "
+                "--coordinator-addr and --fake-provider contradict each other: a coordinator gets no fake "
                 "machines; run `bigfleet provider simulated` and name it with --provider-addr"
             )
 

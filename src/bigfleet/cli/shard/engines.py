@@ -111,7 +111,7 @@ class ShardEngines:
 
         def compiled() -> DecisionEngine:
             engine = fleet_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
-            # Loading kernels leaves garbage, and nobody else collects it.
+            # Loading kernels leaves garbage, and nothing else collects it.
             gc.collect()
             self._is_ready = True
             return engine

@@ -25,7 +25,7 @@ from bigfleet.rpc.servers.provider import (
     encode_list_entry,
 )
 
-#: The shard has closed its channel by then; this is for whoever else called.
+#: The shard has closed its channel by then; this is for other callers.
 _STOP_SECONDS_MAX = 1.0
 _HOST = "127.0.0.1"
 

@@ -27,7 +27,7 @@ def make_reporter(
         return None
     ownership = shard.ownership
     assert ownership is not None, "a shard that listens to a coordinator has a state file"
-    assert place.provider_address is not None, "a shard of fake machines reports to nobody"
+    assert place.provider_address is not None, "a shard of fake machines has no coordinator"
     counts = LinkCounts(shard.metrics, clock)
     return CoordinatorLink(
         shard_id=place.shard_id,

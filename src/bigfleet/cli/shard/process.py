@@ -127,7 +127,7 @@ def _readiness(shard: Shard, engines: ShardEngines) -> str:
 
 
 async def _serve_fake(place: ShardPlace, clock: SystemClock, stack: AsyncExitStack) -> tuple[str, int]:
-    """Serve fake machines until the stack ends, after whoever calls them; return where."""
+    """Serve fake machines until the stack ends, after their callers; return the address."""
     # A shard with a real provider loads nothing of the kit.
     from bigfleet.cli.shard.fake import serving_fake
 

@@ -290,7 +290,7 @@ def _check_writable(trace: Path | None, page: Path | None) -> None:
         if path is None:
             continue
         with _writing(path):
-            if path.is_fifo() or path.is_char_device():  # whoever reads it would take it for the end
+            if path.is_fifo() or path.is_char_device():  # a reader would take it for the end
                 continue
             file = Path(os.path.realpath(path))  # a link to nothing yet stays a link
             is_new = not file.exists()

@@ -1,7 +1,7 @@
 """Runs one `bigfleet` command as a child of `bigfleet up`: it stops with its parent, and only on request.
 
 The parent starts it in a session of its own, so that a signal to the parent's group does not reach it, and stops
-its children in order. An interrupt is blocked all the same. A parent that was killed stops nobody: its end closes our
+its children in order. An interrupt is blocked all the same. A killed parent stops no child: its end closes our
 standard input, and the child then stops itself. Nothing here decides what the child does.
 """
 

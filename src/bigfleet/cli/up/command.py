@@ -4,13 +4,16 @@ Exit 2 for a wrong call or a wrong file, 1 for a run that failed, 0 after a run 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from bigfleet.cli.runtime.failures import UsageFault
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def up(
@@ -45,13 +48,7 @@ def up(
 
     An excess machine is reclaimed after 2 s (with a trace at once), where a shard waits 10 minutes by default.
     """
-    import logging
-
-    import structlog
-    from rich.console import Console
-
-    from bigfleet.cli.runtime.system import run_loop
-    from bigfleet.cli.up.run import SUMMARY_WIDTH, run_up
+    from bigfleet.cli.up.run import run_up
     from bigfleet.cli.up.settings import settings_from_flags
 
     if kubernetes is not None:
@@ -81,12 +78,7 @@ def up(
         shards=shards,
         store=store,
     )
-    # What the clusters' sessions would log is in the view; the children's logs are files of their own.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=SUMMARY_WIDTH)
-    raise typer.Exit(run_loop(lambda: run_up(settings, console)))
+    _run(lambda console: run_up(settings, console))
 
 
 def _reject_beside_kubernetes(given: Mapping[str, object]) -> None:
@@ -99,15 +91,8 @@ def _reject_beside_kubernetes(given: Mapping[str, object]) -> None:
 def _run_kubernetes(
     planes: int, *, for_duration: str | None, machines: int | None, seed: int, state_dir: Path
 ) -> NoReturn:
-    import logging
-
-    import structlog
-    from rich.console import Console
-
-    from bigfleet.cli.runtime.system import run_loop
     from bigfleet.cli.up.kubernetes.run import run_kubernetes
     from bigfleet.cli.up.kubernetes.settings import kubernetes_settings
-    from bigfleet.cli.up.run import SUMMARY_WIDTH
 
     settings = kubernetes_settings(
         planes,
@@ -117,9 +102,22 @@ def _run_kubernetes(
         state_dir=state_dir,
         environment=dict(os.environ),
     )
-    # The programs of the clusters log into files of their own; what the kubelets would log is noise here.
+    _run(lambda console: run_kubernetes(settings, console))
+
+
+def _run(main: "Callable[[Console], Coroutine[Any, Any, int]]") -> NoReturn:
+    """Run on this terminal, or at a fixed width where there is none, and exit."""
+    import logging
+
+    import structlog
+    from rich.console import Console
+
+    from bigfleet.cli.runtime.system import run_loop
+    from bigfleet.cli.up.run import SUMMARY_WIDTH
+
+    # What the clusters' sessions would log is in the view; the children's logs are files of their own.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     console = Console()
     if not console.is_terminal:
         console = Console(width=SUMMARY_WIDTH)
-    raise typer.Exit(run_loop(lambda: run_kubernetes(settings, console)))
+    raise typer.Exit(run_loop(lambda: main(console)))

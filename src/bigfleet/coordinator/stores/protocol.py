@@ -10,7 +10,7 @@ from typing import Protocol
 from bigfleet.coordinator.commands import Command
 from bigfleet.coordinator.tables import Tables
 
-#: Added to a term when it must rise above one that shards have seen; leaves room for leaders that nobody remembers.
+#: Added to a term when it must rise above one that shards have seen; leaves room for unrecorded leaders.
 TERM_STEP = 1_000_000
 #: A term above this is no term of ours.
 TERM_MAX = 2**62

@@ -52,10 +52,10 @@ class SqliteStateStore:
             self._tables = Tables().with_edits(_read(self._connection))
         except (UnreadableRow, sqlite3.Error) as error:
             self._connection.close()
-            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start anew") from error
+            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start empty") from error
 
     async def campaign(self) -> Leadership:
-        """Raise the term and lead: nobody else has the file."""
+        """Raise the term and lead: no other process has the file."""
         self._lost.clear()
         self._is_leading = True
         return Leadership(self._put_term(self._term() + 1), self._tables)
@@ -164,7 +164,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         if isinstance(error, sqlite3.Error) and "locked" in str(error):
             raise StoreFault(f"{path}: held by {_holder(path)}; stop it, or choose another file") from error
         if isinstance(error, sqlite3.Error | OSError):
-            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start anew") from error
+            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start empty") from error
         raise
     return connection
 
@@ -176,7 +176,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if damage != "ok":
             # SQLite names the database in a line of its own, then what it found.
-            raise StoreFault(f"{path}: {damage.splitlines()[-1]}; move it away, then restore a snapshot or start anew")
+            raise StoreFault(f"{path}: {damage.splitlines()[-1]}; move it away, then restore a snapshot or start empty")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

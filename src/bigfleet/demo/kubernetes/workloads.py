@@ -36,7 +36,7 @@ PRIORITIES: Final = {"demo-critical": 1000, "demo-batch": -100}
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest(Generic[T]):
+class WorkloadManifest(Generic[T]):
     """One object to be created; cluster-scoped when the namespace is ""."""
 
     resource: Resource[T]
@@ -45,7 +45,7 @@ class Manifest(Generic[T]):
     body: JsonObject
 
 
-def initial_manifests(rng: Rng) -> list[Manifest[KubernetesObject]]:
+def initial_manifests(rng: Rng) -> list[WorkloadManifest[KubernetesObject]]:
     """Return what a cluster starts with, in the order of creation."""
     web, api = int(rng.uniform(12, 28)), int(rng.uniform(2, 5))
     return [
@@ -74,24 +74,24 @@ def initial_manifests(rng: Rng) -> list[Manifest[KubernetesObject]]:
     ]
 
 
-def deployment(name: str, replicas: int, pod: JsonObject) -> Manifest[KubernetesObject]:
+def deployment(name: str, replicas: int, pod: JsonObject) -> WorkloadManifest[KubernetesObject]:
     """Return a Deployment of equal pods."""
     return _manifest(DEPLOYMENTS, name, {"spec": {"replicas": replicas, **_workload(name, pod)}})
 
 
-def budget(name: str, *, minimum_available: str) -> Manifest[KubernetesObject]:
+def budget(name: str, *, minimum_available: str) -> WorkloadManifest[KubernetesObject]:
     """Return the disruption budget of a workload."""
     spec: JsonObject = {"minAvailable": minimum_available, "selector": {"matchLabels": {"app": name}}}
     return _manifest(BUDGETS, name, {"spec": spec})
 
 
-def gang(name: str, pods: int) -> Manifest[KubernetesObject]:
+def gang(name: str, pods: int) -> WorkloadManifest[KubernetesObject]:
     """Return a Job whose pods run together in one zone, and end after a while."""
     pod = _pod("4", "8Gi", together_in_zone_of=name, runs_for_seconds=45)
     return _manifest(JOBS, name, {"spec": _job(name, pods, pod)})
 
 
-def batch(name: str, pods: int) -> Manifest[KubernetesObject]:
+def batch(name: str, pods: int) -> WorkloadManifest[KubernetesObject]:
     """Return a Job of low priority."""
     pod = _pod("1", "1Gi", priority="demo-batch", runs_for_seconds=20)
     return _manifest(JOBS, name, {"spec": _job(name, pods, pod)})
@@ -99,12 +99,12 @@ def batch(name: str, pods: int) -> Manifest[KubernetesObject]:
 
 def _manifest(
     resource: Resource[KubernetesObject], name: str, body: JsonObject, *, namespace: str = NAMESPACE
-) -> Manifest[KubernetesObject]:
+) -> WorkloadManifest[KubernetesObject]:
     metadata: dict[str, Json] = {"name": name}
     if namespace:
         metadata["namespace"] = namespace
     whole: JsonObject = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **body}
-    return Manifest(resource, name, namespace, whole)
+    return WorkloadManifest(resource, name, namespace, whole)
 
 
 def _job(name: str, pods: int, pod: JsonObject) -> JsonObject:

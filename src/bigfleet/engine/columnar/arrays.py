@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 SPECULATIVE, CREATING, IDLE = int(MachineState.SPECULATIVE), int(MachineState.CREATING), int(MachineState.IDLE)
 CONFIGURING, CONFIGURED = int(MachineState.CONFIGURING), int(MachineState.CONFIGURED)
 DRAINING = int(MachineState.DRAINING)
-#: Holder of a machine that nobody holds, and of one that no phase but the third may see.
+#: Holder of a machine without a holder, and of one that no phase but the third may see.
 FREE = -1
 HIDDEN = -2
 #: A machine that is not claimed as a free one, one that is, and one that no phase but the third may see.

@@ -151,7 +151,7 @@ class Pass:
 
     def _previous_credits(self, fresh: Int64s) -> Credits:
         """Return what the rows begin with when only some are credited from the start."""
-        assert self.previous is not None, "without anything kept every row is fresh"
+        assert self.previous is not None, "without a previous decision every row is new"
         # Numbers of fresh rows mean nothing: what they take is put right behind.
         credits = Credits._make(column.take(self.source, axis=0, mode="clip") for column in self.previous.credits)
         uncredited = self._uncredited(fresh)

@@ -64,7 +64,7 @@ class ColumnarEngine:
         """Decide one cycle: equal to `reference.decide` on the same machines, rows and options.
 
         With a reporter, or for numbers that the columns cannot hold, the reference engine answers, at its own cost:
-        records are its retelling of the same decision.
+        records are its replay of the same decision.
         """
         if reporter is not None:
             return reference.decide(snapshot_of(view), demand, options, reporter, on_phase=on_phase)

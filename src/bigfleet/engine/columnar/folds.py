@@ -126,7 +126,7 @@ def proven(
     """
     fit = demand.asks.proving_fits(questions.ask)
     answers: Bytes = by_free[questions.ask]
-    # Most large gangs fit no machine whole, wherever it stands: nobody needs to look for one.
+    # Most large gangs fit no machine whole, in any place: there is no need to search for one.
     is_open = (answers == 0) & np.any(tables.fits, axis=1)[fit]
     if not is_open.any():
         return answers

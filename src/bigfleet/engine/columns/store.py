@@ -473,10 +473,10 @@ class ColumnStore:
             (columns.offer, lambda number: new.add_offer(old.offers[number])),
             (columns.stamp, lambda number: new.add_stamp(old.stamps[number])),
         )
-        for column, number_anew in parts:
+        for column, renumber in parts:
             used, place = np.unique(column[live], return_inverse=True)
             column[:] = 0
-            column[live] = np.array([number_anew(number) for number in used.tolist()], np.int32)[place]
+            column[live] = np.array([renumber(number) for number in used.tolist()], np.int32)[place]
         self.vocabulary = new
         self._history.clear()
         self._buffers.clear()
@@ -513,7 +513,7 @@ class ColumnStore:
     def _merge(self) -> None:
         """Give waiting machines their rows and drop removed ones; every row is numbered again."""
         self._write()
-        # A slice where all stay: most merges drop nobody, and a slice copies nothing.
+        # A slice where all stay: most merges drop no row, and a slice copies nothing.
         retained: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)
         old_ids = [self._ids[row] for row in retained.tolist()] if self._removed else self._ids
         waiting = sorted(self._waiting)

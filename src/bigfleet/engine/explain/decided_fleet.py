@@ -32,8 +32,8 @@ from bigfleet.model.vector import Vector
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Rank of who holds a machine that nobody holds: behind every row.
-NOBODY: Final = np.iinfo(np.int64).max
+#: Rank of the holder of a machine without one: behind every row.
+NO_HOLDER_RANK: Final = np.iinfo(np.int64).max
 _NONE: Final = np.zeros(0, np.int64)
 _FREE: Final = (MachineState.IDLE, MachineState.SPECULATIVE)
 
@@ -64,7 +64,7 @@ class DecidedFleet:
         self.in_order = sorted(range(len(self.needs)), key=precedences.__getitem__, reverse=True)
         self.rank = np.zeros(len(self.needs) + 1, np.int64)
         self.rank[self.in_order] = np.arange(len(self.needs))
-        self.rank[-1] = NOBODY
+        self.rank[-1] = NO_HOLDER_RANK
         levels = {precedence: level for level, precedence in enumerate(sorted(set(precedences), reverse=True))}
         #: By place: 0 for the highest precedence; a place of -1 has the lowest.
         self.level = np.array([*(levels[precedence] for precedence in precedences), len(levels)], np.int64)

@@ -91,7 +91,7 @@ class ReclaimReason(StrEnum):
 
 
 class SparedReason(StrEnum):
-    """Why a machine that nobody holds is not reclaimed; the first that applies."""
+    """Why a machine without a holder is not reclaimed; the first that applies."""
 
     PREEMPTED = "preempted"
     CLUSTER_NOT_REPORTED = "cluster_not_reported"
@@ -370,7 +370,7 @@ class MachineReclaimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSpared:
-    """A Configured machine that nobody holds is not reclaimed in this cycle."""
+    """A Configured machine without a holder is not reclaimed in this cycle."""
 
     machine: str
     cluster: str

@@ -299,7 +299,7 @@ class _OneMachine:
 
     def report(self, record: Record) -> None:
         if isinstance(record, CandidateConsidered):
-            assert self.again is not None, "told before its row"
+            assert self.again is not None, "reported before its row"
             record = replace(record, position=self.again.position(record.stage, self._machine))
         self._reporter.report(record)
 

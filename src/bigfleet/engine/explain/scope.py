@@ -44,7 +44,7 @@ class RowScope:
         self.need = self.result.need
         self.rank = int(fleet.rank[place])
         self._earmarks = earmarks
-        #: Draining machines that earlier rows with the same key counted; whoever retells the row finds them.
+        #: Draining machines that earlier rows with the same key counted; the replay of the row reads them.
         self.coming_taken: Ints = np.zeros(0, np.int64)
         #: By machine: whether some phase may see it and it fits.
         self._open: Mask = ~fleet.hidden & fleet.fits(self.need.profile, self.need.min_unit)[fleet.shape]

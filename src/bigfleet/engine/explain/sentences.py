@@ -116,7 +116,7 @@ def _explains_shortfall(count: RejectionCount, explanation: NeedExplanation) -> 
 
 
 def _fitting(stage: Stage, matching: MatchingCounts | None) -> int | None:
-    """Return how many machines of a scan fit the row, whoever holds them; None when it is not known."""
+    """Return how many machines of a scan fit the row, held or free; None when it is not known."""
     if matching is None:
         return None
     return {Stage.IDLE: matching.idle, Stage.SPECULATIVE: matching.speculative, Stage.VICTIM: matching.configured}.get(
@@ -351,7 +351,7 @@ def _best_domains(explanation: NeedExplanation) -> list[str]:
 def _matching_sentence(matching: MatchingCounts) -> str:
     more = "at least " if matching.is_capped else ""
     return (
-        f"Machines that fit it, whoever holds them: {more}{matching.idle:,} idle, {matching.speculative:,} that could "
+        f"Machines that fit it, held or free: {more}{matching.idle:,} idle, {matching.speculative:,} that could "
         f"be made, {matching.configured:,} in service."
     )
 
@@ -438,7 +438,7 @@ _RECLAIM_REASONS: Final[Mapping[ReclaimReason, str]] = {
 }
 _HELD_REASONS: Final[Mapping[HeldReason, str]] = {
     HeldReason.CLAIMED: "a row has just taken it",
-    HeldReason.RESERVED: "it is kept for another shard",
+    HeldReason.RESERVED: "it is reserved for another shard",
     HeldReason.FIXED_CAPACITY: "its kind of capacity is never released",
     HeldReason.NO_IDLE_STAMP: "it is not known since when it has been idle",
     HeldReason.HOLD_RUNNING: "its hold is not over",

@@ -15,7 +15,7 @@ from bigfleet.engine.explain.records import Rejection, RowRef, Stage
 from bigfleet.model.profile import Operator
 from bigfleet.model.vector import Vector, format_vector
 
-#: Above this nobody reads parts of a cent.
+#: Above this, parts of a cent are not shown.
 _FINE_DOLLARS_MAX: Final = 10
 #: Says which row is meant.
 RowName = Callable[[RowRef], str]
@@ -32,7 +32,7 @@ _MACHINES_OF: Final[Mapping[Stage, tuple[str, str]]] = {
 #: What is wrong with them, one and several.
 _WRONG: Final[Mapping[Rejection, tuple[str, str]]] = {
     Rejection.UNJOINED: ("never joined its cluster", "never joined their cluster"),
-    Rejection.RESERVED: ("is kept for another shard", "are kept for another shard"),
+    Rejection.RESERVED: ("is reserved for another shard", "are reserved for another shard"),
     Rejection.SOLD_OUT: ("is out of stock at the provider", "are out of stock at the provider"),
     Rejection.SET_ASIDE: ("failed to bootstrap a short time ago", "failed to bootstrap a short time ago"),
     Rejection.NOT_OWN: ("is meant for another row", "are meant for other rows"),

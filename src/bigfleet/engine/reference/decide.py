@@ -44,7 +44,7 @@ def decide(
     *,
     on_phase: PhaseListener = unheard,
 ) -> Decision:
-    """Decide one cycle; equal arguments give equal decisions in any process, whoever listens.
+    """Decide one cycle; equal arguments give equal decisions in any process, with any listener.
 
     `demand` is in list order (docs/spec/model.md §8). All phases see the one snapshot; a machine has at most one
     action.

@@ -126,7 +126,7 @@ def pick_victims(row: DemandRow, allocations: Allocations, victims: Victims) -> 
 
 
 def possible_victims(row: DemandRow, allocations: Allocations, victims: Victims) -> Iterator[Machine]:
-    """Yield, best first, what the row may take: allowed, not taken, and held by nobody whom it may not disturb."""
+    """Yield, best first, what the row may take: allowed, not taken, and not held by a row that it may not disturb."""
     shapes, shape_of = _allowed_shapes(row, allocations), allocations.pool.shapes.of
     precedence = row.need.profile.precedence
     for machine in victims.ranked(row.fit):

@@ -80,7 +80,7 @@ def reclaims(
 
 
 def releases(snapshot: Snapshot, options: Options, allocations: Allocations) -> Iterator[Action]:
-    """Yield a Delete for each Idle machine that nobody claims and whose hold is over, by id."""
+    """Yield a Delete for each Idle machine that no row claims and whose hold is over, by id."""
     for machine in snapshot.of_state(MachineState.IDLE):
         if machine.id in allocations.claims or machine.id in options.reserved:
             continue

@@ -247,7 +247,7 @@ class ColumnMachines:
                 yield machine
 
     def releasable(self) -> Iterator[Machine]:
-        """Yield the Idle machines whose hold is over and that nobody reserved, by id."""
+        """Yield the Idle machines whose hold is over and that are not reserved, by id."""
         view, options = self._view, self._options
         kinds = [CapacityType(offer.capacity_type) for offer in view.vocabulary.offers]
         holds = [options.hold_seconds.get(kind, 0.0) if kind in RELEASABLE else 0.0 for kind in kinds]

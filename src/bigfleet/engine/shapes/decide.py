@@ -30,7 +30,7 @@ from bigfleet.engine.shapes.acquire import acquire
 from bigfleet.engine.shapes.credit import credit
 from bigfleet.engine.shapes.fleet import DecisionState, build, has_pods
 from bigfleet.engine.shapes.machines import SnapshotMachines
-from bigfleet.engine.shapes.release import reclaims, releases, stamp_of
+from bigfleet.engine.shapes.reclaim import reclaims, releases, stamp_of
 from bigfleet.engine.shapes.state import PODS, ClusterState, HostState, RowState
 from bigfleet.engine.shapes.victims import preempt
 from bigfleet.engine.snapshot import Snapshot

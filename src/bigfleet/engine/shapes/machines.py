@@ -73,7 +73,7 @@ class Machines(Protocol):
         ...
 
     def releasable(self) -> Iterable[Machine]:
-        """Return the Idle machines whose hold is over and that nobody reserved, by id."""
+        """Return the Idle machines whose hold is over and that are not reserved, by id."""
         ...
 
 
@@ -165,7 +165,7 @@ class SnapshotMachines:
                 yield machine
 
     def releasable(self) -> Iterable[Machine]:
-        """Return the Idle machines whose hold is over and that nobody reserved, by id."""
+        """Return the Idle machines whose hold is over and that are not reserved, by id."""
         for machine in self._snapshot.of_state(MachineState.IDLE):
             seconds_left = hold_seconds_left(machine, self._snapshot, self._options)
             if seconds_left is not None and seconds_left <= 0 and machine.id not in self._options.reserved:

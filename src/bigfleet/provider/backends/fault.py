@@ -61,7 +61,7 @@ class FaultBackend(FakeBackend):
         return await super().configure(machine, cluster, blob, op)
 
     async def _outlast(self, op: Op) -> None:
-        """Return a second after the call's time-out, whoever cancels it."""
+        """Return a second after the call's time-out, even if it is cancelled."""
         ends_seconds = op.deadline_monotonic_seconds + _LATE_SECONDS
         while (left_seconds := ends_seconds - self._clock.monotonic_seconds()) > 0:
             try:
@@ -70,7 +70,7 @@ class FaultBackend(FakeBackend):
                 continue
 
     async def drain(self, machine: MachineView, grace_seconds: int, op: Op) -> None:
-        """Unbind the host, but not from the cluster that lets nobody go."""
+        """Unbind the host, but not from the cluster that releases no host."""
         if machine.cluster == DRAIN_ERROR:
             raise AskedToFail(f"the cluster is {machine.cluster}")
         await super().drain(machine, grace_seconds, op)

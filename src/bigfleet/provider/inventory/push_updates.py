@@ -15,7 +15,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.states import MachineState
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import OperationDriver
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.records.lifecycle import failed, with_pushed_price, with_pushed_probability
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
@@ -38,7 +38,7 @@ class CoreFeed:
         self,
         *,
         ledger: Ledger,
-        work: OperationDriver,
+        work: OperationRunner,
         admissions: Admissions,
         quarantine: FactsQuarantine,
         clock: Clock,

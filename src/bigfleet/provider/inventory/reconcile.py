@@ -94,7 +94,7 @@ class InventoryReconciler:
         self,
         *,
         ledger: Ledger,
-        author: BackendAdapter,
+        adapter: BackendAdapter,
         admissions: Admissions,
         quarantine: FactsQuarantine,
         clock: Clock,
@@ -105,7 +105,7 @@ class InventoryReconciler:
         is_inline: bool,
     ) -> None:
         self._ledger = ledger
-        self._author = author
+        self._adapter = adapter
         self._admissions = admissions
         self._quarantine = quarantine
         self._clock = clock
@@ -179,7 +179,7 @@ class InventoryReconciler:
         like an outage.
         """
         # A backend whose slots share room adds and removes them itself, in the same commit.
-        if self._author.admits is not None or _is_outage(len(self._before.unseen), len(self._ledger.view)):
+        if self._adapter.admits is not None or _is_outage(len(self._before.unseen), len(self._ledger.view)):
             return True
         if record.id in self._before.unseen:
             return False
@@ -241,7 +241,7 @@ class InventoryReconciler:
         started_seconds = self._clock.monotonic_seconds()
         begin_revision = self._ledger.view.head
         try:
-            inventory = await self._author.inventory()
+            inventory = await self._adapter.inventory()
         except Exception as error:  # an inventory that breaks says nothing about any machine
             _log.error("reconcile.failed", error=f"{type(error).__name__}: {error}")
             self._observe(started_seconds, "error")
@@ -305,10 +305,10 @@ class InventoryReconciler:
         return None if record is None else change_fault(record, fact)
 
     async def _add_all(self, seen: dict[str, _Seen]) -> None:
-        """Fill an empty store: nobody else is there yet, so that no turns are needed."""
+        """Fill an empty store: there is no other writer yet, so that no turns are needed."""
         now = self._clock.unix_nanos()
         entries = [entry.host or entry.slot for entry in seen.values()]
-        records = [new_record(fact, self._author.provider, now) for fact in entries if fact is not None]
+        records = [new_record(fact, self._adapter.provider, now) for fact in entries if fact is not None]
         for start in range(0, len(records), _CHUNK):
             chunk = records[start : start + _CHUNK]
             await asyncio.gather(*(self._ledger.commit(Change(record=record)) for record in chunk))
@@ -466,7 +466,7 @@ class InventoryReconciler:
             return Change(removed_id=machine_id)
         if effect is Effect.ADDED:
             assert facts is not None, "what is added was seen"
-            return Change(record=new_record(facts, self._author.provider, now))
+            return Change(record=new_record(facts, self._adapter.provider, now))
         assert record is not None, "only an added machine has no record"
         if effect is Effect.HOST_LOST:
             passes = f"the inventory did not show host {record.machine.host.ref} in {MISSING_PASSES} passes"
@@ -475,7 +475,7 @@ class InventoryReconciler:
             assert entry.host is not None, "an orphan is a host that was seen"
             host = Host(ref=entry.host.host_ref, node_name=entry.host.node_name)
             refreshed = with_facts(record, entry.host)
-            return Change(record=recovered_with_host(refreshed, host, self._author.provider, now))
+            return Change(record=recovered_with_host(refreshed, host, self._adapter.provider, now))
         assert facts is not None, "what is refreshed was seen"
         return Change(record=with_facts(record, facts))
 

@@ -15,7 +15,7 @@ from bigfleet.provider.backend import Host
 from bigfleet.provider.inventory.reconcile import InventoryReconciler
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import OperationDriver
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.records.lifecycle import recovered_serving, recovered_slot, recovered_with_host
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Record
@@ -44,7 +44,7 @@ class Administration:
         self,
         *,
         ledger: Ledger,
-        work: OperationDriver,
+        work: OperationRunner,
         admissions: Admissions,
         reconciler: InventoryReconciler,
         quarantine: FactsQuarantine,

@@ -1,7 +1,7 @@
 """Implements the six calls of a provider, each checked in the order of docs/spec/provider.md §3.
 
 A mutating call takes the machine's turn, and its acceptance, its mark and its effects are one commit; the work begins
-after it (`bigfleet.provider.operations.driver`). A refused call must leave the record exactly as it was.
+after it (`bigfleet.provider.operations.operation_runner`). A refused call must leave the record exactly as it was.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from bigfleet.provider.kit.administration import Administration
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import BackendAdapter, Threads
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.operations.recovery import Recovery
 from bigfleet.provider.operations.restart import Restart
 from bigfleet.provider.records.calls import Call, argument_fault, shown
@@ -88,7 +88,7 @@ class CapacityCore:
         self._is_inline = options.is_inline
         self.metrics = metrics
         self._blob_key = None if options.intent_key is None else BlobKey(options.intent_key, rng)
-        self._author = BackendAdapter(
+        self._adapter = BackendAdapter(
             backend, readiness, self._threads, provider=options.provider, on_stray_ended=self._stray_ended
         )
         self._ledger = Ledger(
@@ -99,7 +99,7 @@ class CapacityCore:
             encode=encode,
             metrics=metrics,
             committing=self._committing,
-            is_serial=self._author.admits is not None,
+            is_serial=self._adapter.admits is not None,
             on_health=self._report_health,
         )
         self.quarantine = FactsQuarantine(metrics)
@@ -114,11 +114,11 @@ class CapacityCore:
 
     def _build(self, options: CoreOptions, rng: Rng) -> None:
         """Build what works on the ledger."""
-        ledger, author, clock, metrics = self._ledger, self._author, self._clock, self.metrics
-        self._admissions = Admissions(ledger=ledger, author=author, quarantine=self.quarantine, clock=clock)
-        self._work = OperationDriver(
+        ledger, adapter, clock, metrics = self._ledger, self._adapter, self._clock, self.metrics
+        self._admissions = Admissions(ledger=ledger, adapter=adapter, quarantine=self.quarantine, clock=clock)
+        self._work = OperationRunner(
             ledger=ledger,
-            author=author,
+            adapter=adapter,
             clock=clock,
             rng=rng,
             metrics=metrics,
@@ -127,7 +127,7 @@ class CapacityCore:
         )
         self._restart = Restart(
             ledger=ledger,
-            author=author,
+            adapter=adapter,
             work=self._work,
             admissions=self._admissions,
             blob_key=self._blob_key,
@@ -135,7 +135,7 @@ class CapacityCore:
         )
         self._reconciler = InventoryReconciler(
             ledger=ledger,
-            author=author,
+            adapter=adapter,
             admissions=self._admissions,
             quarantine=self.quarantine,
             clock=clock,
@@ -147,7 +147,7 @@ class CapacityCore:
         )
         self._recovery = Recovery(
             ledger=ledger,
-            author=author,
+            adapter=adapter,
             work=self._work,
             admissions=self._admissions,
             clock=clock,
@@ -188,7 +188,7 @@ class CapacityCore:
         self._is_open = True
         self._background.append(asyncio.create_task(self._reconciler.run(self._report_health)))
         self._background.append(asyncio.create_task(self._recovery.run()))
-        if self._author.feeds is not None:
+        if self._adapter.feeds is not None:
             self._background.append(asyncio.create_task(self._run_feed()))
         self._report_health()
 
@@ -238,10 +238,10 @@ class CapacityCore:
             listener(self.is_ready)
 
     async def _run_feed(self) -> None:
-        assert self._author.feeds is not None, "only a backend that feeds is run"
+        assert self._adapter.feeds is not None, "only a backend that feeds is run"
         await self._reconciler.loaded()
         try:
-            await self._author.feeds.feed(self.feed)
+            await self._adapter.feeds.feed(self.feed)
         except Exception as error:  # pushes end, inventory goes on; a provider without pushes is slower, not wrong
             _log.error("backend.push_ended", exc_info=error)
 
@@ -314,7 +314,7 @@ class CapacityCore:
         fault = argument_fault(call)
         if fault is not None:
             raise Refused(Code.INVALID_ARGUMENT, fault)
-        if call.kind is Kind.DELETE and self._author.deletes is None:
+        if call.kind is Kind.DELETE and self._adapter.deletes is None:
             raise Refused(Code.UNIMPLEMENTED, "this provider deletes no hosts")
         # The turn goes on when the caller hangs up: what was committed must also be begun.
         return await asyncio.shield(self._spawn(self._in_turn(call)))
@@ -414,7 +414,7 @@ class CapacityCore:
             raise Refused(Code.RESOURCE_EXHAUSTED, admission.text)
         if call.kind is Kind.CREATE and dispatch.breaker.refuses_new_work:
             self._admissions.withdrawn(record)
-            raise Refused(Code.UNAVAILABLE, "the substrate fails every create now; the slot is kept for later")
+            raise Refused(Code.UNAVAILABLE, "the substrate fails every create now; the slot stays for later")
         operation = Operation(
             id=f"op-{self._ids.new_id()}",
             kind=call.kind,

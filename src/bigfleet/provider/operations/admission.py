@@ -27,9 +27,9 @@ _NOTHING = Admission()
 class Admissions:
     """The backend's say in acceptances and settlements; without `admit` everything is admitted."""
 
-    def __init__(self, *, ledger: Ledger, author: BackendAdapter, quarantine: FactsQuarantine, clock: Clock) -> None:
+    def __init__(self, *, ledger: Ledger, adapter: BackendAdapter, quarantine: FactsQuarantine, clock: Clock) -> None:
         self._ledger = ledger
-        self._author = author
+        self._adapter = adapter
         self._quarantine = quarantine
         self._clock = clock
         #: What steps without a commit of their own left to be done, by id: a slot to add, or None to remove.
@@ -37,16 +37,16 @@ class Admissions:
 
     def admit(self, record: Record, kind: Kind) -> Admission | Refusal:
         """Return what the backend says; the caller reports whatever it raises as an internal error."""
-        if self._author.admits is None:
+        if self._adapter.admits is None:
             return _NOTHING
-        answer = self._author.admits.admit(record.machine, kind)
+        answer = self._adapter.admits.admit(record.machine, kind)
         if not isinstance(answer, Admission | Refusal):
             raise TypeError(f"admit returned {type(answer).__name__}, neither Admission nor Refusal")
         return answer
 
     def joined(self, change: Change, admission: Admission) -> Change:
         """Return the change with the slots of an admission, and with what is owed."""
-        if self._author.admits is None:
+        if self._adapter.admits is None:
             return change
         wanted = {**self._owed, **self._wanted(admission)}
         if change.record is not None and change.record.id in wanted:
@@ -72,7 +72,7 @@ class Admissions:
 
     def withdrawn(self, record: Record) -> None:
         """Notify the backend that a machine stayed where it is: the commit of its acceptance failed."""
-        if self._author.admits is not None:
+        if self._adapter.admits is not None:
             self._owed.update(self._wanted(self._settle(record, record.state)))
 
     def committed(self, change: Change) -> None:
@@ -81,10 +81,10 @@ class Admissions:
             self._owed.pop(machine_id, None)
 
     def _settle(self, record: Record, reached: MachineState) -> Admission:
-        if self._author.admits is None:
+        if self._adapter.admits is None:
             return _NOTHING
         try:
-            answer = self._author.admits.settle(record.machine, reached)
+            answer = self._adapter.admits.settle(record.machine, reached)
         except Exception as error:  # the machine arrived whatever the author's code makes of it
             _log.error("admission.settle_failed", machine_id=record.id, reached=reached.name, exc_info=error)
             return _NOTHING
@@ -98,5 +98,5 @@ class Admissions:
             if fault is not None:
                 self._quarantine.put(slot.id, fault)
             else:
-                wanted[slot.id] = new_record(slot, self._author.provider, now)
+                wanted[slot.id] = new_record(slot, self._adapter.provider, now)
         return wanted

@@ -131,12 +131,12 @@ class Dispatch:
         #: Ids of operations that were accepted, or are about to be, and are not in the backend's hands yet.
         self.waiting: set[str] = set()
         #: Operations whose call began and has not ended.
-        self._in_hands = 0
+        self._in_progress = 0
 
     @property
     def has_room(self) -> bool:
         """Say whether one more operation may be accepted."""
-        return self._in_hands + len(self.waiting) < self._lane.concurrency_max + self._lane.queue_max
+        return self._in_progress + len(self.waiting) < self._lane.concurrency_max + self._lane.queue_max
 
     async def enter(self) -> None:
         """Take a place, then wait until a call may begin. `leave` gives the place back."""
@@ -146,7 +146,7 @@ class Dispatch:
         except BaseException:
             self._places.release()
             raise
-        self._in_hands += 1
+        self._in_progress += 1
 
     async def pass_again(self) -> None:
         """Wait until the next call of an operation that has a place may begin."""
@@ -160,5 +160,5 @@ class Dispatch:
 
     def leave(self) -> None:
         """Give the place back: the call behind it has ended."""
-        self._in_hands -= 1
+        self._in_progress -= 1
         self._places.release()

@@ -110,7 +110,7 @@ class BackendAdapter:
         #: HostRef.provider of every host.
         self.provider = provider or backend.provider
         self._threads = threads
-        #: Threads that nobody waits for any more and that still run, by machine.
+        #: Abandoned threads that still run, by machine.
         self._strays: Counter[str] = Counter()
         self._on_stray_ended = on_stray_ended
 

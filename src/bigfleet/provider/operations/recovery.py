@@ -16,8 +16,8 @@ from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Found, FoundKind, Op
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import BackendAdapter, within
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.lifecycle import (
     recovered_serving,
@@ -52,8 +52,8 @@ class Recovery:
         self,
         *,
         ledger: Ledger,
-        author: BackendAdapter,
-        work: OperationDriver,
+        adapter: BackendAdapter,
+        work: OperationRunner,
         admissions: Admissions,
         clock: Clock,
         ids: IdSource,
@@ -63,7 +63,7 @@ class Recovery:
     ) -> None:
         """`is_offered` says whether a machine without a host has a slot to be; without one it goes."""
         self._ledger = ledger
-        self._author = author
+        self._adapter = adapter
         self._work = work
         self._admissions = admissions
         self._clock = clock
@@ -117,7 +117,7 @@ class Recovery:
         if was_never_called:
             await self._leave(record, None)
             return
-        if self._author.adopts is None:
+        if self._adapter.adopts is None:
             return
         if self._work.is_busy(machine_id):
             heapq.heappush(self._due, (self._clock.monotonic_seconds() + _SWEEP_SECONDS, machine_id))
@@ -142,9 +142,9 @@ class Recovery:
 
     async def _look(self, record: Record) -> Found | None:
         """Ask what is there, and give a host back that may not be reused; None leaves the machine FAILED."""
-        author, machine = self._author, record.machine
-        assert author.adopts is not None, "only backends that adopt are asked"
-        call = author.call(author.adopts.adopt, machine, on_late=lambda _found: None)
+        adapter, machine = self._adapter, record.machine
+        assert adapter.adopts is not None, "only backends that adopt are asked"
+        call = adapter.call(adapter.adopts.adopt, machine, on_late=lambda _found: None)
         found = await within(call, ADOPT_SECONDS_MAX, self._work.watch_abandoned(record.id))
         if not isinstance(found, Found):
             raise TypeError(f"adopt returned {type(found).__name__}, not a Found")
@@ -153,15 +153,15 @@ class Recovery:
             raise ValueError("adopt found an unbound machine serving a cluster")
         if found.kind is not FoundKind.DIRTY:
             return found
-        if is_bound or author.deletes is None or record.slot.fixed:
+        if is_bound or adapter.deletes is None or record.slot.fixed:
             self._metrics.recoveries.labels("auto", "kept_failed").inc()
             _log.warning("recovery.machine_left_failed", machine_id=record.id, found=found.kind.value)
             return None
         return await self._give_back(record, found)
 
     async def _give_back(self, record: Record, found: Found) -> Found:
-        author = self._author
-        assert author.deletes is not None, "only a backend that deletes is asked to"
+        adapter = self._adapter
+        assert adapter.deletes is not None, "only a backend that deletes is asked to"
         assert found.host is not None, "only a host is given back"
         seconds = self._work.base_seconds(Kind.DELETE)
         op = Op(
@@ -171,9 +171,9 @@ class Recovery:
             deadline_monotonic_seconds=self._clock.monotonic_seconds() + seconds,
         )
         machine = replace(
-            record.machine, host=record.machine.host._replace(provider=author.provider, ref=found.host.ref)
+            record.machine, host=record.machine.host._replace(provider=adapter.provider, ref=found.host.ref)
         )
-        call = author.call(author.deletes.delete, machine, op, on_late=lambda _result: None)
+        call = adapter.call(adapter.deletes.delete, machine, op, on_late=lambda _result: None)
         await within(call, seconds, self._work.watch_abandoned(record.id))
         return Found(kind=FoundKind.NO_HOST)
 
@@ -196,7 +196,7 @@ class Recovery:
         _log.info("recovery.finished", machine_id=record.id, found=result, state_to=state_to)
 
     def _recovered(self, record: Record, found: Found | None) -> Record:
-        now, provider = self._clock.unix_nanos(), self._author.provider
+        now, provider = self._clock.unix_nanos(), self._adapter.provider
         if found is None:
             return recovered_to_source(record, now)
         if found.kind is FoundKind.NO_HOST:

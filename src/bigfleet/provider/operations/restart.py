@@ -11,8 +11,8 @@ import structlog
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backend import ConfigureWaits
 from bigfleet.provider.operations.admission import Admissions
-from bigfleet.provider.operations.driver import OperationDriver
 from bigfleet.provider.operations.invoke import BackendAdapter
+from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.records.kinds import KIND_IN_FLIGHT, Kind
 from bigfleet.provider.records.lifecycle import failed
 from bigfleet.provider.records.record import ErrorCode, Operation, Record
@@ -32,14 +32,14 @@ class Restart:
         self,
         *,
         ledger: Ledger,
-        author: BackendAdapter,
-        work: OperationDriver,
+        adapter: BackendAdapter,
+        work: OperationRunner,
         admissions: Admissions,
         blob_key: BlobKey | None,
         clock: Clock,
     ) -> None:
         self._ledger = ledger
-        self._author = author
+        self._adapter = adapter
         self._work = work
         self._admissions = admissions
         self._blob_key = blob_key
@@ -54,10 +54,10 @@ class Restart:
     async def _take_up(self, record: Record, kind: Kind) -> None:
         operation = record.operation
         assert operation is not None, f"{record.id} is {record.state.name} without an operation"
-        is_resumable = kind in self._author.backend.limits.resumable
+        is_resumable = kind in self._adapter.backend.limits.resumable
         blob = self._stored_blob(record) if is_resumable and kind is Kind.CONFIGURE else None
         is_checker_only = kind is Kind.CONFIGURE and blob is None
-        can_check = not isinstance(self._author.readiness, ConfigureWaits)
+        can_check = not isinstance(self._adapter.readiness, ConfigureWaits)
         if not (can_check if is_checker_only else is_resumable):
             await self._fail(record, operation, "it cannot be taken up again")
         elif operation.attempt >= ATTEMPTS_MAX:

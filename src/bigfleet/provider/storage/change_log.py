@@ -93,7 +93,7 @@ class ChangeLog:
             place = 0
 
     def all(self) -> list[Record | None]:
-        """Return every place, struck out ones as None, ascending: a copy of references that nobody changes."""
+        """Return every place, struck out ones as None, ascending: a copy of references to immutable records."""
         places: list[Record | None] = []
         for block in self._blocks:
             places.extend(block.records)

@@ -116,7 +116,7 @@ class Ledger:
         loaded = await self._offload(lambda: self._store.load(incarnation))
         self.view = CommittedView(incarnation=loaded.incarnation, head=loaded.head, floor=loaded.floor, rng=self._rng)
         for record in loaded.records:
-            # Frozen for those who will see it; so far nobody has, and a copy of each would take as long as reading it.
+            # Frozen for its readers; there are none so far, and a copy of each would take as long as reading it.
             object.__setattr__(record, "wire", self._encode(record.machine, record.metadata))
             self.view.put(record)
         for tombstone in loaded.tombstones:

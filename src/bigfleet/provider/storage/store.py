@@ -88,7 +88,7 @@ class MemoryStore:
     def commit(self, batch: Batch) -> None:
         """Take the batch, or fail when a test asked for it."""
         if self.is_failing:
-            raise StoreDown("the memory store was told to fail")
+            raise StoreDown("the memory store was set to fail")
 
     def size_bytes(self) -> int:
         """Return 0: there is no disk."""

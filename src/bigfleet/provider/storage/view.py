@@ -95,7 +95,7 @@ class CommittedView:
         #: Removals up to here may be forgotten.
         self.floor = floor
         self._records: dict[str, Record] = {}
-        self._journal = ChangeLog()
+        self._change_log = ChangeLog()
         self._states: defaultdict[MachineState, _StateIndex] = defaultdict(_StateIndex)
         #: By id, in revision order.
         self._tombstones: dict[str, Tombstone] = {}
@@ -124,7 +124,7 @@ class CommittedView:
 
     def snapshot(self) -> list[Record]:
         """Return every record in revision order."""
-        return [record for record in self._journal.all() if record is not None]
+        return [record for record in self._change_log.all() if record is not None]
 
     def has_tombstone(self, machine_id: str) -> bool:
         """Say whether a removed id is still reported to readers."""
@@ -147,7 +147,7 @@ class CommittedView:
             self._forget(old)
         self._tombstones.pop(record.id, None)
         self._records[record.id] = record
-        self._journal.append(record)
+        self._change_log.append(record)
         self._states[record.state].add(record.id)
         self.counts[record.state, record.machine.capacity_type] += 1
         self.head = max(self.head, record.revision)
@@ -159,7 +159,7 @@ class CommittedView:
         self._records[record.id] = record
 
     def _forget(self, old: Record) -> None:
-        self._journal.remove(old.revision)
+        self._change_log.remove(old.revision)
         self._states[old.state].remove(old.id)
         self.counts[old.state, old.machine.capacity_type] -= 1
 
@@ -224,7 +224,7 @@ class CommittedView:
         elif states is not None and results_max > 0:
             listing = self._pick(states, results_max)
             return lambda: listing
-        places, head, incarnation = self._journal.all(), self.head, self.incarnation
+        places, head, incarnation = self._change_log.all(), self.head, self.incarnation
 
         def full() -> ListAnswer:
             # A record is true. Without a line of Python for each one, as every other thread waits for the interpreter.
@@ -240,7 +240,7 @@ class CommittedView:
     def _delta(
         self, states: frozenset[MachineState] | None, results_max: int, cursor: Cursor
     ) -> Callable[[], ListAnswer]:
-        records, position = _cut(self._journal.after(cursor.position), states, results_max, self.head)
+        records, position = _cut(self._change_log.after(cursor.position), states, results_max, self.head)
         removed = []
         for tombstone in reversed(self._tombstones.values()):
             if tombstone.revision <= cursor.removals:

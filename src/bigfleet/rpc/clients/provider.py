@@ -226,7 +226,7 @@ class GrpcProvider:
         except asyncio.CancelledError as error:
             if _is_task_cancelled():
                 raise
-            # `close` ended the call under a task that nobody cancelled.
+            # `close` ended the call under a task that was not cancelled.
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "the connection to the provider was closed") from error
         finally:
             self._on_call(method, code.name, self._clock.monotonic_seconds() - started_seconds)

@@ -18,7 +18,7 @@ from bigfleet.rpc.grpc_server import COMMAND_OPTIONS
 from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
 from bigfleet.rpc.wire.gen import shardread_pb2, shardread_pb2_grpc
 
-#: How long connecting may take before the address counts as one that nobody answers at.
+#: How long connecting may take before the address counts as unreachable.
 CONNECT_SECONDS_MAX: Final = 10.0
 #: How long a shard may take to its first frame; after that a stream may last as long as somebody reads it.
 FIRST_FRAME_SECONDS_MAX: Final = 60.0

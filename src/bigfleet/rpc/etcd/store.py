@@ -1,8 +1,8 @@
 """Stores the coordinator's tables in etcd, for any number of replicas (docs/spec/coordinator.md §3).
 
-The leader is whoever made the key `election`; its term is that key's create revision, and every write holds only while
-the key is still the same one. So a leader that was paused, or cut off, writes nothing, whatever its clock says. The
-lease only decides how long the others wait for one that is dead.
+The leader is the replica that made the key `election`; its term is that key's create revision, and every write holds
+only while the key is still the same one. So a leader that was paused, or cut off, writes nothing, regardless of its
+clock. The lease only decides how long the others wait for one that is dead.
 """
 
 import asyncio
@@ -340,7 +340,7 @@ class EtcdStore:
         return term
 
     async def restore(self, rows: Sequence[Edit], *, term: int, is_forced: bool) -> None:
-        """Write a snapshot's rows and its term offset while nobody leads. Raises StoreUnavailable with the reason."""
+        """Write a snapshot's rows and its term offset without a leader. Raises StoreUnavailable with the reason."""
         try:
             if (await self._client.range(self._election)).items:
                 raise StoreUnavailable("a coordinator leads on this store; stop all replicas first")

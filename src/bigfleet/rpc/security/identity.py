@@ -1,7 +1,7 @@
 """Authorizes peers: the one `bigfleet` URI of a certificate, compared with a table of what it may call.
 
-docs/spec/wire.md §3, docs/spec/provider.md §17. On a connection in plain text every check is skipped; on one with TLS
-whatever the table does not allow is refused, and so is every name in a message that is not the certificate's. Nothing
+docs/spec/wire.md §3, docs/spec/provider.md §17. On a connection in plain text every check is skipped; on one with TLS a
+call that the table does not allow is refused, and so is every name in a message that is not the certificate's. Nothing
 here may look at a message to find out who sent it.
 """
 
@@ -88,7 +88,7 @@ _COORDINATOR_CHANGES = (
     "JoinRaftCluster",
     "SnapshotSave",
 )
-#: Who may call what. What is not here nobody may call over TLS.
+#: Who may call what. A method that is not listed cannot be called over TLS.
 MAY_CALL: Mapping[str, frozenset[PeerRole]] = {
     SESSION: frozenset({PeerRole.CLUSTER}),
     **{
@@ -124,12 +124,11 @@ def identity_in(uris: Iterable[str]) -> PeerIdentity:
 
 
 def peer_identity(context: _Context) -> PeerIdentity | None:
-    """Return who is at the other end of a call, None in plain text. Raises Denied when the certificate names nobody."""
+    """Return who is at the other end of a call, None in plain text. Raises Denied when the certificate names none."""
     auth = context.auth_context()
     if _property(auth, "transport_security_type") == ["insecure"]:
         return None
-    # The process allows nothing older (bigfleet.rpc.security.tls_floor); where that came too late, nobody gets in by
-    # it.
+    # The process allows nothing older (bigfleet.rpc.security.tls_floor); where that came too late, the call is denied.
     if _property(auth, "ssl_tls_version") != ["TLSv1.3"]:
         raise Denied("the connection is not TLS 1.3")
     return identity_in(_property(auth, "peer_uri"))

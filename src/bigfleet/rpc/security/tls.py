@@ -52,7 +52,7 @@ class KeyPair:
 
     @property
     def identity(self) -> PeerIdentity:
-        """Whose it is. Raises Denied when it names nobody."""
+        """Whose it is. Raises Denied when it names no identity."""
         return identity_in(self.uris)
 
 

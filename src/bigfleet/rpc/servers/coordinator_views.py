@@ -40,7 +40,7 @@ _WHY_TRANSFER = {
     Reading.ADOPT: "given up for this shard: {count}",
     Reading.TAKE_BACK: "given up, with nowhere to go: {count}",
     Reading.NOTE: "now at {to}: {count}",
-    Reading.FORGET: "with nobody but the owner of their domain any more: {count}",
+    Reading.FORGET: "known to no shard but the owner of their domain: {count}",
 }
 
 

@@ -1,7 +1,7 @@
 """Serves `Shard.Session`: protobuf frames in and out of the shard's session registry.
 
 docs/spec/wire.md §4 and §8, docs/spec/shard.md §10. The receive loop only routes; the writer is the other direction of
-the same stream. Whatever ends a session here ends it in the registry. It decides nothing about machines.
+the same stream. Each end of a session here ends it in the registry. It decides nothing about machines.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _STATUS: Mapping[CloseReason, tuple[grpc.StatusCode, str]] = {
     CloseReason.GONE: (grpc.StatusCode.CANCELLED, "the operator ended the stream"),
 }
 
-#: Frames come as bytes: most of them are roll-ups that nobody has to parse.
+#: Frames come as bytes: most of them are roll-ups that need no parsing.
 _Context = aio.ServicerContext[bytes, shard_pb2.ShardMessage]
 _Frames = AsyncIterator[bytes]
 

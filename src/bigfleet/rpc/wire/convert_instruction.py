@@ -65,7 +65,7 @@ def vector_to_wire(vector: Vector) -> provider_pb2.Resources | None:
 
 
 def machines_from_wire(messages: Iterable[provider_pb2.Machine]) -> tuple[Machine, ...]:
-    """Return records without their metadata: machines that are handed over are bound to nobody."""
+    """Return records without their metadata: machines that are handed over are not bound."""
     return tuple(machine_from_wire(message)[0] for message in messages)
 
 

@@ -66,7 +66,7 @@ class ReceivedRollUp:
     )
 
     def __init__(self, message: capacity_pb2.ClusterCapacityNeeds) -> None:
-        """Take over the message: nobody else may use it from here on."""
+        """Take over the message: no other code may use it from here on."""
         self._message: capacity_pb2.ClusterCapacityNeeds | None = message
         #: Frame and place in it from which the message has yet to be parsed.
         self._unread: tuple[bytes, int] | None = None

@@ -76,6 +76,6 @@ async def read_listing(content: bytes, clock: Clock) -> Listing:
 
 
 def unreadable(name: str) -> ProviderRefusal:
-    """Return the refusal for an answer that was taken and of which nobody can say what it is."""
+    """Return the refusal for an answer that was accepted and cannot be read."""
     text = f"the answer is no {name}; is this address a capacity provider?"
     return ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, text)

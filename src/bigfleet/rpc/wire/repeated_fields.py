@@ -1,4 +1,4 @@
-"""Finds the entries of one repeated field of a large message, so that nobody has to hold or read it as a whole.
+"""Finds the entries of one repeated field of a large message, so that it is never held or read as a whole.
 
 A serialized message is the row of its fields, so any run of whole fields is a message too, and a repeated field is the
 concatenation of its entries (the encoding guide of Protocol Buffers). Nothing here may look into a field.

@@ -2,7 +2,7 @@
 
 Nine roll-ups in ten say what the one before said, in the same bytes but for the timestamp (docs/spec/shard.md §4).
 Written in the order of the fields' numbers, as operators of ours do, cluster and timestamp stand first; what follows is
-only hashed. A frame in another form is not judged: it reads as None, and whoever asked must parse it.
+only hashed. A frame in another form is not judged: it reads as None, and the caller must parse it.
 Nothing here may say of two frames that they are equal when a parser would distinguish them.
 """
 

@@ -1,7 +1,8 @@
 """Queues decided actions and runs a bounded number of them at the same time.
 
 docs/spec/shard.md §8. Nothing here ever blocks the cycle: what finds no room is dropped and derived again. A machine
-has at most one action in flight, whatever its end, and each end is audited. Who waits for an operator holds no slot.
+has at most one action in flight, with every outcome, and each end is audited. An action that waits for an operator
+holds no slot.
 """
 
 import asyncio

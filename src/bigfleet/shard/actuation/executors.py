@@ -55,6 +55,7 @@ _log = structlog.get_logger("bigfleet.shard.actuation.executors")
 
 FENCED_CAUSE = "fenced: another process of this shard is newer"
 DISAGREEMENT_CAUSE = "capacity type and Delete support disagree"
+_INVALID_RECORD = "the provider's answer holds a record that breaks the invariant"
 
 
 @dataclass(slots=True, eq=False)
@@ -580,14 +581,9 @@ class Executors:
         self._ingest.fail(machine, cause)
         self._machine_backoff.hold(machine_id, applied_state, until_restart=until_restart)
 
-    def _hold_invalid(
-        self,
-        machine_id: MachineId,
-        record: ActionRecord,
-        fault: str = "the provider's answer holds a record that breaks the invariant",
-    ) -> ActionOutcome:
+    def _hold_invalid(self, machine_id: MachineId, record: ActionRecord, fault: str = _INVALID_RECORD) -> ActionOutcome:
         record.message = fault
-        self._hold(machine_id, record.message, until_restart=False)
+        self._hold(machine_id, fault, until_restart=False)
         return ActionOutcome.INVALID_RECORD
 
 

@@ -173,7 +173,7 @@ class CompositionPlans:
         """Return whether the next decision waits for the cluster's composition.
 
         When it has waited long enough, it acts without one: the old one is for other demand, and would hold machines
-        that nobody needs any more for as long as no plan arrives.
+        that are not needed any more for as long as no plan arrives.
         """
         is_new, plan.is_new = plan.is_new, False
         if plan.rows is rows or is_new or (plan.rows is not None and _is_alike(plan.rows, rows)):

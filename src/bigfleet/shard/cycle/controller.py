@@ -83,7 +83,7 @@ class Shard:
         on_inventory: Callable[[], None] = lambda: None,
         on_rollup: OnRollUp = lambda *_: None,
     ) -> None:
-        """Without `ownership_file` all is ours that nobody else has bound, and nobody can change that.
+        """Without `ownership_file` all is ours that no other shard has bound, and that cannot change.
 
         Without `plan_workers` compositions are planned within the cycle. `on_inventory` is called once, when the first
         List has been applied, `on_rollup` with each roll-up and what became of it.
@@ -119,7 +119,7 @@ class Shard:
         self.plans = self._make_plans(plan_workers)
         self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
         self.stuck = StuckTransitions(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
-        self._make_hands(provider, ids)
+        self._make_actuators(provider, ids)
         self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
         self._on_inventory = on_inventory
         self.cycle = 0
@@ -191,7 +191,7 @@ class Shard:
             wake=self.wake,
         )
 
-    def _make_hands(self, provider: Provider, ids: IdSource) -> None:
+    def _make_actuators(self, provider: Provider, ids: IdSource) -> None:
         """Make the parts that call the provider: those that carry out, and the one that reads."""
         #: Machines whose records are to be read again.
         self._revisits: set[MachineId] = set()
@@ -512,7 +512,7 @@ class Shard:
             return None
         taken = self.taken
         if self.ownership is not None:
-            # What came lately is our own clusters' supply, and nobody else's for a while.
+            # What came lately is our own clusters' supply, and no other shard's for a while.
             unavailable = self.ownership.handover.cooling | self.ownership_filter.reserved
             taken = rows_with(decided_on.snapshot, taken, unavailable)
         own = self.stockouts.own()
@@ -543,7 +543,7 @@ class Shard:
         return self._ages.ledger
 
     async def inspect(self) -> CycleView:
-        """Return the last finished cycle with its rows made, off the loop when nobody has asked for them before."""
+        """Return the last finished cycle with its rows made, off the loop when they were not read before."""
         view = self.view
         async with self._inspecting:
             await self._compute(lambda: view.needs)

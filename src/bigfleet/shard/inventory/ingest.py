@@ -155,12 +155,12 @@ class Ingest:
         if known is None:
             return
         if known.cluster:
-            # What became of it concerns the cluster that it served, and whoever times its transition.
+            # What became of it concerns the cluster that it served, and the timing of its transition.
             self.take(record, moment)
-        self.leave(machine_id)
+        self.drop(machine_id)
 
     def take(self, record: ListedMachine, moment: Moment | None = None) -> bool:
-        """Take what the provider shows of a machine that is ours, as `observe` does; nobody asks again whose it is."""
+        """Take what the provider shows of a machine that is ours, as `observe` does, without the ownership filter."""
         shown = record.machine
         machine_id = shown.id
         known = self._inventory.record_of(machine_id)
@@ -226,9 +226,9 @@ class Ingest:
             self._report_lost(known.machine(machine_id), NO_LONGER_REPORTED)
         if known is not None:
             self._on_observed(known.machine(machine_id), None)
-        self.leave(machine_id)
+        self.drop(machine_id)
 
-    def leave(self, machine_id: MachineId) -> None:
+    def drop(self, machine_id: MachineId) -> None:
         """Take a machine out of the inventory; no cluster is notified that it failed."""
         before = self._inventory.remove(machine_id)
         self._applied.pop(machine_id, None)

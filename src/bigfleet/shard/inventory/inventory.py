@@ -257,13 +257,13 @@ class Inventory:
 
     def _validate_columns(self, machines: Sequence[Machine]) -> None:
         # Columns hold what decisions read; what they leave out, such as hosts, is left out on both sides.
-        anew = snapshot_of(ColumnStore.from_snapshot(Snapshot.of(machines, self._idle_since_seconds)).snapshot())
+        rebuilt = snapshot_of(ColumnStore.from_snapshot(Snapshot.of(machines, self._idle_since_seconds)).snapshot())
         view = self.latest_snapshot
         resources = resources_of(view.vocabulary)
         for machine in machines:
             row = view.rows[machine.id]
             shown, stamp = machine_at(view, row, resources), float(view.columns.idle_since_seconds[row])
-            ensure(shown == anew.machines[machine.id], f"inventory: the columns hold other values: {shown}")
+            ensure(shown == rebuilt.machines[machine.id], f"inventory: the columns hold other values: {shown}")
             expected = self._idle_since_seconds.get(machine.id, math.nan)
             is_equal = math.isnan(stamp) if math.isnan(expected) else stamp == expected
             ensure(is_equal, f"inventory: the columns hold another stamp of {machine.id}: {stamp}, not {expected}")

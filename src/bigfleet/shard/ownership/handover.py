@@ -104,11 +104,11 @@ class HandoverHost(Protocol):
         """Queue drains; what finds no room is not busy afterwards."""
         ...
 
-    def leave(self, machine_ids: Iterable[MachineId]) -> None:
+    def remove(self, machine_ids: Iterable[MachineId]) -> None:
         """Take machines out of the inventory; they are not gone, they are no longer ours."""
         ...
 
-    def arrive(self, machines: Iterable[Machine]) -> None:
+    def add(self, machines: Iterable[Machine]) -> None:
         """Put machines into the inventory, those that are not known there and pass its screen."""
         ...
 
@@ -205,7 +205,7 @@ class Handover:
             owned = owned.released(machine, version, to=payload.to_shard, now_unix_nanos=now_unix_nanos)
         gone = {machine.id for machine in going}
         self._commit(owned, {m: each for m, each in self._file.reservations.items() if m not in gone})  # H4
-        self._handover_host.leave(sorted(gone))
+        self._handover_host.remove(sorted(gone))
         _log.info(
             "handover.machines_released",
             instruction=instruction.instruction_id,
@@ -266,7 +266,7 @@ class Handover:
             return "has an action under way"
         reservation = self._file.reservations.get(machine_id)
         if reservation is not None and reservation.to_shard != to:
-            return f"is kept for {reservation.to_shard}"
+            return f"is reserved for {reservation.to_shard}"
         return ""
 
     def _is_ours(self, unbound: Machine) -> bool:
@@ -334,11 +334,11 @@ class Handover:
         self._commit(owned)  # H7
         concerned = ids_of(payload)
         if meant is Reading.NOTE:
-            self._handover_host.leave(each for each in concerned if self._is_elsewhere(each))
+            self._handover_host.remove(each for each in concerned if self._is_elsewhere(each))
             return HandoverDone()
         if meant is Reading.ADOPT and isinstance(payload, TransferOwnership):
             fresh = {each for each in concerned if owned.rows.get(each) is not before.rows.get(each)}
-            self._handover_host.arrive(machine.without_binding() for machine in payload.machines if machine.id in fresh)
+            self._handover_host.add(machine.without_binding() for machine in payload.machines if machine.id in fresh)
         self._handover_host.widened()
         here = (each for each in concerned if (row := owned.rows.get(each)) and row.kind is RowKind.ADOPTED)
         return HandoverDone(machine_ids=tuple(here))
@@ -412,7 +412,7 @@ class Handover:
         # What was adopted, or lies in a domain that is held, stays for that.
         passing = [machine for machine in lying if machine is not None and not self._is_ours(machine)]
         done = {machine.id for machine in passing if machine.id not in reservations and self._is_done_with(machine)}
-        self._handover_host.leave(sorted(done))
+        self._handover_host.remove(sorted(done))
         return len(done) < len(passing)
 
     def _is_done_with(self, machine: Machine) -> bool:

@@ -175,13 +175,13 @@ class ShardHandoverHost:
         """Queue drains; what finds no room is not busy afterwards."""
         self._actuator.enqueue(tuple(actions), self._actuator.cycle)
 
-    def leave(self, machine_ids: Iterable[MachineId]) -> None:
+    def remove(self, machine_ids: Iterable[MachineId]) -> None:
         """Take machines out of the inventory; they are not gone, they are no longer ours."""
         for machine_id in machine_ids:
             if machine_id in self._inventory:
-                self._ingest.leave(machine_id)
+                self._ingest.drop(machine_id)
 
-    def arrive(self, machines: Iterable[Machine]) -> None:
+    def add(self, machines: Iterable[Machine]) -> None:
         """Put machines into the inventory, those that are not known there and pass its screen."""
         for machine in machines:
             if machine.id not in self._inventory and machine.state in (MachineState.IDLE, MachineState.SPECULATIVE):

@@ -32,7 +32,7 @@ TABLES = (
 BASE_KEY, TERM_KEY = "base", "coordinator_term"
 
 _HELD, _LEAVING = "held", "leaving"
-#: Stored fields of a released machine: all that its provider declares of one that is bound to nobody.
+#: Stored fields of a released machine: all that its provider declares of one that is not bound.
 _RECORD_FIELDS = (
     "instance_type",
     "zone",

@@ -58,7 +58,7 @@ class OwnershipFilter:
         self._resources = resources
         self._is_known = is_known
         self._is_busy = is_busy
-        #: What `assigned-shard` may say of a machine that is bound by us or by nobody in particular.
+        #: What `assigned-shard` may say of a machine that is bound by us or by an unknown shard.
         self._binders = frozenset({"", me, *inherits})
 
     @property

@@ -30,7 +30,7 @@ MOVES_MAX = 256
 class NeedsTable:
     """Rows of every cluster; `replace` swaps one cluster's whole contribution.
 
-    A row that is reported again as it was stays the same object, so that whoever works on rows may remember them by
+    A row that is reported again as it was stays the same object, so that code that works on rows may remember them by
     identity.
     """
 

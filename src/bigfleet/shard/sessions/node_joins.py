@@ -66,7 +66,7 @@ class NodeJoins:
             return
         self._not_overdue(after.id, after.cluster)
         if after.state is MachineState.CONFIGURED:
-            # Whole seconds, rounded up: those of a first List share a few entries, and nobody is judged early.
+            # Whole seconds, rounded up: those of a first List share a few entries, and no machine is judged early.
             since_seconds = float(ceil(now_seconds))
             if not self._due or self._due[-1][0] != since_seconds:
                 self._due.append((since_seconds, []))

@@ -75,7 +75,7 @@ class Session:
     cluster: str
     capabilities: frozenset[str]
     outbox: Outbox
-    #: The newest roll-up that nobody has taken yet.
+    #: The newest roll-up that was not taken yet.
     pending_rollup: RollUpOffer | None = None
     #: When it was opened, on the shard's monotonic clock.
     opened_seconds: float = 0.0
@@ -214,12 +214,12 @@ class Sessions:
     # ---- frames in ----------------------------------------------------------------------------------------------
 
     def receive_rollup(self, session: Session, offer: RollUpOffer) -> None:
-        """Put a roll-up into the session's slot; a newer one replaces one that nobody has taken."""
+        """Put a roll-up into the session's slot; a newer one replaces one that was not taken."""
         session.pending_rollup = offer
         session.rollup_arrived.set()
 
     def receive_bootstrap_response(self, session: Session, response: BootstrapResponse) -> None:
-        """Hand a blob to whoever waits for it; an answer that nobody waits for is dropped."""
+        """Hand a blob to the action that waits for it; an answer without one is dropped."""
         waiter = self._bootstraps.get(response.request_id)
         if waiter is not None and response.request_id in session.bootstrap_requests and not waiter.done():
             waiter.set_result(response)
@@ -231,7 +231,7 @@ class Sessions:
         )
 
     def receive_drain_result(self, session: Session, result: DrainResult) -> bool:
-        """Hand a drain's result to whoever waits for it; return whether anybody did, for a machine of this cluster."""
+        """Hand a drain's result to the action that waits for it; return whether one did."""
         cluster, waiter = self._drains.get((result.instruction_id, result.machine_id), ("", None))
         if waiter is None or waiter.done() or cluster != session.cluster:
             return False

@@ -37,7 +37,7 @@ class StaleClusters:
 
     def look(self, *clusters: Set[str], sessions: Sessions, now_seconds: float) -> frozenset[str]:
         """Return the clusters, of those with demand and those with machines, that have been silent for too long."""
-        # Mostly nobody is away, which is seen without making a set of thousands.
+        # Mostly no operator is away, which is seen without making a set of thousands.
         away = [each - sessions.clusters for each in clusters if not each <= sessions.clusters]
         since = {cluster: self._since_seconds.get(cluster, now_seconds) for cluster in set().union(*away)}
         silent = frozenset(cluster for cluster, seconds in since.items() if now_seconds - seconds > self._alert_seconds)

@@ -76,7 +76,7 @@ class HintOffers:
         return self._asked.get(cluster, {})
 
     def hint(self, key: HintKey) -> AvailableCapacity | None:
-        """Return the hint of the moment; None when nobody asks for it any more."""
+        """Return the hint of the moment; None when no operator asks for it any more."""
         cluster, fingerprint = key
         asked = self._asked.get(cluster, {}).get(fingerprint)
         if asked is None:

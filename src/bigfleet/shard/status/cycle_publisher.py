@@ -197,7 +197,7 @@ class CyclePublisher:
 
     def machine_changed(self, before: Machine | None, after: Machine) -> None:
         if before is None and not after.cluster:
-            # Most of a first List: nothing here looks at a free machine that nobody has seen before.
+            # Most of a first List: nothing here looks at a free machine that is new.
             return
         now_seconds = self._clock.monotonic_seconds()
         self.joins.changed(before, after, now_seconds)

@@ -34,7 +34,7 @@ class SessionView:
     state: SessionState
     #: Wall clock since which it is connected, or away.
     since_unix_nanos: int
-    #: Wall clock of its last roll-up's arrival, whatever became of it; 0 for none since the process started.
+    #: Wall clock of its last roll-up's arrival, accepted or not; 0 for none since the process started.
     last_rollup_unix_nanos: int
     #: Rows of demand in force.
     rows: int

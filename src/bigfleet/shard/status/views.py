@@ -283,7 +283,7 @@ class _Supply:
     def matching(self, need: Need) -> tuple[MatchingSupply, bool]:
         """Return the counts, and whether a machine on its way from one state to another would fit as well."""
         if self._counts is None:
-            # Most cycles leave nothing short, and then nobody asks.
+            # Most cycles leave nothing short, and then there are no readers.
             self._counts = ShapeCounts(self._snapshot)
         key = (need.fingerprint, vector.vector_key(need.min_unit))
         known = self._known.get(key)

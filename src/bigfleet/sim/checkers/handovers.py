@@ -21,39 +21,39 @@ from bigfleet.sim.sites.ownership import OwnershipRecord, owners
 
 
 @invariant("S5", OwnershipChanged)
-def never_two_owners(_event: OwnershipChanged, evidence: Observations) -> Iterator[str]:
-    """No machine is owned by two shards, whatever their disks come to say."""
-    for machine_id in sorted(evidence.records):
-        yield from _two_owners(machine_id, evidence)
+def never_two_owners(_event: OwnershipChanged, observations: Observations) -> Iterator[str]:
+    """No machine is owned by two shards, after any loss of disks."""
+    for machine_id in sorted(observations.records):
+        yield from _two_owners(machine_id, observations)
 
 
 @invariant("S5", Committed)
-def never_two_owners_of_what_is_bound(event: Committed, evidence: Observations) -> Iterator[str]:
-    """No machine is owned by two shards, whatever becomes of it at its provider."""
-    if event.after is not None and evidence.moves.ownerships:
-        yield from _two_owners(event.after.id, evidence)
+def never_two_owners_of_what_is_bound(event: Committed, observations: Observations) -> Iterator[str]:
+    """No machine is owned by two shards, in any state at its provider."""
+    if event.after is not None and observations.moves.ownerships:
+        yield from _two_owners(event.after.id, observations)
 
 
-def _two_owners(machine_id: str, evidence: Observations) -> Iterator[str]:
-    record = evidence.records[machine_id]
-    found = owners(evidence.moves.ownerships, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
+def _two_owners(machine_id: str, observations: Observations) -> Iterator[str]:
+    record = observations.records[machine_id]
+    found = owners(observations.moves.ownerships, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
     if len(found) > 1:
-        rows = {name: evidence.moves.ownerships[name].owned.rows.get(record.machine.id) for name in found}
+        rows = {name: observations.moves.ownerships[name].owned.rows.get(record.machine.id) for name in found}
         yield f"{machine_id} belongs to {', '.join(found)}: {rows}"
 
 
 @invariant("S5", Cycled)
-def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Observations) -> Iterator[str]:
+def a_shard_decides_on_its_own_machines(event: Cycled, observations: Observations) -> Iterator[str]:
     """A shard decides on no machine that its disk says is another's."""
     shard = event.shard
-    ownership = evidence.moves.ownerships.get(shard.shard_id)
+    ownership = observations.moves.ownerships.get(shard.shard_id)
     if ownership is None or ownership.epoch != shard.epoch:
         return
     for known in shard.inventory:
-        record = evidence.records.get(known.id)
+        record = observations.records.get(known.id)
         binder = "" if record is None or not known.cluster else record.metadata.get(labels.ASSIGNED_SHARD, "")
         if record is not None and known.cluster and record.machine.cluster != known.cluster:
-            # The provider has gone on meanwhile; whose it was then nobody knows now.
+            # The provider has gone on meanwhile; the former owner is not known any more.
             continue
         is_busy = shard.actuator.is_pending(known.id)
         if not is_busy and not ownership.owns(shard.shard_id, known, binder, stays=True):
@@ -61,10 +61,10 @@ def a_shard_decides_on_its_own_machines(event: Cycled, evidence: Observations) -
 
 
 @invariant("S5", Called)
-def a_shard_calls_for_its_own_machines(event: Called, evidence: Observations) -> Iterator[str]:
+def a_shard_calls_for_its_own_machines(event: Called, observations: Observations) -> Iterator[str]:
     """A shard sends no call for an unbound machine that its disk says is another's."""
     shard, call = event.call.shard, event.call
-    ownership = evidence.moves.ownerships.get(shard.shard_id)
+    ownership = observations.moves.ownerships.get(shard.shard_id)
     known = shard.inventory.get(MachineId(call.machine_id))
     if ownership is None or ownership.epoch != shard.epoch or known is None or known.cluster:
         return
@@ -73,12 +73,12 @@ def a_shard_calls_for_its_own_machines(event: Called, evidence: Observations) ->
 
 
 @invariant("S5", Marked)
-def who_gave_a_machine_up_calls_no_more(event: Marked, evidence: Observations) -> Iterator[str]:
+def who_gave_a_machine_up_calls_no_more(event: Marked, observations: Observations) -> Iterator[str]:
     """A provider takes no token of a shard for a machine that this shard has given up."""
     mark, me = event.mark, ShardId(event.mark.shard_id)
-    ownership = evidence.moves.ownerships.get(me)
+    ownership = observations.moves.ownerships.get(me)
     row = None if ownership is None else ownership.owned.rows.get(MachineId(mark.machine_id))
-    if row is not None and row.kind is not RowKind.ADOPTED and (me, row.version) in evidence.moves.releases:
+    if row is not None and row.kind is not RowKind.ADOPTED and (me, row.version) in observations.moves.releases:
         yield f"{mark.machine_id}: a call of {mark.shard_id} was taken after it had given the machine up"
 
 
@@ -96,9 +96,9 @@ def _fresh_rows(before: OwnershipRecord, after: OwnershipRecord) -> Mapping[Mach
 
 
 @invariant("S15", OwnershipChanged)
-def an_instruction_acts_once(event: OwnershipChanged, evidence: Observations) -> Iterator[str]:
+def an_instruction_acts_once(event: OwnershipChanged, observations: Observations) -> Iterator[str]:
     """An instruction redelivered acts once."""
-    moves, me = evidence.moves, event.shard_id
+    moves, me = observations.moves, event.shard_id
     for machine_id, row in _fresh_rows(event.before, event.after).items():
         if row.kind is RowKind.RELEASED and (me, row.version) in moves.releases:
             yield (
@@ -114,9 +114,9 @@ def an_instruction_acts_once(event: OwnershipChanged, evidence: Observations) ->
 
 
 @invariant("S15", OwnershipChanged)
-def a_former_leader_is_not_obeyed(event: OwnershipChanged, evidence: Observations) -> Iterator[str]:
-    """What a leader of a lower term than the accepted one tells acts not at all."""
-    handed = evidence.moves.handed.get(event.shard_id)
+def a_former_leader_is_not_obeyed(event: OwnershipChanged, observations: Observations) -> Iterator[str]:
+    """Instructions of a leader with a lower term than the accepted one have no effect."""
+    handed = observations.moves.handed.get(event.shard_id)
     if handed is None or handed.term >= handed.accepted_term:
         return
     fresh = _fresh_rows(event.before, event.after)
@@ -138,9 +138,9 @@ def _drained(event: OwnershipChanged) -> dict[tuple[ShardId, str], set[MachineId
 
 
 @invariant("S17", OwnershipChanged)
-def what_has_come_stays_for_a_while(event: OwnershipChanged, evidence: Observations) -> Iterator[str]:
+def what_has_come_stays_for_a_while(event: OwnershipChanged, observations: Observations) -> Iterator[str]:
     """No B→A→B move within the cooldown: a machine that has come is not given on before its cooldown is over."""
-    moves, me, now_nanos = evidence.moves, event.shard_id, evidence.now_nanos()
+    moves, me, now_nanos = observations.moves, event.shard_id, observations.now_nanos()
     for machine_id, row in _fresh_rows(event.before, event.after).items():
         came = moves.arrivals.get((me, machine_id))
         if row.kind is not RowKind.RELEASED or came is None:
@@ -151,9 +151,9 @@ def what_has_come_stays_for_a_while(event: OwnershipChanged, evidence: Observati
             yield f"{machine_id} came from {giver} to {me} and goes to {row.other} after {seconds:.1f} s"
 
 
-def remember(event: OwnershipChanged, evidence: Observations) -> None:
+def remember(event: OwnershipChanged, observations: Observations) -> None:
     """Keep what a change of a disk means for later ones; called once it was judged."""
-    moves, me = evidence.moves, event.shard_id
+    moves, me = observations.moves, event.shard_id
     fresh = _fresh_rows(event.before, event.after)
     for machine_id, row in fresh.items():
         if row.kind is RowKind.RELEASED:
@@ -161,8 +161,8 @@ def remember(event: OwnershipChanged, evidence: Observations) -> None:
         elif row.kind is RowKind.ADOPTED:
             moves.adoptions.add((me, machine_id, row.version))
             if row.other != me:
-                moves.arrivals[me, machine_id] = (evidence.now_nanos(), row.other)
-        evidence.note("row", machine_id, f"{me} {row.kind.value} {row.version.instruction_id} {row.other}")
+                moves.arrivals[me, machine_id] = (observations.now_nanos(), row.other)
+        observations.note("row", machine_id, f"{me} {row.kind.value} {row.version.instruction_id} {row.other}")
     for key, machines in _drained(event).items():
         moves.drained.setdefault(key, set()).update(machines)
     before, after = event.before, event.after

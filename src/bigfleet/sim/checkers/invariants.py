@@ -1,9 +1,9 @@
 """Checks the invariants at every step: one function per sentence of docs/spec/simulation.md.
 
-Each takes one event and the evidence, and yields a sentence for a breach. `INVARIANTS` lists them with the event that
-they look at; what must hold in the end is in `bigfleet.sim.checkers.liveness`. None may look into the code that it
-judges further than the event shows, and none may repeat that code's own reasoning where the truth can be read from a
-disk.
+Each takes one event and the observations, and yields a sentence for a breach. `INVARIANTS` lists them with the event
+that they look at; `bigfleet.sim.checkers.liveness` has those that must hold in the end. None may look into the code
+that it judges further than the event shows, and none may repeat that code's own reasoning where the truth can be read
+from a disk.
 """
 
 import math
@@ -101,19 +101,19 @@ def by_event() -> dict[type[Event], list[Invariant]]:
 
 
 @invariant("S1", Hosted)
-def one_cluster_at_a_time(event: Hosted, _evidence: Observations) -> Iterator[str]:
+def one_cluster_at_a_time(event: Hosted, _observations: Observations) -> Iterator[str]:
     """A machine is bound to at most one cluster: a host goes to another one only after it was drained."""
     before, after = event.before, event.after
     if before is None or after is None or before.ref != after.ref or not is_there(before, event.at_unix_nanos):
         return
     former = cluster_of(before, event.at_unix_nanos)
-    # A host whose node never becomes Ready there serves nobody, and the cloud knows it.
+    # A host whose node never becomes Ready there serves no cluster, and the cloud knows it.
     if before.ready_unix_nanos is not None and former and after.cluster and after.cluster != former:
         yield f"{event.machine_id}: host {after.ref} was booted into {after.cluster} while it served {former}"
 
 
 @invariant("S2", Marked)
-def tokens_never_go_back(event: Marked, _evidence: Observations) -> Iterator[str]:
+def tokens_never_go_back(event: Marked, _observations: Observations) -> Iterator[str]:
     """A provider never applies a token older than one it has accepted for that (shard, machine)."""
     mark, before = event.mark, event.before
     if before is not None and (mark.epoch, mark.sequence) <= (before.epoch, before.sequence):
@@ -124,7 +124,7 @@ def tokens_never_go_back(event: Marked, _evidence: Observations) -> Iterator[str
 
 
 @invariant("S3", Committed)
-def states_change_along_the_table(event: Committed, _evidence: Observations) -> Iterator[str]:
+def states_change_along_the_table(event: Committed, _observations: Observations) -> Iterator[str]:
     """State changes only along the table."""
     before, after = event.before, event.after
     if before is None or after is None or before.state is after.state:
@@ -134,7 +134,7 @@ def states_change_along_the_table(event: Committed, _evidence: Observations) -> 
 
 
 @invariant("S4", Committed)
-def no_cluster_without_a_host(event: Committed, _evidence: Observations) -> Iterator[str]:
+def no_cluster_without_a_host(event: Committed, _observations: Observations) -> Iterator[str]:
     """No machine without a host has a cluster."""
     after = event.after
     if after is None:
@@ -147,7 +147,7 @@ def no_cluster_without_a_host(event: Committed, _evidence: Observations) -> Iter
 
 
 @invariant("S5", Committed)
-def the_provider_forgets_no_host(event: Committed, _evidence: Observations) -> Iterator[str]:
+def the_provider_forgets_no_host(event: Committed, _observations: Observations) -> Iterator[str]:
     """Machines are conserved: the provider lets go of no record that has a host, and every host has a record."""
     before, after = event.before, event.after
     if after is None and before is not None and before.machine.host.is_present and before.state is not S.FAILED:
@@ -155,7 +155,7 @@ def the_provider_forgets_no_host(event: Committed, _evidence: Observations) -> I
 
 
 @invariant("S16", Committed)
-def fixed_capacity_is_never_deleting(event: Committed, _evidence: Observations) -> Iterator[str]:
+def fixed_capacity_is_never_deleting(event: Committed, _observations: Observations) -> Iterator[str]:
     """Fixed capacity is never deleted."""
     after = event.after
     if after is not None and after.slot.fixed and after.state is S.DELETING:
@@ -163,7 +163,7 @@ def fixed_capacity_is_never_deleting(event: Committed, _evidence: Observations) 
 
 
 @invariant("S16", Hosted)
-def fixed_hosts_stay(event: Hosted, _evidence: Observations) -> Iterator[str]:
+def fixed_hosts_stay(event: Hosted, _observations: Observations) -> Iterator[str]:
     """Fixed capacity is never deleted."""
     if event.is_fixed and event.after is not None and event.after.deleted_by:
         yield f"{event.machine_id}: the cloud deletes the host {event.after.ref} of fixed capacity"
@@ -173,7 +173,7 @@ def fixed_hosts_stay(event: Hosted, _evidence: Observations) -> Iterator[str]:
 
 
 @invariant("S11", Called)
-def a_silent_shard_calls_nobody(event: Called, _evidence: Observations) -> Iterator[str]:
+def a_silent_shard_makes_no_call(event: Called, _observations: Observations) -> Iterator[str]:
     """Paused and dry-run shards issue no mutating call."""
     settings, call = event.call.shard.settings, event.call
     if settings.actuation_paused or settings.dry_run:
@@ -182,19 +182,19 @@ def a_silent_shard_calls_nobody(event: Called, _evidence: Observations) -> Itera
 
 
 @invariant("S2", Called)
-def every_attempt_has_a_fresh_token(event: Called, evidence: Observations) -> Iterator[str]:
+def every_attempt_has_a_fresh_token(event: Called, observations: Observations) -> Iterator[str]:
     """A shard never sends the same token twice, and its tokens rise."""
     call = event.call
-    sent = evidence.memory(call.shard).calls
+    sent = observations.memory(call.shard).calls
     if sent and call.sequence <= max(sent):
         yield f"{call.method} of {call.machine_id} carries the sequence {call.sequence} after {max(sent)}"
 
 
 @invariant("S16", Called)
-def no_shard_deletes_what_stays(event: Called, evidence: Observations) -> Iterator[str]:
+def no_shard_deletes_what_stays(event: Called, observations: Observations) -> Iterator[str]:
     """No shard asks for fixed capacity to be deleted."""
     call = event.call
-    if call.method == "delete" and call.machine_id in evidence.fixed:
+    if call.method == "delete" and call.machine_id in observations.fixed:
         yield f"Delete of {call.machine_id}, which is fixed capacity"
 
 
@@ -202,30 +202,30 @@ def no_shard_deletes_what_stays(event: Called, evidence: Observations) -> Iterat
 
 
 @invariant("S14", Audited)
-def a_record_names_one_call(event: Audited, evidence: Observations) -> Iterator[str]:
-    """Every mutating call has exactly one audit record: none is told twice, none is told that was not made."""
-    sequence, memory = event.record.token_sequence, evidence.memory(event.shard)
+def a_record_names_one_call(event: Audited, observations: Observations) -> Iterator[str]:
+    """Every mutating call has exactly one audit record: none is recorded twice, none is recorded that was not made."""
+    sequence, memory = event.record.token_sequence, observations.memory(event.shard)
     if not sequence:
         return
     if sequence not in memory.calls:
-        yield f"{event.record.kind} of {event.record.machine} tells of the call {sequence}, which was never sent"
+        yield f"{event.record.kind} of {event.record.machine} names the call {sequence}, which was never sent"
     elif memory.calls[sequence].machine_id != event.record.machine:
         yield f"the record of the call {sequence} names {event.record.machine}"
     if memory.audited[sequence]:
-        yield f"{event.record.kind} of {event.record.machine} tells of the call {sequence} once more"
+        yield f"{event.record.kind} of {event.record.machine} names the call {sequence} once more"
 
 
 @invariant("S14", Cycled)
-def no_call_goes_unrecorded(event: Cycled, evidence: Observations) -> Iterator[str]:
+def no_call_goes_unrecorded(event: Cycled, observations: Observations) -> Iterator[str]:
     """Every mutating call has exactly one audit record, once its action is over."""
-    memory = evidence.memory(event.shard)
+    memory = observations.memory(event.shard)
     yield from _unrecorded(memory.calls, memory.audited, event.shard.actuator.in_flight() | memory.called)
 
 
 @invariant("S14", Died)
-def the_dead_owe_the_last_call_alone(event: Died, evidence: Observations) -> Iterator[str]:
+def the_dead_owe_the_last_call_alone(event: Died, observations: Observations) -> Iterator[str]:
     """Every mutating call has exactly one audit record, but for those that were under way at a death."""
-    memory = evidence.memory(event.shard)
+    memory = observations.memory(event.shard)
     yield from _unrecorded(memory.calls, memory.audited, event.in_flight)
 
 
@@ -239,23 +239,23 @@ def _unrecorded(calls: Any, audited: Any, in_flight: Any) -> Iterator[str]:
 
 
 @invariant("S21", Called)
-def pods_without_another_place_stay(event: Called, evidence: Observations) -> Iterator[str]:
+def pods_without_another_place_stay(event: Called, observations: Observations) -> Iterator[str]:
     """A machine stays in service when its operator answers a voluntary reclaim with WOULD_NOT_FIT."""
     call = event.call
     record = call.shard.actuator.pending(MachineId(call.machine_id))
     if call.method != "drain" or record is None:
         return
-    answered_nanos = evidence.stranded.get(record.action_id)
+    answered_nanos = observations.stranded.get(record.action_id)
     if answered_nanos is None:
         return
-    waited_seconds = (evidence.now_nanos() - answered_nanos) / NANOS_PER_SECOND
+    waited_seconds = (observations.now_nanos() - answered_nanos) / NANOS_PER_SECOND
     # Later the grace is over, and an answer that never arrived counts for nothing.
     if waited_seconds < RECLAIM_GRACE_SECONDS - ANSWER_SECONDS_MAX:
         yield f"{call.machine_id} is drained {waited_seconds:.1f} s after WOULD_NOT_FIT to the same instruction"
 
 
 @invariant("S22", Evicted)
-def a_reclaim_leaves_no_pod_waiting(event: Evicted, _evidence: Observations) -> Iterator[str]:
+def a_reclaim_leaves_no_pod_waiting(event: Evicted, _observations: Observations) -> Iterator[str]:
     """A voluntary reclaim leaves no pod pending that ran before, unless only the scheduler's order leaves it over."""
     eviction = event.eviction
     if eviction.cause is Cause.RECLAIMED and eviction.left_waiting and eviction.without_room:
@@ -269,7 +269,7 @@ def a_reclaim_leaves_no_pod_waiting(event: Evicted, _evidence: Observations) -> 
 
 
 @invariant("S10", RolledUp)
-def sudden_shrinking_is_held(event: RolledUp, _evidence: Observations) -> Iterator[str]:
+def sudden_shrinking_is_held(event: RolledUp, _observations: Observations) -> Iterator[str]:
     """A roll-up that shrinks to under a tenth is quarantined until its third time."""
     if event.rows is None or event.baseline is None or event.outcome is not RollUpOutcome.ACCEPTED:
         return
@@ -281,9 +281,9 @@ def sudden_shrinking_is_held(event: RolledUp, _evidence: Observations) -> Iterat
 
 
 @invariant("S10", Cycled)
-def what_is_held_changes_nothing(event: Cycled, evidence: Observations) -> Iterator[str]:
+def what_is_held_changes_nothing(event: Cycled, observations: Observations) -> Iterator[str]:
     """A quarantined roll-up changes nothing."""
-    for cluster, memory in evidence.memory(event.shard).clusters.items():
+    for cluster, memory in observations.memory(event.shard).clusters.items():
         if memory.last_outcome not in _NOT_IN_FORCE:
             continue
         if content_of(event.shard.intake.table.rows_of(cluster)) != memory.in_force:
@@ -291,9 +291,9 @@ def what_is_held_changes_nothing(event: Cycled, evidence: Observations) -> Itera
 
 
 @invariant("S9", Cycled)
-def silence_is_not_absence(event: Cycled, evidence: Observations) -> Iterator[str]:
+def silence_is_not_absence(event: Cycled, observations: Observations) -> Iterator[str]:
     """Nothing is reclaimed because of silence: the demand in force is that of the last roll-up that was accepted."""
-    for cluster, memory in evidence.memory(event.shard).clusters.items():
+    for cluster, memory in observations.memory(event.shard).clusters.items():
         if memory.last_outcome in _NOT_IN_FORCE:
             continue
         if content_of(event.shard.intake.table.rows_of(cluster)) != memory.in_force:
@@ -301,9 +301,9 @@ def silence_is_not_absence(event: Cycled, evidence: Observations) -> Iterator[st
 
 
 @invariant("S9", Cycled)
-def no_reclaim_before_the_first_word(event: Cycled, evidence: Observations) -> Iterator[str]:
+def no_reclaim_before_the_first_word(event: Cycled, observations: Observations) -> Iterator[str]:
     """Nothing is reclaimed from a cluster that has not reported since the shard started."""
-    reported = evidence.memory(event.shard).clusters
+    reported = observations.memory(event.shard).clusters
     for record in event.actions:
         action = record.action
         if action.kind is ActionKind.RECLAIM and not record.is_redrive and action.cluster not in reported:
@@ -314,7 +314,7 @@ def no_reclaim_before_the_first_word(event: Cycled, evidence: Observations) -> I
 
 
 @invariant("S6", Cycled)
-def a_gang_is_in_one_domain(event: Cycled, _evidence: Observations) -> Iterator[str]:
+def a_gang_is_in_one_domain(event: Cycled, _observations: Observations) -> Iterator[str]:
     """A gang's machines are in one domain."""
     decision = event.report.decision
     if decision is None:
@@ -331,7 +331,7 @@ def a_gang_is_in_one_domain(event: Cycled, _evidence: Observations) -> Iterator[
 
 
 @invariant("S7", Cycled)
-def victims_are_lower(event: Cycled, _evidence: Observations) -> Iterator[str]:
+def victims_are_lower(event: Cycled, _observations: Observations) -> Iterator[str]:
     """A victim's priority, that of its claims or, while its cluster is silent, its stamp, is below its preemptor's."""
     preempts = [record.action for record in event.actions if record.action.kind is ActionKind.PREEMPT]
     preempts = [action for action in preempts if action.reason == "phase2.inversion"]
@@ -360,21 +360,21 @@ def _claimed_priorities(decision: Decision) -> dict[str, int]:
 
 
 @invariant("S8", Cycled)
-def reclaims_stay_under_the_cap(event: Cycled, evidence: Observations) -> Iterator[str]:
+def reclaims_stay_under_the_cap(event: Cycled, observations: Observations) -> Iterator[str]:
     """Reclaims per cluster per cycle never exceed the cap."""
-    memory = evidence.memory(event.shard)
+    memory = observations.memory(event.shard)
     for cluster, count in memory.reclaims.items():
         if count > memory.caps.get(cluster, 1):
             yield f"{cluster}: {count} reclaims in one period, the cap is {memory.caps.get(cluster, 1)}"
 
 
 @invariant("S8", Cycled)
-def reclaims_wait_for_their_delay(event: Cycled, evidence: Observations) -> Iterator[str]:
+def reclaims_wait_for_their_delay(event: Cycled, observations: Observations) -> Iterator[str]:
     """No machine is reclaimed before it has been excess without interruption for the reclaim delay."""
     decision = event.report.decision
     if decision is None or decision.basis is None:
         return
-    since = evidence.memory(event.shard).excess_since_seconds
+    since = observations.memory(event.shard).excess_since_seconds
     now_seconds, after_seconds = decision.basis.options.now_seconds, event.shard.settings.reclaim_after_seconds
     for record in event.actions:
         if record.is_redrive or record.disposition or record.action.reason != "phase3.excess":
@@ -386,7 +386,7 @@ def reclaims_wait_for_their_delay(event: Cycled, evidence: Observations) -> Iter
 
 
 @invariant("S13", Cycled)
-def no_bad_record_enters(event: Cycled, _evidence: Observations) -> Iterator[str]:
+def no_bad_record_enters(event: Cycled, _observations: Observations) -> Iterator[str]:
     """A rejected provider record never enters a cost."""
     for machine in event.shard.inventory:
         price, probability = machine.price_usd_per_hour, machine.interruption_probability
@@ -395,15 +395,15 @@ def no_bad_record_enters(event: Cycled, _evidence: Observations) -> Iterator[str
 
 
 @invariant("S5", Cycled)
-def a_shard_invents_no_machine(event: Cycled, evidence: Observations) -> Iterator[str]:
+def a_shard_invents_no_machine(event: Cycled, observations: Observations) -> Iterator[str]:
     """Machines are conserved: a shard knows none that its provider never had."""
     for machine_id in event.shard.inventory.ids:
-        if machine_id not in evidence.machines:
+        if machine_id not in observations.machines:
             yield f"{machine_id} is known to the shard and was never the provider's"
 
 
 @invariant("S18", Cycled)
-def incremental_equals_full(event: Cycled, _evidence: Observations) -> Iterator[str]:
+def incremental_equals_full(event: Cycled, _observations: Observations) -> Iterator[str]:
     """The incremental decision equals the full one."""
     decision = event.report.decision
     if event.shard.divergences():
@@ -421,7 +421,7 @@ def incremental_equals_full(event: Cycled, _evidence: Observations) -> Iterator[
 
 
 @invariant("S20", Cycled)
-def a_short_row_keeps_its_machines(event: Cycled, _evidence: Observations) -> Iterator[str]:
+def a_short_row_keeps_its_machines(event: Cycled, _observations: Observations) -> Iterator[str]:
     """No machine is reclaimed as excess while the row that it was bound for is short."""
     reclaims = [record.action for record in event.actions if not record.is_redrive]
     reclaims = [action for action in reclaims if action.reason == "phase3.excess"]
@@ -440,7 +440,7 @@ def a_short_row_keeps_its_machines(event: Cycled, _evidence: Observations) -> It
 
 
 def is_beyond_reach(need: Need, machines: Iterable[Machine]) -> bool:
-    """Say whether a row is short whoever gets what: all that its cluster has and all that is free does not cover it.
+    """Say whether a row is short under any assignment: all that its cluster has and all that is free does not cover it.
 
     Summed here and not read from the decision, which is what is judged. A machine counts when it meets the
     requirements and hosts the min unit; claims of other rows, domains and spreads only make a row shorter.
@@ -456,10 +456,10 @@ def is_beyond_reach(need: Need, machines: Iterable[Machine]) -> bool:
 
 
 @invariant("S0", Cycled)
-def nothing_breaks_by_itself(_event: Cycled, evidence: Observations) -> Iterator[str]:
+def nothing_breaks_by_itself(_event: Cycled, observations: Observations) -> Iterator[str]:
     """Nothing of ours raises an error that it does not expect itself."""
-    while evidence.unexpected:
-        yield evidence.unexpected.pop(0)
+    while observations.unexpected:
+        yield observations.unexpected.pop(0)
 
 
 def _snapshot(event: Cycled) -> Snapshot:

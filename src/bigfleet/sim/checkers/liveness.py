@@ -35,8 +35,8 @@ _LOOK_SECONDS = 10.0
 #: A machine that failed may stay so where its provider cannot know what runs on it (docs/spec/provider.md §14).
 FAILED_SECONDS_MAX = 1_200.0
 
-#: From healing on a machine may be nobody's for so many report cycles: adoptions that failed three times are tried
-#: again every ten.
+#: From healing on a machine may be without an owner for so many report cycles: adoptions that failed three times are
+#: tried again every ten.
 NOBODYS_REPORT_CYCLES_MAX = 30
 
 Check = Callable[[World, WatchedShard], Iterator[str]]
@@ -48,14 +48,14 @@ async def come_to_rest(world: World) -> bool:
     quiet_since_seconds = world.clock.monotonic_seconds()
     seen = (-1, -1)
     alone_since_seconds: dict[str, float] = {}
-    while world.clock.monotonic_seconds() < until_seconds and not world.evidence.violations:
+    while world.clock.monotonic_seconds() < until_seconds and not world.observations.violations:
         await world.clock.sleep(_LOOK_SECONDS)
         world.sample()
         for text in nobodys_for_long(world, alone_since_seconds):
-            world.evidence.breach("S5", text)
+            world.observations.breach("S5", text)
         # A reclaim that would leave pods without a place changes nothing, and is tried again from time to time.
-        acted = sum(world.evidence.actions.values()) - len(world.evidence.stranded)
-        stirred = (acted, world.evidence.moves.changes)
+        acted = sum(world.observations.actions.values()) - len(world.observations.stranded)
+        stirred = (acted, world.observations.moves.changes)
         if stirred != seen or not _is_at_rest(world):
             seen, quiet_since_seconds = stirred, world.clock.monotonic_seconds()
         elif world.clock.monotonic_seconds() - quiet_since_seconds >= REST_SECONDS:
@@ -80,7 +80,7 @@ def unrest(world: World) -> str:
     ]
     between = [
         f"{machine_id} is between {name} and another"
-        for name, ownership in world.evidence.moves.ownerships.items()
+        for name, ownership in world.observations.moves.ownerships.items()
         for machine_id in sorted((*ownership.released, *ownership.reservations))
     ]
     return ", ".join([*moving, *held, *in_flight, *between][:5])
@@ -110,11 +110,11 @@ def last_words(world: World) -> Iterator[tuple[str, str]]:
 def every_machine_has_one_owner(world: World) -> Iterator[str]:
     """After healing every machine has exactly one owner, but for what lies free in a domain that is being left."""
     for record, found in _unclear(world):
-        yield f"{record.id}, {record.state.label}, belongs to {', '.join(found) or 'nobody'}: {_rows(world, record)}"
+        yield f"{record.id}, {record.state.label}, belongs to {', '.join(found) or 'no shard'}: {_rows(world, record)}"
 
 
 def nobodys_for_long(world: World, since_seconds: dict[str, float]) -> Iterator[str]:
-    """Machines are conserved: in a handover one is nobody's for a bounded time, while nothing fails."""
+    """Machines are conserved: in a handover one has no owner for a bounded time, while nothing fails."""
     now_seconds, bound_seconds = world.clock.monotonic_seconds(), NOBODYS_REPORT_CYCLES_MAX * world.plan.report_seconds
     alone = {record.id: record for record, found in _unclear(world) if not found}
     for machine_id in since_seconds.keys() - alone.keys():
@@ -122,17 +122,17 @@ def nobodys_for_long(world: World, since_seconds: dict[str, float]) -> Iterator[
     for machine_id, record in alone.items():
         since = since_seconds.setdefault(machine_id, now_seconds)
         if now_seconds - since > bound_seconds:
-            yield f"{machine_id} has been nobody's for {now_seconds - since:.0f} s: {_rows(world, record)}"
+            yield f"{machine_id} has had no owner for {now_seconds - since:.0f} s: {_rows(world, record)}"
 
 
 def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
     """Yield the machines without exactly one owner, with those who own them."""
-    ownerships = world.evidence.moves.ownerships
+    ownerships = world.observations.moves.ownerships
     leaving = [(name, domain) for name, ownership in ownerships.items() for domain in ownership.owned.leaving]
     left = [domain for name, domain in leaving if _serves_in(world, name, domain)]
     for record in sorted(world.provider.store.records.values(), key=lambda record: record.id) if ownerships else ():
         found = owners(ownerships, record.machine, record.metadata.get(labels.ASSIGNED_SHARD, ""))
-        # A shard that leaves acquires nothing there any more, and another must wait until it serves nobody from there.
+        # A shard that leaves acquires nothing there, and another must wait until it serves no cluster from there.
         is_left = not found and any(record.machine.attribute(key) == value for key, value in left)
         if len(found) != 1 and not is_left:
             yield record, found
@@ -140,7 +140,8 @@ def _unclear(world: World) -> Iterator[tuple[Record, list[ShardId]]]:
 
 def _rows(world: World, record: Record) -> str:
     rows = {
-        name: ownership.owned.rows.get(record.machine.id) for name, ownership in world.evidence.moves.ownerships.items()
+        name: ownership.owned.rows.get(record.machine.id)
+        for name, ownership in world.observations.moves.ownerships.items()
     }
     return ", ".join(f"{name} says {row.kind.value if row is not None else 'nothing'}" for name, row in rows.items())
 
@@ -157,7 +158,7 @@ def _serves_in(world: World, shard_id: ShardId, domain: Domain) -> bool:
 
 def _of_shard(world: World, shard: WatchedShard) -> list[Record]:
     """Return the provider's records of the machines that are a shard's, by id."""
-    ownership = world.evidence.moves.ownerships.get(shard.shard_id)
+    ownership = world.observations.moves.ownerships.get(shard.shard_id)
     records = sorted(world.provider.store.records.values(), key=lambda record: record.id)
     return [
         record
@@ -216,9 +217,9 @@ def every_hold_ends(world: World, shard: WatchedShard) -> Iterator[str]:
         yield f"the row {row} is backed off"
     for machine_id in sorted(shard.actuator.in_flight()):
         yield f"{machine_id} has an action in flight"
-    ownership = world.evidence.moves.ownerships.get(shard.shard_id)
+    ownership = world.observations.moves.ownerships.get(shard.shard_id)
     for machine_id in sorted(ownership.reservations) if ownership is not None else ():
-        yield f"{machine_id} is kept for another shard"
+        yield f"{machine_id} is reserved for another shard"
     for machine_id in sorted(shard.ownership.handover.cooling) if shard.ownership is not None else ():
         yield f"{machine_id} may not be given on yet"
 
@@ -257,7 +258,7 @@ def satisfiable_demand_is_bound(world: World, shard: WatchedShard) -> Iterator[s
             yield from _free_domain(need.profile.same_key, free, row)
     for cluster, amount in wanted.items():
         if any(supplied[cluster].get(name, 0) < least for name, least in amount.items()):
-            yield f"{cluster} is told that {dict(amount)} is bound, and has {dict(supplied[cluster])}"
+            yield f"{cluster} got the report that {dict(amount)} is bound, and has {dict(supplied[cluster])}"
 
 
 def _free_domain(key: str, free: list[Machine], row: RowResult) -> Iterator[str]:
@@ -327,7 +328,7 @@ def pods_of_satisfied_rows_run(world: World, shard: WatchedShard) -> Iterator[st
                 yield f"{pod.id} of {site.name} waits, and its row is called met"
 
 
-def hopeless_pods_harm_nobody(world: World, shard: WatchedShard) -> Iterator[str]:
+def hopeless_pods_harm_no_other_pod(world: World, shard: WatchedShard) -> Iterator[str]:
     """At rest no pod waits beside a free machine that could host it, regardless of the other pods of its row."""
     free = [record.machine for record in _of_shard(world, shard) if record.machine.state in (S.IDLE, S.SPECULATIVE)]
     for site in _clusters_of(world, shard):
@@ -349,7 +350,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("L1", satisfiable_demand_is_bound),
     ("L3", excess_is_reclaimed),
     ("L7", pods_of_satisfied_rows_run),
-    ("L8", hopeless_pods_harm_nobody),
+    ("L8", hopeless_pods_harm_no_other_pod),
 )
 #: L2 is looked at while the world runs: docstring and sentence are here with the others.
 L2_SENTENCE = "At constant demand and supply no action is taken after convergence."

@@ -93,98 +93,98 @@ _KIND_MARKS = {
 _HELD = (S.CONFIGURED, S.DRAINING)
 
 
-def observe(event: Event, evidence: Observations) -> None:
+def observe(event: Event, observations: Observations) -> None:
     """Mark what an event shows."""
     match event:
         case Cycled():
-            _cycled(event, evidence)
+            _cycled(event, observations)
         case Committed(before, after) if before is not None and after is not None:
             if after.state not in _HELD:
-                evidence.moves.taken_from_gangs.discard(after.id)
+                observations.moves.taken_from_gangs.discard(after.id)
             if before.state is S.CONFIGURED and after.state is S.FAILED:
-                evidence.mark("a host lost while it served")
+                observations.mark("a host lost while it served")
             if before.state is S.FAILED and after.state is not S.FAILED:
-                evidence.mark("a failed machine recovered")
-        case RolledUp() if event.outcome is RollUpOutcome.HELD and evidence.moves.under_way:
-            evidence.mark("roll-up quarantined during a handover")
+                observations.mark("a failed machine recovered")
+        case RolledUp() if event.outcome is RollUpOutcome.HELD and observations.moves.under_way:
+            observations.mark("roll-up quarantined during a handover")
         case RolledUp(rows=rows) if rows is not None and any(row.waiting for row in rows):
-            evidence.mark("a pod that waits in a row that is met")
+            observations.mark("a pod that waits in a row that is met")
         case Stranded(drain=drain):
-            evidence.stranded.setdefault(drain.instruction_id, evidence.now_nanos())
-            evidence.mark("pods without another place")
+            observations.stranded.setdefault(drain.instruction_id, observations.now_nanos())
+            observations.mark("pods without another place")
         case Evicted(eviction) if eviction.cause is Cause.RECLAIMED:
-            evidence.mark("pods moved by a reclaim")
+            observations.mark("pods moved by a reclaim")
         case OwnershipChanged():
-            _mark_moves(event, evidence)
+            _mark_moves(event, observations)
         case Died(shard, in_flight):
             if in_flight:
-                evidence.mark("a shard died with actions under way")
-            if shard.shard_id in evidence.moves.busy:
-                evidence.mark("a shard died over an instruction")
+                observations.mark("a shard died with actions under way")
+            if shard.shard_id in observations.moves.busy:
+                observations.mark("a shard died over an instruction")
 
 
-def _mark_moves(event: OwnershipChanged, evidence: Observations) -> None:
+def _mark_moves(event: OwnershipChanged, observations: Observations) -> None:
     before, after = event.before, event.after
     for machine_id, row in after.owned.rows.items():
         known = before.owned.rows.get(machine_id)
         if known is not None and known.version == row.version:
             continue
         if row.kind is RowKind.ADOPTED:
-            record = evidence.records.get(machine_id)
+            record = observations.records.get(machine_id)
             is_slot = record is not None and not record.machine.host.is_present
-            evidence.mark("a slot moved between shards" if is_slot else "a machine moved between shards")
+            observations.mark("a slot moved between shards" if is_slot else "a machine moved between shards")
         elif row.kind is RowKind.RELEASED and machine_id in before.reservations:
-            evidence.mark("a machine that was drained for another shard moved")
+            observations.mark("a machine that was drained for another shard moved")
     for _machine_id in after.reservations.keys() - before.reservations.keys():
-        evidence.mark("a machine drained for another shard")
+        observations.mark("a machine drained for another shard")
     for _domain in before.owned.leaving - after.owned.leaving - after.owned.domains:
-        evidence.mark("a domain left")
+        observations.mark("a domain left")
 
 
-def _cycled(event: Cycled, evidence: Observations) -> None:
+def _cycled(event: Cycled, observations: Observations) -> None:
     shard, decision = event.shard, event.report.decision
     for record in event.actions:
         if record.disposition:
             continue
-        evidence.mark("a transition driven again" if record.is_redrive else _KIND_MARKS[record.action.kind])
-        known = evidence.records.get(record.action.machine_id)
+        observations.mark("a transition driven again" if record.is_redrive else _KIND_MARKS[record.action.kind])
+        known = observations.records.get(record.action.machine_id)
         is_taken = record.action.kind is ActionKind.PREEMPT and known is not None and known.state in _HELD
         if is_taken and record.group:
-            evidence.moves.taken_from_gangs.add(record.action.machine_id)
+            observations.moves.taken_from_gangs.add(record.action.machine_id)
     if event.report.cycle == 1 and shard.epoch > 1:
-        evidence.mark("a shard went on after a death")
+        observations.mark("a shard went on after a death")
     if len(shard.machine_backoff):
-        evidence.mark("a machine held by the shard")
+        observations.mark("a machine held by the shard")
     if shard.metrics.removals_braked._value.get():
-        evidence.mark("removals braked")
+        observations.mark("removals braked")
     if shard.metrics.drains_without_session._value.get():
-        evidence.mark("a drain without an operator")
+        observations.mark("a drain without an operator")
     if shard.demand_backoff.refused():
-        evidence.mark("an operator refused to bootstrap")
-    _targets(event, evidence)
+        observations.mark("an operator refused to bootstrap")
+    _targets(event, observations)
     hosted: dict[str, int] = {}
     for row in decision.rows if decision is not None else ():
         for machine_id in row.claimed:
             if hosted.setdefault(machine_id, id(row)) != id(row):
-                evidence.mark("a machine shared by rows")
+                observations.mark("a machine shared by rows")
         if row.impossible:
-            evidence.mark("a request that is too large")
+            observations.mark("a request that is too large")
         if row.unresolved:
-            evidence.mark("a shortfall")
+            observations.mark("a shortfall")
         if row.need.profile.same_key is not None:
             if row.claimed and row.satisfied:
-                evidence.mark("a gang placed")
+                observations.mark("a gang placed")
             elif not row.satisfiable:
-                evidence.mark("a gang that cannot be placed")
+                observations.mark("a gang that cannot be placed")
 
 
-def _targets(event: Cycled, evidence: Observations) -> None:
-    decision, memory = event.report.decision, evidence.memory(event.shard)
+def _targets(event: Cycled, observations: Observations) -> None:
+    decision, memory = event.report.decision, observations.memory(event.shard)
     if decision is None or decision.basis is None:
         return
     targets = decision.basis.options.targets
     if any(memory.targets[cluster] is not targets.get(cluster) for cluster in memory.targets):
-        evidence.mark("a target replaced")
+        observations.mark("a target replaced")
     if any(action.profile is not None and action.cluster in targets for action in decision.actions):
-        evidence.mark("a machine acquired with a target")
+        observations.mark("a machine acquired with a target")
     memory.targets = dict(targets)

@@ -8,7 +8,15 @@ import asyncio
 from functools import partial
 
 from bigfleet.sim.faults.coordinator import COORDINATOR_FAULTS
-from bigfleet.sim.faults.parts import Fault, crash, cut, for_a_while, lie, lie_of_operator, stand_still
+from bigfleet.sim.faults.parts import (
+    Fault,
+    answer_wrongly,
+    crash,
+    cut,
+    for_a_while,
+    let_operator_answer_wrongly,
+    stand_still,
+)
 from bigfleet.sim.plan_generator import LIVE
 from bigfleet.sim.sites.cluster import ClusterSite
 from bigfleet.sim.sites.provider import PROVIDER
@@ -22,11 +30,11 @@ AT_ONCE_MAX = 4
 
 
 async def chaos(world: World) -> None:
-    """Let faults of the plan come until cancelled; whoever is cancelled undoes what it did in `heal`."""
+    """Let faults of the plan come until cancelled; a cancelled fault is undone in `heal`."""
     rng = world.rng
     kinds = [name for name in FAULTS if name in world.plan.faults]
     if world.plan.coordinator != LIVE:
-        # Whether nobody answers or nobody is asked, the world must take the same course.
+        # Without an answer and without a call, the world must take the same course.
         kinds = [name for name in kinds if name not in COORDINATOR_FAULTS]
     running: set[asyncio.Task[None]] = set()
     if not kinds:
@@ -37,7 +45,7 @@ async def chaos(world: World) -> None:
         name = rng.choice(kinds)
         if len(running) >= AT_ONCE_MAX:
             continue
-        world.evidence.faults[name] += 1
+        world.observations.faults[name] += 1
         task = asyncio.create_task(_one(world, name))
         world.faults_running.append(task)
         running.add(task)
@@ -45,7 +53,7 @@ async def chaos(world: World) -> None:
 
 async def _one(world: World, name: str) -> None:
     await FAULTS[name](world)
-    world.evidence.note("fault", name, "over")
+    world.observations.note("fault", name, "over")
 
 
 # ---- the network ------------------------------------------------------------------------------------------------
@@ -64,7 +72,7 @@ def _shard(world: World) -> ShardSite:
 async def partition(world: World) -> None:
     """Nothing passes between the shard and a peer, in either direction."""
     one, other = _pair(world)
-    world.evidence.note("fault", "partition", f"{one} {other}")
+    world.observations.note("fault", "partition", f"{one} {other}")
     links = (world.network.link(one, other), world.network.link(other, one))
     await cut(world, links, _LASTS_SECONDS_MAX)
 
@@ -73,7 +81,7 @@ async def partition_one_way(world: World) -> None:
     """Nothing passes in one direction between the shard and a peer."""
     ends = list(_pair(world))
     world.rng.shuffle(ends)
-    world.evidence.note("fault", "partition-one-way", " ".join(ends))
+    world.observations.note("fault", "partition-one-way", " ".join(ends))
     await cut(world, [world.network.link(*ends)], _LASTS_SECONDS_MAX)
 
 
@@ -81,7 +89,7 @@ async def stall(world: World) -> None:
     """What is sent to or from a peer arrives later, all at once."""
     one, other = _pair(world)
     seconds = world.rng.uniform(1.0, 60.0)
-    world.evidence.note("fault", "stall", f"{one} {other} {seconds:.1f} s")
+    world.observations.note("fault", "stall", f"{one} {other} {seconds:.1f} s")
     for link in (world.network.link(one, other), world.network.link(other, one)):
         link.stalled_until_seconds = world.clock.monotonic_seconds() + seconds
     await world.clock.sleep(seconds)
@@ -90,7 +98,7 @@ async def stall(world: World) -> None:
 async def slow_reader(world: World) -> None:
     """An operator takes seconds for each frame."""
     site = _cluster(world)
-    world.evidence.note("fault", "slow-reader", site.process.name)
+    world.observations.note("fault", "slow-reader", site.process.name)
     link = world.network.link(site.shard.name, site.process.name)
     link.reads_seconds = world.rng.uniform(0.5, 5.0)
     await for_a_while(world, _LASTS_SECONDS_MAX)
@@ -99,7 +107,7 @@ async def slow_reader(world: World) -> None:
 
 async def reconnect_storm(world: World) -> None:
     """Every stream breaks at the same moment."""
-    world.evidence.note("fault", "reconnect-storm")
+    world.observations.note("fault", "reconnect-storm")
     for connection in world.network.connections:
         connection.break_off("a storm")
 
@@ -107,14 +115,14 @@ async def reconnect_storm(world: World) -> None:
 # ---- the provider -----------------------------------------------------------------------------------------------
 
 
-async def _lie_of_list(world: World, name: str) -> None:
-    world.evidence.note("fault", name)
-    await lie(world, world.provider.lies, name, _LASTS_SECONDS_MAX)
+async def _faulty_list(world: World, name: str) -> None:
+    world.observations.note("fault", name)
+    await answer_wrongly(world, world.provider.faulty_responses, name, _LASTS_SECONDS_MAX)
 
 
 async def store_down(world: World) -> None:
     """The provider's disk takes nothing."""
-    world.evidence.note("fault", "store-down")
+    world.observations.note("fault", "store-down")
     world.provider.store.is_down = True
     await for_a_while(world, 30.0)
     world.provider.store.is_down = False
@@ -138,7 +146,7 @@ async def shard_crash(world: World) -> None:
 async def shard_pause(world: World) -> None:
     """A shard stands still for a while and goes on, as after a long garbage collection."""
     site = _shard(world)
-    world.evidence.note("fault", "shard-pause", _named(world, site))
+    world.observations.note("fault", "shard-pause", _named(world, site))
     await stand_still(world, site.process, _LASTS_SECONDS_MAX)
 
 
@@ -148,7 +156,7 @@ async def shard_zombie(world: World) -> None:
     process = site.process
     if not process.is_alive or world.zombies:
         return
-    world.evidence.note("fault", "shard-zombie", _named(world, site))
+    world.observations.note("fault", "shard-zombie", _named(world, site))
     process.pause()
     world.zombies.append(process)
     await world.clock.sleep(world.rng.uniform(1.0, 20.0))
@@ -156,7 +164,7 @@ async def shard_zombie(world: World) -> None:
         site.start(world.plan.settings())
     await for_a_while(world, _LASTS_SECONDS_MAX)
     process.resume()
-    world.evidence.mark("a zombie went on")
+    world.observations.mark("a zombie went on")
     await for_a_while(world, _LASTS_SECONDS_MAX)
     process.kill()
     world.zombies.remove(process)
@@ -182,7 +190,7 @@ async def operator_crash(world: World) -> None:
 async def operator_silent(world: World) -> None:
     """An operator says nothing for a while, and then reports the whole of a demand that has changed."""
     site = _cluster(world)
-    world.evidence.note("fault", "operator-silent", site.process.name)
+    world.observations.note("fault", "operator-silent", site.process.name)
     await stand_still(world, site.process, 240.0)
 
 
@@ -191,16 +199,16 @@ async def operator_twin(world: World) -> None:
     site = _cluster(world)
     if site.has_twin:
         return
-    world.evidence.note("fault", "operator-twin", site.process.name)
+    world.observations.note("fault", "operator-twin", site.process.name)
     site.start_twin()
     await for_a_while(world, _LASTS_SECONDS_MAX)
     site.stop_twin()
 
 
-async def _lie_of_operator(world: World, name: str) -> None:
+async def _faulty_operator(world: World, name: str) -> None:
     site = _cluster(world)
-    world.evidence.note("fault", name, site.process.name)
-    await lie_of_operator(world, site, name)
+    world.observations.note("fault", name, site.process.name)
+    await let_operator_answer_wrongly(world, site, name)
 
 
 FAULTS: dict[str, Fault] = {
@@ -209,10 +217,10 @@ FAULTS: dict[str, Fault] = {
     "stall": stall,
     "slow-reader": slow_reader,
     "reconnect-storm": reconnect_storm,
-    "list-stale": partial(_lie_of_list, name="list-stale"),
-    "list-partial": partial(_lie_of_list, name="list-partial"),
-    "cursor-lost": partial(_lie_of_list, name="cursor-lost"),
-    "records-mangled": partial(_lie_of_list, name="records-mangled"),
+    "list-stale": partial(_faulty_list, name="list-stale"),
+    "list-partial": partial(_faulty_list, name="list-partial"),
+    "cursor-lost": partial(_faulty_list, name="cursor-lost"),
+    "records-mangled": partial(_faulty_list, name="records-mangled"),
     "store-down": store_down,
     "provider-crash": provider_crash,
     "shard-crash": shard_crash,
@@ -221,12 +229,12 @@ FAULTS: dict[str, Fault] = {
     "operator-crash": operator_crash,
     "operator-silent": operator_silent,
     "operator-twin": operator_twin,
-    "rollup-empty": partial(_lie_of_operator, name="rollup-empty"),
-    "rollup-truncated": partial(_lie_of_operator, name="rollup-truncated"),
-    "rollup-stale": partial(_lie_of_operator, name="rollup-stale"),
-    "rollup-replayed": partial(_lie_of_operator, name="rollup-replayed"),
-    "rollup-flapping": partial(_lie_of_operator, name="rollup-flapping"),
-    "bootstrap-refused": partial(_lie_of_operator, name="bootstrap-refused"),
-    "bootstrap-silent": partial(_lie_of_operator, name="bootstrap-silent"),
+    "rollup-empty": partial(_faulty_operator, name="rollup-empty"),
+    "rollup-truncated": partial(_faulty_operator, name="rollup-truncated"),
+    "rollup-stale": partial(_faulty_operator, name="rollup-stale"),
+    "rollup-replayed": partial(_faulty_operator, name="rollup-replayed"),
+    "rollup-flapping": partial(_faulty_operator, name="rollup-flapping"),
+    "bootstrap-refused": partial(_faulty_operator, name="bootstrap-refused"),
+    "bootstrap-silent": partial(_faulty_operator, name="bootstrap-silent"),
     **COORDINATOR_FAULTS,
 }

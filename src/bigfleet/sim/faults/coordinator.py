@@ -9,12 +9,12 @@ from functools import partial
 
 from bigfleet.sim.faults.parts import (
     Fault,
+    answer_wrongly,
     come_back,
     crash,
     cut,
     for_a_while,
-    lie,
-    lie_of_operator,
+    let_operator_answer_wrongly,
     stand_still,
 )
 from bigfleet.sim.plan_generator import LEASE_LOST_OVER_PREEMPTION, QUARANTINE_OVER_HANDOVER, is_crowd
@@ -60,14 +60,14 @@ async def store_partition(world: World) -> None:
 
 
 async def _cut(world: World, name: str, ways: list[tuple[str, str]]) -> None:
-    world.evidence.note("fault", name, " ".join(ways[0]))
+    world.observations.note("fault", name, " ".join(ways[0]))
     await cut(world, [world.fleet.network.link(*way) for way in ways], _LASTS_SECONDS_MAX)
 
 
 async def _on_the_way(world: World, name: str) -> None:
     """Reports arrive twice, or answers come again, for a while."""
-    world.evidence.note("fault", name)
-    await lie(world, world.fleet.faults, name, 180.0)
+    world.observations.note("fault", name)
+    await answer_wrongly(world, world.fleet.faults, name, 180.0)
 
 
 # ---- replicas ---------------------------------------------------------------------------------------------------
@@ -90,13 +90,13 @@ async def coordinator_crash(world: World) -> None:
 async def coordinator_pause(world: World) -> None:
     """A replica stands still, for longer than its lease or not, and goes on knowing nothing of it."""
     site = _replica(world)
-    world.evidence.note("fault", "coordinator-pause", site.name)
+    world.observations.note("fault", "coordinator-pause", site.name)
     await stand_still(world, site.process, 60.0)
 
 
 async def coordinators_away(world: World) -> None:
     """No replica runs for a while."""
-    world.evidence.note("fault", "coordinators-away")
+    world.observations.note("fault", "coordinators-away")
     for site in world.fleet.replicas:
         site.process.kill()
     await for_a_while(world, 240.0)
@@ -110,15 +110,15 @@ async def coordinators_away(world: World) -> None:
 
 async def store_leaderless(world: World) -> None:
     """No member of the store leads: it can be neither read nor written."""
-    world.evidence.note("fault", "store-leaderless")
+    world.observations.note("fault", "store-leaderless")
     world.fleet.store.is_down = True
     await for_a_while(world, 40.0)
     world.fleet.store.is_down = False
 
 
 async def lease_lost(world: World) -> None:
-    """Every lease ends at once, whoever lives."""
-    world.evidence.note("fault", "lease-lost")
+    """Every lease ends at once, also of live replicas."""
+    world.observations.note("fault", "lease-lost")
     world.fleet.store.end_leases()
     await world.clock.sleep(0.0)
 
@@ -126,7 +126,7 @@ async def lease_lost(world: World) -> None:
 async def commit_unknown(world: World) -> None:
     """A replica does not hear what became of its writes."""
     site = _replica(world)
-    world.evidence.note("fault", "commit-unknown", site.name)
+    world.observations.note("fault", "commit-unknown", site.name)
     site.loses_answers = True
     await for_a_while(world, _LASTS_SECONDS_MAX)
     site.loses_answers = False
@@ -134,7 +134,7 @@ async def commit_unknown(world: World) -> None:
 
 async def watch_gap(world: World) -> None:
     """Watches of the store miss what happens."""
-    world.evidence.note("fault", "watch-gap")
+    world.observations.note("fault", "watch-gap")
     world.fleet.store.misses_events = True
     await for_a_while(world, _LASTS_SECONDS_MAX)
     world.fleet.store.misses_events = False
@@ -156,7 +156,7 @@ async def shard_crash_over_instruction(world: World) -> None:
     link.on_instruction = doom
     await for_a_while(world, 240.0)
     link.on_instruction = lambda: None
-    world.evidence.note("fault", "shard-crash-over-instruction", f"{site.name} step {site.process.steps}")
+    world.observations.note("fault", "shard-crash-over-instruction", f"{site.name} step {site.process.steps}")
     await come_back(world, site, lambda: site.start(world.plan.settings()), 20.0)
 
 
@@ -164,7 +164,7 @@ async def shard_disk_full(world: World) -> None:
     """A shard's disk takes nothing."""
     disk = _shard(world).disk
     assert disk is not None, "several shards have disks"
-    world.evidence.note("fault", "shard-disk-full", disk.shard_id)
+    world.observations.note("fault", "shard-disk-full", disk.shard_id)
     disk.is_full = True
     await for_a_while(world, _LASTS_SECONDS_MAX)
     disk.is_full = False
@@ -173,7 +173,7 @@ async def shard_disk_full(world: World) -> None:
 async def shard_disk_lost(world: World) -> None:
     """A shard dies and its disk is lost: it begins again, and owns nothing until it is instructed."""
     site = _shard(world)
-    world.evidence.note("fault", "shard-disk-lost", site.name)
+    world.observations.note("fault", "shard-disk-lost", site.name)
     site.lose_disk()
     await come_back(world, site, lambda: site.start(world.plan.settings()), 30.0)
 
@@ -182,26 +182,26 @@ async def domain_moved(world: World) -> None:
     """An administrator gives a zone to another shard."""
     zone = world.rng.choice(sorted(world.fleet.wanted))
     world.fleet.wanted[zone] = _shard(world).name
-    world.evidence.note("fault", "domain-moved", f"{zone} {world.fleet.wanted[zone]}")
+    world.observations.note("fault", "domain-moved", f"{zone} {world.fleet.wanted[zone]}")
     await world.clock.sleep(0.0)
 
 
 async def quarantine_over_handover(world: World) -> None:
     """While a machine is between two shards, an operator says that it wants nothing, or next to nothing."""
-    moves = world.evidence.moves
+    moves = world.observations.moves
     if not await _comes(world, lambda: moves.under_way):
         return
     crowds = [number for number, kinds in enumerate(world.plan.clusters) if is_crowd(kinds)]
     site, name = world.clusters[world.rng.choice(crowds)], world.rng.choice(("rollup-empty", "rollup-truncated"))
-    world.evidence.note("fault", QUARANTINE_OVER_HANDOVER, f"{site.process.name} {name}")
-    await lie_of_operator(world, site, name)
+    world.observations.note("fault", QUARANTINE_OVER_HANDOVER, f"{site.process.name} {name}")
+    await let_operator_answer_wrongly(world, site, name)
 
 
 async def lease_lost_over_preemption(world: World) -> None:
     """While a machine is being taken from a gang every lease ends, and somebody has to lead again."""
-    moves = world.evidence.moves
+    moves = world.observations.moves
     if await _comes(world, lambda: bool(moves.taken_from_gangs)):
-        world.evidence.note("fault", LEASE_LOST_OVER_PREEMPTION)
+        world.observations.note("fault", LEASE_LOST_OVER_PREEMPTION)
         world.fleet.store.end_leases()
 
 

@@ -42,7 +42,7 @@ async def crash(
     process.dies_at_step = process.steps + world.rng.randrange(1, steps_max)
     await world.clock.sleep(world.rng.uniform(*dies_seconds))
     process.kill()
-    world.evidence.note("fault", name, f"{who} step {process.steps}".lstrip())
+    world.observations.note("fault", name, f"{who} step {process.steps}".lstrip())
     await come_back(world, site, start, back_seconds_max)
 
 
@@ -70,16 +70,16 @@ async def cut(world: World, links: Iterable[Link], seconds_max: float) -> None:
         link.is_cut = False
 
 
-async def lie(world: World, lies: set[str], name: str, seconds_max: float) -> None:
-    """Let one of somebody's lies hold for a while."""
-    lies.add(name)
+async def answer_wrongly(world: World, faulty_responses: set[str], name: str, seconds_max: float) -> None:
+    """Let a component give one kind of faulty response for a while."""
+    faulty_responses.add(name)
     await for_a_while(world, seconds_max)
-    lies.discard(name)
+    faulty_responses.discard(name)
 
 
-async def lie_of_operator(world: World, site: ClusterSite, name: str, seconds_max: float = 90.0) -> None:
-    """Let an operator lie for a while, from its next roll-up on, which comes at once."""
-    site.lies.add(name)
+async def let_operator_answer_wrongly(world: World, site: ClusterSite, name: str, seconds_max: float = 90.0) -> None:
+    """Let an operator report wrongly for a while, from its next roll-up on, which comes at once."""
+    site.faulty_responses.add(name)
     if site.cluster is not None:
         site.cluster.apply()
-    await lie(world, site.lies, name, seconds_max)
+    await answer_wrongly(world, site.faulty_responses, name, seconds_max)

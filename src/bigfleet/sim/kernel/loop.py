@@ -1,8 +1,8 @@
 """Runs an event loop on integer virtual time, with a ready order drawn from the seed.
 
-When nobody is ready, time jumps to the next timer. Whoever is ready at one moment runs in an order that the scheduler's
-stream draws. Tasks and futures hash by number, so that no set of them depends on an address. It implements the part of
-`asyncio` that flows use; a thread, a socket or a signal is refused, since none may exist in a simulation.
+When no callback is ready, time jumps to the next timer. Callbacks that are ready at one moment run in an order that the
+scheduler's stream draws. Tasks and futures hash by number, so that no set of them depends on an address. It implements
+the part of `asyncio` that flows use; a thread, a socket or a signal is refused, since none may exist in a simulation.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class KernelLoop(asyncio.AbstractEventLoop):
         self.now_nanos = 0
         #: Callbacks that have run.
         self.steps = 0
-        #: What tasks that nobody awaits have raised.
+        #: Exceptions of tasks that are not awaited.
         self.faults: list[BaseException] = []
         self._scheduler = scheduler
         self._aside = aside
@@ -233,13 +233,13 @@ class KernelLoop(asyncio.AbstractEventLoop):
         """Return None: `faults` is where they go."""
 
     def call_exception_handler(self, context: Any) -> None:
-        """Keep what nobody caught."""
+        """Record an exception that was not caught."""
         error = context.get("exception")
         if error is not None and not self._is_closed:
             self.faults.append(error)
 
     def default_exception_handler(self, context: Any) -> None:
-        """Keep what nobody caught."""
+        """Record an exception that was not caught."""
         self.call_exception_handler(context)
 
     def get_debug(self) -> bool:
@@ -297,7 +297,7 @@ def run_kernel(
 
 
 def drop_all() -> None:
-    """Let go of tasks that will never run again; what their last lines complain about concerns nobody.
+    """Let go of tasks that will never run again; errors of their last lines have no meaning.
 
     Whoever still holds the world of a run calls it again after letting go.
     """

@@ -1,7 +1,7 @@
 """Simulates the network: calls and streams with delays, resets, stalls, partitions and slow readers.
 
 A link has a direction. What is under way when a link is cut waits; a peer that stays away for `KEEPALIVE_SECONDS` is
-given up, as a keepalive does. A call that was taken goes on at its server, whatever becomes of the caller. Nothing here
+given up, as a keepalive does. A call that was taken goes on at its server after its caller has gone. Nothing here
 may look into what it carries, and it must never lose a part of a stream and carry the rest.
 """
 
@@ -221,7 +221,7 @@ class Connection(Generic[T, F]):
             self.stir()
 
     def stir(self) -> None:
-        """Let whoever waits for this stream look again."""
+        """Let the waiter of this stream look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -53,11 +53,11 @@ class Process:
         return self.life is not Life.DEAD
 
     def add_death_callback(self, callback: Callable[[], None]) -> None:
-        """Call this when the process has died, in nobody's context, before what was added earlier."""
+        """Call this when the process has died, in no task's context, before what was added earlier."""
         self._on_death.append(callback)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str = "") -> "asyncio.Task[T]":
-        """Start a task of this process, whoever asks for it. A dead one never runs it."""
+        """Start a task of this process; any caller may ask. A dead process never runs it."""
         return asyncio.get_running_loop().create_task(coroutine, name=name or None, context=self._context())
 
     def adopt(self, task: "asyncio.Task[Any]") -> None:
@@ -102,7 +102,7 @@ class Process:
         parked, self.parked = self.parked, []
         loop = asyncio.get_running_loop()
         for handle in parked:
-            # A handle runs in its own context, whoever starts it.
+            # A handle runs in its own context, not in that of its caller.
             loop.call_soon(_Again(handle), context=self._context())
 
     def _context(self) -> Context:

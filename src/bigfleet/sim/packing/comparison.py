@@ -25,7 +25,7 @@ from bigfleet.sim.packing.values import (
     PackingSpread,
 )
 
-#: A machine of these types is paid for while it exists, and ends when nobody needs it.
+#: A machine of these types is paid for while it exists, and ends when it is not needed.
 _BY_THE_HOUR: Final = (CapacityType.ON_DEMAND, CapacityType.SPOT)
 
 

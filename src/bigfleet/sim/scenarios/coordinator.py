@@ -168,7 +168,7 @@ class Coordinator:
         """Return the replica's answer. Raises NotAnswered."""
         if self._replica is None:
             await self._clock.sleep(CALL_SECONDS)
-            raise NotAnswered(f"{address}: nobody listens")
+            raise NotAnswered(f"{address}: no process listens")
         try:
             return await self._replica.change(lambda term: term.report(report))
         except (NotTheLeader, NotLeader, StoreUnavailable, OutcomeUnknown) as fault:

@@ -137,7 +137,7 @@ class LocalDialer:
 
     @asynccontextmanager
     async def dial(self) -> AsyncIterator["LocalStream"]:
-        """Open a stream. Raises SessionEnded when nobody serves."""
+        """Open a stream. Raises SessionEnded when no shard serves."""
         shard = self._serving()
         if shard is None or shard.sessions.is_stopping:
             raise SessionEnded(EndKind.LOST, "no shard serves sessions now")

@@ -63,7 +63,7 @@ class Stock(_Section, frozen=True, kw_only=True):
     state: str = "speculative"
     #: Configured ones: their cluster; `each` gives every cluster so many.
     cluster: str = ""
-    #: Configured ones: the workload that they were bound for; empty is one that nobody remembers.
+    #: Configured ones: the workload that they were bound for; empty is an unknown one.
     workload: str = msgspec.field(name="for", default="")
     #: Of a workload of gangs: machines that each gang was given, in turn; 0 is as many as a gang has pods.
     per_gang: int = 0
@@ -246,7 +246,7 @@ class Measure(Enum):
     FENCED = "fenced"
     #: Machines that exactly one shard owns at the end.
     OWNED = "owned"
-    #: Reports that the coordinator took, and those that found nobody who did.
+    #: Reports that the coordinator took, and those that no replica took.
     REPORTS_TAKEN = "reports_taken"
     REPORTS_LOST = "reports_lost"
     #: Growth of the process's objects over the second half of the run, per cent.

@@ -28,7 +28,7 @@ class Stocked(NamedTuple):
     shape: str
     state: MachineState
     cluster: str
-    #: Workload and gang that it was bound for, None for one that nobody remembers.
+    #: Workload and gang that it was bound for, None for an unknown one.
     bound_for: tuple[str, int] | None
 
 

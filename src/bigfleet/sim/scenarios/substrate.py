@@ -2,7 +2,7 @@
 
 docs/spec/provider.md §16. A host that is booted into a cluster becomes a Ready node there; one that is drained, deleted
 or lost is a node no more. It is idempotent by operation, as the kit demands, and knows nothing of the kit's records. It
-must never make or lose a host that nobody asked it to.
+must never make or lose a host without a call.
 """
 
 import asyncio

@@ -207,7 +207,7 @@ class ClosedWorld:
             ended, stuck = await asyncio.wait(sessions, timeout=_STOP_SECONDS_MAX)
             await self.core.stop()
             if stuck:
-                raise RuntimeError(f"{len(stuck)} operators did not stop in {_STOP_SECONDS_MAX:g} s when told to")
+                raise RuntimeError(f"{len(stuck)} operators did not stop within {_STOP_SECONDS_MAX:g} s")
             for task in ended:
                 _raise_fault_of(task)
 

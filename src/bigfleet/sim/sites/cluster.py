@@ -2,7 +2,7 @@
 
 The pods are Kubernetes' and outlive the operator; their nodes are the machines that the provider has bound to the
 cluster. What a roll-up says in a faulty time is chosen by name (`LIES`); the real demand stands in `pods`. A cluster
-must never lie outside of its faults.
+must never report wrongly outside of its faults.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from bigfleet.sim.pods.waiting import WaitingPods, with_waiting
 from bigfleet.sim.sites.shard import ShardSite
 
 #: What a roll-up may say instead of the truth.
-LIES: Final = ("rollup-empty", "rollup-truncated", "rollup-stale", "rollup-replayed", "rollup-flapping")
+FAULTY_RESPONSES: Final = ("rollup-empty", "rollup-truncated", "rollup-stale", "rollup-replayed", "rollup-flapping")
 SESSION = SessionSettings(rollup_interval_seconds=10.0, rollup_gap_seconds=0.5)
 #: States of a machine whose node is in its cluster.
 _NODE_STATES: Final = (MachineState.CONFIGURED, MachineState.DRAINING)
@@ -69,7 +69,7 @@ class LyingCluster(SimulatedCluster):
         true = super().roll_up()
         waiting = self.waiting.reported()
         if any(self.waiting.is_given_up(pod) for pod in self.site.pods.waiting):
-            self.site.evidence.mark("a pod given up")
+            self.site.observations.mark("a pod given up")
         needs = with_waiting(true.needs, waiting.values())
         return self.site.reported(replace(true, needs=needs))
 
@@ -104,9 +104,9 @@ class LyingCluster(SimulatedCluster):
 
     async def bootstrap(self, request: BootstrapRequest) -> BootstrapResponse:
         """Answer, refuse or keep silent."""
-        if "bootstrap-refused" in self.site.lies:
+        if "bootstrap-refused" in self.site.faulty_responses:
             return BootstrapResponse(request_id=request.request_id, error="the join token could not be made")
-        if "bootstrap-silent" in self.site.lies:
+        if "bootstrap-silent" in self.site.faulty_responses:
             await asyncio.Event().wait()
         return await super().bootstrap(request)
 
@@ -122,7 +122,7 @@ class ClusterSite:
         shard: ShardSite,
         clock: Clock,
         make_rng: Callable[[str], Random],
-        evidence: Observations,
+        observations: Observations,
         on_event: Callable[[Event], None],
         hidden_cpu_milli: int = 0,
     ) -> None:
@@ -136,7 +136,7 @@ class ClusterSite:
             overhead={"cpu": hidden_cpu_milli},
         )
         self.templates: dict[str, Template] = {}
-        self.lies: set[str] = set()
+        self.faulty_responses: set[str] = set()
         self.process = Process(f"operator-{name}")
         self.process.kill()
         self.cluster: LyingCluster | None = None
@@ -147,7 +147,7 @@ class ClusterSite:
         self._clock = clock
         self._make_rng = make_rng
         self._rng = make_rng(f"cluster {name}")
-        self.evidence = evidence
+        self.observations = observations
         self._on_event = on_event
         self._earlier: list[RollUp] = []
 
@@ -182,7 +182,7 @@ class ClusterSite:
             settings=SESSION,
         )
         cluster.apply(add=self.pods.requests())
-        self.evidence.note("start", process.name, which.strip())
+        self.observations.note("start", process.name, which.strip())
         process.spawn(cluster.run(), name=process.name)
         return cluster
 
@@ -239,9 +239,9 @@ class ClusterSite:
 
     def reported(self, truth: RollUp) -> RollUp:
         """Return what is sent in the place of a true roll-up."""
-        lie = next((lie for lie in LIES if lie in self.lies), "")
+        fault = next((fault for fault in FAULTY_RESPONSES if fault in self.faulty_responses), "")
         self._earlier = [*self._earlier[-_STORED_MAX:], truth]
-        match lie:
+        match fault:
             case "rollup-empty":
                 return replace(truth, needs=())
             case "rollup-truncated":

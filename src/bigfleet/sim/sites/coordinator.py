@@ -53,12 +53,12 @@ class CoordinatorCallFailed(Exception):
 class WatchedReplica(Replica):
     """One replica's process."""
 
-    evidence: Observations
+    observations: Observations
     name: str
 
     async def _lead(self, term: Term) -> None:
-        self.evidence.note("leader", self.name, f"term {term.term}")
-        self.evidence.led(term.term)
+        self.observations.note("leader", self.name, f"term {term.term}")
+        self.observations.led(term.term)
         await super()._lead(term)
 
 
@@ -66,7 +66,7 @@ class CoordinatorSite:
     """One replica's place, and its process of the moment."""
 
     def __init__(
-        self, name: str, *, store: DurableEtcd, network: Network, clock: Clock, rng: Random, evidence: Observations
+        self, name: str, *, store: DurableEtcd, network: Network, clock: Clock, rng: Random, observations: Observations
     ) -> None:
         self.name = name
         self.process = Process(name)
@@ -77,7 +77,7 @@ class CoordinatorSite:
         self._network = network
         self._clock = clock
         self._rng = rng
-        self._evidence = evidence
+        self._observations = observations
         self._servicer: CoordinatorServicer | None = None
         self.replica: WatchedReplica | None = None
 
@@ -85,17 +85,17 @@ class CoordinatorSite:
         """Start a process, which knows nothing but what is written."""
         self.process = Process(self.name)
         self._servicer = self.replica = None
-        self._evidence.note("start", self.name)
+        self._observations.note("start", self.name)
         self.process.spawn(self._run(settings), name=self.name)
 
     async def _run(self, settings: CoordinatorSettings) -> None:
-        evidence = self._evidence
+        observations = self._observations
         wire = EtcdWire(
             self._store,
             network=self._network,
             caller=self.name,
             rng=self._rng,
-            on_lost=lambda: evidence.mark("a commit of unknown outcome"),
+            on_lost=lambda: observations.mark("a commit of unknown outcome"),
             loses_answers=lambda: self.loses_answers,
         )
         metrics = CoordinatorMetrics(CollectorRegistry())
@@ -103,16 +103,16 @@ class CoordinatorSite:
         store = EtcdStore(wire, prefix="/bigfleet", me=me, lease_ttl_seconds=LEASE_SECONDS, clock=self._clock)
         metered = MeteredStore(store, metrics, self._clock)
         replica = WatchedReplica(metered, clock=self._clock, settings=settings, metrics=metrics)
-        replica.evidence, replica.name = evidence, self.name
+        replica.observations, replica.name = observations, self.name
         self.replica = replica
         self._servicer = CoordinatorServicer(replica, self._clock)
         try:
             await replica.run()
         except Exception as error:
-            evidence.breach("S0", f"{self.name} ended by itself: {type(error).__name__}: {error}")
+            observations.breach("S0", f"{self.name} ended by itself: {type(error).__name__}: {error}")
 
     async def serve(self, method: str, content: bytes) -> "bytes | CoordinatorCallFailed":
-        """Answer one call, run in the replica's process; a status is an answer, which nobody may be left to hear."""
+        """Answer one call, run in the replica's process; a status is an answer, even if its caller has gone."""
         if self._servicer is None:
             return CoordinatorCallFailed("UNAVAILABLE", "the replica is starting")
         handler = getattr(self._servicer, method)
@@ -190,7 +190,7 @@ class RemoteCoordinators:
         """Return the answer of the replica at an address. Raises NotAnswered."""
         site = self._sites.get(address)
         if site is None:
-            raise NotAnswered(f"{address}: there is nobody")
+            raise NotAnswered(f"{address}: no replica is there")
         content = report_to_wire(report).SerializeToString(deterministic=True)
         if "report-twice" in self._faults and self._rng.random() < _TWICE_SHARE:
             self._send_again(site, content, self._rng.uniform(0.0, 20.0))
@@ -210,7 +210,7 @@ class RemoteCoordinators:
         return answer
 
     def _send_again(self, site: CoordinatorSite, content: bytes, delay_seconds: float) -> None:
-        """Let a report arrive once more, whatever becomes of its sender; nobody waits for the answer."""
+        """Let a report arrive once more, even if its sender has died; the answer is dropped."""
 
         async def late() -> None:
             await self._clock.sleep(delay_seconds)
@@ -221,7 +221,7 @@ class RemoteCoordinators:
 
 
 async def asked(sites: Sequence[CoordinatorSite], caller: str, method: str, request: Any) -> bytes | None:
-    """Return the leader's answer to an administrator's call; None when nobody leads, or it was refused."""
+    """Return the leader's answer to an administrator's call; None when there is no leader, or it was refused."""
     content = request.SerializeToString(deterministic=True)
     for site in sites:
         try:

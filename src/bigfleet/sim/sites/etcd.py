@@ -53,7 +53,7 @@ class DurableEtcd:
             await self._clock.sleep(_LOOK_SECONDS)
             now_seconds = self._clock.monotonic_seconds()
             for lease, (_ttl, until_seconds) in sorted(self._leases.items()):
-                # Nobody ends a lease while nobody leads; the next leader goes on from there.
+                # Leases do not end while there is no leader; the next leader goes on from there.
                 if now_seconds >= until_seconds and not self.is_down:
                     self._end(lease)
 

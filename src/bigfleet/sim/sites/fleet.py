@@ -1,6 +1,6 @@
 """Runs the shards of a world with their coordinator: replicas, store, links, and zones for shards.
 
-A network of its own lies between them, so that what nobody answers moves no draw of the others. The administrator goes
+They have a network of their own, so that a call without an answer moves no draw of the others. The administrator goes
 by the real calls, again and again until the tables say what is wanted. Nothing here may write a table or a disk.
 """
 
@@ -47,7 +47,7 @@ class ShardFleet:
         *,
         clock: Clock,
         make_rng: Callable[[str], Random],
-        evidence: Observations,
+        observations: Observations,
         on_event: Callable[[Event], None],
     ) -> None:
         self.plan = plan
@@ -58,13 +58,13 @@ class ShardFleet:
         #: What happens to reports and answers on their way, by the name of the fault.
         self.faults: set[str] = set()
         self._clock = clock
-        self._evidence = evidence
+        self._observations = observations
         self._on_event = on_event
         self._admin = Process(ADMIN)
         names = [shard_name(number) for number in range(plan.shards)]
         self.disks = {name: self._disk(name) for name in names} if plan.shards > 1 else {}
-        evidence.moves.ownerships = {name: disk.ownership for name, disk in self.disks.items()}
-        evidence.moves.cooldown_nanos = int(COOLDOWN_REPORT_CYCLES * plan.report_seconds * NANOS_PER_SECOND)
+        observations.moves.ownerships = {name: disk.ownership for name, disk in self.disks.items()}
+        observations.moves.cooldown_nanos = int(COOLDOWN_REPORT_CYCLES * plan.report_seconds * NANOS_PER_SECOND)
         rng = make_rng("store of the coordinator")
         self.replicas = [
             CoordinatorSite(
@@ -73,7 +73,7 @@ class ShardFleet:
                 network=self.network,
                 clock=clock,
                 rng=rng,
-                evidence=evidence,
+                observations=observations,
             )
             for number in range(plan.replicas)
         ]
@@ -86,7 +86,7 @@ class ShardFleet:
                 rng=make_rng(f"link {name}"),
                 faults=self.faults,
                 interval_seconds=plan.report_seconds,
-                evidence=evidence,
+                observations=observations,
                 is_aside=plan.coordinator == GONE,
             )
             for name in names
@@ -97,7 +97,7 @@ class ShardFleet:
         own = [zone_domain(zone) for zone, shard in self.wanted.items() if shard == name and self.plan.is_settled]
 
         def changed(before: OwnershipRecord, after: OwnershipRecord) -> None:
-            self._evidence.moves.ownerships[name] = after
+            self._observations.moves.ownerships[name] = after
             self._on_event(OwnershipChanged(name, before, after))
 
         return ShardDisk(
@@ -105,7 +105,7 @@ class ShardFleet:
             domains=own,
             clock=self._clock,
             on_change=changed,
-            on_full=lambda: self._evidence.mark("a shard's disk took nothing"),
+            on_full=lambda: self._observations.mark("a shard's disk took nothing"),
         )
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class ShardFleet:
         self._admin.spawn(self._administer(), name=ADMIN)
 
     def heal(self) -> None:
-        """End every fault; whoever is dead is started again."""
+        """End every fault and start dead processes again."""
         self.network.heal()
         self.faults.clear()
         self.store.is_down = self.store.misses_events = False

@@ -1,7 +1,7 @@
 """Runs a shard's real link in the world, watched, in the shard's process or beside it.
 
 docs/spec/coordinator.md §8. Beside it, it draws from streams of its own and runs after everything else of a moment, so
-that a run with a link that nobody answers can be held against a run without one. The watch notes what is sent and how
+that a run with a link without an answer can be compared with a run without a link. The watch notes what is sent and how
 it ends, and must never change either.
 """
 
@@ -31,11 +31,11 @@ class WatchedHandover:
     """A shard's side of instructions, watched; implements `bigfleet.link.inbox.Handler`."""
 
     def __init__(
-        self, handover: Handover, shard_id: ShardId, evidence: Observations, on_instruction: Callable[[], None]
+        self, handover: Handover, shard_id: ShardId, observations: Observations, on_instruction: Callable[[], None]
     ) -> None:
         self._handover = handover
         self._shard_id = shard_id
-        self._evidence = evidence
+        self._observations = observations
         self._on_instruction = on_instruction
 
     async def accept_term(self, term: int) -> None:
@@ -48,9 +48,9 @@ class WatchedHandover:
 
     async def carry_out(self, instruction: Instruction) -> HandoverDone:
         """Carry an instruction out."""
-        busy = self._evidence.moves.busy
+        busy = self._observations.moves.busy
         busy.add(self._shard_id)
-        self._evidence.note(
+        self._observations.note(
             "instruct", self._shard_id, f"{instruction.instruction_id} {_instruction_text(instruction)}"
         )
         self._on_instruction()
@@ -72,10 +72,10 @@ class ShardLink:
         rng: Random,
         faults: set[str],
         interval_seconds: float,
-        evidence: Observations,
+        observations: Observations,
         is_aside: bool,
     ) -> None:
-        """`sites` may all be empty places: then nobody ever answers."""
+        """`sites` may all be empty places: then no call is ever answered."""
         #: Called when an instruction is about to be carried out.
         self.on_instruction: Callable[[], None] = lambda: None
         self._shard_id = shard_id
@@ -84,7 +84,7 @@ class ShardLink:
         self._rng = rng
         self._faults = faults
         self._interval_seconds = interval_seconds
-        self._evidence = evidence
+        self._observations = observations
         self._is_aside = is_aside
 
     def spawn(self, shard: Shard, file: OwnershipFile, process: Process) -> None:
@@ -100,14 +100,14 @@ class ShardLink:
     def _reporter(self, shard: Shard, file: OwnershipFile) -> CoordinatorLink:
         ownership = shard.ownership
         assert ownership is not None, "a shard with a disk owns what it says"
-        evidence, shard_id = self._evidence, self._shard_id
-        handler = WatchedHandover(ownership.handover, shard_id, evidence, lambda: self.on_instruction())
+        observations, shard_id = self._observations, self._shard_id
+        handler = WatchedHandover(ownership.handover, shard_id, observations, lambda: self.on_instruction())
         counts = LinkCounts(shard.metrics, self._clock)
 
         def answered(instruction: Instruction, ack: Ack) -> None:
             counts.answered(instruction, ack)
-            evidence.note("ack", shard_id, f"{ack.instruction_id} {ack.outcome.value} {ack.reason[:60]}".rstrip())
-            evidence.mark(f"an instruction {ack.outcome.value}")
+            observations.note("ack", shard_id, f"{ack.instruction_id} {ack.outcome.value} {ack.reason[:60]}".rstrip())
+            observations.mark(f"an instruction {ack.outcome.value}")
 
         coordinators = RemoteCoordinators(
             shard_id=shard_id,
@@ -115,7 +115,7 @@ class ShardLink:
             clock=self._clock,
             rng=self._rng,
             faults=self._faults,
-            on_answer=lambda answer, is_old: evidence.answered(shard_id, answer, is_old=is_old),
+            on_answer=lambda answer, is_old: observations.answered(shard_id, answer, is_old=is_old),
         )
         return CoordinatorLink(
             shard_id=shard_id,

@@ -53,7 +53,7 @@ class ProviderSite:
         clock: Clock,
         ids: IdSource,
         rng: Random,
-        evidence: Observations,
+        observations: Observations,
         on_record: Callable[[CoreRecord | None, CoreRecord | None], None],
         on_mark: Callable[[Mark], None],
         on_host: HostListener,
@@ -66,7 +66,7 @@ class ProviderSite:
         self.process.kill()
         self.core: CapacityCore | None = None
         #: Faults of List, by name.
-        self.lies: set[str] = set()
+        self.faulty_responses: set[str] = set()
         #: Why the provider ended by itself.
         self.fault: BaseException | None = None
         self._cloud_world = cloud_world
@@ -75,7 +75,7 @@ class ProviderSite:
         self._clock = clock
         self._ids = ids
         self._rng = rng
-        self._evidence = evidence
+        self._observations = observations
         self._answers: list[bytes] = []
 
     def start(self, *, is_calm: bool = False) -> None:
@@ -83,7 +83,7 @@ class ProviderSite:
         assert not self.process.is_alive, "one process at a time holds the store"
         self.process = Process(PROVIDER)
         self.core = None
-        self._evidence.note("start", PROVIDER, "calm" if is_calm else "")
+        self._observations.note("start", PROVIDER, "calm" if is_calm else "")
         self.process.spawn(self._serve(is_calm=is_calm), name="provider")
 
     async def _serve(self, *, is_calm: bool) -> None:
@@ -123,7 +123,7 @@ class ProviderSite:
             await core.loaded()
         except Exception as error:  # a start that is refused ends the process, and the world reports why
             self.fault = error
-            self._evidence.breach("S0", f"the provider did not start: {type(error).__name__}: {error}")
+            self._observations.breach("S0", f"the provider did not start: {type(error).__name__}: {error}")
 
     def serving(self) -> CapacityCore:
         """Return the core. Raises Refused while none serves."""
@@ -132,17 +132,17 @@ class ProviderSite:
         return self.core
 
     async def listing(self, since: bytes) -> bytes:
-        """Return the bytes of an answer to List, with what lies make of it."""
+        """Return the bytes of an answer to List, changed by the faulty responses that are on."""
         joined = join_list(await self.serving().list((), 0, since))
         # The bytes of a map differ between processes, and with them their digests: here they are put in order.
         answer = provider_pb2.MachineList.FromString(joined).SerializeToString(deterministic=True)
         if since:
-            return self._without_cursor(answer) if "cursor-lost" in self.lies else answer
+            return self._without_cursor(answer) if "cursor-lost" in self.faulty_responses else answer
         self._answers = [*self._answers[-_STORED_MAX:], answer]
-        if "list-stale" in self.lies and self._rng.random() < 0.5:
-            self._evidence.mark("a stale List")
+        if "list-stale" in self.faulty_responses and self._rng.random() < 0.5:
+            self._observations.mark("a stale List")
             return self._rng.choice(self._answers)
-        if self.lies & {"list-partial", "records-mangled"}:
+        if self.faulty_responses & {"list-partial", "records-mangled"}:
             return self._bent(answer)
         return answer
 
@@ -154,24 +154,24 @@ class ProviderSite:
         machines = [machine_to_wire(record.machine, record.metadata) for record in self.store.records.values()]
         del message.machines[:]
         message.machines.extend(machines)
-        self._evidence.mark("a lost cursor")
+        self._observations.mark("a lost cursor")
         return message.SerializeToString(deterministic=True)
 
     def _bent(self, answer: bytes) -> bytes:
         message = provider_pb2.MachineList.FromString(answer)
-        if "list-partial" in self.lies and self._rng.random() < 0.5:
+        if "list-partial" in self.faulty_responses and self._rng.random() < 0.5:
             retained = [machine for machine in message.machines if self._rng.random() < 0.6]
             del message.machines[:]
             message.machines.extend(retained)
-            self._evidence.mark("a partial List")
-        if "records-mangled" in self.lies:
+            self._observations.mark("a partial List")
+        if "records-mangled" in self.faulty_responses:
             for machine in message.machines:
                 if self._rng.random() < 0.2:
                     self._mangle(machine)
         return message.SerializeToString(deterministic=True)
 
     def _mangle(self, machine: Any) -> None:
-        self._evidence.mark("a mangled record")
+        self._observations.mark("a mangled record")
         match self._rng.randrange(6):
             case 0:
                 machine.price_per_hour = float("nan")

@@ -51,27 +51,29 @@ from bigfleet.sim.sites.stores import DurableAudit
 class WatchedShard(ObservedShard):
     """One shard process."""
 
-    def __init__(self, *, number: int, on_event: Callable[[Event], None], evidence: Observations, **parts: Any) -> None:
+    def __init__(
+        self, *, number: int, on_event: Callable[[Event], None], observations: Observations, **parts: Any
+    ) -> None:
         """`number` counts the processes of the world; `parts` are those of any shard."""
         super().__init__(**parts, on_rollup=self._note_rollup)
-        self.number, self.on_event, self.evidence = number, on_event, evidence
+        self.number, self.on_event, self.observations = number, on_event, observations
 
     async def step(self, *, is_timer: bool = True) -> CycleReport:
         """Run one cycle, and report it."""
-        memory = self.evidence.memory(self)
+        memory = self.observations.memory(self)
         if is_timer:
             memory.reclaims.clear()
             memory.caps.clear()
         report = await super().step(is_timer=is_timer)
-        self.evidence.cycles += 1
+        self.observations.cycles += 1
         self.last_decision = report.decision or self.last_decision
         actions = tuple(new_actions(self, memory))
         for record in actions:
             if record.disposition in ("", Disposition.EXECUTE.value):
-                self.evidence.actions[record.kind_label] += 1
+                self.observations.actions[record.kind_label] += 1
                 if record.action.kind is ActionKind.RECLAIM and not record.is_redrive:
                     memory.reclaims[record.action.cluster] += 1
-            self.evidence.note(
+            self.observations.note(
                 "decided",
                 record.action.machine_id,
                 f"{record.kind_label} {record.action.cluster} {record.action.reason} {record.disposition}",
@@ -82,7 +84,7 @@ class WatchedShard(ObservedShard):
         return report
 
     def _note_caps(self, report: CycleReport) -> None:
-        memory = self.evidence.memory(self)
+        memory = self.observations.memory(self)
         if not memory.reclaims or report.decision is None or report.decision.basis is None:
             return
         machines = report.decision.basis.snapshot().machines.values()
@@ -94,7 +96,7 @@ class WatchedShard(ObservedShard):
     def _note_excess(self, report: CycleReport) -> None:
         if report.decision is None or report.decision.basis is None:
             return
-        memory, now_seconds = self.evidence.memory(self), report.decision.basis.options.now_seconds
+        memory, now_seconds = self.observations.memory(self), report.decision.basis.options.now_seconds
         excess = [each.machine_id for each in report.decision.actions if each.reason == "phase3.excess"]
         known = memory.excess_since_seconds
         memory.excess_since_seconds = {machine_id: known.get(machine_id, now_seconds) for machine_id in excess}
@@ -103,7 +105,7 @@ class WatchedShard(ObservedShard):
         """Note what became of one roll-up."""
         if outcome is RollUpOutcome.MISROUTED:
             return
-        memory = self.evidence.memory(self).clusters.setdefault(session.cluster, ClusterMemory())
+        memory = self.observations.memory(self).clusters.setdefault(session.cluster, ClusterMemory())
         rows = None
         if outcome in (RollUpOutcome.ACCEPTED, RollUpOutcome.HELD):
             rows = offer.needs()
@@ -113,13 +115,13 @@ class WatchedShard(ObservedShard):
             memory.suspicious_in_a_row = 0
         elif outcome is RollUpOutcome.HELD:
             memory.suspicious_in_a_row += 1
-            self.evidence.mark("a roll-up quarantined")
+            self.observations.mark("a roll-up quarantined")
         elif rows is not None:
             if memory.baseline is not None and has_collapsed(memory.baseline, rows):
-                self.evidence.mark("a quarantined roll-up believed")
+                self.observations.mark("a quarantined roll-up believed")
             memory.baseline, memory.suspicious_in_a_row = rows, 0
             memory.in_force = content_of(rows)
-        self.evidence.note("roll-up", session.cluster, f"{outcome.value} {'' if rows is None else len(rows)}")
+        self.observations.note("roll-up", session.cluster, f"{outcome.value} {'' if rows is None else len(rows)}")
         self.on_event(event)
 
     def is_held_until_restart(self) -> bool:
@@ -138,7 +140,7 @@ class ShardSite:
         provider: ProviderSite,
         clock: Clock,
         make_ids: Callable[[str], IdSource],
-        evidence: Observations,
+        observations: Observations,
         on_event: Callable[[Event], None],
         disk: ShardDisk | None = None,
         link: ShardLink | None = None,
@@ -156,7 +158,7 @@ class ShardSite:
         self._provider = provider
         self._clock = clock
         self._make_ids = make_ids
-        self._evidence = evidence
+        self._observations = observations
         self._on_event = on_event
         self._link = link
 
@@ -165,14 +167,14 @@ class ShardSite:
         file = None if self.disk is None else self.disk.open()
         self.epoch = self.epoch + 1 if self.disk is None else self.disk.epoch
         process = self.process = Process(self.name)
-        self._evidence.note("start", self.name, f"epoch {self.epoch}")
+        self._observations.note("start", self.name, f"epoch {self.epoch}")
         process.spawn(self._run(settings, self.epoch, file), name="shard")
 
     def lose_disk(self) -> None:
         """Kill the process, and put an empty disk in place of its own."""
         assert self.disk is not None, "a shard alone keeps its epoch outside of the world"
         self.process.kill()
-        self._evidence.moves.forget(self.name)
+        self._observations.moves.forget(self.name)
         self.disk.lose()
 
     def owns(self, machine: Machine, assigned_shard: str) -> bool:
@@ -189,7 +191,7 @@ class ShardSite:
             record = msgspec.json.decode(line, type=AuditRecord)
             self._on_event(Audited(shard, record))
             if record.token_sequence:
-                self._evidence.memory(shard).audited[record.token_sequence] += 1
+                self._observations.memory(shard).audited[record.token_sequence] += 1
 
         def on_call(method: str, machine_id: str, token: FenceToken, answer: str) -> None:
             self._called(shard, ObservedCall(shard, method, machine_id, token.epoch, token.sequence), answer)
@@ -211,7 +213,7 @@ class ShardSite:
             ownership_file=file,
             number=epoch,
             on_event=self._on_event,
-            evidence=self._evidence,
+            observations=self._observations,
         )
         self.shard = shard
         process.add_death_callback(lambda: self._died(shard))
@@ -223,20 +225,22 @@ class ShardSite:
             cause = error
             while isinstance(cause, ExceptionGroup):
                 cause = cause.exceptions[0]
-            self._evidence.breach("S0", f"the shard of epoch {epoch} ended by itself: {type(cause).__name__}: {cause}")
+            self._observations.breach(
+                "S0", f"the shard of epoch {epoch} ended by itself: {type(cause).__name__}: {cause}"
+            )
 
     def _died(self, shard: WatchedShard) -> None:
-        called = self._evidence.memory(shard).called
+        called = self._observations.memory(shard).called
         self._on_event(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
-        self._evidence.moves.busy.discard(self.name)
+        self._observations.moves.busy.discard(self.name)
 
     def _called(self, shard: WatchedShard, call: ObservedCall, answer: str) -> None:
         name = f"{call.method} {call.epoch}/{call.sequence} {answer}".rstrip()
-        self._evidence.note("call", call.machine_id, name)
-        memory = self._evidence.memory(shard)
+        self._observations.note("call", call.machine_id, name)
+        memory = self._observations.memory(shard)
         if answer:
             memory.open_calls.discard(call.sequence)
-            self._evidence.mark(f"a call answered {answer}")
+            self._observations.mark(f"a call answered {answer}")
             return
         self._on_event(Called(call))
         memory.calls[call.sequence] = call

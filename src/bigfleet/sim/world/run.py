@@ -72,17 +72,17 @@ async def _live(world: World) -> None:
     for task in (*tasks, *world.faults_running):
         task.cancel()
     await asyncio.gather(*tasks, *world.faults_running, return_exceptions=True)
-    if world.evidence.violations:
+    if world.observations.violations:
         return
     await _heal(world)
     is_at_rest = await liveness.come_to_rest(world)
-    if world.evidence.violations:
+    if world.observations.violations:
         return
     await _last_words(world, is_at_rest)
 
 
 async def _safety_phase(world: World) -> None:
-    while world.clock.monotonic_seconds() < world.plan.safety_seconds and not world.evidence.violations:
+    while world.clock.monotonic_seconds() < world.plan.safety_seconds and not world.observations.violations:
         await world.clock.sleep(SAMPLE_SECONDS)
         world.sample()
 
@@ -95,21 +95,21 @@ async def _change_demand(world: World) -> None:
         site, kind = world.clusters[number], rng.choice(world.plan.clusters[number])
         wanted = 0 if kind.is_gang and rng.random() < 0.5 else rng.randint(0, max(1, 2 * kind.count))
         wanted = kind.count if kind.is_gang and wanted else wanted
-        world.evidence.note("demand", site.name, f"{kind.name} {site.count(kind.name)} to {wanted}")
+        world.observations.note("demand", site.name, f"{kind.name} {site.count(kind.name)} to {wanted}")
         site.resize(kind.name, wanted)
 
 
 async def _heal(world: World) -> None:
-    """End every fault; whoever is dead or silent by a person's word is started again."""
-    world.evidence.note("heal", "world")
+    """End every fault and start what is dead or was silenced by the plan."""
+    world.observations.note("heal", "world")
     world.healed_unix_nanos = world.clock.unix_nanos()
     world.network.heal()
-    world.provider.lies.clear()
+    world.provider.faulty_responses.clear()
     world.provider.store.is_down = False
     for zombie in world.zombies:
         zombie.kill()
     for site in world.clusters:
-        site.lies.clear()
+        site.faulty_responses.clear()
         site.stop_twin()
         site.process.dies_at_step = None
         site.process.resume()
@@ -131,31 +131,31 @@ async def _heal(world: World) -> None:
 
 
 async def _last_words(world: World, is_at_rest: bool) -> None:
-    evidence = world.evidence
+    observations = world.observations
     if is_at_rest:
-        before, recovered = Counter(evidence.actions), evidence.reached["a failed machine recovered"]
-        before[ActionKind.RECLAIM.label] -= len(evidence.stranded)
+        before, recovered = Counter(observations.actions), observations.reached["a failed machine recovered"]
+        before[ActionKind.RECLAIM.label] -= len(observations.stranded)
         await world.clock.sleep(liveness.QUIET_SECONDS)
         # A machine that comes back is supply that changes.
-        if recovered == evidence.reached["a failed machine recovered"]:
-            after = Counter(evidence.actions)
-            after[ActionKind.RECLAIM.label] -= len(evidence.stranded)
+        if recovered == observations.reached["a failed machine recovered"]:
+            after = Counter(observations.actions)
+            after[ActionKind.RECLAIM.label] -= len(observations.stranded)
             after.subtract(before)
             for kind, count in (+after).items():
-                evidence.breach("L2", f"{count} {kind} after the world had come to rest")
-            evidence.checks["L2"] += 1
+                observations.breach("L2", f"{count} {kind} after the world had come to rest")
+            observations.checks["L2"] += 1
     found = False
     for name, text in liveness.last_words(world):
-        evidence.breach(name, text)
+        observations.breach(name, text)
         found = True
     for name in ("L1", "L3", "L4", "L5", "L6", "L7", "L8"):
-        evidence.checks[name] += 1
+        observations.checks[name] += 1
     decided = [entry for entry in world.journal.entries if entry.kind == "decided"]
     acted_seconds = decided[-1].at_nanos / NANOS_PER_SECOND if decided else 0.0
     is_acting = world.clock.monotonic_seconds() - acted_seconds < liveness.REST_SECONDS
     if not is_at_rest and (is_acting or not found):
         recent = [entry.line for entry in decided[-3:]]
-        evidence.breach("L2", f"the world did not come to rest: {liveness.unrest(world)}; last decided {recent}")
+        observations.breach("L2", f"the world did not come to rest: {liveness.unrest(world)}; last decided {recent}")
 
 
 def _template(cluster: str, kind: KindPlan) -> Template:
@@ -204,27 +204,27 @@ def _run(plan: WorldPlan) -> WorldResult:
         worlds.append(world)
         await _live(world)
         for fault in loop.faults:
-            world.evidence.breach("S0", f"a task ended by {type(fault).__name__}: {fault}")
-        evidence = world.evidence
+            world.observations.breach("S0", f"a task ended by {type(fault).__name__}: {fault}")
+        observations = world.observations
         world.journal.is_closed = True
         return WorldResult(
             plan=plan,
-            violations=tuple(evidence.violations),
+            violations=tuple(observations.violations),
             trace_hash=world.journal.hash,
             journal=world.journal,
             samples=tuple(world.samples),
             simulated_seconds=loop.time(),
             steps=loop.steps,
-            cycles=evidence.cycles,
-            faults=evidence.faults,
-            reached=evidence.reached,
-            actions=evidence.actions,
-            checks=evidence.checks,
+            cycles=observations.cycles,
+            faults=observations.faults,
+            reached=observations.reached,
+            actions=observations.actions,
+            checks=observations.checks,
         )
 
     def watch(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
         if event.get("exc_info") and worlds:
-            worlds[-1].evidence.unexpected.append(_event_text(event))
+            worlds[-1].observations.unexpected.append(_event_text(event))
         raise structlog.DropEvent
 
     before = structlog.get_config()

@@ -45,7 +45,7 @@ class World:
         self.loop = loop
         self.clock = KernelClock(loop)
         self.journal = Journal()
-        self.evidence = Observations(self.journal, lambda: loop.now_nanos)
+        self.observations = Observations(self.journal, lambda: loop.now_nanos)
         self.rng = streams.of("faults")
         self.network = Network(self.clock, streams.of("network"))
         self.demand_rng = streams.of("workload")
@@ -66,16 +66,16 @@ class World:
             clock=self.clock,
             ids=streams.ids("provider"),
             rng=streams.of("provider"),
-            evidence=self.evidence,
+            observations=self.observations,
             on_record=self._recorded,
             on_mark=self._marked,
             on_host=self._hosted,
         )
         fixed = {offer.slot.id for offer in self.provider.offers if offer.slot.fixed}
-        self.evidence.fixed.update(fixed)
-        self.evidence.records = self.provider.store.records
+        self.observations.fixed.update(fixed)
+        self.observations.records = self.provider.store.records
         self.fleet = ShardFleet(
-            plan, clock=self.clock, make_rng=streams.of, evidence=self.evidence, on_event=self.observe
+            plan, clock=self.clock, make_rng=streams.of, observations=self.observations, on_event=self.observe
         )
         names = [shard_name(number) for number in range(plan.shards)]
         self.shards = [
@@ -85,7 +85,7 @@ class World:
                 provider=self.provider,
                 clock=self.clock,
                 make_ids=streams.ids,
-                evidence=self.evidence,
+                observations=self.observations,
                 on_event=self.observe,
                 disk=self.fleet.disks.get(name),
                 link=self.fleet.links.get(name),
@@ -99,7 +99,7 @@ class World:
                 shard=self.shards[plan.home(number)],
                 clock=self.clock,
                 make_rng=streams.of,
-                evidence=self.evidence,
+                observations=self.observations,
                 on_event=self.observe,
                 hidden_cpu_milli=plan.hidden_cpu_milli,
             )
@@ -110,33 +110,35 @@ class World:
 
     def observe(self, event: Event) -> None:
         """Hold an event against every invariant that looks at its kind."""
-        evidence = self.evidence
-        marks.observe(event, evidence)
+        observations = self.observations
+        marks.observe(event, observations)
         for name, _event, check in self._invariants.get(type(event), ()):
-            evidence.checks[name] += 1
-            for text in check(event, evidence):
-                evidence.breach(name, text)
+            observations.checks[name] += 1
+            for text in check(event, observations):
+                observations.breach(name, text)
         if isinstance(event, OwnershipChanged):
-            remember(event, evidence)
+            remember(event, observations)
 
     def _recorded(self, before: Record | None, after: Record | None) -> None:
         known = after or before
         assert known is not None, "a change is about a machine"
-        self.evidence.machines.add(known.id)
+        self.observations.machines.add(known.id)
         if before is None or after is None or before.state is not after.state:
             state = after.state.label if after is not None else "gone"
-            self.evidence.note("state", known.id, f"{state} {known.machine.cluster} {known.machine.last_error[:60]}")
+            self.observations.note(
+                "state", known.id, f"{state} {known.machine.cluster} {known.machine.last_error[:60]}"
+            )
         for site in self.clusters:
             site.follow(before, after)
         self.observe(Committed(before, after))
 
     def _marked(self, mark: Mark) -> None:
         key = (mark.machine_id, mark.shard_id)
-        self.observe(Marked(mark, self.evidence.marks.get(key)))
-        self.evidence.marks[key] = mark
+        self.observe(Marked(mark, self.observations.marks.get(key)))
+        self.observations.marks[key] = mark
 
     def _hosted(self, machine_id: str, before: SimulatedHost | None, after: SimulatedHost | None) -> None:
-        self.observe(Hosted(machine_id, before, after, machine_id in self.evidence.fixed, self.clock.unix_nanos()))
+        self.observe(Hosted(machine_id, before, after, machine_id in self.observations.fixed, self.clock.unix_nanos()))
 
     def sample(self) -> None:
         """Note how the world is, for the timeline; gangs that are stuck start over."""
@@ -145,5 +147,5 @@ class World:
         machines = Counter(record.state.label for record in self.provider.store.records.values())
         decisions = [site.shard.last_decision for site in self.shards if site.shard is not None]
         short = sum(bool(row.unresolved) for decision in decisions if decision is not None for row in decision.rows)
-        actions = sum(self.evidence.actions.values())
+        actions = sum(self.observations.actions.values())
         self.samples.append(Sample(self.clock.monotonic_seconds(), dict(sorted(machines.items())), short, actions))

@@ -15,7 +15,7 @@ from bigfleet.demo.kubernetes.control_plane import ControlPlane
 from bigfleet.demo.kubernetes.fake_node import FakeNode
 from bigfleet.demo.kubernetes.kubelet import FakeKubelet, KubeletSettings
 from bigfleet.demo.kubernetes.machine_nodes import follow_machines, nodes_of
-from bigfleet.demo.kubernetes.workloads import DEPLOYMENTS, NAMESPACE, Manifest
+from bigfleet.demo.kubernetes.workloads import DEPLOYMENTS, NAMESPACE, WorkloadManifest
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.machine import Machine
@@ -107,7 +107,7 @@ class DemoPlane:
 
     # ---- workloads ----------------------------------------------------------------------------------------------
 
-    async def create(self, manifests: Sequence[Manifest[KubernetesObject]]) -> None:
+    async def create(self, manifests: Sequence[WorkloadManifest[KubernetesObject]]) -> None:
         """Create objects in order. Raises ApiError when the API server refuses one for good."""
         assert self._api is not None, "prepare comes first"
         for manifest in manifests:

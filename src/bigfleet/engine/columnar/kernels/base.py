@@ -25,7 +25,7 @@ from bigfleet.engine.columnar.arrays import (
 )
 
 _CONFIG: Final[Any] = numba.config
-#: Compiled code leaves the interpreter to others while it runs. It is kept between processes only where the process
+#: Compiled code leaves the interpreter to others while it runs. It is cached between processes only where the process
 #: named a directory (`bigfleet.cli.runtime.kernel_cache`): beside its source it would outlive a change of what it takes
 #: in.
 SETTINGS: Final[dict[str, Any]] = {"cache": bool(_CONFIG.CACHE_DIR), "nogil": True}

@@ -130,7 +130,7 @@ def credit_same(fleet, bound, rows, listings, gangs, memo, work, scratch, replay
 
 @inlined
 def keep(fleet, rows, gangs, memo, work, scratch, replay, row, place):
-    """Let a kept gang choose among today's free machines; False when that would credit it otherwise.
+    """Let an unchanged gang choose among today's free machines; False when that would credit it otherwise.
 
     Another choice changes nothing for other rows of the cluster when the gang was credited with nothing and is with
     nothing now.

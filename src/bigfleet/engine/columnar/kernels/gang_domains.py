@@ -1,6 +1,6 @@
 """Chooses a gang's domain by what a cluster has and what is free, in integers (docs/spec/aggregates.md §5.3).
 
-Sums are gathered once per gang; those of a gang whose choice free machines have a say in are kept, so that a later
+Sums are gathered once per gang; those of a gang whose choice free machines have a say in are stored, so that a later
 decision can choose again without gathering. Nothing here may compare coverages in floating point.
 """
 
@@ -162,7 +162,7 @@ def keep_memo(memo, scratch, row, touched):
 
 @inlined
 def recall(memo, scratch, replay, row, base, last, is_compared):
-    """Put what was kept for the row where it was gathered; returns how many domains it touches.
+    """Put what was stored for the row where it was gathered; returns how many domains it touches.
 
     With `is_compared` only the last choice and the domains that differ.
     """
@@ -283,7 +283,7 @@ def choose(fleet, rows, gangs, work, scratch, row, touched):
 
 @inlined
 def choose_again(fleet, rows, gangs, memo, work, scratch, replay, row):
-    """Return the domain that a kept gang chooses among today's free machines.
+    """Return the domain that an unchanged gang chooses among today's free machines.
 
     The last choice won over all that it was compared with, and what does not differ compares as it did: where the last
     choice does not differ itself, it can lose to domains that do and to no others.

@@ -172,7 +172,7 @@ def list_reclaimed(taken, clusters, excess_start, excess_stop, excess, machines)
 
 @kernel(INT(I4_T, U1_T, I4_T, F8_T, F8_T, numba.float64, I4_T))
 def list_over(idle, status, offer, hold_of_offer, idle_since, now, machines):
-    """List the Idle machines that nobody claimed and whose hold is over; returns how many these are (§7).
+    """List the Idle machines that no row claimed and whose hold is over; returns how many these are (§7).
 
     An offer that is never released has an infinite hold; no stamp, which is NaN, compares as false.
     """

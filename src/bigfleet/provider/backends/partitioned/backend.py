@@ -317,7 +317,7 @@ class PartitionedBackend:
         machine_by_instance = {
             lease.carved.instance: machine_id for machine_id, lease in self._leases.items() if lease.carved is not None
         }
-        # First, because an instance that nobody knew of takes the room of slots.
+        # First, because an unknown instance takes the room of slots.
         hosts = [self._existing(seen, machine_by_instance.get(seen.instance)) for seen in standing]
         self._is_first_inventory = False
         facts: list[Slot] = [fact for fact in hosts if fact is not None]
@@ -406,7 +406,7 @@ class PartitionedBackend:
     # ---- calls ---------------------------------------------------------------------------------------------------
 
     def carved(self, machine: MachineView) -> Carved:
-        """Return where a machine stands. Raises LookupError when nobody knows."""
+        """Return where a machine stands. Raises LookupError when it is unknown."""
         lease = self._leases.get(machine.id)
         carved = lease.carved if lease is not None else None
         carved = carved or self._carved_of(machine)

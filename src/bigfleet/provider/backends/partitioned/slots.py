@@ -22,14 +22,14 @@ def split_id(machine_id: str) -> tuple[str, int] | None:
 
 
 class SlotNumbers:
-    """The numbers of one line. A number is on offer, in use, withheld, or nobody's."""
+    """The numbers of one line. A number is on offer, in use, withheld, or free."""
 
     def __init__(self) -> None:
         self._offered: list[int] = []
         self._used: set[int] = set()
         #: On their way out: not on offer, and not to be given again yet.
         self._withheld: set[int] = set()
-        #: Below `_top`; all and only the numbers that are nobody's, besides stale entries that `_is_free` skips.
+        #: Below `_top`; all and only the free numbers, besides stale entries that `_is_free` skips.
         self._gaps: list[int] = []
         self._top = 0
 
@@ -77,7 +77,7 @@ class SlotNumbers:
         self._used.add(number)
 
     def forget(self, number: int) -> None:
-        """Make a number nobody's."""
+        """Free a number."""
         if number < self._top and not self._is_free(number):
             self._unoffer(number)
             self._used.discard(number)
@@ -89,7 +89,7 @@ class SlotNumbers:
             del self._offered[bisect_left(self._offered, number)]
 
     def offer_lowest(self) -> int:
-        """Put the lowest number that is nobody's on offer and return it."""
+        """Put the lowest free number on offer and return it."""
         while self._gaps:
             number = heapq.heappop(self._gaps)
             if self._is_free(number):

@@ -414,7 +414,7 @@ class SimulatedCloud:
         return [Warning(at, machine_id, host.number, kind) for at, kind in times if at is not None]
 
     def pending(self, warning: Warning) -> SimulatedHost | None:
-        """Return the host of a warning if it is still that one and nobody deletes it."""
+        """Return the host of a warning if it is still that one and is not being deleted."""
         entry = self._entries.get(warning.machine_id)
         host = entry.host if entry is not None else None
         return host if host is not None and host.number == warning.host_number and not host.deleted_by else None

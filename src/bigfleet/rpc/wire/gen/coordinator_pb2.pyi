@@ -679,7 +679,7 @@ class Ownership(_message.Message):
         BASE_ALL: Ownership._Base.ValueType  # 1
         """Everything that the provider lists."""
         BASE_DOMAINS: Ownership._Base.ValueType  # 2
-        """What lies in the domains."""
+        """Machines in the domains."""
 
     class Base(_Base, metaclass=_BaseEnumTypeWrapper):
         """What is owned before the exceptions below."""
@@ -688,7 +688,7 @@ class Ownership(_message.Message):
     BASE_ALL: Ownership.Base.ValueType  # 1
     """Everything that the provider lists."""
     BASE_DOMAINS: Ownership.Base.ValueType  # 2
-    """What lies in the domains."""
+    """Machines in the domains."""
 
     BASE_FIELD_NUMBER: _builtins.int
     DOMAINS_FIELD_NUMBER: _builtins.int
@@ -819,7 +819,7 @@ Global___Release: _TypeAlias = Release  # noqa: Y015
 
 @_typing.final
 class Reservation(_message.Message):
-    """(ours) A machine that is kept for another shard."""
+    """(ours) A machine that is reserved for another shard."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -590,7 +590,7 @@ class NodeStatus(_message.Message):
     ready: _builtins.bool
     """The node's condition Ready is True."""
     observed_unix_nanos: _builtins.int
-    """One older than the last kept is ignored."""
+    """One older than the last stored is ignored."""
     pods: _builtins.int
     """How many pods are on the node."""
     @_builtins.property

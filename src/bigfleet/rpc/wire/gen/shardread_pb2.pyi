@@ -882,7 +882,7 @@ class SessionView(_message.Message):
     since_unix_nanos: _builtins.int
     """In this state, or away in all; 0: not known."""
     last_rollup_unix_nanos: _builtins.int
-    """When its last roll-up arrived, whatever became of it; 0: none since the process started."""
+    """When its last roll-up arrived, accepted or not; 0: none since the process started."""
     rows: _builtins.int
     """Of demand in force."""
     rollup_held: _builtins.bool

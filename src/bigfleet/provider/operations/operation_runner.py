@@ -1,8 +1,8 @@
 """Runs accepted operations: waits for a dispatch slot, calls the backend with retries, checks readiness, settles.
 
 docs/spec/provider.md §6, §7, §15. Started by `bigfleet.provider.kit.core` after the commit of an acceptance. An
-operation ends in exactly one verdict, in time, whatever the backend does. A result that comes after its verdict must
-never change a record.
+operation ends in exactly one verdict, in time, with any behaviour of the backend. A result that comes after its verdict
+must never change a record.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from bigfleet.provider.records.refusal import StoreDown
 from bigfleet.provider.records.validate import host_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
 
-_log = structlog.get_logger("bigfleet.provider.operations.driver")
+_log = structlog.get_logger("bigfleet.provider.operations.operation_runner")
 
 _RETRY_SECONDS_MIN = 1.0
 _RETRY_SECONDS_MAX = 30.0
@@ -65,14 +65,14 @@ class _Job:
     seconds: float
 
 
-class OperationDriver:
+class OperationRunner:
     """The operations in the background."""
 
     def __init__(
         self,
         *,
         ledger: Ledger,
-        author: BackendAdapter,
+        adapter: BackendAdapter,
         clock: Clock,
         rng: Rng,
         metrics: ProviderMetrics,
@@ -80,7 +80,7 @@ class OperationDriver:
         transition_timeout_seconds: float | None,
     ) -> None:
         self._ledger = ledger
-        self._author = author
+        self._adapter = adapter
         self._admissions = admissions
         self._clock = clock
         self._rng = rng
@@ -88,7 +88,7 @@ class OperationDriver:
         self._timeout_seconds = transition_timeout_seconds
         #: Every kind's way to the backend.
         self.dispatch = {
-            kind: Dispatch(author.lane(kind), clock, metrics.breaker_state.labels(kind.value).set) for kind in Kind
+            kind: Dispatch(adapter.lane(kind), clock, metrics.breaker_state.labels(kind.value).set) for kind in Kind
         }
         #: Places that are given back once no call of the machine runs any more, abandoned ones included.
         self._owed_places: dict[str, list[Kind]] = {}
@@ -105,11 +105,11 @@ class OperationDriver:
         return machine_id in self._flows or self._is_running(machine_id)
 
     def _is_running(self, machine_id: str) -> bool:
-        return self._abandoned[machine_id] > 0 or self._author.has_stray(machine_id)
+        return self._abandoned[machine_id] > 0 or self._adapter.has_stray(machine_id)
 
     def base_seconds(self, kind: Kind) -> float:
         """Return T of a kind."""
-        return self._timeout_seconds or self._author.limits(kind).timeout_seconds
+        return self._timeout_seconds or self._adapter.limits(kind).timeout_seconds
 
     def start(self, record: Record, blob: bytes = b"", *, is_checker_only: bool = False) -> None:
         """Begin to drive the operation of a record that was committed in its transitional state."""
@@ -275,7 +275,7 @@ class OperationDriver:
         return self._rng.uniform(0.0, min(_RETRY_SECONDS_MAX, _RETRY_SECONDS_MIN * 2**doublings))
 
     async def _call_backend(self, job: _Job, op: Op) -> Any:
-        backend, machine, call = self._author.backend, job.machine, self._author.call
+        backend, machine, call = self._adapter.backend, job.machine, self._adapter.call
 
         def late(result: object) -> None:
             self._do(self._handle_late(job, op, result))
@@ -289,13 +289,13 @@ class OperationDriver:
                 grace_seconds = job.operation.grace_seconds
                 return await call(backend.drain, machine, grace_seconds, op, on_late=late, kind=op.kind)
             case Kind.DELETE:
-                assert self._author.deletes is not None, "step 5 refuses Delete without a delete"
-                return await call(self._author.deletes.delete, machine, op, on_late=late, kind=op.kind)
+                assert self._adapter.deletes is not None, "step 5 refuses Delete without a delete"
+                return await call(self._adapter.deletes.delete, machine, op, on_late=late, kind=op.kind)
 
     # ---- readiness -----------------------------------------------------------------------------------------------
 
     async def _await_readiness(self, job: _Job, op: Op, done: OperationDone) -> Verdict:
-        readiness = self._author.readiness
+        readiness = self._adapter.readiness
         if isinstance(readiness, ConfigureWaits):
             return done
         started_seconds = self._clock.monotonic_seconds()
@@ -312,7 +312,7 @@ class OperationDriver:
     async def _until_ready(self, readiness: Ready, job: _Job, op: Op) -> None:
         while True:
             try:
-                answer = await self._author.call(
+                answer = await self._adapter.call(
                     readiness.ready, job.machine, job.machine.cluster, op, on_late=lambda _answer: None
                 )
             except Transient:
@@ -351,7 +351,7 @@ class OperationDriver:
                 if fault is not None:
                     verdict = Failed(ErrorCode.BACKEND, f"create returned a bad host: {fault.text}")
             if isinstance(verdict, OperationDone):
-                settled, outcome = completed(record, verdict.result, self._author.provider, now), "ok"
+                settled, outcome = completed(record, verdict.result, self._adapter.provider, now), "ok"
             else:
                 secrets = (job.blob.decode("utf-8", "replace"),)
                 settled = failed(
@@ -434,15 +434,15 @@ class OperationDriver:
         )
 
     async def _compensate(self, job: _Job, op: Op, host: Host | None) -> bool:
-        author = self._author
+        adapter = self._adapter
         record = self._ledger.view.get(job.machine.id)
         machine = job.machine if record is None else record.machine
-        if author.compensates is not None:
-            call = author.call(
-                author.compensates.compensate, machine, LateResult(op=op, host=host), on_late=lambda _result: None
+        if adapter.compensates is not None:
+            call = adapter.call(
+                adapter.compensates.compensate, machine, LateResult(op=op, host=host), on_late=lambda _result: None
             )
-        elif host is not None and author.deletes is not None and machine.host.ref != host.ref:
-            call = author.call(author.deletes.delete, machine, op, on_late=lambda _result: None)
+        elif host is not None and adapter.deletes is not None and machine.host.ref != host.ref:
+            call = adapter.call(adapter.deletes.delete, machine, op, on_late=lambda _result: None)
         else:
             return False
         await within(call, self.base_seconds(op.kind), self.watch_abandoned(job.machine.id))
@@ -450,7 +450,7 @@ class OperationDriver:
 
 
 def _may_retry(state: tenacity.RetryCallState) -> bool:
-    """Say whether an attempt may be repeated: its error is transient, and nobody gave the operation up meanwhile."""
+    """Say whether an attempt may be repeated: its error is transient, and the operation was not abandoned meanwhile."""
     task = asyncio.current_task()
     is_transient = state.outcome is not None and isinstance(state.outcome.exception(), Transient)
     return is_transient and (task is None or not task.cancelling())

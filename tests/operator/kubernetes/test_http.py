@@ -211,6 +211,7 @@ async def test_a_status_becomes_an_error(server: ApiServer, api: HttpKubernetesA
         ({"Retry_After": "7"}, {}, 7.0),
         ({}, {"details": {"retryAfterSeconds": 3}}, 3.0),
         ({"Retry_After": "7"}, {"details": {"retryAfterSeconds": 3}}, 7.0),
+        ({"Retry_After": "9" * 400}, {}, 600.0),
         ({"Retry_After": "Wed, 21 Oct 2026 07:28:00 GMT"}, {}, None),
     ],
 )

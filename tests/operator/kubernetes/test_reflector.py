@@ -270,7 +270,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_end(e
         async def end_all() -> None:
             while True:
                 world.api.end_watches(end)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
 
         ending = asyncio.create_task(end_all())
         await asyncio.sleep(600)

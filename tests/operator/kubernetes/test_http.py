@@ -20,7 +20,7 @@ from bigfleet.operator.kubernetes.api import SILENT, ApiError, EventType, Kubern
 from bigfleet.operator.kubernetes.credentials import Credential, CredentialError, FileContent, InlineContent
 from bigfleet.operator.kubernetes.credentials import StoredCredentials as Stored
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
-from bigfleet.operator.kubernetes.http import HttpKubernetesApi
+from bigfleet.operator.kubernetes.http import HttpKubernetesApi, probing_socket
 from bigfleet.operator.kubernetes.reflector import Reflector, ReflectorSettings
 from bigfleet.operator.kubernetes.resources import (
     CAPACITY_REQUESTS,
@@ -211,6 +211,7 @@ async def test_a_status_becomes_an_error(server: ApiServer, api: HttpKubernetesA
         ({"Retry_After": "7"}, {}, 7.0),
         ({}, {"details": {"retryAfterSeconds": 3}}, 3.0),
         ({"Retry_After": "7"}, {"details": {"retryAfterSeconds": 3}}, 7.0),
+        ({"Retry_After": "9" * 400}, {}, 600.0),
         ({"Retry_After": "Wed, 21 Oct 2026 07:28:00 GMT"}, {}, None),
     ],
 )
@@ -636,6 +637,16 @@ async def test_no_more_connections_are_open_than_allowed(server: ApiServer) -> N
     async with client(server, connections_max=2) as api:
         await asyncio.gather(*(api.get(NODES, "n1") for _ in range(10)))
     assert (len(server.seen), under_way_max) == (10, 2)
+
+
+def test_a_peer_that_is_gone_is_looked_for() -> None:
+    with probing_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        probes = [
+            made.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        ]
+    assert probes == [15, 5, 3]
 
 
 async def test_requests_wait_for_their_turn(server: ApiServer) -> None:

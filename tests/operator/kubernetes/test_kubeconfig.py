@@ -1,16 +1,23 @@
 """Which API server and which credentials a process finds, and what it says when it finds none."""
 
 import base64
+import copy
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bigfleet.operator.kubernetes.credentials import Credential
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.kubeconfig import KubeconfigError, load_endpoint
 from bigfleet.sim.kernel.virtual_time import LoopClock
+
+PASSWORDS = "API servers have refused passwords since Kubernetes 1.19; use a token or a client certificate"
 
 
 def encoded(text: str) -> str:
@@ -243,6 +250,7 @@ def test_a_file_that_is_no_kubeconfig_is_refused(file: Path, text: str, message:
             {"server": "https://api:port"},
             "server: 'https://api:port' is no URL of a server; write one such as https://10.0.0.1:6443",
         ),
+        ({"server": "https://me:secret@api"}, f"server: holds a user name; {PASSWORDS}"),
         ({"certificate-authority-data": "%"}, "certificate-authority-data: is not base64; copy it again"),
         (
             {"certificate-authority-data": encoded("x"), "insecure-skip-tls-verify": True},
@@ -263,7 +271,6 @@ def test_a_cluster_with_a_fault_is_refused(file: Path, cluster: dict[str, Any], 
     assert fault(file, config(**cluster)) == f"clusters[c].cluster.{message}"
 
 
-PASSWORDS = "API servers have refused passwords since Kubernetes 1.19; use a token or a client certificate"
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
 
 
@@ -318,3 +325,51 @@ def test_a_file_that_a_kubeconfig_names_must_be_readable(file: Path) -> None:
         f"users[u].user.tokenFile: {file.parent / 'absent'} cannot be read: No such file or directory; "
         "name a file that this process may read"
     )
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["https://[", "a:b", "/absent"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value within a document."""
+    yield path
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from places(inner, (*path, name))
+    elif isinstance(value, list):
+        for position, inner in enumerate(value):
+            yield from places(inner, (*path, position))
+
+
+FULL = config(
+    user={"exec": {**EXEC, "args": ["a"], "env": [{"name": "A", "value": "b"}], "provideClusterInfo": True}},
+    **{
+        "certificate-authority-data": encoded("CA"),
+        "tls-server-name": "k8s",
+        "proxy-url": "http://proxy",
+        "extensions": [{"name": "client.authentication.k8s.io/exec", "extension": {"a": "b"}}],
+    },
+)
+
+
+@given(place=st.sampled_from(list(places(FULL))), value=VALUES)
+def test_whatever_a_kubeconfig_holds_is_understood_or_refused_by_name(place: tuple[Any, ...], value: Any) -> None:
+    """One value of a valid file is replaced by any other."""
+    document: Any = copy.deepcopy({"": FULL})
+    target, last = document, ""
+    for name in place:
+        target, last = target[last], name
+    target[last] = value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config"
+        path.write_text(yaml.safe_dump(document[""]), encoding="utf-8", errors="surrogatepass")
+        try:
+            found = load(path)
+        except KubeconfigError as error:
+            assert str(error).startswith(str(path))  # noqa: PT017 - either end is right
+        else:
+            assert found.server.startswith("http")

@@ -46,12 +46,16 @@ def definitions() -> dict[str, Any]:
 
 
 def check_objects(server: InMemoryApiServer, rule: RuleEvaluator | None = None) -> None:
-    """Let a simulated API server refuse what the schemas of our kinds refuse; defaults are not filled in."""
+    """Let a simulated API server refuse what the schemas of our kinds refuse; defaults are not filled in.
+
+    A fault that an object has already is no reason to refuse a write that leaves it as it is, as on real servers.
+    """
     for resource in (CAPACITY_REQUESTS, UPCOMING_NODES, AVAILABLE_CAPACITIES):
         schema = schema_of(definitions()[resource.kind])
 
         def validate(stored: Any, before: Any, schema: Schema = schema) -> list[str]:
-            return faults(schema, defaulted(schema, stored), "", rule, before)
+            former = faults(schema, defaulted(schema, before), "", rule) if before else []
+            return [each for each in faults(schema, defaulted(schema, stored), "", rule, before) if each not in former]
 
         server.validators[kind_key(resource)] = validate
 

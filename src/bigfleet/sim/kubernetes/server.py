@@ -345,7 +345,8 @@ class InMemoryApiServer:
         if record is not None and stored == record.object:
             return record.object
         former, owners = (record.object, record.owners) if record else ({}, _NO_OWNERS)
-        self._validate(resource, key, stored, record.object if record else None)
+        if manager != _OUTSIDE:
+            self._validate(resource, key, stored, record.object if record else None)
         owner = FieldManager(manager, False, resource.subresource)
         return self.store.put(kind_key(resource), key, stored, after_update(owners, former, stored, owner))
 

@@ -27,7 +27,7 @@ from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from bigfleet.sim.kubernetes.faults import ApiCall, fail_times
 from bigfleet.sim.kubernetes.server import InMemoryApiServer
-from tests.operator.demand.objects import need_status
+from tests.operator.demand.objects import HandView, need_status
 
 pytestmark = pytest.mark.virtual_time
 
@@ -353,6 +353,51 @@ async def test_a_refused_write_harms_no_other_and_is_tried_again_with_the_sweep(
         cluster.api.faults.refuse = lambda call: None
         await cluster.settle(700.0)
         assert cluster.stored("bad").status.phase == "Acknowledged"
+
+
+async def test_what_was_written_counts_before_the_view_shows_it() -> None:
+    """A view that is behind causes no conflict, and no second transition of a condition that did not change."""
+    clock = LoopClock()
+    server = InMemoryApiServer(clock)
+    view: HandView[CapacityRequestObject] = HandView()
+    demand = DemandView(cluster=ClusterId("c"), requests=view, clock=clock)
+    verdicts = RequestVerdicts(demand=demand, clock=clock)
+    demand.add_listener(verdicts)
+    written, api = Written(), InMemoryApi(server)
+    writer = StatusWriter(
+        api=api,
+        requests=view,
+        demand=demand,
+        verdicts=verdicts,
+        events=Events(),
+        clock=clock,
+        rng=random.Random(1),
+        listener=written,
+    )
+    view.listeners.append(demand)
+    verdicts.session_opened(frozenset({frames.CAPABILITY_NEED_STATUS}))
+    body = {"metadata": {"name": "a", "namespace": "ns"}, "spec": {"priority": 0, "resources": {"cpu": "1"}}}
+    view.put(
+        server.put(CAPACITY_REQUESTS, {"apiVersion": CAPACITY_REQUESTS.api_version, "kind": "CapacityRequest", **body})
+    )
+    running = asyncio.create_task(writer.run())
+    roll_up = demand.roll_up()
+    assert roll_up is not None
+    stamp = roll_up.timestamp_unix_nanos
+    verdicts.acknowledged(Acknowledgement(echo=frames.ECHO_ROLLUP, rollup_timestamp_unix_nanos=stamp))
+    await clock.sleep(5.0)
+    verdicts.need_status(need_status(stamp=stamp))
+    await clock.sleep(5.0)
+    running.cancel()
+
+    assert [call.verb for call in api.calls] == ["patch", "patch"]
+    assert {outcome for _written, outcome in written.outcomes} == {"success"}
+    stored = server.read(CAPACITY_REQUESTS, "a", "ns")
+    assert stored is not None
+    times = {each.type: each.last_transition_time for each in stored.status.conditions or ()}
+    assert times["Accepted"] is not None
+    assert times["Satisfied"] is not None
+    assert times["Accepted"] < times["Satisfied"]
 
 
 async def test_a_lost_answer_costs_at_most_another_write() -> None:

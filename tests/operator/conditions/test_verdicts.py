@@ -172,6 +172,7 @@ def test_a_new_generation_waits_for_its_own_ack() -> None:
     cluster.objects.put(request("a", generation=2))
     cluster.ack(first)
     assert not cluster.desired("a").is_acknowledged
+    assert cluster.verdicts.acknowledged_count == 0
 
     cluster.ack(cluster.roll_up().timestamp_unix_nanos)
     assert cluster.desired("a")[:2] == (2, True)
@@ -234,6 +235,22 @@ def test_a_request_that_cannot_be_mapped_is_refused_with_its_field() -> None:
     assert desired.accepted is not None
     assert "spec.requirements[0].operator: 'Gt'" in desired.accepted.message
     assert not desired.is_acknowledged
+
+
+def test_requests_that_are_gone_are_forgotten_while_the_shard_holds_the_roll_up() -> None:
+    """However long that takes, and however many come and go."""
+    cluster = Cluster()
+    cluster.objects.put(request("stays"))
+    for number in range(3000):
+        stored = cluster.objects.put(request(f"a{number}"))
+        cluster.roll_up()
+        cluster.objects.remove(stored)
+    assert cluster.verdicts.unacknowledged_count < 1100
+
+    cluster.ack(cluster.roll_up().timestamp_unix_nanos)
+
+    assert cluster.desired("stays").is_acknowledged
+    assert cluster.verdicts.unacknowledged_count == 0
 
 
 # ---- the session ----------------------------------------------------------------------------------------------------

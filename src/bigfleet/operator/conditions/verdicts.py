@@ -100,6 +100,11 @@ class RequestVerdicts:
         self._is_silent = False
         self.acknowledged_count = 0
 
+    @property
+    def unacknowledged_count(self) -> int:
+        """How many reported generations are remembered until they are acknowledged; some may be gone."""
+        return len(self._unacknowledged)
+
     # ---- what is heard of requests and pods ---------------------------------------------------------------------
 
     def request_changed(self, entry: RequestEntry, former: RequestEntry | None) -> None:

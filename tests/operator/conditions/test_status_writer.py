@@ -376,7 +376,10 @@ async def test_what_was_written_counts_before_the_view_shows_it() -> None:
     )
     view.listeners.append(demand)
     verdicts.session_opened(frozenset({frames.CAPABILITY_NEED_STATUS}))
-    body = {"metadata": {"name": "a", "namespace": "ns"}, "spec": {"priority": 0, "resources": {"cpu": "1"}}}
+    body: dict[str, Any] = {
+        "metadata": {"name": "a", "namespace": "ns"},
+        "spec": {"priority": 0, "resources": {"cpu": "1"}},
+    }
     view.put(
         server.put(CAPACITY_REQUESTS, {"apiVersion": CAPACITY_REQUESTS.api_version, "kind": "CapacityRequest", **body})
     )

@@ -198,8 +198,9 @@ def test_a_request_belongs_to_the_row_of_its_present_generation() -> None:
     assert second is not None
     assert second.row is not None
     assert (cluster.view.row(row_id), list(second.row.members)) == (None, [("ns", "a")])
+    row_id = second.row.id
     cluster.objects.remove(request("a"))
-    assert cluster.view.row(second.row.id) is None
+    assert cluster.view.row(row_id) is None
 
 
 def test_demand_has_changed_only_when_a_row_has() -> None:

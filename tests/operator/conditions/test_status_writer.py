@@ -504,6 +504,19 @@ async def test_a_pod_that_is_no_longer_asked_for_hears_why() -> None:
         assert [each[0] for each in cluster.events.recorded] == ["CapacityRequest", "Pod"]
 
 
+async def test_a_new_leader_gives_its_first_session_a_minute() -> None:
+    cluster = Cluster()
+    cluster.verdicts.session_closed()
+    await cluster.clock.sleep(3600.0)
+    async with cluster.running():
+        cluster.create("a")
+        await cluster.settle(50.0)
+        assert cluster.patches() == []
+
+        await cluster.settle(20.0)
+        assert cluster.condition("a", "Accepted").reason == "NotReported"
+
+
 async def test_a_lost_session_is_shown_after_a_minute() -> None:
     async with Cluster().running() as cluster:
         cluster.create("a")

@@ -277,6 +277,20 @@ def test_after_a_minute_without_a_session_requests_say_that_they_are_not_reporte
     assert cluster.taken() == {"a": Urgency.CONDITION}
 
 
+def test_the_minute_begins_when_the_process_begins_to_lead() -> None:
+    cluster = Cluster(session=False)
+    cluster.objects.put(request("a"))
+    cluster.clock.seconds += 3600
+    cluster.verdicts.started()
+    cluster.clock.seconds += 59
+    cluster.verdicts.tick()
+    assert cluster.says("a")[0] == ""
+
+    cluster.clock.seconds += 2
+    cluster.verdicts.tick()
+    assert cluster.says("a")[0] == "NotReported"
+
+
 def test_what_is_in_force_is_shown_again_with_the_next_session() -> None:
     cluster = Cluster()
     cluster.objects.put(request("a"))

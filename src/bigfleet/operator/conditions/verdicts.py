@@ -145,6 +145,11 @@ class RequestVerdicts:
             self._is_silent = False
             self._look_at(self._demand, Urgency.CONDITION)
 
+    def started(self) -> None:
+        """Count the time without a session from now on: a follower has none, and says nothing."""
+        if self._lost_seconds is not None:
+            self._lost_seconds = self._clock.monotonic_seconds()
+
     def session_closed(self) -> None:
         """Take the session as lost, unless it was already."""
         if self._lost_seconds is None:

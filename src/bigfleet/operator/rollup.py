@@ -90,7 +90,10 @@ class _RowSum:
         self.pods[_kind_of(request)] += 1
         for name, milli in request.vector.items():
             self.sums[name] = self.sums.get(name, 0) + milli
-            self.units.setdefault(name, _Multiset()).add(milli)
+            units = self.units.get(name)
+            if units is None:
+                units = self.units[name] = _Multiset()
+            units.add(milli)
 
     def remove(self, request: MappedRequest) -> None:
         self.count -= 1

@@ -27,7 +27,7 @@ from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from bigfleet.sim.kubernetes.faults import ApiCall, fail_times
 from bigfleet.sim.kubernetes.server import InMemoryApiServer
-from tests.operator.demand.objects import need_status
+from tests.operator.demand.objects import HandView, need_status
 
 pytestmark = pytest.mark.virtual_time
 
@@ -355,6 +355,54 @@ async def test_a_refused_write_harms_no_other_and_is_tried_again_with_the_sweep(
         assert cluster.stored("bad").status.phase == "Acknowledged"
 
 
+async def test_what_was_written_counts_before_the_view_shows_it() -> None:
+    """A view that is behind causes no conflict, and no second transition of a condition that did not change."""
+    clock = LoopClock()
+    server = InMemoryApiServer(clock)
+    view: HandView[CapacityRequestObject] = HandView()
+    demand = DemandView(cluster=ClusterId("c"), requests=view, clock=clock)
+    verdicts = RequestVerdicts(demand=demand, clock=clock)
+    demand.add_listener(verdicts)
+    written, api = Written(), InMemoryApi(server)
+    writer = StatusWriter(
+        api=api,
+        requests=view,
+        demand=demand,
+        verdicts=verdicts,
+        events=Events(),
+        clock=clock,
+        rng=random.Random(1),
+        listener=written,
+    )
+    view.listeners.append(demand)
+    verdicts.session_opened(frozenset({frames.CAPABILITY_NEED_STATUS}))
+    body: dict[str, Any] = {
+        "metadata": {"name": "a", "namespace": "ns"},
+        "spec": {"priority": 0, "resources": {"cpu": "1"}},
+    }
+    view.put(
+        server.put(CAPACITY_REQUESTS, {"apiVersion": CAPACITY_REQUESTS.api_version, "kind": "CapacityRequest", **body})
+    )
+    running = asyncio.create_task(writer.run())
+    roll_up = demand.roll_up()
+    assert roll_up is not None
+    stamp = roll_up.timestamp_unix_nanos
+    verdicts.acknowledged(Acknowledgement(echo=frames.ECHO_ROLLUP, rollup_timestamp_unix_nanos=stamp))
+    await clock.sleep(5.0)
+    verdicts.need_status(need_status(stamp=stamp))
+    await clock.sleep(5.0)
+    running.cancel()
+
+    assert [call.verb for call in api.calls] == ["patch", "patch"]
+    assert {outcome for _written, outcome in written.outcomes} == {"success"}
+    stored = server.read(CAPACITY_REQUESTS, "a", "ns")
+    assert stored is not None
+    times = {each.type: each.last_transition_time for each in stored.status.conditions or ()}
+    assert times["Accepted"] is not None
+    assert times["Satisfied"] is not None
+    assert times["Accepted"] < times["Satisfied"]
+
+
 async def test_a_lost_answer_costs_at_most_another_write() -> None:
     async with Cluster().running() as cluster:
         lost = iter([True])
@@ -454,6 +502,19 @@ async def test_a_pod_that_is_no_longer_asked_for_hears_why() -> None:
         assert cluster.condition("a", "Satisfied").reason == "NotForWantOfCapacity"
         assert "Insufficient cpu" in cluster.condition("a", "Satisfied").message
         assert [each[0] for each in cluster.events.recorded] == ["CapacityRequest", "Pod"]
+
+
+async def test_a_new_leader_gives_its_first_session_a_minute() -> None:
+    cluster = Cluster()
+    cluster.verdicts.session_closed()
+    await cluster.clock.sleep(3600.0)
+    async with cluster.running():
+        cluster.create("a")
+        await cluster.settle(50.0)
+        assert cluster.patches() == []
+
+        await cluster.settle(20.0)
+        assert cluster.condition("a", "Accepted").reason == "NotReported"
 
 
 async def test_a_lost_session_is_shown_after_a_minute() -> None:

@@ -172,6 +172,7 @@ def test_a_new_generation_waits_for_its_own_ack() -> None:
     cluster.objects.put(request("a", generation=2))
     cluster.ack(first)
     assert not cluster.desired("a").is_acknowledged
+    assert cluster.verdicts.acknowledged_count == 0
 
     cluster.ack(cluster.roll_up().timestamp_unix_nanos)
     assert cluster.desired("a")[:2] == (2, True)
@@ -236,6 +237,22 @@ def test_a_request_that_cannot_be_mapped_is_refused_with_its_field() -> None:
     assert not desired.is_acknowledged
 
 
+def test_requests_that_are_gone_are_forgotten_while_the_shard_holds_the_roll_up() -> None:
+    """However long that takes, and however many come and go."""
+    cluster = Cluster()
+    cluster.objects.put(request("stays"))
+    for number in range(3000):
+        stored = cluster.objects.put(request(f"a{number}"))
+        cluster.roll_up()
+        cluster.objects.remove(stored)
+    assert cluster.verdicts.unacknowledged_count < 1100
+
+    cluster.ack(cluster.roll_up().timestamp_unix_nanos)
+
+    assert cluster.desired("stays").is_acknowledged
+    assert cluster.verdicts.unacknowledged_count == 0
+
+
 # ---- the session ----------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +275,20 @@ def test_after_a_minute_without_a_session_requests_say_that_they_are_not_reporte
 
     assert cluster.says("a") == ("NotReported", *before[1:])
     assert cluster.taken() == {"a": Urgency.CONDITION}
+
+
+def test_the_minute_begins_when_the_process_begins_to_lead() -> None:
+    cluster = Cluster(session=False)
+    cluster.objects.put(request("a"))
+    cluster.clock.seconds += 3600
+    cluster.verdicts.started()
+    cluster.clock.seconds += 59
+    cluster.verdicts.tick()
+    assert cluster.says("a")[0] == ""
+
+    cluster.clock.seconds += 2
+    cluster.verdicts.tick()
+    assert cluster.says("a")[0] == "NotReported"
 
 
 def test_what_is_in_force_is_shown_again_with_the_next_session() -> None:

@@ -178,10 +178,29 @@ def test_a_request_that_becomes_wrong_is_counted_no_longer_until_it_is_right_aga
     cluster.objects.put(request("a"))
     cluster.objects.put(request("a", generation=2, resources={"cpu": "-1"}))
     assert cluster.aggregates() == []
+    assert cluster.heard.reported[-1][1] == []
 
     cluster.objects.put(request("a", generation=3, resources={"cpu": "3"}))
     assert cluster.aggregates() == [{"cpu": 3000}]
     assert cluster.view.invalid_count == 0
+
+
+def test_a_request_belongs_to_the_row_of_its_present_generation() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    first = cluster.view.get(("ns", "a"))
+    assert first is not None
+    assert first.row is not None
+    row_id = first.row.id
+    cluster.objects.put(request("a", generation=2, priority=9))
+    second = cluster.view.get(("ns", "a"))
+
+    assert second is not None
+    assert second.row is not None
+    assert (cluster.view.row(row_id), list(second.row.members)) == (None, [("ns", "a")])
+    row_id = second.row.id
+    cluster.objects.remove(request("a"))
+    assert cluster.view.row(row_id) is None
 
 
 def test_demand_has_changed_only_when_a_row_has() -> None:

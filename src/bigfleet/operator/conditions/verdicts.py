@@ -100,6 +100,11 @@ class RequestVerdicts:
         self._is_silent = False
         self.acknowledged_count = 0
 
+    @property
+    def unacknowledged_count(self) -> int:
+        """How many reported generations are remembered until they are acknowledged; some may be gone."""
+        return len(self._unacknowledged)
+
     # ---- what is heard of requests and pods ---------------------------------------------------------------------
 
     def request_changed(self, entry: RequestEntry, former: RequestEntry | None) -> None:
@@ -139,6 +144,11 @@ class RequestVerdicts:
         if self._is_silent:
             self._is_silent = False
             self._look_at(self._demand, Urgency.CONDITION)
+
+    def started(self) -> None:
+        """Count the time without a session from now on: a follower has none, and says nothing."""
+        if self._lost_seconds is not None:
+            self._lost_seconds = self._clock.monotonic_seconds()
 
     def session_closed(self) -> None:
         """Take the session as lost, unless it was already."""

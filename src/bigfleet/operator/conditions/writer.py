@@ -123,7 +123,8 @@ class StatusWriter:
         return self._queue.is_idle and not self._conflicting
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write until cancelled; only a leader does."""
+        self._verdicts.started()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
             for _ in range(self._workers):

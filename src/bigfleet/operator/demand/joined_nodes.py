@@ -75,24 +75,22 @@ class JoinedNodes:
         self._ready.pop(former.metadata.name, None)
         self._since_seconds.pop(former.metadata.name, None)
 
-    def served_since(self, pod: PodObject, asked_seconds: float) -> float | None:
-        """Return since when a node that became Ready after `asked_seconds` could have taken the pod, None without one.
+    def could_have_run(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
+        """Say whether a node that became Ready between two moments, and is since, could have taken the pod.
 
         Its labels and taints suit the pod, and it has room for the pod now. Or it hosts nothing but daemons and its
         capacity is large enough: then less of it is left for pods than was said, and so it would be of another one.
         """
-        found = [
-            since
-            for name, since in self._since_seconds.items()
-            if since >= asked_seconds and self._could_take(self._ready[name], pod.spec)
-        ]
-        return min(found, default=None)
+        joined = [name for name, since in self._since_seconds.items() if after_seconds <= since <= before_seconds]
+        if not joined:
+            return False
+        wanted = _requests_of(pod.spec)
+        return any(self._could_take(self._ready[name], pod.spec, wanted) for name in joined)
 
-    def _could_take(self, node: NodeObject, spec: PodSpec) -> bool:
+    def _could_take(self, node: NodeObject, spec: PodSpec, wanted: Vector) -> bool:
         if node.spec.unschedulable or not accepts(node, spec):
             return False
         on_node = self._pods.on(node.metadata.name)
-        wanted = _requests_of(spec)
         if _has_room(node, on_node, wanted):
             return True
         return all(is_daemon(pod) for pod in on_node.pods.values()) and covers(_parsed(node.status.capacity), wanted)

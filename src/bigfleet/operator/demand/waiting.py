@@ -26,6 +26,8 @@ from bigfleet.operator.kubernetes.views import ObjectView
 WAITING_SECONDS: Final = 60.0
 #: How long a machine that could have taken it is Ready before a pod is no longer asked for.
 GIVEN_UP_SECONDS: Final = 300.0
+#: How often the nodes are searched for one that came for a pod; a thousand pods may wait beside a hundred new nodes.
+LOOK_SECONDS: Final = 30.0
 _FAILING_SECONDS_MAX: Final = 60.0
 
 
@@ -66,8 +68,8 @@ class RequestsOfPods(Protocol):
 class ServingNodes(Protocol):
     """Says whether a pod could run on a machine that came while it waited."""
 
-    def served_since(self, pod: PodObject, asked_seconds: float) -> float | None:
-        """Return since when a node that became Ready after `asked_seconds` could have taken the pod, None without one.
+    def could_have_run(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
+        """Say whether a node that became Ready between two moments, and is since, could have taken the pod.
 
         Times are monotonic seconds.
         """
@@ -85,7 +87,7 @@ class WaitingListener(Protocol):
 class _Pod:
     """One pod that the scheduler calls unschedulable."""
 
-    __slots__ = ("asked_seconds", "given_up_for", "message", "pod", "since_seconds")
+    __slots__ = ("asked_seconds", "given_up_for", "looked_seconds", "message", "pod", "since_seconds")
 
     def __init__(self, pod: PodObject, message: str) -> None:
         self.pod = pod
@@ -93,6 +95,8 @@ class _Pod:
         #: Since when it waits for capacity; None while it waits for something else.
         self.since_seconds: float | None = None
         self.asked_seconds: float | None = None
+        #: When the nodes were last searched for it.
+        self.looked_seconds = 0.0
         #: The reasons and the spec with which it was given up; None while it was not.
         self.given_up_for: tuple[str, bytes] | None = None
 
@@ -230,8 +234,11 @@ class UnschedulablePods:
             if now_seconds - max(met_since_seconds, known.since_seconds) >= WAITING_SECONDS:
                 known.asked_seconds = now_seconds
             return
-        served_seconds = self._nodes.served_since(known.pod, known.asked_seconds)
-        if served_seconds is not None and now_seconds - served_seconds >= GIVEN_UP_SECONDS:
+        ready_seconds = now_seconds - GIVEN_UP_SECONDS
+        if ready_seconds < known.asked_seconds or now_seconds - known.looked_seconds < LOOK_SECONDS:
+            return
+        known.looked_seconds = now_seconds
+        if self._nodes.could_have_run(known.pod, after_seconds=known.asked_seconds, before_seconds=ready_seconds):
             known.given_up_for = known.circumstances()
 
     def _is_too_large(self, entry: RequestEntry, row_id: RowId) -> bool:

@@ -112,3 +112,23 @@ def test_machines_that_were_not_found_are_not_begun() -> None:
     table.finish(result(machine="a", outcome=DrainOutcome.NODE_NOT_FOUND))
 
     assert table.count_begun("i") == 1
+
+
+def test_a_drain_that_an_earlier_process_began_has_its_result_and_its_end() -> None:
+    earlier, table = DrainTable(), DrainTable()
+    (drain,) = earlier.begin(instruction("i", "m"), now_seconds=0.0)
+
+    assert table.resume(drain)
+    assert table.finish(result())
+    assert table.results() == [result()]
+    assert table.begin(instruction("i", "m"), now_seconds=5.0) == []
+    assert table.observe("m", MachineState.CONFIGURED) is not None
+
+
+def test_a_drain_of_this_process_is_not_replaced_by_one_of_an_earlier() -> None:
+    earlier, table = DrainTable(), DrainTable()
+    (old,) = earlier.begin(instruction("old", "m"), now_seconds=0.0)
+    (new,) = table.begin(instruction("new", "m"), now_seconds=0.0)
+
+    assert not table.resume(old)
+    assert table.get("m") == new

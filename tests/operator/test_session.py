@@ -386,3 +386,19 @@ async def test_an_operator_stops_also_when_its_session_ends_in_that_moment(bench
 
     assert bench.task.cancelled()
     assert len(bench.shard.streams) == 1
+
+
+async def test_the_result_of_a_resumed_drain_is_reported_and_its_machine_ends_it(bench: Bench) -> None:
+    drain = DrainRecord(
+        instruction_id="i", machine_id="m", node="n", provider_id="", deadline_seconds=60.0, preemptor_priority=0,
+        reason="reclaim",
+    )  # fmt: skip
+    result = DrainResult(instruction_id="i", machine_id="m", outcome=DrainOutcome.DRAINED)
+    assert bench.client.resume_drain(drain)
+    bench.client.drain_finished(result)
+    stream = await bench.shard.stream()
+    assert await stream.wait_for(DrainResult) == result
+    stream.say(state("m", MachineState.CONFIGURED))
+    await settle()
+
+    assert ("ended", "m", True) in bench.agent.heard

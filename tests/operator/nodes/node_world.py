@@ -126,7 +126,9 @@ class Kubelet:
             return
         metadata = change.after["metadata"]
         if metadata["name"] not in self.stubborn:
-            asyncio.get_running_loop().call_later(self.dwell_seconds, self._end, metadata["namespace"], metadata["name"])
+            asyncio.get_running_loop().call_later(
+                self.dwell_seconds, self._end, metadata["namespace"], metadata["name"]
+            )
 
     def _end(self, namespace: str, name: str) -> None:
         if self._server.read(PODS, name, namespace) is not None:
@@ -188,9 +190,7 @@ class Operator:
         self.upcoming_view.add(self.upcoming)
         for drain in self.drains.resume():
             self.table.resume(drain)
-        self._tasks = [
-            asyncio.create_task(part.run()) for part in (self.queue, self.statuses, self.hints, self.drains)
-        ]
+        self._tasks = [asyncio.create_task(part.run()) for part in (self.queue, self.statuses, self.hints, self.drains)]
 
     async def stop(self) -> None:
         """End the process."""

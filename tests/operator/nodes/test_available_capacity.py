@@ -34,9 +34,7 @@ def hint(fingerprint: str = "f", count: int = 3, **fields: Any) -> AvailableCapa
 
 
 def counts(world: NodeWorld) -> dict[str, int]:
-    return {
-        found.metadata.name: found.spec.available_count for found in world.server.read_all(AVAILABLE_CAPACITIES)
-    }
+    return {found.metadata.name: found.spec.available_count for found in world.server.read_all(AVAILABLE_CAPACITIES)}
 
 
 NAME = available_capacity_name("available:f")
@@ -187,7 +185,8 @@ async def test_a_price_that_is_none_is_not_shown(world: NodeWorld, price: float)
 
 
 @pytest.mark.parametrize(
-    ("price", "text"), [(0.0, "0"), (10.0, "10"), (0.1, "0.1"), (0.00004, "0"), (1e-7, "0"), (2.5, "2.5"), (1e9, "1000000000")]
+    ("price", "text"),
+    [(0.0, "0"), (10.0, "10"), (0.1, "0.1"), (0.00004, "0"), (1e-7, "0"), (2.5, "2.5"), (1e9, "1000000000")],
 )
 def test_prices_are_decimal_numbers_with_at_most_four_places(price: float, text: str) -> None:
     assert price_quantity(price) == text

@@ -250,7 +250,13 @@ async def test_at_most_ten_pods_of_a_node_are_evicted_at_a_time(world: NodeWorld
     operator = world.operator()
     operator.api.faults.latency_seconds = 0.1
     begun: list[float] = []
-    operator.api.faults.refuse = lambda call: (begun.append(now()) if call.resource == "pods/eviction" else None)  # type: ignore[func-returns-value]
+
+    def note(call: ApiCall) -> ApiError | None:
+        if call.resource == "pods/eviction":
+            begun.append(now())
+        return None
+
+    operator.api.faults.refuse = note
     operator.instruct("m", grace_seconds=600)
     result = await operator.result()
 
@@ -269,7 +275,7 @@ async def test_a_pods_own_grace_is_cut_to_what_is_left(
     operator.instruct("m", grace_seconds=61)
     await asyncio.sleep(1)
 
-    found = [pod for pod in world.server.read_all(PODS)]
+    found = world.server.read_all(PODS)
     if own_seconds == 0:
         assert found == []
         return

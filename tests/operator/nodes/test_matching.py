@@ -148,7 +148,9 @@ async def test_a_label_goes_before_a_provider_id(world: NodeWorld) -> None:
 
 
 async def test_a_hashed_label_needs_its_annotation_or_the_shard(world: NodeWorld) -> None:
-    world.server.put(NODES, {**node_body("n"), "metadata": {"name": "n", "labels": {MACHINE_ID: machine_label(ODD_ID)}}})
+    world.server.put(
+        NODES, {**node_body("n"), "metadata": {"name": "n", "labels": {MACHINE_ID: machine_label(ODD_ID)}}}
+    )
     operator = world.operator()
     assert operator.matcher.machine_of("n") is None
     operator.see(ODD_ID, CONFIGURED)
@@ -278,9 +280,8 @@ async def test_indexes_that_follow_events_agree_with_ones_made_from_the_end(step
         fresh.put(world.read_node(name), None)
 
     def ties(matcher: NodeMatcher) -> list[object]:
-        return [
-            (m, node.metadata.name if (node := matcher.node_of(m)) else None, matcher.ambiguous(m)) for m in MACHINES
-        ] + [(name, matcher.machine_of(name)) for name in "xyz"]
+        nodes = [(m, getattr(matcher.node_of(m), "metadata", None), matcher.ambiguous(m)) for m in MACHINES]
+        return [*nodes, *((name, matcher.machine_of(name)) for name in "xyz")]
 
     assert ties(follower) == ties(fresh)
     for machine in MACHINES:

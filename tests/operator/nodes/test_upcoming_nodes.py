@@ -1,6 +1,7 @@
-"""UpcomingNodes: phases, conditions, deletions, and what is left after any order of frames (docs/spec/operator.md §8)."""
+"""UpcomingNodes: phases, conditions, deletions, and what any order of frames leaves (docs/spec/operator.md §8)."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.objects import Condition, UpcomingNode
 from bigfleet.operator.kubernetes.resources import MACHINE_ID, NODES, PODS, UPCOMING_NODES
 from bigfleet.operator.nodes.names import machine_label, upcoming_node_name
-from bigfleet.sim.kubernetes.faults import fail_times
+from bigfleet.sim.kubernetes.faults import ApiCall, fail_times
 from tests.operator.nodes.node_world import NodeWorld, Operator
 
 pytestmark = pytest.mark.virtual_time
@@ -383,6 +384,10 @@ async def test_phases_are_counted(world: NodeWorld) -> None:
     assert operator.upcoming.count_phases() == {"Ready": 2, "Provisioning": 1}
 
 
+def _loses(refuse: Callable[[ApiCall], ApiError | None]) -> Callable[[ApiCall], bool]:
+    return lambda call: refuse(call) is not None
+
+
 BOUND = (S.CONFIGURING, S.CONFIGURED, S.DRAINING)
 MACHINES = ("a", "b", "odd/id")
 steps = st.lists(
@@ -423,7 +428,7 @@ async def test_after_a_resync_there_are_exactly_the_objects_of_the_bound_machine
                 operator.api.faults.refuse = fail_times(count, ApiError(503, "ServiceUnavailable", "away"))
             case ("lose", count):
                 refuse = fail_times(count, ApiError(0, "Unreachable", "lost"), verb="patch")
-                operator.api.faults.lose_answer = lambda call, refuse=refuse: refuse(call) is not None
+                operator.api.faults.lose_answer = _loses(refuse)
             case ("resync", named):
                 operator.resync(*named)
     for machine, state in bound.items():

@@ -95,6 +95,8 @@ class _Spread:
     selector: LabelSelectorObject | None
     #: Matching pods by domain, for the domains of nodes that the pod may use at all.
     counts: Counter[str]
+    #: The least of the counts; None until it is asked for.
+    least: int | None = None
 
 
 @dataclass(slots=True)
@@ -159,7 +161,9 @@ class PodRules:
         return None
 
     def _skew(self, spread: _Spread, domain: str) -> int:
-        least = min(spread.counts.values())
+        if spread.least is None:
+            spread.least = min(spread.counts.values())
+        least = spread.least
         if spread.constraint.min_domains is not None and len(spread.counts) < spread.constraint.min_domains:
             least = 0
         counts_itself = is_selected(spread.selector, self.kind.metadata.labels)
@@ -186,6 +190,7 @@ class PodRules:
                 and is_selected(spread.selector, pod.metadata.labels)
             ):
                 spread.counts[domain] += 1
+                spread.least = None
 
     def _joins(self, pod: PodObject) -> bool:
         """Say whether a pod satisfies every term of the kind's affinity; to satisfy some of them counts for nothing."""

@@ -95,7 +95,7 @@ class UpcomingNodes:
         gone = self._frames.keys() - machine_ids
         # Also what is being written in this moment, and is not stored yet.
         names = self._stored.keys() | {upcoming_node_name(machine_id) for machine_id in gone}
-        for machine_id in gone:
+        for machine_id in gone | (self._results.keys() - machine_ids):
             self._forget(machine_id)
         for name in sorted(names - {upcoming_node_name(machine_id) for machine_id in machine_ids}):
             self._unwanted.add(name)
@@ -108,9 +108,9 @@ class UpcomingNodes:
 
     def drain_finished(self, result: DrainResult) -> None:
         """Show how a drain ended, until its machine is Configured again or leaves."""
-        if result.machine_id in self._frames:
-            self._results[result.machine_id] = result
-            self._queue.put(self._reconcile, upcoming_node_name(result.machine_id))
+        # Also before the machine's first frame: a resumed drain may end before the first session stands.
+        self._results[result.machine_id] = result
+        self._node_changed(result.machine_id)
 
     def put(self, stored: UpcomingNode, former: UpcomingNode | None) -> None:
         """Follow one stored object; one that somebody else changed is put right."""

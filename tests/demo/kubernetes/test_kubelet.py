@@ -207,6 +207,33 @@ async def test_a_machine_that_is_removed_before_it_joined_never_joins() -> None:
         assert cluster.node() is None
 
 
+async def test_a_machine_that_is_removed_while_it_registers_leaves_nothing() -> None:
+    async with world() as cluster:
+        cluster.server.faults.latency_seconds = 5.0
+        cluster.kubelet.add_node(machine())
+        await cluster.after(2.0)
+        await cluster.kubelet.remove_node("n")
+        await cluster.after(60.0)
+
+        assert (cluster.node(), cluster.renewed_at()) == (None, None)
+
+
+async def test_a_machine_that_is_removed_while_the_api_server_is_down_leaves_nothing() -> None:
+    async with world() as cluster:
+        cluster.server.go_down()
+        cluster.kubelet.add_node(machine())
+        await cluster.after(10.0)
+        removing = asyncio.create_task(cluster.kubelet.remove_node("n"))
+        await cluster.after(10.0)
+        before = len(cluster.api.calls)
+        cluster.server.come_up()
+        await removing
+        await cluster.after(60.0)
+
+        assert (cluster.node(), cluster.renewed_at()) == (None, None)
+        assert {call.verb for call in list(cluster.api.calls)[before:] if call.resource != "pods"} == {"delete"}
+
+
 async def test_readiness_can_be_lost_and_regained() -> None:
     async with world(machine()) as cluster:
         await cluster.kubelet.set_ready("n", ready=False)
@@ -254,6 +281,30 @@ async def test_a_bound_pod_runs_and_is_ready_after_the_start_time() -> None:
         assert pod is not None
         assert (pod.status.phase, pod.status.start_time) == ("Running", "2026-01-01T00:00:03Z")
         assert {each.type: each.status for each in pod.status.conditions or ()}["Ready"] == "True"
+
+
+async def test_a_pod_that_changes_before_it_starts_is_started_once() -> None:
+    async with world(machine()) as cluster:
+        cluster.put_pod("p")
+        await cluster.after(1.0)
+        await cluster.api.patch(PODS, "p", {"metadata": {"labels": {"changed": "yes"}}}, namespace="default")
+        await cluster.after(30.0)
+        starts = [call for call in cluster.api.calls if (call.verb, call.resource) == ("patch", "pods/status")]
+
+        assert (cluster.phase("p"), len(starts)) == ("Running", 1)
+
+
+async def test_a_pod_whose_machine_was_cut_off_before_it_started_starts_later() -> None:
+    async with world(machine()) as cluster:
+        cluster.put_pod("p")
+        await cluster.after(1.0)
+        cluster.kubelet.silence_node("n")
+        await cluster.after(30.0)
+        before = cluster.phase("p")
+        await cluster.kubelet.restore_node("n")
+        await cluster.after(10.0)
+
+        assert (before, cluster.phase("p")) == ("Pending", "Running")
 
 
 async def test_a_pod_of_a_node_that_is_not_ours_is_left_alone() -> None:

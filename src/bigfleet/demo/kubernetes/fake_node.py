@@ -128,6 +128,7 @@ def running_status(pod: PodObject, *, unix_nanos: int) -> JsonObject:
     """Return a patch of the status: all containers run and are ready."""
     now = timestamp(unix_nanos)
     return {
+        "metadata": _same_pod(pod),
         "status": {
             "phase": "Running",
             "startTime": now,
@@ -139,7 +140,7 @@ def running_status(pod: PodObject, *, unix_nanos: int) -> JsonObject:
                 _container_status(each.name, {"running": {"startedAt": now}}, ready=True)
                 for each in pod.spec.containers
             ],
-        }
+        },
     }
 
 
@@ -148,6 +149,7 @@ def succeeded_status(pod: PodObject, *, unix_nanos: int) -> JsonObject:
     now = timestamp(unix_nanos)
     ended: JsonObject = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}}
     return {
+        "metadata": _same_pod(pod),
         "status": {
             "phase": "Succeeded",
             "conditions": [
@@ -155,8 +157,13 @@ def succeeded_status(pod: PodObject, *, unix_nanos: int) -> JsonObject:
                 for kind in ("Ready", "ContainersReady")
             ],
             "containerStatuses": [_container_status(each.name, ended, ready=False) for each in pod.spec.containers],
-        }
+        },
     }
+
+
+def _same_pod(pod: PodObject) -> JsonObject:
+    """Return metadata with which a patch is a conflict if another pod has got the name."""
+    return {"uid": pod.metadata.uid}
 
 
 def _container_status(name: str, state: JsonObject, *, ready: bool) -> JsonObject:

@@ -70,7 +70,11 @@ class _NodeRun:
     joined: bool = False
     #: Whether it is cut off: it reports nothing and its pods stay as they are.
     silent: bool = False
+    #: Whether it has vanished: it reports nothing again, not even what is being repeated.
+    removed: bool = False
     join: asyncio.Task[None] | None = None
+    #: Held while its Node or Lease is written, so that a write never lands after their deletion.
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(slots=True)
@@ -145,8 +149,10 @@ class FakeKubelet:
         run = self._nodes.pop(name, None)
         if run is None:
             return
-        if run.join is not None:
-            run.join.cancel()
+        run.removed = True
+        async with run.writing:
+            if run.join is not None:
+                run.join.cancel()
         pods = self._pods.get(name, {})
         for each in pods.values():
             _cancel(each)
@@ -175,7 +181,7 @@ class FakeKubelet:
         run = self._nodes[name]
         run.ready = ready
         body: JsonObject = {"status": {"conditions": node_conditions(ready=ready, unix_nanos=self._clock.unix_nanos())}}
-        await self._until_done(lambda: self._api.patch(NODES.status, name, body, kind=PatchKind.STRATEGIC))
+        await self._write(run, lambda: self._api.patch(NODES.status, name, body, kind=PatchKind.STRATEGIC))
 
     async def _join(self, run: _NodeRun) -> None:
         node = run.node
@@ -183,8 +189,8 @@ class FakeKubelet:
             return
         await self._clock.sleep(node.joins_after_seconds)
         run.ready = node.ready_after_seconds == 0
-        await self._until_done(lambda: self._register(run))
-        await self._until_done(lambda: self._renew(node.name))
+        await self._write(run, lambda: self._register(run))
+        await self._write(run, lambda: self._renew(node.name))
         run.joined = True
         self._serve_pods_of(node.name)
         if node.ready_after_seconds:
@@ -205,15 +211,21 @@ class FakeKubelet:
     async def _send_heartbeats(self) -> None:
         while True:
             await self._clock.sleep(self._settings.heartbeat_seconds)
-            alive = [name for name, run in self._nodes.items() if run.joined and not run.silent]
-            await asyncio.gather(*(self._send_heartbeat(name) for name in alive))
+            alive = [run for run in self._nodes.values() if run.joined and not run.silent]
+            await asyncio.gather(*(self._send_heartbeat(run) for run in alive))
 
-    async def _send_heartbeat(self, name: str) -> None:
+    async def _send_heartbeat(self, run: _NodeRun) -> None:
         try:
-            async with self._slots:
-                await self._renew(name)
+            async with run.writing, self._slots:
+                if not run.removed:
+                    await self._renew(run.node.name)
         except ApiError as error:
-            log.debug("cluster.node_heartbeat_failed", node=name, error=str(error))
+            log.debug("cluster.node_heartbeat_failed", node=run.node.name, error=str(error))
+
+    async def _write(self, run: _NodeRun, call: Callable[[], Awaitable[object]]) -> None:
+        """Repeat a request about a machine until it succeeds or the machine vanishes."""
+        async with run.writing:
+            await self._until_done(call, is_wanted=lambda: not run.removed)
 
     async def _renew(self, name: str) -> None:
         body = lease_body(name, unix_nanos=self._clock.unix_nanos())
@@ -276,23 +288,35 @@ class FakeKubelet:
             lambda: self._api.patch(PODS.status, name, body, namespace=namespace, kind=PatchKind.STRATEGIC)
         )
 
-    def _delete_call(self, pod: PodObject) -> Callable[[], Awaitable[object]]:
+    def _delete_call(self, pod: PodObject) -> Callable[[], Awaitable[None]]:
         """Return the deletion of a pod, which is final: its machine is done with it."""
         metadata = pod.metadata
-        return lambda: self._api.delete(
-            PODS, metadata.name, namespace=metadata.namespace, uid=metadata.uid, grace_seconds=0
-        )
 
-    async def _until_done(self, call: Callable[[], Awaitable[object]]) -> None:
-        """Repeat a request until it succeeds, or until its object is gone or is another one of the same name."""
-        while True:
+        async def delete() -> None:
+            try:
+                await self._api.delete(
+                    PODS, metadata.name, namespace=metadata.namespace, uid=metadata.uid, grace_seconds=0
+                )
+            except ApiError as error:
+                # The pod is gone, and another one has its name.
+                if not error.is_conflict:
+                    raise
+
+        return delete
+
+    async def _until_done(
+        self, call: Callable[[], Awaitable[object]], *, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Repeat a request until it succeeds, until it is not wanted, or until its object does not exist."""
+        while is_wanted():
             try:
                 async with self._slots:
                     await call()
             except ApiError as error:
-                if error.is_not_found or error.is_conflict:
+                if error.is_not_found:
                     return
-                log.debug("cluster.kubelet_request_failed", error=str(error))
+                if not (error.is_transient or error.is_conflict):
+                    log.warning("cluster.kubelet_request_refused", error=str(error))
                 await self._clock.sleep(error.retry_after_seconds or _RETRY_SECONDS)
             else:
                 return

@@ -3,8 +3,9 @@
 import base64
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from bigfleet.operator.bootstrap.variables import sample_variables, template_var
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "bootstrap"
 KINDS = ("kubeadm", "k3s")
+#: `sh` is dash on Debian and bash on others.
+SHELLS = [("sh",), *([("bash", "--posix")] if shutil.which("bash") else [])]
 TOKEN = "abcdef.0123456789abcdef"
 #: What an administrator fills in; quotes and blanks in them do no harm either.
 SITE = {
@@ -102,13 +105,13 @@ class Machine:
     root: Path
     fakes: Path
 
-    def run(self, script: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, script: str, shell: Sequence[str] = ("sh",)) -> "subprocess.CompletedProcess[str]":
         path = self.root.parent / "join.sh"
         path.write_text(script, encoding="utf-8")
-        checked = subprocess.run(["sh", "-n", str(path)], capture_output=True, text=True, check=False)
+        checked = subprocess.run([*shell, "-n", str(path)], capture_output=True, text=True, check=False)
         assert (checked.returncode, checked.stderr) == (0, "")
         return subprocess.run(
-            ["sh", str(path)],
+            [*shell, str(path)],
             cwd=self.root,
             env={
                 "PATH": f"{self.fakes / 'bin'}:{os.environ['PATH']}",
@@ -234,6 +237,7 @@ def test_k3s_starts_an_agent_whose_token_pins_the_authority(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -242,7 +246,12 @@ def test_k3s_starts_an_agent_whose_token_pins_the_authority(tmp_path: Path) -> N
     texts=st.tuples(TEXTS, TEXTS, TEXTS),
 )
 def test_no_value_is_taken_for_a_command_or_for_yaml(
-    kind: str, tmp_path_factory: pytest.TempPathFactory, labels: dict[str, str], taint: Any, texts: Any
+    kind: str,
+    shell: Sequence[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    labels: dict[str, str],
+    taint: Any,
+    texts: Any,
 ) -> None:
     machine = machine_in(tmp_path_factory.mktemp("machine"), kind)
     cluster_id, machine_id, provider_id = texts
@@ -250,7 +259,7 @@ def test_no_value_is_taken_for_a_command_or_for_yaml(
         cluster_id=cluster_id, machine_id=machine_id, provider_id=provider_id, labels=labels, taints=(Taint(*taint),)
     )
 
-    done = machine.run(rendered(kind, "sh", variables))
+    done = machine.run(rendered(kind, "sh", variables), shell)
 
     assert done.returncode == 0, done.stderr
     assert not list(machine.root.rglob("*pwned*"))
@@ -274,8 +283,9 @@ def config_keys(config: Mapping[str, Any]) -> list[str]:
     return list(config)
 
 
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_label_that_a_kubelet_may_not_set_is_left_out_and_logged(kind: str, tmp_path: Path) -> None:
+def test_a_label_that_a_kubelet_may_not_set_is_left_out(kind: str, shell: Sequence[str], tmp_path: Path) -> None:
     machine = machine_in(tmp_path, kind)
     left_out = {
         "node-role.kubernetes.io/worker": "",
@@ -304,7 +314,7 @@ def test_a_label_that_a_kubelet_may_not_set_is_left_out_and_logged(kind: str, tm
         "x" * 63: "y" * 63,
     }
 
-    done = machine.run(rendered(kind, "sh", variables_of(labels={**left_out, **by_itself, **stays})))
+    done = machine.run(rendered(kind, "sh", variables_of(labels={**left_out, **by_itself, **stays})), shell)
 
     assert done.returncode == 0, done.stderr
     labels = node_of(kind, machine)["labels"]

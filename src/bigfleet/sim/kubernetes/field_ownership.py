@@ -102,7 +102,7 @@ def apply_configuration(
     left[manager] = frozenset(applied)
     owned_by_any = frozenset().union(*left.values())
     result = copy_of(stored)
-    for path in sorted((path for path in dropped if path not in owned_by_any), key=_order):
+    for path in sorted((path for path in dropped if path not in owned_by_any), key=_keys_last):
         _remove(result, path)
     for path, value in sorted(applied.items(), key=lambda item: _order(item[0])):
         _put(result, path, value)
@@ -133,6 +133,10 @@ def _overlaps(one: FieldPath, other: FieldPath) -> bool:
 
 def _touches(path: FieldPath, fields: frozenset[FieldPath]) -> bool:
     return path in fields or any(_overlaps(path, each) for each in fields)
+
+
+def _keys_last(path: FieldPath) -> tuple[bool, tuple[str, ...]]:
+    return any(isinstance(part, ItemKey) and path[-1] == part.key for part in path), _order(path)
 
 
 def _order(path: FieldPath) -> tuple[str, ...]:
@@ -166,9 +170,10 @@ def _remove(target: Any, path: FieldPath) -> None:
     part, rest = path[0], path[1:]
     if isinstance(part, ItemKey):
         found = next((item for item in target if item.get(part.key) == part.value), None)
-        if found is not None:
+        # The key goes last, and with it the item: while there is anything else in it, the item needs its key.
+        if found is not None and not (rest == (part.key,) and found.keys() != {part.key}):
             _remove(found, rest)
-            if not found.keys() - {part.key}:
+            if not found:
                 target.remove(found)
         return
     if not isinstance(target, dict) or part not in target:

@@ -1,10 +1,10 @@
 """Implements a simulated API server: what its requests do to objects, one request at a time.
 
-Its methods are synchronous and know no users; `InMemoryApi` adds rights, faults, delays and watches. Schemas of custom
-resources are not checked here: `deploy/crds` is tested against a real server.
+Its methods are synchronous and know no users; `InMemoryApi` adds rights, faults, delays and watches. It knows no
+schema: a test that wants objects to be checked gives it `validators`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -44,6 +44,8 @@ from bigfleet.sim.kubernetes.watching import WatchStream
 T = TypeVar("T")
 
 _TOKEN_SECONDS_DEFAULT, _TOKEN_SECONDS_MIN = 3600, 600
+#: Returns what is wrong with an object, given what was stored before.
+Validator = Callable[[Stored, Stored | None], Sequence[str]]
 #: The manager of what `put` stores.
 _OUTSIDE = "outside"
 _NO_OWNERS: FieldOwners = {}
@@ -64,6 +66,8 @@ class InMemoryApiServer:
         self.faults = ApiFaults()
         #: Kinds that answer 404, as those whose definition is not installed.
         self.unserved: set[KindKey] = set()
+        #: Say what is wrong with an object of a kind, given what was stored before; a write with faults is refused.
+        self.validators: dict[KindKey, Validator] = {}
         self.watches: list[WatchStream[Any]] = []
         self._objects_made = 0
 
@@ -261,6 +265,7 @@ class InMemoryApiServer:
             stored = kinds.with_defaults(resource, {**stored, "metadata": {**stored["metadata"], **generation}})
         elif stored == record.object and owners == record.owners:
             return record.object
+        self._validate(resource, key, stored, None if is_new else record.object)
         return self.store.put(kind_key(resource), key, stored, owners)
 
     def delete(self, resource: AnyResource, key: ObjectKey, uid: str, grace_seconds: int | None) -> None:
@@ -340,8 +345,16 @@ class InMemoryApiServer:
         if record is not None and stored == record.object:
             return record.object
         former, owners = (record.object, record.owners) if record else ({}, _NO_OWNERS)
+        if manager != _OUTSIDE:
+            self._validate(resource, key, stored, record.object if record else None)
         owner = FieldManager(manager, False, resource.subresource)
         return self.store.put(kind_key(resource), key, stored, after_update(owners, former, stored, owner))
+
+    def _validate(self, resource: AnyResource, key: ObjectKey, stored: Stored, before: Stored | None) -> None:
+        validator = self.validators.get(kind_key(resource))
+        found = validator(stored, before) if validator else ()
+        if found:
+            raise invalid(resource, key[1], ", ".join(found))
 
     def _delete(self, kind: KindKey, key: ObjectKey, stored: Stored, grace_seconds: int | None) -> None:
         grace = grace_of(kind, stored, grace_seconds)

@@ -1,6 +1,7 @@
 """What the client sends to an API server and makes of its answers, over real TCP on loopback."""
 
 import asyncio
+import contextlib
 import random
 import socket
 import ssl
@@ -19,7 +20,7 @@ from bigfleet.operator.kubernetes.api import SILENT, ApiError, EventType, Kubern
 from bigfleet.operator.kubernetes.credentials import Credential, CredentialError, FileContent, InlineContent
 from bigfleet.operator.kubernetes.credentials import StoredCredentials as Stored
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
-from bigfleet.operator.kubernetes.http import HttpKubernetesApi
+from bigfleet.operator.kubernetes.http import HttpKubernetesApi, probing_socket
 from bigfleet.operator.kubernetes.reflector import Reflector, ReflectorSettings
 from bigfleet.operator.kubernetes.resources import (
     CAPACITY_REQUESTS,
@@ -159,6 +160,12 @@ async def test_a_list_comes_in_pages(server: ApiServer, api: HttpKubernetesApi) 
     assert server.seen[1].query == {"limit": "3", "continue": first.continue_token}
 
 
+async def test_a_continue_token_is_sent_back_as_it_came(server: ApiServer, api: HttpKubernetesApi) -> None:
+    server.script.append(answer({"metadata": {}, "items": []}))
+    await api.list_page(CAPACITY_REQUESTS, continue_token="a+b/c==&d")
+    assert server.seen[0].query["continue"] == "a+b/c==&d"
+
+
 async def test_a_list_of_nothing_is_empty(server: ApiServer, api: HttpKubernetesApi) -> None:
     server.script.append(answer({"metadata": {"resourceVersion": "9"}, "items": None}))
     page = await api.list_page(CAPACITY_REQUESTS, namespace="ns", resource_version="5")
@@ -204,6 +211,7 @@ async def test_a_status_becomes_an_error(server: ApiServer, api: HttpKubernetesA
         ({"Retry_After": "7"}, {}, 7.0),
         ({}, {"details": {"retryAfterSeconds": 3}}, 3.0),
         ({"Retry_After": "7"}, {"details": {"retryAfterSeconds": 3}}, 7.0),
+        ({"Retry_After": "9" * 400}, {}, 600.0),
         ({"Retry_After": "Wed, 21 Oct 2026 07:28:00 GMT"}, {}, None),
     ],
 )
@@ -463,7 +471,7 @@ async def test_a_credential_that_cannot_be_read_is_an_error(server: ApiServer) -
         async def current(self) -> Credential:
             raise CredentialError("config: users[x].user.exec: 'login' failed; log in again")
 
-        def invalidate(self) -> None:
+        def invalidate(self, refused: Credential) -> None:
             pass
 
     async with client(server, endpoint={"credentials": Broken()}) as api:
@@ -489,6 +497,7 @@ class Tls:
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=self.authority_pem.decode())
         self.context.load_cert_chain(pem)
         self.context.verify_mode = ssl.CERT_OPTIONAL
+        self.server_pem = issued.certificate
         self.client = self._authority.issue(Bearer(name="client", uris=("bigfleet://admin/x",)), now, 1)
 
 
@@ -497,6 +506,15 @@ async def test_a_server_is_trusted_by_its_authority(tmp_path: Path) -> None:
     async with serving(tls.context) as server:
         server.script.append(answer(NODE))
         async with client(server, endpoint={"authority": InlineContent(tls.authority_pem)}) as api:
+            assert (await api.get(NODES, "n1")).metadata.name == "n1"
+
+
+async def test_a_server_may_be_its_own_authority(tmp_path: Path) -> None:
+    """A kubeconfig may name the server's certificate in place of its issuer's."""
+    tls = Tls(tmp_path, "127.0.0.1")
+    async with serving(tls.context) as server:
+        server.script.append(answer(NODE))
+        async with client(server, endpoint={"authority": InlineContent(tls.server_pem)}) as api:
             assert (await api.get(NODES, "n1")).metadata.name == "n1"
 
 
@@ -557,6 +575,94 @@ async def test_a_pem_that_is_none_is_an_error(tmp_path: Path, part: str) -> None
     assert (error.status, error.reason) == (0, "Credentials")
     assert ("authority" in str(error)) == (part == "authority")
     assert "PEM" in str(error)
+
+
+# ---- proxies and pools -------------------------------------------------------------------------------------------
+
+
+class Proxy:
+    """Connects clients to the one server that there is, and notes for which one they ask."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._port = int(server.url.rpartition(":")[2])
+        self.asked: list[str] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.asked.append(head.decode().splitlines()[0])
+        inner, outer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(self._copy(reader, outer), self._copy(inner, writer))
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+
+async def test_a_server_is_reached_through_a_proxy(tmp_path: Path) -> None:
+    """The proxy is asked for the server by name; the name of its certificate is checked all the same."""
+    tls = Tls(tmp_path, "api.example")
+    async with serving(tls.context) as server:
+        server.script.append(answer(NODE))
+        proxy = Proxy(server)
+        listening = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+        endpoint = {
+            "authority": InlineContent(tls.authority_pem),
+            "proxy_url": f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}",
+        }
+        async with client(ApiServer(url="https://api.example:6443"), endpoint=endpoint) as api:
+            assert (await api.get(NODES, "n1")).metadata.name == "n1"
+        async with client(ApiServer(url="https://other.example"), endpoint=endpoint) as api:
+            assert "mismatch" in str(await refusal(api))
+        listening.close()
+    assert proxy.asked == ["CONNECT api.example:6443 HTTP/1.1", "CONNECT other.example:443 HTTP/1.1"]
+
+
+async def test_no_more_connections_are_open_than_allowed(server: ApiServer) -> None:
+    under_way = 0
+    under_way_max = 0
+
+    async def wait_a_little(request: Any) -> Any:
+        nonlocal under_way, under_way_max
+        under_way += 1
+        under_way_max = max(under_way_max, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return await answer(NODE)(request)
+
+    server.script.extend([wait_a_little] * 10)
+    async with client(server, connections_max=2) as api:
+        await asyncio.gather(*(api.get(NODES, "n1") for _ in range(10)))
+    assert (len(server.seen), under_way_max) == (10, 2)
+
+
+def test_a_peer_that_is_gone_is_looked_for() -> None:
+    with probing_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        probes = [
+            made.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        ]
+    assert probes == [15, 5, 3]
+
+
+async def test_requests_wait_for_their_turn(server: ApiServer) -> None:
+    """The throttle waits on the clock that is handed in."""
+    waits: list[float] = []
+
+    class Clock(LoopClock):
+        async def sleep(self, seconds: float) -> None:
+            waits.append(seconds)
+
+    server.script.extend([answer(NODE)] * 5)
+    made = ApiEndpoint(server=server.url, source="test")
+    async with HttpKubernetesApi(made, clock=Clock(), qps=0.001, burst=3) as api:
+        for _ in range(5):
+            await api.get(NODES, "n1")
+    assert [round(seconds, -3) for seconds in waits] == [1000, 2000]
 
 
 # ---- with a reflector --------------------------------------------------------------------------------------------

@@ -45,8 +45,12 @@ async def missing_rights(api: KubernetesApi, rights: Iterable[Right]) -> list[st
         async with slots:
             return await _review(api, right, verb)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(is_allowed(right, verb)) for right, verb in wanted]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(is_allowed(right, verb)) for right, verb in wanted]
+    except ExceptionGroup as failed:
+        # All of them failed for the same reason, or the first one says enough.
+        raise failed.exceptions[0] from None
     return [right.text(verb) for (right, verb), task in zip(wanted, tasks, strict=True) if not task.result()]
 
 

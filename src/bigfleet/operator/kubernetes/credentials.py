@@ -42,8 +42,11 @@ class CredentialSource(Protocol):
         """Return the credential to use now. Raises CredentialError."""
         ...
 
-    def invalidate(self) -> None:
-        """Hear that the server refused the last one: the next `current` reads its source again."""
+    def invalidate(self, refused: Credential) -> None:
+        """Hear that the server refused a credential: the next `current` reads its source again.
+
+        Nothing happens if the credential is no longer the current one.
+        """
         ...
 
 
@@ -123,7 +126,7 @@ class StoredCredentials:
             key_pem=self._key.read() if self._key else b"",
         )
 
-    def invalidate(self) -> None:
+    def invalidate(self, refused: Credential) -> None:
         """Read all files again at the next `current`."""
         for content in (self._token, self._certificate, self._key):
             if content is not None:
@@ -190,9 +193,10 @@ class PluginCredentials:
                 self._credential, self._expires_unix_nanos = self._parsed(await self._run())
             return self._credential
 
-    def invalidate(self) -> None:
-        """Run the plugin again at the next `current`."""
-        self._credential = None
+    def invalidate(self, refused: Credential) -> None:
+        """Run the plugin again at the next `current`, once for all requests that were refused with one credential."""
+        if self._credential == refused:
+            self._credential = None
 
     def _fault(self, what: str, advice: str) -> CredentialError:
         return CredentialError(f"{self._plugin.place}: {self._plugin.command!r} {what}; {advice}")

@@ -19,6 +19,8 @@ log = structlog.get_logger(__name__)
 
 #: What of a body that is no Status is quoted.
 _QUOTED_CHARACTERS_MAX = 200
+#: A server that asks for more is asked again all the same.
+_RETRY_AFTER_SECONDS_MAX = 600.0
 _REASONS = {
     400: "BadRequest",
     401: "Unauthorized",
@@ -183,7 +185,7 @@ def error_of(what: str, http_status: int, headers: Mapping[str, str], body: byte
         status = _STATUS.decode(body)
     except msgspec.MsgspecError:
         status = StatusObject()
-    code = status.code or http_status or 500
+    code = http_status or status.code or 500
     text = status.message or body.decode("utf-8", "replace").strip()[:_QUOTED_CHARACTERS_MAX] or "no reason given"
     details = status.details
     seconds = _seconds(headers.get("Retry-After", ""))
@@ -194,7 +196,7 @@ def error_of(what: str, http_status: int, headers: Mapping[str, str], body: byte
         status.reason or _REASONS.get(code, "Unknown"),
         f"{what}: {text} (HTTP {code})",
         causes=tuple(cause.reason for cause in (details.causes if details else None) or ()),
-        retry_after_seconds=seconds,
+        retry_after_seconds=None if seconds is None else min(seconds, _RETRY_AFTER_SECONDS_MAX),
     )
 
 

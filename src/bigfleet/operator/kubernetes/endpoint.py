@@ -34,8 +34,8 @@ class ApiEndpoint:
 def proxy_from_environment(server: str, environment: Mapping[str, str]) -> str:
     """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name for a server, "" for none.
 
-    NO_PROXY lists names (with all their subdomains), addresses and networks such as 10.0.0.0/8, or `*`. A server on
-    this machine is never reached through a proxy.
+    NO_PROXY lists names (with their subdomains; after a dot these alone), addresses and networks such as 10.0.0.0/8, or
+    `*`. A server on this machine is never reached through a proxy.
     """
     address = urlsplit(server)
     scheme = address.scheme or "https"
@@ -73,4 +73,6 @@ def _is_exempt(host: str, port: int | None, entry: str) -> bool:
             return False
         entry = name
     entry = entry.removeprefix("*").strip("[]")
-    return host == entry.lstrip(".") or host.endswith(entry if entry.startswith(".") else f".{entry}")
+    if entry.startswith("."):
+        return host.endswith(entry)
+    return host == entry or host.endswith(f".{entry}")

@@ -5,12 +5,13 @@ refused with 401 is sent once more if the credentials have changed. Nothing here
 """
 
 import os
+import socket
 import ssl
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -316,7 +317,7 @@ class HttpKubernetesApi:
         if response.status != 401:
             return response
         # Rotated since it was read, or revoked before its time.
-        self._endpoint.credentials.invalidate()
+        self._endpoint.credentials.invalidate(credential)
         try:
             renewed = await self._credential(what)
         except BaseException:
@@ -376,7 +377,7 @@ class HttpKubernetesApi:
             raise RuntimeError("this HttpKubernetesApi is closed")
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections_max),
+                connector=aiohttp.TCPConnector(limit=self._connections_max, socket_factory=probing_socket),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # Not compressed: within a data centre both sides spend more time on it than the network saves.
                 headers={"User-Agent": self._user_agent, "Accept": _JSON, "Accept-Encoding": "identity"},
@@ -405,6 +406,18 @@ class HttpKubernetesApi:
         return ApiError(0, "Timeout", f"{what}: {self._endpoint.server}: no answer within {timeout.total:g} s")
 
 
+def probing_socket(address: tuple[Any, ...]) -> socket.socket:
+    """Return a socket for an address as `getaddrinfo` gives it, on which a peer that is gone is noticed within 30 s."""
+    family, kind, protocol = address[:3]
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Not every system lets a program say how often.
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
+
+
 def tls_context(authority_pem: bytes, certificate_pem: bytes, key_pem: bytes, *, verifies: bool) -> ssl.SSLContext:
     """Return a client's TLS context; empty parts are absent. Raises CredentialError for a PEM that cannot be used."""
     context = ssl.create_default_context()
@@ -414,6 +427,10 @@ def tls_context(authority_pem: bytes, certificate_pem: bytes, key_pem: bytes, *,
     try:
         if authority_pem and verifies:
             context = ssl.create_default_context(cadata=authority_pem.decode("ascii"))
+            # As Go's clients do: the server's own certificate may be the authority, and authorities of many clusters
+            # lack extensions that newer versions of Python insist on.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     except (ssl.SSLError, ValueError) as error:
         raise CredentialError(f"the certificate authority is no PEM certificate: {error}; write it again") from error
     if certificate_pem:

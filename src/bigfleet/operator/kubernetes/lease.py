@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 #: Candidates do not ask in step.
 _CANDIDATE_JITTER = 0.2
+_RELEASE_SECONDS_MAX = 5.0
 
 
 class LeadershipLost(Exception):
@@ -131,7 +132,8 @@ class LeaderElector:
                     acquired = await self._try()
             except (ApiError, TimeoutError) as error:
                 acquired = False
-                log.warning("operator.election_failed", error=str(error) or "no answer in time")
+                if not (isinstance(error, ApiError) and error.is_conflict):
+                    log.warning("operator.election_failed", error=str(error) or "no answer in time")
             if acquired:
                 self._leads_until_seconds = started_seconds + self._settings.renew_seconds_max
                 if self.is_leader:
@@ -143,13 +145,12 @@ class LeaderElector:
         """Renew until the Lease is lost; return why."""
         reason = "it was not renewed"
         while True:
-            left_seconds = self._left_seconds()
-            if left_seconds <= 0:
+            await self._clock.sleep(min(self._settings.retry_seconds, self._left_seconds()))
+            if self._left_seconds() <= 0:
                 return f"not renewed within {self._settings.renew_seconds_max:g} s: {reason}"
-            await self._clock.sleep(min(self._settings.retry_seconds, left_seconds))
             started_seconds = self._clock.monotonic_seconds()
             try:
-                async with asyncio.timeout(max(self._left_seconds(), 0.0)):
+                async with asyncio.timeout(self._left_seconds()):
                     if not await self._try():
                         return f"{self.holder or 'another process'} holds it"
                 self._leads_until_seconds = started_seconds + self._settings.renew_seconds_max
@@ -195,13 +196,26 @@ class LeaderElector:
 
     async def _release(self) -> None:
         """Give the Lease away if it is ours still; failing that it runs out by itself."""
-        seen = self._seen
-        if seen is None or self.holder != self.identity:
-            return
         with contextlib.suppress(ApiError, TimeoutError):
-            async with asyncio.timeout(self._settings.retry_seconds):
-                await self._api.replace(LEASES, self._name, self._body(seen, releases=True), namespace=self._namespace)
-                self._seen = None
+            async with asyncio.timeout(_RELEASE_SECONDS_MAX):
+                # A renewal whose answer was not waited for may have been stored in between.
+                while not await self._try_release():
+                    await self._clock.sleep(0)
+
+    async def _try_release(self) -> bool:
+        """Release the Lease; say whether that is done or needless. Raises ApiError."""
+        found = await self._api.get(LEASES, self._name, namespace=self._namespace)
+        self._note(found)
+        if found.spec.holder_identity != self.identity:
+            return True
+        try:
+            body = self._body(found, releases=True)
+            self._note(await self._api.replace(LEASES, self._name, body, namespace=self._namespace))
+        except ApiError as error:
+            if not error.is_conflict:
+                raise
+            return False
+        return True
 
     def _body(self, former: LeaseObject | None, *, releases: bool = False) -> JsonObject:
         """Return the Lease as this process writes it, over `former` and only over that version of it."""

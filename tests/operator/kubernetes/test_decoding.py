@@ -1,0 +1,81 @@
+"""What becomes of answers of any shape: an object, or an error that says so."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigfleet.operator.kubernetes.api import ApiError, EventType
+from bigfleet.operator.kubernetes.decoding import MalformedAnswer, ObjectDecoder, WatchDecoder, error_of
+from bigfleet.operator.kubernetes.objects import CapacityRequestObject, PodObject, StatusObject
+
+OBJECT = {
+    "metadata": {"name": "a", "namespace": "d", "uid": "u", "resourceVersion": "5", "labels": {"x": "y"}},
+    "spec": {"priority": 1, "resources": {"cpu": "1"}, "requirements": [{"key": "k", "operator": "Exists"}]},
+    "status": {"phase": "Pending", "conditions": [{"type": "Accepted", "status": "True"}]},
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["metadata", "spec", "items", "type", "object", "name", "code"]), inner, max_size=3
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def spoiled(part: str, field: str, value: Any) -> dict[str, Any]:
+    """Return the object with one field replaced."""
+    found = json.loads(json.dumps(OBJECT))
+    found[part][field] = value
+    result: dict[str, Any] = found
+    return result
+
+
+@given(body=JSON.map(json.dumps).map(str.encode) | st.binary(max_size=30))
+def test_any_body_is_an_object_a_page_or_malformed(body: bytes) -> None:
+    decoder = ObjectDecoder.of(PodObject)
+    for decode in (decoder.object, decoder.page):
+        try:
+            decode(body)
+        except MalformedAnswer as error:
+            assert str(error)  # noqa: PT017 - either end is right
+
+
+@given(body=st.fixed_dictionaries({}, optional={"type": JSON, "object": JSON}).map(json.dumps).map(str.encode))
+def test_any_line_is_an_event_an_error_or_malformed(body: bytes) -> None:
+    try:
+        event, _ = WatchDecoder.of(PodObject).event("watch pods", body)
+    except (MalformedAnswer, ApiError) as error:
+        assert str(error)  # noqa: PT017 - either end is right
+    else:
+        assert event.type in EventType
+
+
+@given(part=st.sampled_from(["spec", "status"]), field=st.sampled_from(["priority", "phase", "conditions"]), value=JSON)
+def test_a_field_of_the_wrong_type_costs_no_more_than_its_object(part: str, field: str, value: Any) -> None:
+    bad = spoiled(part, field, value)
+    body = json.dumps({"metadata": {"resourceVersion": "9"}, "items": [OBJECT, bad, OBJECT]}).encode()
+    page, faults = ObjectDecoder.of(CapacityRequestObject).page(body)
+    whole, found, other = page.items
+    assert whole.spec.priority == other.spec.priority == 1
+    assert found.metadata.key == ("d", "a")
+    assert (found.spec.resources == {}) == (faults == 1)
+
+
+@given(body=JSON.map(json.dumps).map(str.encode) | st.binary(max_size=30), code=st.integers(300, 599))
+def test_any_refusal_is_an_error_with_a_status(body: bytes, code: int) -> None:
+    error = error_of("get nodes n1", code, {}, body)
+    assert str(error).startswith("get nodes n1: ")
+    assert error.reason
+
+
+def test_an_object_without_metadata_of_its_own_is_decoded_whole_or_not_at_all() -> None:
+    decoder = ObjectDecoder.of(StatusObject)
+    assert decoder.object(b'{"status": "Success"}').status == "Success"
+    with pytest.raises(MalformedAnswer, match="status"):
+        decoder.object_or_metadata(b'{"status": 3}')

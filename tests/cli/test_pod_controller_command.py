@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -62,10 +63,10 @@ def test_the_lease_is_in_the_namespace_of_the_context_unless_another_is_named(ku
         ({"priority_class_defaults": Path("absent.yaml")}, "--priority-class-defaults: absent.yaml: cannot be read"),
     ],
 )
-def test_a_wrong_flag_is_named(wrong: dict[str, object], part: str, kubeconfig: Path) -> None:
-    given: dict[str, object] = {"kubeconfig": kubeconfig, **wrong}
+def test_a_wrong_flag_is_named(wrong: dict[str, Any], part: str, kubeconfig: Path) -> None:
+    given: dict[str, Any] = {"kubeconfig": kubeconfig, **wrong}
     with pytest.raises(UsageFault) as caught:
-        PodControllerFlags(**given).place()  # type: ignore[arg-type] - the cases name values of several flags
+        PodControllerFlags(**given).place()
 
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from bigfleet.cli.pod_controller import process
 from bigfleet.cli.pod_controller.process import PodControllerPlace, needed_rights, serve_pod_controller
 from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, EVENTS, LEASES, PODS
 from bigfleet.operator.pods.controller import ReconcileOutcome
@@ -185,7 +186,7 @@ async def test_caches_that_are_not_read_in_time_are_named(world: ProcessWorld) -
     running = world.start()
     await asyncio.sleep(0)
     world.apis[0].faults.refuse = lambda call: (
-        process.ApiError(503, "ServiceUnavailable", "busy") if call.resource == "pods" else None
+        ApiError(503, "ServiceUnavailable", "busy") if call.resource == "pods" else None
     )
     with pytest.raises(RunFault, match="reading pods: not finished within --cache-sync-timeout 60 s"):
         await running
@@ -195,7 +196,7 @@ async def test_a_stop_before_the_caches_are_read_is_clean(world: ProcessWorld) -
     running = world.start()
     await asyncio.sleep(0)
     world.apis[0].faults.refuse = lambda call: (
-        process.ApiError(503, "ServiceUnavailable", "busy") if call.resource == "pods" else None
+        ApiError(503, "ServiceUnavailable", "busy") if call.resource == "pods" else None
     )
     await asyncio.sleep(10)
     assert "reading pods" in world.readiness[0]()

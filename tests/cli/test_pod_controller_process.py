@@ -80,7 +80,7 @@ class ProcessWorld:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> ProcessWorld:
     made = ProcessWorld()
-    monkeypatch.setattr(process.interpreter, "settle", lambda: None)
+    monkeypatch.setattr("bigfleet.cli.runtime.interpreter.settle", lambda: None)
     monkeypatch.setattr(process, "SystemClock", LoopClock)
     monkeypatch.setattr(process, "HttpKubernetesApi", made.connect)
     monkeypatch.setattr(process, "serve_http", made.serve_http)

@@ -16,6 +16,7 @@ from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, EVENTS, LEASES, PODS
 from bigfleet.operator.pods.controller import ReconcileOutcome
 from bigfleet.operator.pods.defaults import ClassPenalties, PenaltyDefaults
+from bigfleet.operator.pods.index import PodIndex
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from bigfleet.sim.kubernetes.rights import AccessRights, rules_of_role
@@ -217,3 +218,17 @@ async def test_findings_become_events_of_the_pod(world: ProcessWorld) -> None:
     assert stored["involvedObject"]["name"] == "web-0"
     world.stops[0].set()
     await running
+
+
+async def test_a_process_whose_caches_fail_ends_with_the_reason(
+    world: ProcessWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that has missed a change would be wrong for ever; the next process reads everything."""
+
+    def fail(_index: PodIndex, _stored: object, _former: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(PodIndex, "put_pod", fail)
+    world.put_pod("a")
+    with pytest.raises(RunFault, match=r"the pod controller stopped by itself: ZeroDivisionError\('planted'\)"):
+        await world.start()
